@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The doors of the project. Everything that is made lies under .venv and build.
+#
+#   make demo    a C library feeds a model; needs a compiler and Python with venv
+#   make test    every check with moderate counts          make soak   the same laws with full counts
+#   make lint    the lints alone                           make bench  measurements beside their peers
+#   make docs    the documentation as HTML                 make deps   what C++ tests need of the system
+#   make format  clang-format and ruff                     make clean  removes build (.venv stays)
+#
+# ARGS adds arguments to the demo and the benchmarks: make demo ARGS=--json
+
+PYTHON ?= python3
+ENV := $(PYTHON) tools/env.py
+ARGS ?=
+
+.PHONY: demo test soak lint format bench docs deps clean
+
+demo:
+	@$(ENV) demo
+	@.venv/bin/tenon demo $(ARGS)
+
+test: deps
+	@$(PYTHON) tools/run_tests.py
+
+soak: deps
+	@$(PYTHON) tools/run_tests.py soak
+
+lint:
+	@$(PYTHON) tools/run_tests.py lint
+
+format:
+	@$(ENV) test
+	@.venv/bin/ruff check --quiet --fix-only
+	@.venv/bin/ruff format --quiet
+	@find include src python tests bench examples -name '*.[ch]' -o -name '*.cc' -o -name '*.hpp' -o -name '*.inc' \
+	  | xargs .venv/bin/clang-format -i
+
+bench:
+	@$(ENV) test
+	@.venv/bin/python bench/run.py $(ARGS)
+
+docs:
+	@$(ENV) docs
+	@.venv/bin/python -m sphinx -W --keep-going -b html docs build/docs
+
+deps:
+	@sh tools/deps.sh
+
+clean:
+	rm -rf build

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// feed.hpp - the part of tenon.hpp for native functions, schemas and feeds:
+//
+//     tenon::Schema schema{tenon::field<float>("data", {64, 784}), tenon::field<int64_t>("label", {64})};
+//     auto fill = tenon::Function::load("./libgen.so", "int fill(float *data, int64_t *label, size_t n)");
+//     tenon::Feed feed(fill.bind(schema), schema, {.workers = 1, .slots = 5, .batches = 100});
+//     for (tenon::Batch batch : feed.epoch()) train(batch["data"], batch["label"]);
+//
+// Functions throw tenon::Error. Handles are values: copying one copies a reference.
+#ifndef TENON_FEED_HPP_
+#define TENON_FEED_HPP_
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tenon/tenon.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon {
+inline namespace api0 {
+
+namespace detail {
+
+// One counted handle of tenon.h. Empty after default construction and after a move.
+template <class T, void (*Retain)(T*), void (*Release)(T*)>
+class Handle {
+ public:
+  Handle() noexcept = default;
+  explicit Handle(T* owned) noexcept : handle_(owned) {}
+  Handle(const Handle& other) noexcept : handle_(other.handle_) {
+    if (handle_ != nullptr) Retain(handle_);
+  }
+  Handle(Handle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Handle& operator=(Handle other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Handle() {
+    if (handle_ != nullptr) Release(handle_);
+  }
+  T* get() const noexcept { return handle_; }
+
+ private:
+  T* handle_ = nullptr;
+};
+
+}  // namespace detail
+
+// As a timeout: no end.
+inline constexpr std::chrono::nanoseconds forever{-1};
+
+// ------------------------------------------------------------------------------------- schema
+
+struct Field {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;  // axis 0 counts the rows of the batch
+};
+
+template <class T>
+Field field(std::string name, std::vector<int64_t> shape) {
+  return {std::move(name), dtype_of<T>(), std::move(shape)};
+}
+
+class Schema {
+ public:
+  Schema(std::initializer_list<Field> fields) : Schema(std::span(fields.begin(), fields.size())) {}
+  explicit Schema(std::span<const Field> fields) {
+    std::vector<tenon_field> described;
+    for (const Field& f : fields) {
+      described.push_back({f.name.c_str(), f.dtype, static_cast<int32_t>(f.shape.size()), f.shape.data()});
+    }
+    tenon_schema* made = nullptr;
+    call(tenon_schema_create, static_cast<int32_t>(described.size()), described.data(), &made);
+    handle_ = decltype(handle_)(made);
+  }
+
+  tenon_schema* get() const noexcept { return handle_.get(); }
+  int32_t size() const noexcept { return tenon_schema_field_count(get()); }
+  // Name and shape live as long as the schema.
+  tenon_field operator[](int32_t i) const noexcept { return tenon_schema_field(get(), i); }
+  // The position of a field. Fails with NOT_FOUND.
+  int32_t find(std::string_view name) const {
+    for (int32_t i = 0; i < size(); ++i) {
+      if (name == (*this)[i].name) return i;
+    }
+    throw Error(TENON_ERR_NOT_FOUND, "the schema has no field '" + std::string(name) + "'");
+  }
+  int64_t rows() const noexcept { return tenon_schema_rows(get()); }
+  // The payload of a batch.
+  uint64_t nbytes() const noexcept { return tenon_schema_nbytes(get()); }
+
+ private:
+  detail::Handle<tenon_schema, tenon_schema_retain, tenon_schema_release> handle_;
+};
+
+// --------------------------------------------------------------------------------- generators
+
+// What a generator written in C++ is asked to fill. Lives during the call only.
+class FillRequest {
+ public:
+  FillRequest(const tenon_fill_request& request, const Schema& schema) noexcept
+      : request_(request), schema_(schema) {}
+
+  uint64_t index() const noexcept { return request_.index; }
+  uint64_t epoch() const noexcept { return request_.epoch; }
+  // A function of the feed's seed, epoch and index alone.
+  uint64_t seed() const noexcept { return request_.seed; }
+  int32_t worker() const noexcept { return request_.worker; }
+  int64_t rows() const noexcept { return request_.n; }
+
+  // The elements of a field, to be written. Fails with NOT_FOUND (name), TYPE (dtype).
+  template <class T>
+  std::span<T> field(std::string_view name) const {
+    const int32_t i = schema_.find(name);
+    const tenon_field f = schema_[i];
+    if (DType(f.dtype) != dtype_of<T>()) {
+      throw Error(TENON_ERR_TYPE, "field '" + std::string(name) + "' is " + DType(f.dtype).name() + ", not " +
+                                      dtype_of<T>().name());
+    }
+    size_t size = 1;
+    for (int32_t axis = 0; axis < f.ndim; ++axis) size *= static_cast<size_t>(f.shape[axis]);
+    return {static_cast<T*>(request_.fields[i]), size};
+  }
+
+ private:
+  const tenon_fill_request& request_;
+  const Schema& schema_;
+};
+
+// Owns a tenon_generator until a feed takes it over. Moved, not copied.
+class Generator {
+ public:
+  explicit Generator(const tenon_generator& owned) noexcept : value_(owned) {}
+
+  // A callable void(const FillRequest&) or int(const FillRequest&). A result that is not 0, or an exception
+  // (its text, code -1), is the failure of that batch. With is_threadsafe several workers call it at a time.
+  template <class Fill>
+    requires std::invocable<Fill&, const FillRequest&>
+  Generator(Fill fill, Schema schema, bool is_threadsafe = false, const char* name = "generator") {
+    auto context = std::make_unique<Context<Fill>>(std::move(fill), std::move(schema), name);
+    value_.struct_size = sizeof value_;
+    value_.flags = is_threadsafe ? uint32_t{TENON_THREADSAFE} : 0;
+    value_.fill = Context<Fill>::run;
+    value_.drop = [](void* dropped) { delete static_cast<Context<Fill>*>(dropped); };
+    value_.name = context->name.c_str();
+    value_.context = context.release();
+  }
+
+  Generator(Generator&& other) noexcept : value_(std::exchange(other.value_, {})) {}
+  Generator& operator=(Generator&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Generator() {
+    if (value_.drop != nullptr) value_.drop(value_.context);
+  }
+
+  const tenon_generator& get() const noexcept { return value_; }
+  // The feed owns it now.
+  void release() noexcept { value_ = {}; }
+
+ private:
+  template <class Fill>
+  struct Context {
+    Context(Fill f, Schema s, const char* n) : fill(std::move(f)), schema(std::move(s)), name(n) {}
+
+    static int32_t run(void* context, const tenon_fill_request* request, char* message,
+                       size_t message_size) noexcept {
+      auto& self = *static_cast<Context*>(context);
+      try {
+        const FillRequest wrapped(*request, self.schema);
+        if constexpr (std::is_void_v<std::invoke_result_t<Fill&, const FillRequest&>>) {
+          self.fill(wrapped);
+          return 0;
+        } else {
+          return self.fill(wrapped);
+        }
+      } catch (const std::exception& e) {
+        std::snprintf(message, message_size, "%s", e.what());
+      } catch (...) {
+        std::snprintf(message, message_size, "unknown exception");
+      }
+      return -1;
+    }
+
+    Fill fill;
+    Schema schema;
+    std::string name;
+  };
+
+  tenon_generator value_{};
+};
+
+// ---------------------------------------------------------------------------------- functions
+
+// A value for a parameter that is the same in every call: an array for a pointer, else a number.
+class Constant {
+ public:
+  Constant(std::string name, Array array) : name_(std::move(name)), value_(std::move(array)) {}
+  // Of the parameter's kind already.
+  Constant(std::string name, tenon_value value) : name_(std::move(name)), value_(value) {}
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  Constant(std::string name, T number) : name_(std::move(name)) {
+    if constexpr (std::is_floating_point_v<T>) {
+      value_ = static_cast<double>(number);
+    } else {
+      value_ = static_cast<int64_t>(number);
+    }
+  }
+
+ private:
+  friend class Function;
+  std::string name_;
+  std::variant<Array, tenon_value, int64_t, double> value_;
+};
+
+class Function {
+ public:
+  // path: a library; nullptr for a symbol of the process. Without is_threadsafe one call runs at a time.
+  static Function load(const char* path, const char* prototype, bool is_threadsafe = false) {
+    tenon_function* made = nullptr;
+    call(tenon_function_load, path, prototype, flags(is_threadsafe), &made);
+    return Function(made);
+  }
+  static Function from_address(void* address, const char* prototype, bool is_threadsafe = false) {
+    tenon_function* made = nullptr;
+    call(tenon_function_create, address, prototype, flags(is_threadsafe), &made);
+    return Function(made);
+  }
+
+  tenon_function* get() const noexcept { return handle_.get(); }
+  const char* name() const noexcept { return tenon_function_name(get()); }
+  const char* prototype() const noexcept { return tenon_function_prototype(get()); }
+  int32_t parameter_count() const noexcept { return tenon_function_parameter_count(get()); }
+  // The name lives as long as the function.
+  tenon_parameter parameter(int32_t i) const noexcept { return tenon_function_parameter(get(), i); }
+  tenon_parameter result() const noexcept { return tenon_function_parameter(get(), -1); }
+
+  // Calls it in this thread with arguments of the parameters' kinds. Fails with OP when a status result is
+  // not 0, VALUE (count).
+  tenon_value call_with(std::span<const tenon_value> arguments) const {
+    tenon_value value{};
+    call(tenon_function_call, get(), static_cast<int32_t>(arguments.size()), arguments.data(), &value);
+    return value;
+  }
+  // The same; numbers become what the parameter is. Fails with TYPE (a pointer for a number or the reverse).
+  template <class... Arguments>
+    requires((std::is_arithmetic_v<Arguments> || std::is_pointer_v<Arguments> ||
+              std::is_null_pointer_v<Arguments>) &&
+             ...)
+  tenon_value operator()(Arguments... arguments) const {
+    int32_t i = 0;
+    const std::array<tenon_value, sizeof...(Arguments)> values{value_for(i++, arguments)...};
+    return call_with(values);
+  }
+
+  // A generator that calls the function; see tenon_function_bind.
+  Generator bind(const Schema& schema, std::span<const Constant> constants = {}) const {
+    std::vector<tenon_constant> described;
+    for (const Constant& constant : constants) described.push_back(described_constant(constant));
+    tenon_generator bound{};
+    call(tenon_function_bind, get(), schema.get(), static_cast<int32_t>(described.size()), described.data(),
+         &bound);
+    return Generator(bound);
+  }
+  Generator bind(const Schema& schema, std::initializer_list<Constant> constants) const {
+    return bind(schema, std::span(constants.begin(), constants.size()));
+  }
+
+ private:
+  explicit Function(tenon_function* owned) noexcept : handle_(owned) {}
+
+  static uint32_t flags(bool is_threadsafe) noexcept {
+    return is_threadsafe ? uint32_t{TENON_THREADSAFE} : 0;
+  }
+
+  static bool is_floating(const tenon_parameter& p) noexcept {
+    return p.is_pointer == 0 && p.dtype.code == TENON_FLOAT;
+  }
+
+  template <class T>
+  tenon_value value_for(int32_t i, T argument) const {
+    tenon_value value{};
+    if (i >= parameter_count()) return value;  // the call reports the wrong count
+    const tenon_parameter p = parameter(i);
+    constexpr bool is_pointer = std::is_pointer_v<T> || std::is_null_pointer_v<T>;
+    if (is_pointer != (p.is_pointer != 0)) {
+      throw Error(TENON_ERR_TYPE, "argument " + std::to_string(i) + " of '" + name() + "' is a " +
+                                      (is_pointer ? "pointer, not a number" : "number, not a pointer"));
+    }
+    if constexpr (std::is_null_pointer_v<T>) {
+      value.p = nullptr;
+    } else if constexpr (std::is_pointer_v<T>) {
+      value.p = const_cast<void*>(static_cast<const void*>(argument));
+    } else if (is_floating(p)) {
+      value.f = static_cast<double>(argument);
+    } else {
+      value.i = static_cast<int64_t>(argument);
+    }
+    return value;
+  }
+
+  tenon_constant described_constant(const Constant& constant) const {
+    tenon_constant described{constant.name_.c_str(), nullptr, {}};
+    if (const auto* array = std::get_if<Array>(&constant.value_)) described.array = array->get();
+    if (const auto* value = std::get_if<tenon_value>(&constant.value_)) described.value = *value;
+    for (int32_t i = 0; i < parameter_count(); ++i) {
+      const tenon_parameter p = parameter(i);
+      if (constant.name_ != p.name) continue;
+      if (const auto* whole = std::get_if<int64_t>(&constant.value_)) described.value = value_for(i, *whole);
+      if (const auto* number = std::get_if<double>(&constant.value_)) {
+        if (!is_floating(p)) {
+          throw Error(TENON_ERR_TYPE, "constant '" + constant.name_ + "' of '" + name() +
+                                          "' is a floating-point number, its parameter is not");
+        }
+        described.value.f = *number;
+      }
+    }
+    return described;
+  }
+
+  detail::Handle<tenon_function, tenon_function_retain, tenon_function_release> handle_;
+};
+
+// -------------------------------------------------------------------------------------- feeds
+
+// A delivered batch. It, its arrays and their views keep the slot; copies share it.
+class Batch {
+ public:
+  // Takes over a reference that the caller owns.
+  Batch(tenon_batch* owned, Schema schema) noexcept : handle_(owned), schema_(std::move(schema)) {}
+
+  tenon_batch* get() const noexcept { return handle_.get(); }
+  uint64_t index() const noexcept { return tenon_batch_index(get()); }
+  uint64_t epoch() const noexcept { return tenon_batch_epoch(get()); }
+  const Schema& schema() const noexcept { return schema_; }
+  Array operator[](int32_t i) const noexcept { return Array::steal(tenon_batch_array(get(), i)); }
+  // Fails with NOT_FOUND.
+  Array operator[](std::string_view name) const { return (*this)[schema_.find(name)]; }
+
+ private:
+  detail::Handle<tenon_batch, tenon_batch_retain, tenon_batch_release> handle_;
+  Schema schema_;
+};
+
+struct FeedOptions {
+  int32_t workers = 1;
+  int32_t slots = 0;     // 0: workers + 4
+  int64_t batches = -1;  // per epoch; -1: an epoch does not end
+  uint64_t seed = 0;
+};
+
+// Moved, not copied. Destruction closes it, waiting at most a second for the generator.
+class Feed {
+ public:
+  class Epoch;
+
+  Feed(Generator generator, Schema schema, FeedOptions options = {}) : schema_(std::move(schema)) {
+    tenon_feed_options described{};
+    described.struct_size = sizeof described;
+    described.workers = options.workers;
+    described.slots = options.slots != 0 ? options.slots : options.workers + 4;
+    described.batches = options.batches;
+    described.seed = options.seed;
+    tenon_feed* made = nullptr;
+    call(tenon_feed_create, &generator.get(), schema_.get(), &described, &made);
+    generator.release();
+    handle_.reset(made);
+  }
+
+  // Begins the next epoch; for (Batch batch : feed.epoch()). Ends it when the range is destroyed.
+  Epoch epoch();
+
+  void begin() { call(tenon_feed_begin, handle_.get()); }
+  void end() noexcept { tenon_feed_end(handle_.get()); }
+  // Nothing at the end of the epoch. Fails with TIMEOUT, OP (at the batch's place), CLOSED.
+  std::optional<Batch> next(std::chrono::nanoseconds timeout = forever) {
+    tenon_batch* batch = nullptr;
+    call(tenon_feed_next, handle_.get(), static_cast<int64_t>(timeout.count()), &batch);
+    if (batch == nullptr) return std::nullopt;
+    return Batch(batch, schema_);
+  }
+  void close(std::chrono::nanoseconds timeout = forever) { close(static_cast<int64_t>(timeout.count())); }
+  void close(int64_t timeout_ns) { call(tenon_feed_close, handle_.get(), timeout_ns); }
+
+  const Schema& schema() const noexcept { return schema_; }
+  tenon_feed* get() const noexcept { return handle_.get(); }
+  tenon_feed_statistics statistics() const noexcept {
+    tenon_feed_statistics statistics{};
+    statistics.struct_size = sizeof statistics;
+    tenon_feed_statistics_get(handle_.get(), &statistics);
+    return statistics;
+  }
+
+ private:
+  struct Releaser {
+    void operator()(tenon_feed* feed) const noexcept { tenon_feed_release(feed); }
+  };
+
+  Schema schema_;
+  std::unique_ptr<tenon_feed, Releaser> handle_;
+};
+
+// The batches of one epoch as an input range, for one pass.
+class Feed::Epoch {
+ public:
+  class Iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+
+    Iterator() noexcept = default;
+    explicit Iterator(Feed& feed) : feed_(&feed), batch_(feed.next()) {}
+    // Gives the batch away: the slot is free again as soon as the loop's body is done with it.
+    Batch operator*() const { return std::move(*batch_); }
+    Iterator& operator++() {
+      batch_.reset();
+      batch_ = feed_->next();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    friend bool operator==(const Iterator& it, std::default_sentinel_t) noexcept { return !it.batch_; }
+
+   private:
+    Feed* feed_ = nullptr;
+    mutable std::optional<Batch> batch_;
+  };
+
+  explicit Epoch(Feed& feed) : feed_(feed) { feed.begin(); }
+  Epoch(const Epoch&) = delete;
+  Epoch& operator=(const Epoch&) = delete;
+  ~Epoch() { feed_.end(); }
+  Iterator begin() { return Iterator(feed_); }
+  std::default_sentinel_t end() const noexcept { return {}; }
+
+ private:
+  Feed& feed_;
+};
+
+inline Feed::Epoch Feed::epoch() { return Epoch(*this); }
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_FEED_HPP_

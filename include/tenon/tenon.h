@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tenon.h - the C ABI of Tenon: arrays whose memory is lent, not copied.
+ *
+ * Conventions, for every function below:
+ *
+ *  - Handles are opaque and counted: *_create, *_copy and every other function with an `out` handle
+ *    give one reference to the caller; *_retain adds one; *_release gives one back and cannot fail.
+ *    Releasing NULL does nothing. Handles may be used and released from any thread; an array handle
+ *    is immutable, so threads may share one.
+ *  - A fallible function returns a tenon_status, TENON_OK (0) on success. Its last parameter is an
+ *    optional error struct of the caller; on failure it receives code and message, and the outputs
+ *    are left as they were. On success it is not touched.
+ *  - Structs that callers fill begin with struct_size = sizeof(the struct), so that they can grow.
+ *    Unknown flag bits are refused.
+ *  - Shapes and strides count elements; names that end in nbytes count bytes; times are nanoseconds.
+ *  - Strings are UTF-8 and end with NUL. No C++ exception crosses this boundary in either direction:
+ *    callbacks must not throw.
+ *  - \since gives the C ABI version (tenon/version.h) in which a section appeared.
+ */
+#ifndef TENON_TENON_H_
+#define TENON_TENON_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tenon/version.h"
+
+#if defined(__GNUC__)
+#define TENON_API __attribute__((visibility("default")))
+#else
+#define TENON_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------- errors
+ * \since 0.1 */
+
+typedef int32_t tenon_status;
+
+/* Append-only. In brackets: the Python exception of the same meaning. */
+enum {
+  TENON_OK = 0,
+  TENON_ERR_VALUE = 1,     /* an argument has a value that cannot work [ValueError] */
+  TENON_ERR_TYPE = 2,      /* an argument or dtype is of the wrong kind [TypeError] */
+  TENON_ERR_BUFFER = 3,    /* memory cannot be exchanged as asked [BufferError] */
+  TENON_ERR_INDEX = 4,     /* an index lies outside of its axis [IndexError] */
+  TENON_ERR_NO_MEMORY = 5, /* [MemoryError] */
+  TENON_ERR_NOT_FOUND = 6, /* a library, symbol or name does not exist [FileNotFoundError] */
+  TENON_ERR_TIMEOUT = 7,   /* the time given has passed [TimeoutError] */
+  TENON_ERR_CLOSED = 8,    /* the object has been closed [ValueError] */
+  TENON_ERR_OP = 9,        /* code of the user failed: a generator, a native function [OpError] */
+  TENON_ERR_SYSTEM = 10,   /* the operating system refused [OSError] */
+  TENON_ERR_INTERNAL = 11  /* a defect of Tenon [RuntimeError] */
+};
+
+typedef struct tenon_error {
+  uint32_t struct_size;
+  tenon_status code;
+  char message[512]; /* always ends with NUL; cut when longer */
+  int32_t op_code;   /* with TENON_ERR_OP: what the user's function returned; else 0 */
+} tenon_error;
+
+#define TENON_ERROR_INIT {(uint32_t)sizeof(tenon_error), 0, {0}, 0}
+
+/* The name of a status, as "TENON_ERR_VALUE"; "unknown status" for others. Never NULL. */
+TENON_API const char* tenon_status_name(tenon_status status);
+
+/* ------------------------------------------------------------------------------------ version
+ * \since 0.1 */
+
+/* The version of the library that runs, which may be newer than this header. Never changes. */
+TENON_API void tenon_abi_version(uint32_t* major, uint32_t* minor);
+
+/* The package version as "0.1.0". */
+TENON_API const char* tenon_version(void);
+
+/* -------------------------------------------------------------------------- dtypes and devices
+ * \since 0.1
+ *
+ * Both have the layout and the codes of DLPack 1.3 (DLDataType, DLDevice). An element is lanes
+ * values of bits bits. Elements that are no whole number of bytes (fp6, fp4) lie packed, the first
+ * in the lowest bits, unless the array says TENON_SUBBYTE_PADDED: then each takes whole bytes. */
+
+typedef struct tenon_dtype {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} tenon_dtype;
+
+enum {
+  TENON_INT = 0,
+  TENON_UINT = 1,
+  TENON_FLOAT = 2,
+  TENON_BFLOAT = 4,
+  TENON_COMPLEX = 5,
+  TENON_BOOL = 6,
+  TENON_FLOAT8_E3M4 = 7,
+  TENON_FLOAT8_E4M3 = 8,
+  TENON_FLOAT8_E4M3B11FNUZ = 9,
+  TENON_FLOAT8_E4M3FN = 10,
+  TENON_FLOAT8_E4M3FNUZ = 11,
+  TENON_FLOAT8_E5M2 = 12,
+  TENON_FLOAT8_E5M2FNUZ = 13,
+  TENON_FLOAT8_E8M0FNU = 14,
+  TENON_FLOAT6_E2M3FN = 15,
+  TENON_FLOAT6_E3M2FN = 16,
+  TENON_FLOAT4_E2M1FN = 17
+};
+
+typedef struct tenon_device {
+  int32_t type;
+  int32_t id;
+} tenon_device;
+
+enum { TENON_CPU = 1, TENON_CUDA_HOST = 3, TENON_ROCM_HOST = 11, TENON_CUDA_MANAGED = 13 };
+
+/* dtype from a name: "float32", "f4", "bool", "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", ...
+ * Fails with TENON_ERR_TYPE for unknown names. */
+TENON_API tenon_status tenon_dtype_from_name(const char* name, tenon_dtype* out, tenon_error* error);
+
+/* The canonical name into a buffer of the caller, cut at size bytes with the NUL. */
+TENON_API void tenon_dtype_name(tenon_dtype dtype, char* buffer, size_t size);
+
+/* Fails with TENON_ERR_TYPE for codes and widths that DLPack 1.3 does not define. */
+TENON_API tenon_status tenon_dtype_check(tenon_dtype dtype, tenon_error* error);
+
+/* ------------------------------------------------------------------------------------- arrays
+ * \since 0.1
+ *
+ * A storage is one allocation with its owner; an array is a typed, strided window on a storage and
+ * keeps it alive. Arrays are immutable as handles: only the elements change. */
+
+typedef struct tenon_array tenon_array;
+
+enum {
+  TENON_READONLY = 1 << 0,       /* elements may not be written through this array */
+  TENON_SUBBYTE_PADDED = 1 << 1, /* each sub-byte element takes whole bytes */
+  TENON_ZEROED = 1 << 2          /* creation only: all bytes are zero */
+};
+
+/* The largest number of axes. NumPy has the same limit. */
+#define TENON_MAX_NDIM 64
+
+/* What an array is. Lives and is constant as long as the array; read it without any call. */
+typedef struct tenon_array_desc {
+  uint32_t struct_size;
+  uint32_t flags; /* TENON_READONLY, TENON_SUBBYTE_PADDED */
+  void* data;     /* element 0; NULL only when size is 0 */
+  tenon_device device;
+  int32_t ndim;
+  tenon_dtype dtype;
+  const int64_t* shape;   /* ndim entries; never NULL when ndim > 0 */
+  const int64_t* strides; /* ndim entries, in elements, also for contiguous arrays */
+  int64_t size;           /* number of elements */
+  uint64_t nbytes;        /* size elements packed; for strided arrays less than they span */
+  uint64_t itemsize;      /* bytes of an element; 0 when elements are packed below a byte */
+} tenon_array_desc;
+
+TENON_API const tenon_array_desc* tenon_array_describe(const tenon_array* array);
+
+/* New memory, contiguous in C order, aligned to at least 64 bytes (pages from 1 MiB on).
+ * flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. device: TENON_CPU.
+ * Fails with VALUE (negative or overflowing shape), TYPE, NO_MEMORY. */
+TENON_API tenon_status tenon_array_create(tenon_dtype dtype, int32_t ndim, const int64_t* shape,
+                                          tenon_device device, uint32_t flags, tenon_array** out,
+                                          tenon_error* error);
+
+/* Memory of someone else. */
+typedef struct tenon_adoption {
+  uint32_t struct_size;
+  uint32_t flags; /* TENON_READONLY, TENON_SUBBYTE_PADDED */
+  void* data;     /* element 0 */
+  tenon_device device;
+  int32_t ndim;
+  tenon_dtype dtype;
+  const int64_t* shape;
+  const int64_t* strides; /* in elements; NULL: C order */
+  void* extent; /* start of the allocation in which the elements lie; NULL: the elements' own span */
+  uint64_t extent_nbytes;
+  void* owner;                  /* handed to deleter */
+  void (*deleter)(void* owner); /* may be NULL: the memory outlives every array */
+} tenon_adoption;
+
+/* An array over existing memory. The deleter runs exactly once, from any thread, after the last
+ * array and view has gone. On failure it does not run: the memory stays the caller's.
+ * Bytes that Tenon knows already (an overlapping adoption, an array's own memory) join the contract
+ * of the memory known.
+ * Fails with VALUE (shape, strides that leave the extent, overflow, NULL data), TYPE, BUFFER
+ * (device that the host cannot read, address not aligned to the element's natural alignment). */
+TENON_API tenon_status tenon_array_adopt(const tenon_adoption* adoption, tenon_array** out,
+                                         tenon_error* error);
+
+/* Another handle on memory that is known to Tenon: when the described elements lie wholly inside a
+ * living storage, *out shares that storage (owner and deleter are not used and stay the caller's);
+ * else *out is NULL. READONLY of the storage is kept. Fails as tenon_array_adopt. */
+TENON_API tenon_status tenon_array_alias(const tenon_adoption* adoption, tenon_array** out,
+                                         tenon_error* error);
+
+TENON_API void tenon_array_retain(tenon_array* array);
+TENON_API void tenon_array_release(tenon_array* array);
+
+/* The owner given at adoption if the array's storage was adopted with this deleter, else NULL. */
+TENON_API void* tenon_array_owner(const tenon_array* array, void (*deleter)(void* owner));
+
+/* A number that has moved when elements may have changed: after every write through this library,
+ * and at every call while a writable view is open. */
+TENON_API uint64_t tenon_array_version(const tenon_array* array);
+
+/* --------------------------------------------------------------------------- views of an array
+ * \since 0.1
+ *
+ * All share the storage of the source and never copy, except reshape when it is allowed to. */
+
+enum { TENON_INDEX_AT = 0, TENON_INDEX_SLICE = 1, TENON_INDEX_NEW_AXIS = 2, TENON_INDEX_ELLIPSIS = 3 };
+
+/* A slice bound that was left out. */
+#define TENON_OMITTED INT64_MIN
+
+/* One item of a basic index, with Python's meaning of negative and omitted bounds. */
+typedef struct tenon_index {
+  int32_t kind;
+  int32_t reserved;
+  int64_t start; /* AT: the position */
+  int64_t stop;
+  int64_t step;
+} tenon_index;
+
+/* array[indices]. Fails with INDEX (outside of the axis, too many indices), VALUE (step 0, two
+ * ellipses, a packed sub-byte view that does not begin on a byte or leaves gaps). */
+TENON_API tenon_status tenon_array_index(tenon_array* array, int32_t n, const tenon_index* indices,
+                                         tenon_array** out, tenon_error* error);
+
+enum { TENON_COPY_IF_NEEDED = 0, TENON_COPY_NEVER = 1, TENON_COPY_ALWAYS = 2 };
+
+/* The same elements in C order in another shape; one entry may be -1. Fails with VALUE (sizes
+ * differ; with TENON_COPY_NEVER: no strides describe it). */
+TENON_API tenon_status tenon_array_reshape(tenon_array* array, int32_t ndim, const int64_t* shape,
+                                           int32_t copy, tenon_array** out, tenon_error* error);
+
+/* Axes in the order given; axes == NULL reverses them. Fails with VALUE. */
+TENON_API tenon_status tenon_array_transpose(tenon_array* array, const int32_t* axes, tenon_array** out,
+                                             tenon_error* error);
+
+/* The bytes of a C-contiguous array, from byte_offset on, as elements of another dtype.
+ * shape == NULL (then ndim is ignored): the array's shape with the last axis scaled.
+ * Fails with VALUE (length or alignment does not fit; the message names the numbers and the offset
+ * that would work), TYPE. */
+TENON_API tenon_status tenon_array_reinterpret(tenon_array* array, tenon_dtype dtype, int32_t ndim,
+                                               const int64_t* shape, uint64_t byte_offset, tenon_array** out,
+                                               tenon_error* error);
+
+/* The array stretched to shape by NumPy's broadcasting rules; the result is read-only, because its
+ * elements share bytes. Fails with VALUE. */
+TENON_API tenon_status tenon_array_broadcast(tenon_array* array, int32_t ndim, const int64_t* shape,
+                                             tenon_array** out, tenon_error* error);
+
+/* The same window, read-only. */
+TENON_API tenon_status tenon_array_readonly(tenon_array* array, tenon_array** out, tenon_error* error);
+
+TENON_API int32_t tenon_array_is_contiguous(const tenon_array* array); /* in C order */
+
+/* -------------------------------------------------------------------------- elements of arrays
+ * \since 0.1
+ *
+ * Host calls: they run in the calling thread and return when done. */
+
+/* dst[...] = src: broadcasts src to the shape of dst and casts as C does, saturating nowhere; NaN
+ * and values out of range become integers as on the machine. Overlap is allowed.
+ * Fails with VALUE (shapes), TYPE (no cast between the dtypes), BUFFER (dst is read-only). */
+TENON_API tenon_status tenon_array_copy_to(tenon_array* src, tenon_array* dst, tenon_error* error);
+
+/* dst[...] = *value, a single element of value_dtype. Fails as tenon_array_copy_to. */
+TENON_API tenon_status tenon_array_fill(tenon_array* dst, const void* value, tenon_dtype value_dtype,
+                                        tenon_error* error);
+
+/* New memory in C order with the elements of array, cast to dtype. */
+TENON_API tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array** out,
+                                        tenon_error* error);
+
+/* --------------------------------------------------------------------------------- host views
+ * \since 0.1
+ *
+ * Every raw access from outside the library to an array's memory is announced: the one place in
+ * which views of a storage are counted. A view keeps the storage alive. */
+
+typedef struct tenon_view {
+  void* reserved[8]; /* all NULL while closed; must not move while open */
+} tenon_view;
+
+#define TENON_VIEW_INIT {{0}}
+
+enum { TENON_READ = 0, TENON_WRITE = 1 };
+
+/* Fails with BUFFER (TENON_WRITE on a read-only array). */
+TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access,
+                                       tenon_error* error);
+
+/* Idempotent; from any thread. */
+TENON_API void tenon_view_close(tenon_view* view);
+
+/* Open views of the storage of an array, DLPack exports included. */
+typedef struct tenon_view_count {
+  uint32_t readers;
+  uint32_t writers;
+} tenon_view_count;
+
+TENON_API tenon_view_count tenon_array_views(const tenon_array* array);
+
+/* What lives in this process: for tests and leak checks. */
+typedef struct tenon_statistics {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t storages;        /* alive */
+  uint64_t regions;         /* disjoint stretches of memory that they cover */
+  uint64_t heap_nbytes;     /* allocated by tenon_array_create and alive */
+  uint64_t views;           /* open views, DLPack exports included */
+  uint64_t failed_deleters; /* deleters that threw */
+} tenon_statistics;
+
+TENON_API void tenon_statistics_get(tenon_statistics* out);
+
+/* ------------------------------------------------------------------------------------- DLPack
+ * \since 0.1
+ *
+ * The structs are those of DLPack 1.3 (tenon/dlpack.h or the official dlpack/dlpack.h). An export is
+ * an open view until its deleter runs; deleters run on any thread and need no Python. */
+
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+
+enum {
+  TENON_EXPORT_FOR_READ = 1 << 0, /* the consumer promises to read only: the view counts as a reader, a
+                                     read-only array is allowed in the legacy struct */
+  TENON_EXPORT_COPIED = 1 << 1    /* sets IS_COPIED: the caller made array for this consumer alone */
+};
+
+TENON_API tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags,
+                                             struct DLManagedTensorVersioned** out, tenon_error* error);
+
+/* The legacy struct cannot say READ_ONLY: fails with BUFFER for a read-only array without
+ * TENON_EXPORT_FOR_READ. */
+TENON_API tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags,
+                                                    struct DLManagedTensor** out, tenon_error* error);
+
+/* Consumes the tensor in every case: it is owned by the new array, or its deleter has been called.
+ * flags: TENON_READONLY to import read-only. Of an unknown major version nothing but the deleter is
+ * used. Fails with BUFFER (version, device, malformed tensor), TYPE (dtype), VALUE (shape). */
+TENON_API tenon_status tenon_array_from_dlpack(struct DLManagedTensorVersioned* tensor, uint32_t flags,
+                                               tenon_array** out, tenon_error* error);
+TENON_API tenon_status tenon_array_from_dlpack_legacy(struct DLManagedTensor* tensor, uint32_t flags,
+                                                      tenon_array** out, tenon_error* error);
+
+/* --------------------------------------------------------------------------- native functions
+ * \since 0.1
+ *
+ * A function of a shared library, called by its C prototype:
+ *     int fill(float *data, int64_t *label, size_t n)
+ * Parameters are pointers to numbers (const means: read), integers and floating-point numbers. The
+ * library is never unloaded. A result of type int is a status: non-zero is a failure. */
+
+typedef struct tenon_function tenon_function;
+
+enum { TENON_THREADSAFE = 1 << 0 }; /* several threads may be inside the function at a time */
+
+/* path: a library file, or NULL for a symbol already in the process. Fails with NOT_FOUND (library,
+ * symbol), VALUE (prototype; the message shows the place). */
+TENON_API tenon_status tenon_function_load(const char* path, const char* prototype, uint32_t flags,
+                                           tenon_function** out, tenon_error* error);
+
+/* The same for an address. name may be NULL. */
+TENON_API tenon_status tenon_function_create(void* address, const char* prototype, uint32_t flags,
+                                             tenon_function** out, tenon_error* error);
+
+TENON_API void tenon_function_retain(tenon_function* function);
+TENON_API void tenon_function_release(tenon_function* function);
+
+/* A parameter or a result. */
+typedef struct tenon_parameter {
+  const char* name; /* "" where the prototype gives none; lives as long as the function */
+  int32_t is_pointer;
+  int32_t is_const;  /* pointers: the function reads only */
+  int32_t is_void;   /* void* (any dtype), or no result */
+  int32_t is_status; /* a result of type int */
+  tenon_dtype dtype; /* of the number, or of what the pointer points to */
+} tenon_parameter;
+
+TENON_API const char* tenon_function_name(const tenon_function* function);
+TENON_API const char* tenon_function_prototype(const tenon_function* function);
+TENON_API int32_t tenon_function_parameter_count(const tenon_function* function);
+/* i from 0; i == -1 is the result. */
+TENON_API tenon_parameter tenon_function_parameter(const tenon_function* function, int32_t i);
+
+/* The bits of one argument: integers sign- or zero-extended in i, floating point in f. */
+typedef union tenon_value {
+  int64_t i;
+  uint64_t u;
+  double f;
+  void* p;
+} tenon_value;
+
+/* Calls it in this thread (a function that is not thread-safe: one call at a time, others wait).
+ * result may be NULL. Fails with OP when a status result is non-zero (error->op_code). */
+TENON_API tenon_status tenon_function_call(tenon_function* function, int32_t n, const tenon_value* arguments,
+                                           tenon_value* result, tenon_error* error);
+
+/* --------------------------------------------------------------------------- schemas and feeds
+ * \since 0.1
+ *
+ * A feed runs a generator on worker threads. It fills slots (allocated and touched once) with
+ * batches; the consumer gets them in order of index and reads them in place. A slot is filled again
+ * when the last array and view of its batch has gone, in any order. */
+
+typedef struct tenon_schema tenon_schema;
+
+typedef struct tenon_field {
+  const char* name; /* an identifier, unique in the schema */
+  tenon_dtype dtype;
+  int32_t ndim;         /* >= 1: axis 0 counts the rows of the batch, the same for every field */
+  const int64_t* shape; /* every entry > 0 */
+} tenon_field;
+
+TENON_API tenon_status tenon_schema_create(int32_t n, const tenon_field* fields, tenon_schema** out,
+                                           tenon_error* error);
+TENON_API void tenon_schema_retain(tenon_schema* schema);
+TENON_API void tenon_schema_release(tenon_schema* schema);
+TENON_API int32_t tenon_schema_field_count(const tenon_schema* schema);
+TENON_API tenon_field tenon_schema_field(const tenon_schema* schema, int32_t i);
+TENON_API int64_t tenon_schema_rows(const tenon_schema* schema);
+TENON_API uint64_t tenon_schema_nbytes(const tenon_schema* schema); /* payload of a batch */
+
+/* One batch to be filled. */
+typedef struct tenon_fill_request {
+  uint32_t struct_size;
+  int32_t worker;      /* from 0 */
+  void* const* fields; /* in schema order; C-contiguous, aligned to 256 bytes */
+  int64_t n;           /* rows wanted */
+  uint64_t index;      /* of the batch in its epoch */
+  uint64_t epoch;      /* from 0 */
+  uint64_t seed;       /* a function of (the feed's seed, epoch, index) alone */
+} tenon_fill_request;
+
+/* Fills slots. fill returns 0, or a code that is not 0 and may write a text into message
+ * (message_size bytes with the NUL). Without TENON_THREADSAFE one thread at a time calls it, in
+ * order of (epoch, index). The feed calls drop once, after the last fill. */
+typedef struct tenon_generator {
+  uint32_t struct_size;
+  uint32_t flags; /* TENON_THREADSAFE */
+  void* context;
+  int32_t (*fill)(void* context, const tenon_fill_request* request, char* message, size_t message_size);
+  void (*drop)(void* context); /* may be NULL */
+  const char* name;            /* for messages; copied */
+} tenon_generator;
+
+/* A constant for tenon_function_bind: an array for a pointer, a number for the others. */
+typedef struct tenon_constant {
+  const char* name;
+  tenon_array* array; /* NULL: use value */
+  tenon_value value;  /* of the parameter's kind: i for integers, f for floating point */
+} tenon_constant;
+
+/* A generator that calls function. Each parameter binds by name: to a field of the schema, to a
+ * constant, else to one of n, index, epoch, seed, worker. The generator keeps function and arrays
+ * alive. Fails with VALUE (a parameter that binds to nothing, a field or constant that no parameter
+ * takes), TYPE (dtype of a field or constant, a result that is neither int nor void), BUFFER (an
+ * array that is not C-contiguous, or read-only and the parameter is not const). */
+TENON_API tenon_status tenon_function_bind(tenon_function* function, const tenon_schema* schema, int32_t n,
+                                           const tenon_constant* constants, tenon_generator* out,
+                                           tenon_error* error);
+
+typedef struct tenon_feed tenon_feed;
+typedef struct tenon_batch tenon_batch;
+
+typedef struct tenon_feed_options {
+  uint32_t struct_size;
+  int32_t workers; /* threads, >= 1; a generator that is not thread-safe is run by one */
+  int32_t slots;   /* >= workers + 1 */
+  int32_t reserved;
+  int64_t batches; /* per epoch; -1: an epoch does not end */
+  uint64_t seed;
+} tenon_feed_options;
+
+/* Takes over the generator: on success the feed drops it, on failure it stays the caller's.
+ * Fails with VALUE, NO_MEMORY, SYSTEM (threads). */
+TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* schema,
+                                         const tenon_feed_options* options, tenon_feed** out,
+                                         tenon_error* error);
+
+/* Begins an epoch: the next one in number. The epoch before it ends here: its undelivered batches are
+ * dropped, delivered ones stay valid. Fails with CLOSED. */
+TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
+
+/* The next batch of the epoch. *out is NULL at the end of the epoch (and the status OK). Waits at
+ * most timeout_ns (< 0: for ever). Fails with TIMEOUT (the message says on what it waited: a
+ * generator that is busy, or which batches hold every slot and how many slots would do), OP (the
+ * generator failed at this batch; the epoch is over), CLOSED. */
+TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out,
+                                       tenon_error* error);
+
+/* Ends the epoch early. Returns at once. */
+TENON_API void tenon_feed_end(tenon_feed* feed);
+
+/* Stops the workers and waits for them, at most timeout_ns (< 0: for ever). Batches already
+ * delivered stay valid. Idempotent. Fails with TIMEOUT when a generator does not return: its thread
+ * is left behind with what it uses. */
+TENON_API tenon_status tenon_feed_close(tenon_feed* feed, int64_t timeout_ns, tenon_error* error);
+
+/* A feed that was not closed is closed as by tenon_feed_close(feed, 1 s). */
+TENON_API void tenon_feed_release(tenon_feed* feed);
+
+typedef struct tenon_feed_statistics {
+  uint32_t struct_size;
+  int32_t workers;
+  int32_t slots;
+  int32_t slots_free;    /* empty */
+  int32_t slots_filling; /* a worker is writing */
+  int32_t slots_ready;   /* filled, not delivered */
+  int32_t slots_held;    /* delivered, and an array or view of the batch lives */
+  int32_t reserved;
+  uint64_t batches;     /* delivered since creation */
+  uint64_t nbytes;      /* payload delivered since creation */
+  uint64_t fill_ns;     /* time inside the generator, all workers */
+  uint64_t starved_ns;  /* time in tenon_feed_next */
+  uint64_t blocked_ns;  /* time workers waited for a free slot */
+  uint64_t slot_nbytes; /* bytes of a slot with alignment */
+  void* memory;         /* the slots: slots * slot_nbytes bytes */
+} tenon_feed_statistics;
+
+TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);
+
+/* A delivered batch. Its arrays keep the slot; so does the batch itself. */
+TENON_API uint64_t tenon_batch_index(const tenon_batch* batch);
+TENON_API uint64_t tenon_batch_epoch(const tenon_batch* batch);
+/* The array of field i: a new reference, writable. Cannot fail. */
+TENON_API tenon_array* tenon_batch_array(tenon_batch* batch, int32_t i);
+TENON_API void tenon_batch_retain(tenon_batch* batch);
+TENON_API void tenon_batch_release(tenon_batch* batch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENON_TENON_H_ */

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tenon.hpp - C++20 over the C ABI (tenon.h): counted handles, exceptions, typed views. Header-only;
+// everything here is a thin layer whose calls end in tenon_* functions, so that programs built with
+// different compilers may share arrays through one libtenon.
+//
+// An Array is a value: copying it copies a handle, never elements. Functions throw tenon::Error.
+#ifndef TENON_TENON_HPP_
+#define TENON_TENON_HPP_
+
+#include <array>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tenon/dlpack.h"
+#include "tenon/tenon.h"
+
+// Element access of typed views is checked unless NDEBUG says that this is a release build.
+#ifdef NDEBUG
+#define TENON_CHECKED_VIEWS false
+#else
+#define TENON_CHECKED_VIEWS true
+#endif
+
+namespace tenon {
+// Versioned, so that these types never meet others of the same name at link time.
+inline namespace api0 {
+
+// ------------------------------------------------------------------------------------- errors
+
+class Error : public std::runtime_error {
+ public:
+  Error(tenon_status code, const std::string& message, int32_t op_code = 0)
+      : std::runtime_error(message), code_(code), op_code_(op_code) {}
+
+  tenon_status code() const noexcept { return code_; }
+  // With TENON_ERR_OP: what the user's function returned.
+  int32_t op_code() const noexcept { return op_code_; }
+
+ private:
+  tenon_status code_;
+  int32_t op_code_;
+};
+
+// Calls a function of tenon.h whose last parameter is the error; throws what it reports.
+template <class Function, class... Arguments>
+void call(Function* function, Arguments... arguments) {
+  tenon_error error;  // only what is read below is set: clearing the text would cost more than the call
+  error.struct_size = sizeof error;
+  error.op_code = 0;
+  error.message[0] = '\0';
+  const tenon_status status = function(arguments..., &error);
+  if (status == TENON_OK) return;
+  throw Error(status, error.message, error.op_code);
+}
+
+// ------------------------------------------------------------------------------------- dtypes
+
+// The element type that a C++ type stands for. Specialise it for your own 16-bit float.
+template <class T>
+struct DTypeOf;
+
+template <class T>
+  requires std::is_integral_v<T> && (!std::is_same_v<T, bool>)
+struct DTypeOf<T> {
+  static constexpr tenon_dtype value{std::is_signed_v<T> ? TENON_INT : TENON_UINT, 8 * sizeof(T), 1};
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr tenon_dtype value{TENON_BOOL, 8, 1};
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr tenon_dtype value{TENON_FLOAT, 32, 1};
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr tenon_dtype value{TENON_FLOAT, 64, 1};
+};
+template <>
+struct DTypeOf<std::complex<float>> {
+  static constexpr tenon_dtype value{TENON_COMPLEX, 64, 1};
+};
+template <>
+struct DTypeOf<std::complex<double>> {
+  static constexpr tenon_dtype value{TENON_COMPLEX, 128, 1};
+};
+
+class DType {
+ public:
+  constexpr DType() noexcept = default;
+  constexpr DType(tenon_dtype value) noexcept : value_(value) {}  // NOLINT(google-explicit-constructor)
+  // "float32", "f4", "bfloat16", ...
+  DType(const char* name) {
+    call(tenon_dtype_from_name, name, &value_);
+  }  // NOLINT(google-explicit-constructor)
+
+  constexpr operator tenon_dtype() const noexcept { return value_; }  // NOLINT(google-explicit-constructor)
+  constexpr uint8_t code() const noexcept { return value_.code; }
+  constexpr uint8_t bits() const noexcept { return value_.bits; }
+  constexpr uint16_t lanes() const noexcept { return value_.lanes; }
+
+  std::string name() const {
+    char buffer[64];
+    tenon_dtype_name(value_, buffer, sizeof buffer);
+    return buffer;
+  }
+
+  friend constexpr bool operator==(DType a, DType b) noexcept {
+    return a.code() == b.code() && a.bits() == b.bits() && a.lanes() == b.lanes();
+  }
+
+ private:
+  tenon_dtype value_{TENON_FLOAT, 32, 1};
+};
+
+template <class T>
+constexpr DType dtype_of() noexcept {
+  return DTypeOf<std::remove_cv_t<T>>::value;
+}
+
+// ------------------------------------------------------------------- parameters of functions
+
+// A shape as an argument: {2, 3}, a vector, a span. Refers to its source; not for keeping.
+class Shape {
+ public:
+  Shape(std::initializer_list<int64_t> list) noexcept : entries_(list.begin(), list.size()) {}
+  Shape(std::span<const int64_t> entries) noexcept
+      : entries_(entries) {}  // NOLINT(google-explicit-constructor)
+  Shape(const std::vector<int64_t>& entries) noexcept
+      : entries_(entries) {}  // NOLINT(google-explicit-constructor)
+  template <size_t N>
+  Shape(const std::array<int64_t, N>& entries) noexcept
+      : entries_(entries) {}  // NOLINT(google-explicit-constructor)
+
+  int32_t ndim() const noexcept { return static_cast<int32_t>(entries_.size()); }
+  const int64_t* data() const noexcept { return entries_.data(); }
+
+ private:
+  std::span<const int64_t> entries_;
+};
+
+// One item of Array::index: a position, slice(...), new_axis or ellipsis.
+struct Index : tenon_index {
+  Index(int64_t at) noexcept
+      : tenon_index{TENON_INDEX_AT, 0, at, 0, 1} {}  // NOLINT(google-explicit-constructor)
+  explicit constexpr Index(tenon_index item) noexcept : tenon_index(item) {}
+};
+
+// start:stop:step with Python's meaning of negative bounds; leave out with TENON_OMITTED.
+inline Index slice(int64_t start = TENON_OMITTED, int64_t stop = TENON_OMITTED, int64_t step = 1) noexcept {
+  return Index(tenon_index{TENON_INDEX_SLICE, 0, start, stop, step});
+}
+inline constexpr Index new_axis{tenon_index{TENON_INDEX_NEW_AXIS, 0, 0, 0, 1}};
+inline constexpr Index ellipsis{tenon_index{TENON_INDEX_ELLIPSIS, 0, 0, 0, 1}};
+
+enum class Access : int32_t { kRead = TENON_READ, kWrite = TENON_WRITE };
+enum class Copy : int32_t {
+  kIfNeeded = TENON_COPY_IF_NEEDED,
+  kNever = TENON_COPY_NEVER,
+  kAlways = TENON_COPY_ALWAYS
+};
+
+template <class T, size_t N, bool Checked>
+class View;
+
+// ------------------------------------------------------------------------------------- arrays
+
+// One counted handle; a default-constructed Array is empty (get() == nullptr) and may only be assigned
+// to, tested and destroyed. Threads: as handles of tenon.h.
+class Array {
+ public:
+  Array() noexcept = default;
+  Array(const Array& other) noexcept : handle_(other.handle_) {
+    if (handle_ != nullptr) tenon_array_retain(handle_);
+  }
+  Array(Array&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Array& operator=(Array other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Array() { tenon_array_release(handle_); }
+
+  // Takes over a reference that the caller owns.
+  static Array steal(tenon_array* handle) noexcept {
+    Array array;
+    array.handle_ = handle;
+    return array;
+  }
+  // Adds a reference.
+  static Array share(tenon_array* handle) noexcept {
+    if (handle != nullptr) tenon_array_retain(handle);
+    return steal(handle);
+  }
+  tenon_array* get() const noexcept { return handle_; }
+  // Hands the reference to the caller.
+  [[nodiscard]] tenon_array* detach() noexcept { return std::exchange(handle_, nullptr); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  // New memory in C order, aligned to at least 64 bytes.
+  static Array empty(Shape shape, DType dtype = {}) { return create(shape, dtype, 0); }
+  static Array zeros(Shape shape, DType dtype = {}) { return create(shape, dtype, TENON_ZEROED); }
+  template <class T>
+  static Array empty(Shape shape) {
+    return create(shape, dtype_of<T>(), 0);
+  }
+  template <class T>
+  static Array zeros(Shape shape) {
+    return create(shape, dtype_of<T>(), TENON_ZEROED);
+  }
+
+  // Existing memory in C order, which outlives every array on it. const elements: read-only.
+  template <class T>
+  static Array borrow(T* data, Shape shape) {
+    return adopt_described(describe_memory(data, shape));
+  }
+  // Existing memory, kept alive by owner: a shared_ptr, unique_ptr, container or anything else whose
+  // destruction ends the memory. It is destroyed after the last array and view, on the thread of that one.
+  template <class T, class Owner>
+    requires(!std::is_lvalue_reference_v<Owner>)
+  static Array adopt(T* data, Shape shape, Owner&& owner) {
+    return adopt_described(describe_memory(data, shape), std::forward<Owner>(owner));
+  }
+  // The elements of a vector, which moves into the array; shape defaults to its length.
+  template <class T>
+    requires(!std::is_same_v<T, bool>)
+  static Array adopt(std::vector<T>&& elements) {
+    const std::array<int64_t, 1> shape{static_cast<int64_t>(elements.size())};
+    return adopt(std::move(elements), shape);
+  }
+  template <class T>
+    requires(!std::is_same_v<T, bool>)
+  static Array adopt(std::vector<T>&& elements, Shape shape) {
+    auto owner = std::make_unique<std::vector<T>>(std::move(elements));
+    tenon_adoption adoption = describe_memory(owner->data(), shape);
+    adoption.extent = owner->data();
+    adoption.extent_nbytes = owner->size() * sizeof(T);
+    return adopt_described(adoption, std::move(owner));
+  }
+  // Memory described in full (strides, dtype, flags); adoption.owner and .deleter are set here.
+  template <class Owner>
+    requires(!std::is_lvalue_reference_v<Owner>)
+  static Array adopt_described(tenon_adoption adoption, Owner&& owner) {
+    auto holder = std::make_unique<Owner>(std::move(owner));
+    adoption.owner = holder.get();
+    adoption.deleter = [](void* held) { delete static_cast<Owner*>(held); };
+    Array array = adopt_described(adoption);
+    (void)holder.release();
+    return array;
+  }
+  static Array adopt_described(const tenon_adoption& adoption) {
+    return made([&](auto out) { call(tenon_array_adopt, &adoption, out); });
+  }
+
+  const tenon_array_desc& desc() const noexcept { return *tenon_array_describe(handle_); }
+  void* data() const noexcept { return desc().data; }
+  DType dtype() const noexcept { return desc().dtype; }
+  int32_t ndim() const noexcept { return desc().ndim; }
+  int64_t size() const noexcept { return desc().size; }
+  uint64_t nbytes() const noexcept { return desc().nbytes; }
+  uint64_t itemsize() const noexcept { return desc().itemsize; }
+  std::span<const int64_t> shape() const noexcept { return {desc().shape, static_cast<size_t>(ndim())}; }
+  // In elements.
+  std::span<const int64_t> strides() const noexcept { return {desc().strides, static_cast<size_t>(ndim())}; }
+  bool is_readonly() const noexcept { return (desc().flags & TENON_READONLY) != 0; }
+  bool is_contiguous() const noexcept { return tenon_array_is_contiguous(handle_) != 0; }
+  uint64_t version() const noexcept { return tenon_array_version(handle_); }
+  tenon_view_count views() const noexcept { return tenon_array_views(handle_); }
+
+  // Windows on the same memory.
+  Array index(std::span<const tenon_index> items) const {
+    return made([&](auto out) {
+      call(tenon_array_index, handle_, static_cast<int32_t>(items.size()), items.data(), out);
+    });
+  }
+  Array index(std::span<const Index> items) const {
+    static_assert(sizeof(Index) == sizeof(tenon_index));
+    return index(std::span(static_cast<const tenon_index*>(items.data()), items.size()));
+  }
+  Array index(std::initializer_list<Index> items) const {
+    return index(std::span(items.begin(), items.size()));
+  }
+  // start:stop:step on one axis.
+  Array slice(int32_t axis, int64_t start, int64_t stop, int64_t step = 1) const {
+    if (axis < 0 || axis >= ndim()) {
+      throw Error(TENON_ERR_INDEX,
+                  "axis " + std::to_string(axis) + " of an array of " + std::to_string(ndim()) + " axes");
+    }
+    std::vector<Index> items(static_cast<size_t>(axis), tenon::slice());
+    items.push_back(tenon::slice(start, stop, step));
+    return index(items);
+  }
+  Array reshape(Shape shape, Copy copy = Copy::kNever) const {
+    return made([&](auto out) {
+      call(tenon_array_reshape, handle_, shape.ndim(), shape.data(), static_cast<int32_t>(copy), out);
+    });
+  }
+  Array transpose() const {
+    return made([&](auto out) { call(tenon_array_transpose, handle_, nullptr, out); });
+  }
+  Array transpose(std::span<const int32_t> axes) const {
+    if (static_cast<int32_t>(axes.size()) != ndim()) {
+      throw Error(TENON_ERR_VALUE, std::to_string(axes.size()) + " axes given for an array of " +
+                                       std::to_string(ndim()) + ": name each once");
+    }
+    return made([&](auto out) { call(tenon_array_transpose, handle_, axes.data(), out); });
+  }
+  // The same bytes as elements of another dtype.
+  Array reinterpret(DType dtype) const {
+    return made(
+        [&](auto out) { call(tenon_array_reinterpret, handle_, dtype, 0, nullptr, uint64_t{0}, out); });
+  }
+  Array reinterpret(DType dtype, Shape shape, uint64_t byte_offset = 0) const {
+    return made([&](auto out) {
+      call(tenon_array_reinterpret, handle_, dtype, shape.ndim(), shape.data(), byte_offset, out);
+    });
+  }
+  Array broadcast(Shape shape) const {
+    return made([&](auto out) { call(tenon_array_broadcast, handle_, shape.ndim(), shape.data(), out); });
+  }
+  Array readonly() const {
+    return made([&](auto out) { call(tenon_array_readonly, handle_, out); });
+  }
+
+  // Elements.
+  Array copy() const { return copy(dtype()); }
+  Array copy(DType dtype) const {
+    return made([&](auto out) { call(tenon_array_copy, handle_, dtype, out); });
+  }
+  void copy_to(const Array& destination) const { call(tenon_array_copy_to, handle_, destination.handle_); }
+  template <class T>
+  void fill(const T& value) const {
+    call(tenon_array_fill, handle_, static_cast<const void*>(&value), dtype_of<T>());
+  }
+
+  // A typed, N-dimensional view, open until it is destroyed. Fails with TYPE (the dtype is another),
+  // VALUE (the number of axes is another), BUFFER (read-only and T is not const).
+  template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
+  View<T, N, Checked> as() const;
+
+  // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller calls the tensor's deleter, or hands
+  // the tensor to a consumer that does.
+  DLManagedTensorVersioned* to_dlpack(uint32_t flags = 0) const {
+    DLManagedTensorVersioned* tensor = nullptr;
+    call(tenon_array_to_dlpack, handle_, flags, &tensor);
+    return tensor;
+  }
+  DLManagedTensor* to_dlpack_legacy(uint32_t flags = 0) const {
+    DLManagedTensor* tensor = nullptr;
+    call(tenon_array_to_dlpack_legacy, handle_, flags, &tensor);
+    return tensor;
+  }
+  // The tensor is consumed in every case. flags: TENON_READONLY.
+  static Array from_dlpack(DLManagedTensorVersioned* tensor, uint32_t flags = 0) {
+    return made([&](auto out) { call(tenon_array_from_dlpack, tensor, flags, out); });
+  }
+  static Array from_dlpack(DLManagedTensor* tensor, uint32_t flags = 0) {
+    return made([&](auto out) { call(tenon_array_from_dlpack_legacy, tensor, flags, out); });
+  }
+
+ private:
+  template <class Make>
+  static Array made(Make&& make) {
+    Array array;
+    make(&array.handle_);
+    return array;
+  }
+  static Array create(Shape shape, DType dtype, uint32_t flags) {
+    return made([&](auto out) {
+      call(tenon_array_create, dtype, shape.ndim(), shape.data(), tenon_device{TENON_CPU, 0}, flags, out);
+    });
+  }
+  template <class T>
+  static tenon_adoption describe_memory(T* data, Shape shape) noexcept {
+    tenon_adoption adoption{};
+    adoption.struct_size = sizeof adoption;
+    adoption.flags = std::is_const_v<T> ? TENON_READONLY : 0;
+    adoption.data = const_cast<std::remove_const_t<T>*>(data);
+    adoption.device = {TENON_CPU, 0};
+    adoption.dtype = dtype_of<T>();
+    adoption.ndim = shape.ndim();
+    adoption.shape = shape.data();
+    return adoption;
+  }
+
+  tenon_array* handle_ = nullptr;
+};
+
+// -------------------------------------------------------------------------------------- views
+
+// Announces raw access to an array's memory for as long as it lives, and keeps the memory alive.
+class HostView {
+ public:
+  HostView(const Array& array, Access access) {
+    call(tenon_view_open, &view_, array.get(), static_cast<int32_t>(access));
+  }
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+  ~HostView() { close(); }
+
+  // Idempotent; from any thread.
+  void close() noexcept { tenon_view_close(&view_); }
+
+ private:
+  tenon_view view_ = TENON_VIEW_INIT;
+};
+
+// Elements of type T (const T: for reading) on N axes; holds the array and an open HostView. Neither
+// copied nor moved: `auto v = array.as<float, 2>();`. With Checked, v(i, j) outside of the array throws
+// Error with code TENON_ERR_INDEX. Threads: as a raw pointer.
+template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
+class View {
+ public:
+  explicit View(const Array& array) : array_(check(array)), view_(array, kAccess) {
+    const tenon_array_desc& desc = array_.desc();
+    data_ = static_cast<T*>(desc.data);
+    for (size_t i = 0; i < N; ++i) {
+      shape_[i] = desc.shape[i];
+      strides_[i] = desc.strides[i];
+    }
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  template <class... I>
+    requires(sizeof...(I) == N && (std::is_convertible_v<I, int64_t> && ...))
+  T& operator()(I... indices) const noexcept(!Checked) {
+    const std::array<int64_t, N> at{static_cast<int64_t>(indices)...};
+    int64_t offset = 0;
+    for (size_t i = 0; i < N; ++i) {
+      if constexpr (Checked) check_index(i, at[i]);
+      offset += at[i] * strides_[i];
+    }
+    return data_[offset];
+  }
+
+  const std::array<int64_t, N>& shape() const noexcept { return shape_; }
+  int64_t shape(size_t axis) const { return shape_.at(axis); }
+  // In elements.
+  int64_t stride(size_t axis) const { return strides_.at(axis); }
+  T* data() const noexcept { return data_; }
+  int64_t size() const noexcept { return array_.size(); }
+  bool is_contiguous() const noexcept { return array_.is_contiguous(); }
+  const Array& array() const noexcept { return array_; }
+
+  // All elements in C order. Fails with VALUE when they do not lie so.
+  std::span<T> span() const {
+    if (!is_contiguous()) {
+      throw Error(TENON_ERR_VALUE,
+                  "a view with gaps or another order of axes is no span: copy() the array first");
+    }
+    return {data_, static_cast<size_t>(size())};
+  }
+
+ private:
+  static constexpr Access kAccess = std::is_const_v<T> ? Access::kRead : Access::kWrite;
+
+  static const Array& check(const Array& array) {
+    if (array.dtype() != dtype_of<T>()) {
+      throw Error(TENON_ERR_TYPE, "array of " + array.dtype().name() + " viewed as " + dtype_of<T>().name() +
+                                      ": copy(dtype) casts, reinterpret(dtype) keeps the bytes");
+    }
+    if (array.ndim() != static_cast<int32_t>(N)) {
+      throw Error(TENON_ERR_VALUE, "array of " + std::to_string(array.ndim()) + " axes viewed with " +
+                                       std::to_string(N) + ": index or reshape it first");
+    }
+    return array;
+  }
+
+  void check_index(size_t axis, int64_t at) const {
+    if (at < 0 || at >= shape_[axis]) {
+      throw Error(TENON_ERR_INDEX, "index " + std::to_string(at) + " is outside of axis " +
+                                       std::to_string(axis) + " of " + std::to_string(shape_[axis]) +
+                                       " elements");
+    }
+  }
+
+  Array array_;
+  HostView view_;
+  T* data_ = nullptr;
+  std::array<int64_t, N> shape_{};
+  std::array<int64_t, N> strides_{};
+};
+
+template <class T, size_t N, bool Checked>
+View<T, N, Checked> Array::as() const {
+  return View<T, N, Checked>(*this);
+}
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_TENON_HPP_

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The version numbers of Tenon, in one place. The build reads them from here.
+ *
+ * Four numbers are kept apart: the package (TENON_VERSION_*), the C ABI (TENON_ABI_*), the layout of
+ * shared memory (none yet) and the DLPack version spoken (tenon/dlpack.h).
+ */
+#ifndef TENON_VERSION_H_
+#define TENON_VERSION_H_
+
+#define TENON_VERSION_MAJOR 0
+#define TENON_VERSION_MINOR 1
+#define TENON_VERSION_PATCH 0
+
+/* The C ABI. A new major breaks callers; a new minor only adds. */
+#define TENON_ABI_MAJOR 0
+#define TENON_ABI_MINOR 1
+
+#endif /* TENON_VERSION_H_ */

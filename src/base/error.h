@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one exception type inside the library, and helpers to build its message. A message says what was
+// wrong, with the values, and what to do. The boundary (capi/boundary.h) turns an Error into a status.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tenon/tenon.h"
+
+namespace tenon {
+
+enum class Code : int32_t {
+  kValue = TENON_ERR_VALUE,
+  kType = TENON_ERR_TYPE,
+  kBuffer = TENON_ERR_BUFFER,
+  kIndex = TENON_ERR_INDEX,
+  kNoMemory = TENON_ERR_NO_MEMORY,
+  kNotFound = TENON_ERR_NOT_FOUND,
+  kTimeout = TENON_ERR_TIMEOUT,
+  kClosed = TENON_ERR_CLOSED,
+  kOp = TENON_ERR_OP,
+  kSystem = TENON_ERR_SYSTEM,
+  kInternal = TENON_ERR_INTERNAL,
+};
+
+class Error : public std::exception {
+ public:
+  Error(Code code, std::string message, int32_t op_code = 0)
+      : code_(code), op_code_(op_code), message_(std::move(message)) {}
+
+  Code code() const noexcept { return code_; }
+  // With Code::kOp: what the user's function returned.
+  int32_t op_code() const noexcept { return op_code_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  Code code_;
+  int32_t op_code_;
+  std::string message_;
+};
+
+namespace detail {
+inline std::string text_of(std::string_view s) { return std::string(s); }
+inline std::string text_of(char c) { return std::string(1, c); }
+std::string text_of(double value);
+template <std::integral T>
+std::string text_of(T value) {
+  return std::to_string(value);
+}
+}  // namespace detail
+
+// The parts, printed one after the other: strings, characters, numbers.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  (text.append(detail::text_of(parts)), ...);
+  return text;
+}
+
+// "(2, 3)", "(4,)", "()": a shape as Python prints it.
+std::string shape_text(std::span<const int64_t> shape);
+
+// "0x7f00deadbeef".
+std::string address_text(const void* address);
+
+template <class... Parts>
+[[noreturn]] void throw_error(Code code, const Parts&... parts) {
+  throw Error(code, concat(parts...));
+}
+
+}  // namespace tenon

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sections "dtypes", "arrays", "views of an array", "elements" and "host views" of tenon.h.
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+
+#include "capi/boundary.h"
+#include "core/dtype.h"
+#include "core/known_memory.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+const tenon_adoption& checked(const tenon_adoption* adoption, const char* function) {
+  not_null(adoption, "adoption");
+  check_struct_size(adoption->struct_size, sizeof(tenon_adoption), "tenon_adoption");
+  check_flags(adoption->flags, TENON_READONLY | TENON_SUBBYTE_PADDED, function);
+  return *adoption;
+}
+
+// What tenon_view holds while it is open.
+struct OpenView {
+  Storage* storage;  // a reference; null while closed
+  Region* region;
+  uintptr_t access;
+};
+static_assert(sizeof(OpenView) <= sizeof(tenon_view));
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_dtype_from_name(const char* name, tenon_dtype* out, tenon_error* error) {
+  return guarded(error, [&] { *not_null(out, "out") = dtype_from_name(not_null(name, "name")); });
+}
+
+void tenon_dtype_name(tenon_dtype dtype, char* buffer, size_t size) {
+  if (size == 0) return;
+  buffer[0] = '\0';
+  (void)guarded(nullptr, [&] {
+    const std::string name = DType(dtype).name();
+    const size_t length = name.copy(buffer, size - 1);
+    buffer[length] = '\0';
+  });
+}
+
+tenon_status tenon_dtype_check(tenon_dtype dtype, tenon_error* error) {
+  return guarded(error, [&] { check_dtype(dtype); });
+}
+
+const tenon_array_desc* tenon_array_describe(const tenon_array* array) { return &unwrap(array)->desc(); }
+
+tenon_status tenon_array_create(tenon_dtype dtype, int32_t ndim, const int64_t* shape, tenon_device device,
+                                uint32_t flags, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    check_flags(flags, TENON_ZEROED | TENON_SUBBYTE_PADDED, "tenon_array_create");
+    if (device.type != TENON_CPU || device.id != 0) {
+      throw_error(Code::kValue, "device type ", device.type, ", id ", device.id,
+                  ": arrays are created on the CPU (type 1, id 0)");
+    }
+    *out = wrap(Array::create(dtype, checked_shape(ndim, shape), flags));
+  });
+}
+
+tenon_status tenon_array_adopt(const tenon_adoption* adoption, tenon_array** out, tenon_error* error) {
+  return guarded(error,
+                 [&] { *not_null(out, "out") = wrap(Array::adopt(checked(adoption, "tenon_array_adopt"))); });
+}
+
+tenon_status tenon_array_alias(const tenon_adoption* adoption, tenon_array** out, tenon_error* error) {
+  return guarded(error,
+                 [&] { *not_null(out, "out") = wrap(Array::alias(checked(adoption, "tenon_array_alias"))); });
+}
+
+void tenon_array_retain(tenon_array* array) { unwrap(array)->retain(); }
+
+void tenon_array_release(tenon_array* array) {
+  if (array != nullptr) unwrap(array)->release();
+}
+
+void* tenon_array_owner(const tenon_array* array, void (*deleter)(void*)) {
+  return unwrap(array)->storage().owner_with(deleter);
+}
+
+uint64_t tenon_array_version(const tenon_array* array) { return unwrap(array)->storage().region().version(); }
+
+tenon_status tenon_array_index(tenon_array* array, int32_t n, const tenon_index* indices, tenon_array** out,
+                               tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of indices cannot be negative");
+    if (n > 0) not_null(indices, "indices");
+    *out = wrap(index(*unwrap(array), {indices, static_cast<size_t>(n)}));
+  });
+}
+
+tenon_status tenon_array_reshape(tenon_array* array, int32_t ndim, const int64_t* shape, int32_t copy,
+                                 tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    if (ndim < 0 || ndim > TENON_MAX_NDIM) {
+      throw_error(Code::kValue, "ndim is ", ndim, ": it must lie in 0..", TENON_MAX_NDIM);
+    }
+    if (ndim > 0) not_null(shape, "shape");
+    *out = wrap(reshape(*unwrap(array), {shape, static_cast<size_t>(ndim)}, copy));
+  });
+}
+
+tenon_status tenon_array_transpose(tenon_array* array, const int32_t* axes, tenon_array** out,
+                                   tenon_error* error) {
+  return guarded(error,
+                 [&] { *not_null(out, "out") = wrap(transpose(*unwrap(not_null(array, "array")), axes)); });
+}
+
+tenon_status tenon_array_reinterpret(tenon_array* array, tenon_dtype dtype, int32_t ndim,
+                                     const int64_t* shape, uint64_t byte_offset, tenon_array** out,
+                                     tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    Dims dims;
+    if (shape != nullptr) dims = checked_shape(ndim, shape);
+    *out = wrap(reinterpret(*unwrap(array), dtype, shape != nullptr ? &dims : nullptr, byte_offset));
+  });
+}
+
+tenon_status tenon_array_broadcast(tenon_array* array, int32_t ndim, const int64_t* shape, tenon_array** out,
+                                   tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    *not_null(out, "out") = wrap(broadcast(*unwrap(array), checked_shape(ndim, shape)));
+  });
+}
+
+tenon_status tenon_array_readonly(tenon_array* array, tenon_array** out, tenon_error* error) {
+  return guarded(error,
+                 [&] { *not_null(out, "out") = wrap(as_readonly(*unwrap(not_null(array, "array")))); });
+}
+
+int32_t tenon_array_is_contiguous(const tenon_array* array) { return unwrap(array)->is_contiguous() ? 1 : 0; }
+
+tenon_status tenon_array_copy_to(tenon_array* src, tenon_array* dst, tenon_error* error) {
+  return guarded(error, [&] { copy_to(*unwrap(not_null(src, "src")), *unwrap(not_null(dst, "dst"))); });
+}
+
+tenon_status tenon_array_fill(tenon_array* dst, const void* value, tenon_dtype value_dtype,
+                              tenon_error* error) {
+  return guarded(error, [&] { fill(*unwrap(not_null(dst, "dst")), not_null(value, "value"), value_dtype); });
+}
+
+tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array** out, tenon_error* error) {
+  return guarded(error,
+                 [&] { *not_null(out, "out") = wrap(copy(*unwrap(not_null(array, "array")), dtype)); });
+}
+
+tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(view, "view");
+    const Array& source = *unwrap(not_null(array, "array"));
+    if (access != TENON_READ && access != TENON_WRITE) {
+      throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
+    }
+    if (view->reserved[0] != nullptr) throw_error(Code::kValue, "the view is open already: close it first");
+    if (access == TENON_WRITE && source.is_readonly()) {
+      throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(source.shape()),
+                  " cannot be opened for writing");
+    }
+    Storage& storage = source.storage();
+    storage.retain();
+    OpenView open{&storage, storage.open_view(static_cast<Access>(access)), static_cast<uintptr_t>(access)};
+    std::memcpy(view, &open, sizeof open);
+  });
+}
+
+void tenon_view_close(tenon_view* view) {
+  if (view == nullptr) return;
+  // Of several threads that close it, one gets the storage.
+  void* const storage = std::atomic_ref(view->reserved[0]).exchange(nullptr, std::memory_order_relaxed);
+  if (storage == nullptr) return;
+  OpenView open{};
+  std::memcpy(&open, view, sizeof open);
+  open.region->close_view(static_cast<Access>(open.access));
+  static_cast<Storage*>(storage)->release();
+}
+
+tenon_view_count tenon_array_views(const tenon_array* array) {
+  return unwrap(array)->storage().region().views();
+}
+
+void tenon_statistics_get(tenon_statistics* out) {
+  if (out->struct_size >= sizeof(tenon_statistics)) KnownMemory::instance().statistics(out);
+}
+
+}  // extern "C"

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/boundary.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace tenon::capi {
+
+#ifdef TENON_FAULT_INJECTION
+constinit thread_local Fault fault = nullptr;
+#endif
+
+tenon_status report(tenon_error* error, tenon_status status, const char* message, int32_t op_code) noexcept {
+  if (error == nullptr || error->struct_size < offsetof(tenon_error, message) + 1) return status;
+  const size_t room =
+      std::min<size_t>(error->struct_size, offsetof(tenon_error, op_code)) - offsetof(tenon_error, message);
+  const size_t length = std::min(std::strlen(message), room - 1);
+  error->code = status;
+  std::memcpy(error->message, message, length);
+  error->message[length] = '\0';
+  if (error->struct_size >= sizeof(tenon_error)) error->op_code = op_code;
+  return status;
+}
+
+void check_struct_size(uint32_t given, size_t least, const char* name) {
+  if (given < least) {
+    throw_error(Code::kValue, name, ".struct_size is ", given, ": set it to sizeof(", name, "), at least ",
+                least);
+  }
+}
+
+void check_flags(uint32_t flags, uint32_t known, const char* function) {
+  if ((flags & ~known) != 0) throw_error(Code::kValue, function, ": unknown flags ", flags & ~known);
+}
+
+}  // namespace tenon::capi
+
+extern "C" {
+
+const char* tenon_status_name(tenon_status status) {
+  switch (status) {
+    case TENON_OK: return "TENON_OK";
+    case TENON_ERR_VALUE: return "TENON_ERR_VALUE";
+    case TENON_ERR_TYPE: return "TENON_ERR_TYPE";
+    case TENON_ERR_BUFFER: return "TENON_ERR_BUFFER";
+    case TENON_ERR_INDEX: return "TENON_ERR_INDEX";
+    case TENON_ERR_NO_MEMORY: return "TENON_ERR_NO_MEMORY";
+    case TENON_ERR_NOT_FOUND: return "TENON_ERR_NOT_FOUND";
+    case TENON_ERR_TIMEOUT: return "TENON_ERR_TIMEOUT";
+    case TENON_ERR_CLOSED: return "TENON_ERR_CLOSED";
+    case TENON_ERR_OP: return "TENON_ERR_OP";
+    case TENON_ERR_SYSTEM: return "TENON_ERR_SYSTEM";
+    case TENON_ERR_INTERNAL: return "TENON_ERR_INTERNAL";
+    default: return "unknown status";
+  }
+}
+
+void tenon_abi_version(uint32_t* major, uint32_t* minor) {
+  *major = TENON_ABI_MAJOR;
+  *minor = TENON_ABI_MINOR;
+}
+
+#define TENON_STRING_(x) #x
+#define TENON_STRING(x) TENON_STRING_(x)
+const char* tenon_version(void) {
+  return TENON_STRING(TENON_VERSION_MAJOR) "." TENON_STRING(TENON_VERSION_MINOR) "." TENON_STRING(
+      TENON_VERSION_PATCH);
+}
+
+}  // extern "C"

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one way across the C boundary: guarded() runs the body of an entry point and turns whatever it
+// throws into a status and a message. Handle casts stand here too, so that the entry points hold no logic.
+#pragma once
+
+#include <new>
+
+#include "base/error.h"
+#include "core/array.h"
+#include "tenon/tenon.h"
+
+namespace tenon::capi {
+
+// Fills error (may be null; may be shorter than this library's struct) and returns the status.
+tenon_status report(tenon_error* error, tenon_status status, const char* message,
+                    int32_t op_code = 0) noexcept;
+
+// Fails with kValue unless a caller's struct is at least as long as the version that first had it.
+void check_struct_size(uint32_t given, size_t least, const char* name);
+
+// Fails with kValue for bits outside of known.
+void check_flags(uint32_t flags, uint32_t known, const char* function);
+
+// Fails with kValue for null.
+template <class T>
+T* not_null(T* pointer, const char* name) {
+  if (pointer == nullptr) throw_error(Code::kValue, name, " must not be NULL");
+  return pointer;
+}
+
+#ifdef TENON_FAULT_INJECTION
+// Called at the start of every guarded body; tests make it throw.
+using Fault = void (*)();
+extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misreads the wrapper of others
+#endif
+
+template <class Body>
+tenon_status guarded(tenon_error* error, Body&& body) noexcept {
+  try {
+#ifdef TENON_FAULT_INJECTION
+    if (fault != nullptr) fault();
+#endif
+    body();
+    return TENON_OK;
+  } catch (const Error& e) {
+    return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
+  } catch (const std::bad_alloc&) {
+    return report(error, TENON_ERR_NO_MEMORY, "out of memory");
+  } catch (const std::exception& e) {
+    return report(error, TENON_ERR_INTERNAL, e.what());
+  } catch (...) {
+    return report(error, TENON_ERR_INTERNAL, "unknown exception");
+  }
+}
+
+inline Array* unwrap(tenon_array* array) { return reinterpret_cast<Array*>(array); }
+inline const Array* unwrap(const tenon_array* array) { return reinterpret_cast<const Array*>(array); }
+inline tenon_array* wrap(Ref<Array> array) noexcept { return reinterpret_cast<tenon_array*>(array.detach()); }
+
+}  // namespace tenon::capi

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Nothing that is thrown crosses the C boundary. Every function of tenon.h that returns a status is called
+// with a body that throws; the table below is compared with the header, so that none is forgotten.
+#include "capi/boundary.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "tenon/dlpack.h"
+
+namespace tenon::capi {
+namespace {
+
+using Call = std::function<tenon_status(tenon_error*)>;
+
+// With NULL arguments: the injected fault comes before any of them is looked at.
+const std::map<std::string, Call>& entries() {
+  static const std::map<std::string, Call> table = {
+      {"tenon_dtype_from_name", [](tenon_error* e) { return tenon_dtype_from_name(nullptr, nullptr, e); }},
+      {"tenon_dtype_check", [](tenon_error* e) { return tenon_dtype_check({}, e); }},
+      {"tenon_array_create",
+       [](tenon_error* e) { return tenon_array_create({}, 0, nullptr, {}, 0, nullptr, e); }},
+      {"tenon_array_adopt", [](tenon_error* e) { return tenon_array_adopt(nullptr, nullptr, e); }},
+      {"tenon_array_alias", [](tenon_error* e) { return tenon_array_alias(nullptr, nullptr, e); }},
+      {"tenon_array_index",
+       [](tenon_error* e) { return tenon_array_index(nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_array_reshape",
+       [](tenon_error* e) { return tenon_array_reshape(nullptr, 0, nullptr, 0, nullptr, e); }},
+      {"tenon_array_transpose",
+       [](tenon_error* e) { return tenon_array_transpose(nullptr, nullptr, nullptr, e); }},
+      {"tenon_array_reinterpret",
+       [](tenon_error* e) { return tenon_array_reinterpret(nullptr, {}, 0, nullptr, 0, nullptr, e); }},
+      {"tenon_array_broadcast",
+       [](tenon_error* e) { return tenon_array_broadcast(nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_array_readonly", [](tenon_error* e) { return tenon_array_readonly(nullptr, nullptr, e); }},
+      {"tenon_array_copy_to", [](tenon_error* e) { return tenon_array_copy_to(nullptr, nullptr, e); }},
+      {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
+      {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
+      {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, e); }},
+      {"tenon_array_to_dlpack", [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, e); }},
+      {"tenon_array_to_dlpack_legacy",
+       [](tenon_error* e) { return tenon_array_to_dlpack_legacy(nullptr, 0, nullptr, e); }},
+      {"tenon_array_from_dlpack",
+       [](tenon_error* e) { return tenon_array_from_dlpack(nullptr, 0, nullptr, e); }},
+      {"tenon_array_from_dlpack_legacy",
+       [](tenon_error* e) { return tenon_array_from_dlpack_legacy(nullptr, 0, nullptr, e); }},
+      {"tenon_function_load",
+       [](tenon_error* e) { return tenon_function_load(nullptr, nullptr, 0, nullptr, e); }},
+      {"tenon_function_create",
+       [](tenon_error* e) { return tenon_function_create(nullptr, nullptr, 0, nullptr, e); }},
+      {"tenon_function_call",
+       [](tenon_error* e) { return tenon_function_call(nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_function_bind",
+       [](tenon_error* e) { return tenon_function_bind(nullptr, nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_schema_create", [](tenon_error* e) { return tenon_schema_create(0, nullptr, nullptr, e); }},
+      {"tenon_feed_create",
+       [](tenon_error* e) { return tenon_feed_create(nullptr, nullptr, nullptr, nullptr, e); }},
+      {"tenon_feed_begin", [](tenon_error* e) { return tenon_feed_begin(nullptr, e); }},
+      {"tenon_feed_next", [](tenon_error* e) { return tenon_feed_next(nullptr, 0, nullptr, e); }},
+      {"tenon_feed_close", [](tenon_error* e) { return tenon_feed_close(nullptr, 0, e); }},
+  };
+  return table;
+}
+
+class Injected {
+ public:
+  explicit Injected(void (*thrower)()) { fault = thrower; }
+  ~Injected() { fault = nullptr; }
+};
+
+void expect_everywhere(void (*thrower)(), tenon_status status, const char* message) {
+  const Injected injected(thrower);
+  for (const auto& [name, call] : entries()) {
+    tenon_error error = TENON_ERROR_INIT;
+    EXPECT_EQ(call(&error), status) << name;
+    EXPECT_EQ(error.code, status) << name;
+    EXPECT_STREQ(error.message, message) << name;
+    EXPECT_EQ(call(nullptr), status) << name;
+  }
+}
+
+TEST(Boundary, TheTableNamesEveryFallibleFunctionOfTheHeader) {
+  std::ifstream file(TENON_HEADER);
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string header = text.str();
+  const std::regex declaration(R"(TENON_API tenon_status (tenon_\w+)\()");
+  std::set<std::string> declared;
+  for (std::sregex_iterator it(header.begin(), header.end(), declaration), end; it != end; ++it)
+    declared.insert((*it)[1]);
+  std::set<std::string> listed;
+  for (const auto& [name, call] : entries()) listed.insert(name);
+  ASSERT_GT(declared.size(), 20U);
+  EXPECT_EQ(declared, listed);
+}
+
+TEST(Boundary, OutOfMemoryHasAMessage) {
+  expect_everywhere([] { throw std::bad_alloc(); }, TENON_ERR_NO_MEMORY, "out of memory");
+}
+
+TEST(Boundary, AnErrorKeepsItsCodeAndMessage) {
+  expect_everywhere([] { throw_error(Code::kTimeout, "waited ", 5, " s"); }, TENON_ERR_TIMEOUT, "waited 5 s");
+}
+
+TEST(Boundary, OtherExceptionsAreInternal) {
+  expect_everywhere([] { throw std::runtime_error("odd"); }, TENON_ERR_INTERNAL, "odd");
+}
+
+TEST(Boundary, AnythingThrownIsCaught) {
+  expect_everywhere([] { throw 42; }, TENON_ERR_INTERNAL, "unknown exception");
+}
+
+TEST(Boundary, EveryCodeHasAName) {
+  for (tenon_status code = TENON_OK; code <= TENON_ERR_INTERNAL; ++code) {
+    EXPECT_EQ(std::string(tenon_status_name(code)).rfind("TENON_", 0), 0U) << code;
+  }
+  EXPECT_STREQ(tenon_status_name(99), "unknown status");
+}
+
+TEST(Boundary, LongMessagesAreCutAndEnded) {
+  const std::string text(2000, 'x');
+  tenon_error error = TENON_ERROR_INIT;
+  report(&error, TENON_ERR_VALUE, text.c_str(), 7);
+  EXPECT_EQ(std::strlen(error.message), sizeof error.message - 1);
+  EXPECT_EQ(error.op_code, 7);
+}
+
+TEST(Boundary, ShorterErrorStructsOfOlderCallersAreNotOverrun) {
+  tenon_error error;
+  std::memset(&error, 0x7e, sizeof error);
+  error.struct_size = offsetof(tenon_error, message) + 16;
+  report(&error, TENON_ERR_VALUE, "a text that is longer than sixteen bytes", 7);
+  EXPECT_STREQ(error.message, "a text that is ");
+  EXPECT_EQ(error.message[16], 0x7e);
+  EXPECT_EQ(error.op_code, 0x7e7e7e7e);
+  error.struct_size = 4;
+  EXPECT_EQ(report(&error, TENON_ERR_TYPE, "x"), TENON_ERR_TYPE);
+  EXPECT_EQ(error.code, TENON_ERR_VALUE);
+}
+
+TEST(Boundary, SuccessLeavesTheErrorAlone) {
+  tenon_error error = TENON_ERROR_INIT;
+  error.code = 77;
+  tenon_dtype dtype;
+  EXPECT_EQ(tenon_dtype_from_name("float32", &dtype, &error), TENON_OK);
+  EXPECT_EQ(error.code, 77);
+}
+
+TEST(Boundary, NullArgumentsAreErrors) {
+  for (const auto& [name, call] : entries()) EXPECT_NE(call(nullptr), TENON_OK) << name;
+}
+
+TEST(Boundary, ATensorIsConsumedEvenWhenTheArgumentsAreWrong) {
+  static int deaths = 0;
+  DLManagedTensorVersioned tensor{};
+  tensor.version = {1, 3};
+  tensor.deleter = [](DLManagedTensorVersioned*) { ++deaths; };
+  tenon_array* out = nullptr;
+  EXPECT_EQ(tenon_array_from_dlpack(&tensor, 1U << 30, &out, nullptr), TENON_ERR_VALUE);
+  EXPECT_EQ(deaths, 1);
+  EXPECT_EQ(tenon_array_from_dlpack(&tensor, 0, nullptr, nullptr), TENON_ERR_VALUE);
+  EXPECT_EQ(deaths, 2);
+  const Injected injected([] { throw 42; });
+  EXPECT_EQ(tenon_array_from_dlpack(&tensor, 0, &out, nullptr), TENON_ERR_INTERNAL);
+  EXPECT_EQ(deaths, 3);
+}
+
+TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {
+  const int64_t shape[] = {4};
+  tenon_array* array = nullptr;
+  ASSERT_EQ(tenon_array_create({TENON_FLOAT, 32, 1}, 1, shape, {TENON_CPU, 0}, 0, &array, nullptr), TENON_OK);
+  tenon_view view = TENON_VIEW_INIT;
+  ASSERT_EQ(tenon_view_open(&view, array, TENON_WRITE, nullptr), TENON_OK);
+  EXPECT_EQ(tenon_view_open(&view, array, TENON_READ, nullptr), TENON_ERR_VALUE);
+  EXPECT_EQ(tenon_array_views(array).writers, 1U);
+  tenon_view_close(&view);
+  tenon_view_close(&view);
+  EXPECT_EQ(tenon_array_views(array).writers, 0U);
+  tenon_array* frozen = nullptr;
+  ASSERT_EQ(tenon_array_readonly(array, &frozen, nullptr), TENON_OK);
+  EXPECT_EQ(tenon_view_open(&view, frozen, TENON_WRITE, nullptr), TENON_ERR_BUFFER);
+  ASSERT_EQ(tenon_view_open(&view, frozen, TENON_READ, nullptr), TENON_OK);
+  tenon_array_release(frozen);
+  tenon_array_release(array);
+  tenon_view_close(&view);  // the view kept the storage
+}
+
+}  // namespace
+}  // namespace tenon::capi

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "DLPack" of tenon.h.
+#include "capi/boundary.h"
+#include "dlpack/export.h"
+#include "dlpack/import.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+// The tensor is consumed even when the other arguments are wrong.
+template <class Tensor>
+tenon_status consume(Tensor* tensor, uint32_t flags, tenon_array** out, tenon_error* error,
+                     Ref<Array> (*import)(Tensor*, uint32_t)) {
+  bool is_consumed = false;
+  const tenon_status status = guarded(error, [&] {
+    not_null(tensor, "tensor");
+    not_null(out, "out");
+    check_flags(flags, TENON_READONLY, "tenon_array_from_dlpack");
+    is_consumed = true;
+    *out = wrap(import(tensor, flags));
+  });
+  if (!is_consumed && tensor != nullptr && tensor->deleter != nullptr) tensor->deleter(tensor);
+  return status;
+}
+
+constexpr uint32_t kExportFlags = TENON_EXPORT_FOR_READ | TENON_EXPORT_COPIED;
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags, DLManagedTensorVersioned** out,
+                                   tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    check_flags(flags, kExportFlags, "tenon_array_to_dlpack");
+    *out = dlpack::export_versioned(*unwrap(array), flags);
+  });
+}
+
+tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, DLManagedTensor** out,
+                                          tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    check_flags(flags, kExportFlags, "tenon_array_to_dlpack_legacy");
+    *out = dlpack::export_legacy(*unwrap(array), flags);
+  });
+}
+
+tenon_status tenon_array_from_dlpack(DLManagedTensorVersioned* tensor, uint32_t flags, tenon_array** out,
+                                     tenon_error* error) {
+  return consume(tensor, flags, out, error, dlpack::import_versioned);
+}
+
+tenon_status tenon_array_from_dlpack_legacy(DLManagedTensor* tensor, uint32_t flags, tenon_array** out,
+                                            tenon_error* error) {
+  return consume(tensor, flags, out, error, dlpack::import_legacy);
+}
+
+}  // extern "C"

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "schemas and feeds" of tenon.h.
+#include <algorithm>
+#include <cstring>
+
+#include "capi/boundary.h"
+#include "feed/feed.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+Schema* unwrap(tenon_schema* schema) { return reinterpret_cast<Schema*>(schema); }
+const Schema* unwrap(const tenon_schema* schema) { return reinterpret_cast<const Schema*>(schema); }
+Feed* unwrap(tenon_feed* feed) { return reinterpret_cast<Feed*>(feed); }
+Batch* unwrap(tenon_batch* batch) { return reinterpret_cast<Batch*>(batch); }
+const Batch* unwrap(const tenon_batch* batch) { return reinterpret_cast<const Batch*>(batch); }
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_schema_create(int32_t n, const tenon_field* fields, tenon_schema** out,
+                                 tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    if (n < 0 || (n > 0 && fields == nullptr)) throw_error(Code::kValue, n, " fields, but no list of them");
+    *out = reinterpret_cast<tenon_schema*>(Schema::make({fields, static_cast<size_t>(n)}).detach());
+  });
+}
+
+void tenon_schema_retain(tenon_schema* schema) { unwrap(schema)->retain(); }
+
+void tenon_schema_release(tenon_schema* schema) {
+  if (schema != nullptr) unwrap(schema)->release();
+}
+
+int32_t tenon_schema_field_count(const tenon_schema* schema) {
+  return static_cast<int32_t>(unwrap(schema)->fields().size());
+}
+
+tenon_field tenon_schema_field(const tenon_schema* schema, int32_t i) {
+  if (i < 0 || i >= tenon_schema_field_count(schema)) return {};
+  const Field& field = unwrap(schema)->fields()[static_cast<size_t>(i)];
+  return {field.name.c_str(), field.dtype, static_cast<int32_t>(field.shape.size()), field.shape.data()};
+}
+
+int64_t tenon_schema_rows(const tenon_schema* schema) { return unwrap(schema)->rows(); }
+
+uint64_t tenon_schema_nbytes(const tenon_schema* schema) { return unwrap(schema)->nbytes(); }
+
+tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* schema,
+                               const tenon_feed_options* options, tenon_feed** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(generator, "generator");
+    not_null(schema, "schema");
+    not_null(options, "options");
+    not_null(out, "out");
+    check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
+    check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
+    check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
+    *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
+  });
+}
+
+tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(feed, "feed"))->begin(); });
+}
+
+tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out, tenon_error* error) {
+  bool is_late = false;
+  const tenon_status status = guarded(error, [&] {
+    not_null(out, "out");
+    Ref<Batch> batch;
+    is_late = !unwrap(not_null(feed, "feed"))->next(timeout_ns, batch);
+    if (is_late && timeout_ns != 0) throw_error(Code::kTimeout, unwrap(feed)->waiting_text());
+    if (!is_late) *out = reinterpret_cast<tenon_batch*>(batch.detach());
+  });
+  // A caller that only looks should not pay for a text that it does not read.
+  if (status == TENON_OK && is_late) return report(error, TENON_ERR_TIMEOUT, "no batch is ready");
+  return status;
+}
+
+void tenon_feed_end(tenon_feed* feed) { unwrap(feed)->end(); }
+
+tenon_status tenon_feed_close(tenon_feed* feed, int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(feed, "feed"))->close(timeout_ns); });
+}
+
+void tenon_feed_release(tenon_feed* feed) { delete unwrap(feed); }
+
+void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out) {
+  const tenon_feed_statistics statistics = unwrap(feed)->statistics();
+  const uint32_t size = out->struct_size;
+  std::memcpy(out, &statistics, std::min<size_t>(size, sizeof statistics));
+  out->struct_size = size;
+}
+
+uint64_t tenon_batch_index(const tenon_batch* batch) { return unwrap(batch)->ticket().index; }
+
+uint64_t tenon_batch_epoch(const tenon_batch* batch) { return unwrap(batch)->ticket().epoch; }
+
+tenon_array* tenon_batch_array(tenon_batch* batch, int32_t i) { return wrap(unwrap(batch)->array(i)); }
+
+void tenon_batch_retain(tenon_batch* batch) { unwrap(batch)->retain(); }
+
+void tenon_batch_release(tenon_batch* batch) {
+  if (batch != nullptr) unwrap(batch)->release();
+}
+
+}  // extern "C"

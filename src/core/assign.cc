@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of the host that touch elements: copy_to, fill and copy. They check, broadcast, announce a view on
+// both storages for their duration, and leave the loops to core/elements.h.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "core/array.h"
+#include "core/elements.h"
+
+namespace tenon {
+namespace {
+
+// An array as the loops see it, for the time of one call.
+class Window {
+ public:
+  explicit Window(const Array& array) : array_(array) {
+    for (int64_t stride : array.strides())
+      byte_strides_.push(stride * static_cast<int64_t>(array.desc().itemsize));
+  }
+  Elements elements() const {
+    return {array_.data(), array_.dtype(), array_.desc().ndim, array_.desc().shape,
+            byte_strides_.values.data()};
+  }
+
+ private:
+  const Array& array_;
+  DimBuffer byte_strides_;
+};
+
+// The storage is viewed as long as this lives.
+class OpenView {
+ public:
+  OpenView(const Array& array, Access access) : access_(access), region_(array.storage().open_view(access)) {}
+  OpenView(const OpenView&) = delete;
+  OpenView& operator=(const OpenView&) = delete;
+  ~OpenView() { region_->close_view(access_); }
+
+ private:
+  Access access_;
+  Region* region_;
+};
+
+void check_writable(const Array& dst) {
+  if (dst.is_readonly()) {
+    throw_error(Code::kBuffer, "the array of shape ", shape_text(dst.shape()),
+                " is read-only: write to a copy");
+  }
+}
+
+[[noreturn]] void throw_no_cast(DType from, DType to) {
+  throw_error(Code::kType, "cannot cast ", from.name(), " to ", to.name());
+}
+
+// Packed elements know no strides: bytes are copied as they are.
+void copy_packed(const Array& src, Array& dst) {
+  if (src.dtype() != dst.dtype() || src.desc().itemsize != dst.desc().itemsize) {
+    throw_no_cast(src.dtype(), dst.dtype());
+  }
+  if (!std::ranges::equal(src.shape(), dst.shape())) {
+    throw_error(Code::kValue, "packed ", src.dtype().name(), " elements do not broadcast: shape ",
+                shape_text(src.shape()), " differs from ", shape_text(dst.shape()));
+  }
+  if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
+}
+
+}  // namespace
+
+void copy_to(const Array& src, Array& dst) {
+  check_writable(dst);
+  const OpenView reading(src, Access::kRead);
+  const OpenView writing(dst, Access::kWrite);
+  if (!src.is_byte_sized() || !dst.is_byte_sized()) return copy_packed(src, dst);
+  if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
+  const Ref<Array> source = broadcast(const_cast<Array&>(src), dst.shape());
+  if (dst.size() == 0) return;
+  copy_elements(Window(dst).elements(), Window(*source).elements());
+}
+
+void fill(Array& dst, const void* value, DType value_dtype) {
+  check_writable(dst);
+  check_dtype(value_dtype);
+  const OpenView writing(dst, Access::kWrite);
+  if (!dst.is_byte_sized()) {
+    throw_error(Code::kType, "packed ", dst.dtype().name(),
+                " elements cannot be filled: fill the bytes through a uint8 view");
+  }
+  if (!can_cast(value_dtype, dst.dtype())) throw_no_cast(value_dtype, dst.dtype());
+  if (dst.size() == 0) return;
+  fill_elements(Window(dst).elements(), value, value_dtype);
+}
+
+Ref<Array> copy(const Array& array, DType dtype) {
+  const uint32_t padded = dtype == array.dtype() ? array.desc().flags & TENON_SUBBYTE_PADDED : 0;
+  Ref<Array> result = Array::create(dtype, array.shape(), padded);
+  copy_to(array, *result);
+  return result;
+}
+
+}  // namespace tenon

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The interval map of known memory: which region a byte belongs to. It owns all regions and storages.
+//
+// A release must never wait for an import, so releasing takes no lock: a dead storage is put on a
+// lock-free list before its deleter runs. Whoever next takes the lock sweeps that list first. So memory
+// that is used again after its deleter has run is always unknown to the map by the time it is imported.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/ref.h"
+#include "core/storage.h"
+
+namespace tenon {
+
+// One for the process, never destroyed: late deleters meet a valid object.
+// Threads: all functions may be called from any thread; retire() takes no lock and allocates nothing.
+// No user code runs while the mutex is held.
+class KnownMemory {
+ public:
+  static KnownMemory& instance() noexcept;
+
+  // A storage with one reference over memory, on the region of its extent.
+  Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
+
+  // A living storage that contains the bytes, or null.
+  Ref<Storage> find(const std::byte* data, size_t nbytes);
+
+  // The storage's count has reached zero: it will be unlinked by the next caller of add or find.
+  void retire(Storage* storage) noexcept;
+
+  void note_failed_deleter() noexcept { failed_deleters_.fetch_add(1, std::memory_order_relaxed); }
+
+  void statistics(tenon_statistics* out);
+
+ private:
+  using Map = std::map<uintptr_t, Region*>;
+
+  KnownMemory() = default;
+
+  // All of these require mutex_.
+  void sweep() noexcept;
+  Region* region_for(uintptr_t begin, uintptr_t end);
+  void make_idle(Region* region) noexcept;
+  void drop_idle(Region* region) noexcept;
+  Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end);
+  Map::iterator first_overlap(uintptr_t begin, uintptr_t end);
+  void map_region(Region* region, uintptr_t begin, uintptr_t end);
+  void unmap_region(Region* region) noexcept;
+  Storage* new_storage();
+  Region* new_region();
+
+  // Shared. Dead storages, linked by next_dead_.
+  std::atomic<Storage*> dead_{nullptr};
+  std::atomic<uint64_t> failed_deleters_{0};
+
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  Map map_;
+  // Regions without storages that stay in the map for a while: importing the same memory again and again,
+  // as a loop or a feed does, finds its region there. idle_[region->idle_slot_] == region.
+  std::array<Region*, 16> idle_{};
+  uint32_t next_idle_ = 0;
+  std::vector<Storage*> spare_storages_;
+  std::vector<Region*> spare_regions_;
+  std::vector<Map::node_type> spare_nodes_;
+  uint64_t storages_ = 0;
+  uint64_t regions_ = 0;  // with storages
+  uint64_t heap_nbytes_ = 0;
+};
+
+}  // namespace tenon

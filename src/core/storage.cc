@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/storage.h"
+
+#include "base/error.h"
+#include "core/heap.h"
+#include "core/known_memory.h"
+
+namespace tenon {
+
+Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed) {
+  const heap::Block block = heap::allocate(nbytes, is_zeroed);
+  const Memory memory{block.data, nbytes, block.data, nbytes, false, block.owner, heap::release};
+  try {
+    return KnownMemory::instance().add(memory, nbytes);
+  } catch (...) {
+    heap::release(block.owner);
+    throw;
+  }
+}
+
+Ref<Storage> Storage::adopt(const Memory& memory) { return KnownMemory::instance().add(memory, 0); }
+
+Ref<Storage> Storage::find(const std::byte* data, size_t nbytes) {
+  return KnownMemory::instance().find(data, nbytes);
+}
+
+// Counts, then looks whether a merge has moved the storage meanwhile: either the merge sees the count or
+// this sees the new region.
+Region* Storage::open_view(Access access) noexcept {
+  while (true) {
+    // pairs with: KnownMemory::merge, "a view is counted on the region that the merge saw"
+    Region* const region = region_.load(std::memory_order_seq_cst);
+    region->open_view(access);
+    if (region_.load(std::memory_order_seq_cst) == region) return region;
+    region->close_view(access);
+  }
+}
+
+void Storage::release() noexcept {
+  if (!refs_.decrement()) return;
+  const Memory memory = memory_;
+  KnownMemory::instance().retire(this);  // from here on the object may be recycled
+  if (memory.deleter == nullptr) return;
+  try {
+    memory.deleter(memory.owner);
+  } catch (...) {
+    KnownMemory::instance().note_failed_deleter();
+  }
+}
+
+}  // namespace tenon

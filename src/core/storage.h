@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A storage is one allocation with its owner: Tenon's own heap memory, or memory adopted from someone
+// else with a deleter. It knows nothing of shapes and dtypes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/ref.h"
+#include "core/region.h"
+
+namespace tenon {
+
+using Deleter = void (*)(void* owner);
+
+// Memory to adopt. data..data+nbytes are the bytes of the storage, which lie inside of the extent: the
+// allocation that the region registers (for a NumPy view, the memory of its root array).
+struct Memory {
+  std::byte* data = nullptr;
+  size_t nbytes = 0;
+  std::byte* extent = nullptr;
+  size_t extent_nbytes = 0;
+  bool is_readonly = false;
+  void* owner = nullptr;
+  Deleter deleter = nullptr;
+};
+
+// Counted; made and recycled by KnownMemory.
+// Threads: everything public may be used by any thread.
+// Invariants: the deleter runs exactly once, after the last reference has gone, on the thread that
+// dropped it; a storage with count zero is never handed out again.
+class Storage {
+ public:
+  // New memory, aligned to 64 bytes, to pages from 1 MiB on. Fails with kNoMemory.
+  static Ref<Storage> allocate(size_t nbytes, bool is_zeroed);
+
+  // Takes over the memory. On failure the deleter does not run. Fails with std::bad_alloc, and with
+  // kBuffer when the extent bridges regions that are in use.
+  static Ref<Storage> adopt(const Memory& memory);
+
+  // A living storage that contains the bytes, or null.
+  static Ref<Storage> find(const std::byte* data, size_t nbytes);
+
+  std::byte* data() const noexcept { return memory_.data; }
+  size_t nbytes() const noexcept { return memory_.nbytes; }
+  bool is_readonly() const noexcept { return memory_.is_readonly; }
+  // May change while the caller looks, when an import bridges two regions.
+  // pairs with: KnownMemory::merge, "the region merged into is complete"
+  Region& region() const noexcept { return *region_.load(std::memory_order_acquire); }
+
+  // Counts a view and returns the region that counts it, for Region::close_view. The caller holds a
+  // reference to the storage until then.
+  Region* open_view(Access access) noexcept;
+
+  bool contains(const std::byte* data, size_t nbytes) const noexcept {
+    return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes;
+  }
+
+  // The owner, if it came with this deleter; else null.
+  void* owner_with(Deleter deleter) const noexcept {
+    return memory_.deleter == deleter ? memory_.owner : nullptr;
+  }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept;
+
+ private:
+  friend class KnownMemory;
+  Storage() = default;
+
+  RefCount refs_;
+
+  // Constant from creation to recycling.
+  Memory memory_;
+  size_t heap_nbytes_ = 0;  // of Tenon's own allocation, else 0
+
+  // Shared; written under KnownMemory::mutex_.
+  std::atomic<Region*> region_{nullptr};
+
+  // Guarded by KnownMemory::mutex_.
+  Storage* next_on_region_ = nullptr;
+  Storage* previous_on_region_ = nullptr;
+
+  // Written once by the releasing thread, then read by the sweep.
+  Storage* next_dead_ = nullptr;
+};
+
+}  // namespace tenon

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A delivered batch: the arrays of its fields over one slot.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/ref.h"
+#include "core/array.h"
+#include "feed/schema.h"
+#include "feed/slots.h"
+#include "feed/ticket_queue.h"
+
+namespace tenon {
+
+// Counted, immutable as a handle. One storage covers the slot; the batch, its arrays and every view of
+// them keep it, and when the last of them has gone, in whatever order, the slot is free again.
+class Batch {
+ public:
+  // Takes over the slot. Fails with std::bad_alloc; then the slot has been given back.
+  static Ref<Batch> make(const Schema& schema, Slots& slots, int32_t slot, const Ticket& ticket);
+
+  const Ticket& ticket() const noexcept { return ticket_; }
+  // Null for a field that the schema does not have.
+  Ref<Array> array(int32_t field) const noexcept {
+    return field >= 0 && static_cast<size_t>(field) < arrays_.size() ? arrays_[static_cast<size_t>(field)]
+                                                                     : Ref<Array>();
+  }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  explicit Batch(const Ticket& ticket) : ticket_(ticket) {}
+
+  const Ticket ticket_;
+  std::vector<Ref<Array>> arrays_;  // in schema order
+  RefCount refs_;
+};
+
+}  // namespace tenon

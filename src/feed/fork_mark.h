@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tells a process from its forked child without a system call: a page that the kernel clears in the
+// child (madvise MADV_WIPEONFORK, Linux 4.14). Threads do not survive a fork, so an object that runs
+// threads must not wait for them, or for their locks, in the child.
+#pragma once
+
+#include <cstdint>
+
+namespace tenon {
+
+// Remembers the process in which it was made. Threads: may be asked by any thread.
+class ForkMark {
+ public:
+  ForkMark() : mark_(current()) {}
+  // This process is a forked child of the one in which the mark was made.
+  bool is_child() const noexcept { return current() != mark_; }
+
+ private:
+  static uint64_t current() noexcept;
+
+  uint64_t mark_;
+};
+
+}  // namespace tenon

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The smallest C++ program that shows header and library fit: writes through a typed view, copies, and
+// meets an error as an exception.
+#include <iostream>
+#include <tenon/tenon.hpp>
+
+int main() {
+  auto array = tenon::Array::zeros<float>({2, 3});
+  array.as<float, 2>()(1, 2) = 4.0f;
+  const auto copy = array.copy("int32");
+  if (copy.as<const int32_t, 2>()(1, 2) != 4) return 1;
+  try {
+    array.reshape({7});
+    return 2;
+  } catch (const tenon::Error& error) {
+    std::cout << "C++: " << error.what() << '\n';
+    return error.code() == TENON_ERR_VALUE ? 0 : 3;
+  }
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that libtenon.so exports exactly the functions that tenon.h declares.
+
+check_symbols.py LIBRARY [HEADER]
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from c_header import Header
+
+HEADER = Path(__file__).parent.parent / "include/tenon/tenon.h"
+
+
+def exported(library):
+    """The names that a shared library defines for others, without the names of its versions."""
+    command = ["nm", "--dynamic", "--defined-only", "--format=posix", library]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = [line.split() for line in output.splitlines()]
+    return {row[0].split("@")[0] for row in rows if row[1] != "A"}
+
+
+def problems(library, header=HEADER):
+    declared, defined = set(Header(Path(header).read_text()).functions), exported(library)
+    if not declared:
+        yield f"{header} declares no function"
+    for name in sorted(declared - defined):
+        yield f"{name} is declared in {header} and not exported by {library}"
+    for name in sorted(defined - declared):
+        yield f"{name} is exported by {library} and not declared in {header}"
+
+
+def main(arguments):
+    found = list(problems(*arguments))
+    print("\n".join(found) if found else f"{arguments[0]}: exports what tenon.h declares")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

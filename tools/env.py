@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares Python environments with the package installed, and does nothing when they are current.
+
+    env.py NAME            .venv with requirements/NAME.txt and the wheel of this tree
+    env.py compat VERSION  build/python-VERSION with requirements/compat.txt and the same wheel
+
+What an environment holds is written into its stamp, keyed by the contents of the requirement files and of
+the sources; pip is called only for what differs, so that a second run needs no network. Runs on any
+Python 3.8+, with the standard library alone.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+WHEELS = ROOT / "build/wheel"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+# Says what an interpreter is; fails where an environment cannot be made from it.
+PROBE = """
+import ensurepip, os, sys, sysconfig, venv
+assert sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print("%d.%d" % sys.version_info[:2], int(headers))
+"""
+
+
+def say(text):
+    print(f"== {text}", flush=True)
+
+
+def run(command, **options):
+    """One command; the script ends when it fails."""
+    command = [str(part) for part in command]
+    environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    if subprocess.run(command, cwd=ROOT, env=environment, **options).returncode != 0:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def probe(python):
+    """(version, has headers) of an interpreter, or None where it cannot make an environment."""
+    result = subprocess.run([python, "-c", PROBE], capture_output=True, text=True)
+    if result.returncode != 0:
+        return None
+    version, headers = result.stdout.split()
+    return version, headers == "1"
+
+
+def candidates(version):
+    """Paths that may be a CPython of this version: from PATH, pyenv and uv."""
+    names = [os.path.join(folder, f"python{version}") for folder in os.get_exec_path()]
+    home = os.path.expanduser("~")
+    for pattern in (".pyenv/versions/{}.*/bin/python", ".local/share/uv/python/cpython-{}.*/bin/python3"):
+        names += sorted(glob.glob(os.path.join(home, pattern.format(version))))
+    return [name for name in names if os.access(name, os.X_OK)]
+
+
+def find_python(version):
+    """An interpreter of this version that can make an environment, or None."""
+    return next((name for name in candidates(version) if (probe(name) or [None])[0] == version), None)
+
+
+def base_python():
+    """The interpreter for .venv: the one that runs this script if it will do, else the oldest that will."""
+    for name in [sys.executable, *(name for version in VERSIONS for name in candidates(version))]:
+        found = probe(name)
+        if found and found[0] in VERSIONS and found[1]:
+            return name
+    sys.exit(
+        f"Tenon needs CPython {VERSIONS[0]} or newer with venv and its C headers, and found none.\n"
+        "On Debian and Ubuntu: apt-get install python3-venv python3-dev"
+    )
+
+
+def requirement_files(name):
+    """A requirement file and those that it includes."""
+    path = ROOT / "requirements" / name
+    included = [line[3:].strip() for line in path.read_text().splitlines() if line.startswith("-r ")]
+    return [path, *(file for other in included for file in requirement_files(other))]
+
+
+def digest(paths):
+    state = hashlib.sha256()
+    for path in paths:
+        state.update(f"{path.relative_to(ROOT)}\0".encode())
+        state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()
+
+
+def source_files():
+    """What the wheel is made of."""
+    files = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")]
+    for folder in ("cmake", "include", "src", "python"):
+        files += sorted((ROOT / folder).rglob("*"))
+    files = [path for path in files if path.is_file() and "__pycache__" not in path.parts]
+    files = [path for path in files if not path.stem.endswith("_test")]
+    return files + requirement_files("build.txt")
+
+
+class Environment:
+    """A virtual environment and its stamp. One process at a time."""
+
+    def __init__(self, folder, python):
+        self.folder = folder
+        self.python = folder / "bin/python"
+        self.stamp_file = folder / "tenon-stamp.json"
+        self.stamp = json.loads(self.stamp_file.read_text()) if self.stamp_file.exists() else {}
+        version = self.stamp.get("python")
+        if version is None or (probe(str(self.python)) or [None])[0] != version:
+            self.create(python)
+
+    def create(self, python):
+        say(f"creating {self.folder.relative_to(ROOT)} with {python}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder == VENV:  # builds remember the paths of the environment that made them
+            for build in glob.glob(str(ROOT / "build/cp*")):
+                shutil.rmtree(build)
+        run([python, "-m", "venv", self.folder])
+        self.stamp = {}
+        self.note(python=probe(str(self.python))[0])
+
+    def note(self, **facts):
+        self.stamp.update(facts)
+        self.stamp_file.write_text(json.dumps(self.stamp, indent=1))
+
+    def require(self, name):
+        """Installs requirements/NAME.txt in one pip command."""
+        files = requirement_files(f"{name}.txt")
+        if self.stamp.get(name) == digest(files):
+            return
+        say(f"installing requirements/{name}.txt into {self.folder.relative_to(ROOT)}")
+        run([self.python, *PIP, "install", "--progress-bar", "off", "-r", files[0]])
+        self.note(**{file.stem: digest(requirement_files(file.name)) for file in files})
+
+    def install(self, wheel):
+        if self.stamp.get("wheel") == digest([wheel]):
+            return
+        say(f"installing {wheel.name} into {self.folder.relative_to(ROOT)}")
+        run([self.python, *PIP, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", wheel])
+        self.note(wheel=digest([wheel]))
+
+    def uninstall(self):
+        """Takes the package out: builds load its entry points, and an old or broken one would stop them."""
+        self.note(wheel=None)
+        run([self.python, *PIP, "uninstall", "--quiet", "--yes", "tenon"], stderr=subprocess.DEVNULL)
+
+
+def current_wheel(environment):
+    """The wheel of this tree; builds it with the tools of the environment when sources have changed."""
+    stamp, sources = WHEELS / "sources.sha256", digest(source_files())
+    wheels = list(WHEELS.glob("*.whl"))
+    if len(wheels) != 1 or not stamp.exists() or stamp.read_text() != sources:
+        say("building the wheel")
+        shutil.rmtree(WHEELS, ignore_errors=True)
+        environment.uninstall()
+        options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", WHEELS]
+        run([environment.python, *PIP, "wheel", *options, ROOT])
+        stamp.write_text(sources)
+        wheels = list(WHEELS.glob("*.whl"))
+    return wheels[0]
+
+
+def prepare(name):
+    """.venv with requirements/NAME.txt and the current wheel."""
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        sys.exit("Tenon needs a C++20 compiler (g++ 12 or newer, or clang++) and found none.")
+    environment = Environment(VENV, base_python())
+    environment.require(name)
+    environment.install(current_wheel(environment))
+    return environment
+
+
+def prepare_compat(version):
+    """The environment of another CPython with the wheel, or None where that CPython is not installed."""
+    python = find_python(version)
+    if python is None:
+        return None
+    environment = Environment(ROOT / f"build/python-{version}", python)
+    environment.require("compat")
+    environment.install(current_wheel(prepare("build")))
+    return environment
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "compat":
+        sys.exit(0 if prepare_compat(sys.argv[2]) else f"no CPython {sys.argv[2]} found")
+    prepare(sys.argv[1])

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the checks of `make test`, in one order, and ends with the runners' own summary lines.
+
+    run_tests.py         everything
+    run_tests.py lint    the lints alone
+    run_tests.py soak    the concurrent and the long tests with full counts, also under ThreadSanitizer
+
+A failed build ends the run at once; other failures are collected, shown at the end, and make it fail.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import env
+
+SUMMARY = re.compile(r"^(\d+% tests passed.*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$")
+LINTS = ("check_includes.py", "check_labels.py", "check_sources.py")
+SOAK_SECONDS = "7200"
+JOBS = str(os.cpu_count() or 1)
+ASAN = {
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+}
+
+
+class Report:
+    """What has run: the runners' summary lines, and the steps that failed."""
+
+    def __init__(self):
+        self.summaries = {}  # step -> the last summary line that it printed
+        self.failed = []
+
+    def step(self, name, *command, fatal=False, **environment):
+        env.say(name)
+        began = time.monotonic()
+        path = f"{env.VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=env.ROOT,
+            env={**os.environ, "PATH": path, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if SUMMARY.match(line):
+                self.summaries[name] = line.rstrip()
+        if process.wait() != 0:
+            self.failed.append(f"{name} (exit {process.returncode})")
+            if fatal:
+                self.close()
+        print(f"   {time.monotonic() - began:.0f} s", flush=True)
+
+    def close(self):
+        env.say("summary")
+        for name in self.failed:
+            print(f"FAILED: {name}")
+        for name, line in self.summaries.items():
+            print(f"{name}:\n{line}")
+        sys.exit(1 if self.failed else 0)
+
+
+def lint(report, environment):
+    python = environment.python
+    for tool in LINTS:
+        report.step(f"lint: {tool}", python, f"tools/{tool}")
+    report.step("lint: ruff check", python, "-m", "ruff", "check")
+    report.step("lint: ruff format", python, "-m", "ruff", "format", "--check")
+    report.step("lint: mypy", python, "-m", "mypy")
+    report.step("lint: type stub", python, "tools/update_stub.py", "--check")
+    files = [
+        path
+        for folder in ("include", "src", "python", "tests", "bench", "examples")
+        for path in sorted((env.ROOT / folder).rglob("*"))
+        if path.suffix in {".h", ".hpp", ".inc", ".c", ".cc"}
+    ]
+    report.step("lint: clang-format", env.VENV / "bin/clang-format", "--dry-run", "--Werror", *files)
+
+
+def build(report, preset, *options):
+    report.step(f"build {preset}: configure", "cmake", "--preset", preset, *options, fatal=True)
+    report.step(f"build {preset}", "cmake", "--build", "--preset", preset, fatal=True)
+
+
+def smoke_under_asan(report, python):
+    """Runs the extension built with sanitizers. Python itself is not, so the runtime is preloaded."""
+    site = env.ROOT / "build/asan/site"
+    report.step("asan: package", "cmake", "--install", "build/asan", "--prefix", site / "tenon", fatal=True)
+    report.step("asan: python files", "cp", "-R", "python/tenon/.", site / "tenon", fatal=True)
+    compiler = os.environ.get("CXX", "c++")
+    runtime = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
+    ]
+    report.step(
+        "pytest, asan + ubsan",
+        *(python, "-m", "pytest", "-s", "tests/smoke"),
+        LD_PRELOAD=":".join(runtime),
+        PYTHONPATH=str(site),
+        PYTHONMALLOC="malloc",
+        **ASAN,
+    )
+
+
+def other_pythons(report, own):
+    """The same wheel on every other CPython from the floor on that the machine has."""
+    for version in env.VERSIONS[:3]:
+        if version == own:
+            continue
+        environment = env.prepare_compat(version)
+        if environment is None:
+            env.say(f"NO CPYTHON {version} ON THIS MACHINE: the wheel is not tested on it")
+        else:
+            report.step(f"pytest, CPython {version}", environment.python, "-m", "pytest", "tests/python")
+
+
+def soak(report, environment):
+    counts = {"TENON_SOAK": "1"}
+    for preset in ("release", "asan", "tsan"):
+        build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
+        command = ("ctest", "--preset", preset, "--timeout", SOAK_SECONDS)
+        report.step(f"ctest, soak, {preset}", *command, **counts)
+    command = (environment.python, "-m", "pytest", "-o", f"timeout={SOAK_SECONDS}", "tests/python")
+    report.step("pytest, soak", *command, **counts)
+
+
+def everything(report, environment):
+    python = environment.python
+    lint(report, environment)
+    build(report, "dev", f"-DPython3_EXECUTABLE={python}")
+    packaged = ("-DTENON_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib", f"-DPython_EXECUTABLE={python}")
+    build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)
+    report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", JOBS)
+    smoke_under_asan(report, python)
+    other_pythons(report, environment.stamp["python"])
+    report.step("ctest", "ctest", "--preset", "dev", "-j", JOBS)
+    report.step(f"pytest, CPython {environment.stamp['python']}", python, "-m", "pytest")
+
+
+def main(what="everything"):
+    report = Report()
+    {"everything": everything, "lint": lint, "soak": soak}[what](report, env.prepare("test"))
+    report.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
