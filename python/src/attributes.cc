@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The attributes of an NDArray.
+#include "dtype.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+
+namespace tenon::python {
+namespace {
+
+PyObject* tuple_of(const int64_t* entries, int32_t n, int64_t factor) {
+  nb::object tuple = owned(PyTuple_New(n));
+  for (int32_t i = 0; i < n; ++i) {
+    check_python(
+        PyTuple_SetItem(tuple.ptr(), i, owned(PyLong_FromLongLong(entries[i] * factor)).release().ptr()));
+  }
+  return tuple.release().ptr();
+}
+
+// Packed elements have no byte strides; they are in C order, counted as if each took a byte.
+int64_t byte_factor(const tenon_array_desc& desc) {
+  return desc.itemsize == 0 ? 1 : static_cast<int64_t>(desc.itemsize);
+}
+
+using Getter = PyObject* (*)(PyObject* self, const tenon_array_desc& desc);
+
+template <Getter getter>
+PyObject* get(PyObject* self, void*) noexcept {
+  return guarded([&] { return getter(self, desc_of(self)); });
+}
+
+template <Getter getter>
+PyGetSetDef attribute(const char* name, const char* documentation) {
+  return {name, get<getter>, nullptr, documentation, nullptr};
+}
+
+PyObject* get_shape(PyObject*, const tenon_array_desc& d) { return tuple_of(d.shape, d.ndim, 1); }
+PyObject* get_strides(PyObject*, const tenon_array_desc& d) {
+  return tuple_of(d.strides, d.ndim, byte_factor(d));
+}
+PyObject* get_dtype(PyObject*, const tenon_array_desc& d) { return dtype_object(d.dtype).release().ptr(); }
+PyObject* get_device(PyObject*, const tenon_array_desc&) {
+  static Name cpu("cpu");
+  return Py_NewRef(cpu.get());
+}
+PyObject* get_ndim(PyObject*, const tenon_array_desc& d) { return PyLong_FromLong(d.ndim); }
+PyObject* get_size(PyObject*, const tenon_array_desc& d) { return PyLong_FromLongLong(d.size); }
+PyObject* get_nbytes(PyObject*, const tenon_array_desc& d) { return PyLong_FromUnsignedLongLong(d.nbytes); }
+PyObject* get_itemsize(PyObject*, const tenon_array_desc& d) {
+  return PyLong_FromUnsignedLongLong(d.itemsize);
+}
+PyObject* get_data_ptr(PyObject*, const tenon_array_desc& d) { return PyLong_FromVoidPtr(d.data); }
+PyObject* get_writable(PyObject*, const tenon_array_desc& d) {
+  return PyBool_FromLong((d.flags & TENON_READONLY) == 0);
+}
+PyObject* get_version(PyObject* self, const tenon_array_desc&) {
+  return PyLong_FromUnsignedLongLong(tenon_array_version(array_of(self)));
+}
+PyObject* get_transposed(PyObject* self, const tenon_array_desc&) { return wrap(share(self).transpose()); }
+PyObject* get_ctypes(PyObject* self, const tenon_array_desc&) {
+  return nb::module_::import_("tenon._ctypes").attr("ArrayCTypes")(nb::handle(self)).release().ptr();
+}
+
+}  // namespace
+
+void add_attributes(Parts& parts) {
+  parts.attributes.insert(
+      parts.attributes.end(),
+      {
+          attribute<get_shape>("shape", "Elements along each axis."),
+          attribute<get_strides>("strides",
+                                 "Bytes from one element to the next along each axis, as NumPy counts."),
+          attribute<get_dtype>("dtype", "The type of the elements, a tenon.dtype."),
+          attribute<get_device>("device", "Where the memory is: 'cpu'."),
+          attribute<get_ndim>("ndim", "The number of axes."),
+          attribute<get_size>("size", "The number of elements."),
+          attribute<get_nbytes>("nbytes", "Bytes of all elements, without the gaps of strides."),
+          attribute<get_itemsize>("itemsize",
+                                  "Bytes of one element; 0 when elements are packed below a byte."),
+          attribute<get_data_ptr>("data_ptr", "The address of element 0, an int. It keeps nothing alive."),
+          attribute<get_ctypes>(
+              "ctypes", "The memory for ctypes: data, data_as(type), shape, strides; keeps it alive."),
+          attribute<get_writable>("writable", "Whether elements may be written through this array."),
+          attribute<get_version>("version",
+                                 "A number that has moved when elements may have changed; it moves at every\n"
+                                 "look while a writable view is open."),
+          attribute<get_transposed>("T", "The array with its axes in reverse order, on the same memory."),
+      });
+}
+
+}  // namespace tenon::python

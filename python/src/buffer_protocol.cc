@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The buffer protocol (PEP 3118): memoryview(a), np.asarray(a), and whatever else takes buffers. Every buffer
+// is an open view until it is released.
+#include <cstdlib>
+#include <memory>
+
+#include "ndarray.h"
+#include "ndarray_parts.h"
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+// The struct-module code of an element type, as NumPy chooses among those of one size; nullptr: it has none.
+const char* format_of(DType dtype) {
+  if (dtype.lanes() != 1) return nullptr;
+  switch (dtype.code() << 8 | dtype.bits()) {
+    case TENON_BOOL << 8 | 8: return "?";
+    case TENON_INT << 8 | 8: return "b";
+    case TENON_INT << 8 | 16: return "h";
+    case TENON_INT << 8 | 32: return "i";
+    case TENON_INT << 8 | 64: return sizeof(long) == 8 ? "l" : "q";
+    case TENON_UINT << 8 | 8: return "B";
+    case TENON_UINT << 8 | 16: return "H";
+    case TENON_UINT << 8 | 32: return "I";
+    case TENON_UINT << 8 | 64: return sizeof(long) == 8 ? "L" : "Q";
+    case TENON_FLOAT << 8 | 16: return "e";
+    case TENON_FLOAT << 8 | 32: return "f";
+    case TENON_FLOAT << 8 | 64: return "d";
+    case TENON_COMPLEX << 8 | 64: return "Zf";
+    case TENON_COMPLEX << 8 | 128: return "Zd";
+    default: return nullptr;
+  }
+}
+
+// What one Py_buffer holds: the view, and its strides behind it.
+struct Export {
+  tenon_view view;
+  Py_ssize_t strides[];
+};
+struct Free {
+  void operator()(Export* held) const noexcept { std::free(held); }
+};
+
+bool is_fortran_contiguous(const tenon_array_desc& desc) {
+  if (desc.size == 0) return true;
+  int64_t expected = 1;
+  for (int32_t i = 0; i < desc.ndim; ++i) {
+    if (desc.shape[i] != 1 && desc.strides[i] != expected) return false;
+    expected *= desc.shape[i];
+  }
+  return true;
+}
+
+bool wants(int flags, int request) { return (flags & request) == request; }
+
+// The order that is asked for and that the elements do not have; nullptr: none.
+const char* order_missing(int flags, bool is_c, bool is_f) {
+  if (wants(flags, PyBUF_C_CONTIGUOUS) && !is_c) return "C order";
+  if (wants(flags, PyBUF_F_CONTIGUOUS) && !is_f) return "Fortran order";
+  if (wants(flags, PyBUF_ANY_CONTIGUOUS) && !is_c && !is_f) return "one piece";
+  if (!wants(flags, PyBUF_STRIDES) && !is_c) return "C order, without strides,";
+  return nullptr;
+}
+
+// Throws BufferError for requests that the layout cannot serve.
+void check_request(PyObject* self, const tenon_array_desc& desc, int flags) {
+  if (wants(flags, PyBUF_WRITABLE) && (desc.flags & TENON_READONLY) != 0) {
+    raise(PyExc_BufferError, "a writable buffer was asked for, but the array is read-only");
+  }
+  if (wants(flags, PyBUF_FORMAT) && !wants(flags, PyBUF_ND)) {
+    raise(PyExc_BufferError,
+          "a buffer with a format but without a shape was asked for: a shape is needed too");
+  }
+  const bool is_c = tenon_array_is_contiguous(array_of(self)) != 0;
+  if (const char* const order = order_missing(flags, is_c, is_fortran_contiguous(desc))) {
+    raise(PyExc_BufferError,
+          "a buffer in %s was asked for, but the array's elements lie otherwise: pass a.copy()", order);
+  }
+}
+
+void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
+  const tenon_array_desc& desc = desc_of(self);
+  const char* const format = format_of(desc.dtype);
+  if (format == nullptr) {
+    raise(PyExc_BufferError,
+          "the buffer protocol has no format for %s: take a.view('uint8') or, with ml_dtypes, a.numpy()",
+          DType(desc.dtype).name().c_str());
+  }
+  check_request(self, desc, flags);
+  const auto ndim = static_cast<size_t>(desc.ndim);
+  std::unique_ptr<Export, Free> held(
+      static_cast<Export*>(std::malloc(sizeof(Export) + ndim * sizeof(Py_ssize_t))));
+  if (held == nullptr) throw std::bad_alloc();
+  held->view = TENON_VIEW_INIT;
+  for (size_t i = 0; i < ndim; ++i)
+    held->strides[i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
+  const int32_t access = (desc.flags & TENON_READONLY) != 0 ? TENON_READ : TENON_WRITE;
+  call(tenon_view_open, &held->view, array_of(self), access);
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  const bool has_shape = wants(flags, PyBUF_ND);
+  buffer->buf = desc.data;
+  buffer->obj = Py_NewRef(self);
+  buffer->len = static_cast<Py_ssize_t>(desc.nbytes);
+  buffer->itemsize = static_cast<Py_ssize_t>(desc.itemsize);
+  buffer->readonly = access == TENON_READ ? 1 : 0;
+  buffer->ndim = has_shape ? desc.ndim : 1;
+  buffer->format = wants(flags, PyBUF_FORMAT) ? const_cast<char*>(format) : nullptr;
+  buffer->shape =
+      has_shape ? const_cast<Py_ssize_t*>(reinterpret_cast<const Py_ssize_t*>(desc.shape)) : nullptr;
+  buffer->strides = wants(flags, PyBUF_STRIDES) ? held->strides : nullptr;
+  buffer->suboffsets = nullptr;
+  buffer->internal = held.release();
+}
+
+int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
+  buffer->obj = nullptr;
+  return guarded([&] {
+    fill_buffer(self, buffer, flags);
+    return 0;
+  });
+}
+
+void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
+  auto* const held = static_cast<Export*>(buffer->internal);
+  {
+    const owners::Collector collector;
+    tenon_view_close(&held->view);
+  }
+  std::free(held);
+}
+
+}  // namespace
+
+void add_buffer_protocol(Parts& parts) {
+  parts.add_slot(Py_bf_getbuffer, get_buffer);
+  parts.add_slot(Py_bf_releasebuffer, release_buffer);
+}
+
+}  // namespace tenon::python

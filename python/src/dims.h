@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shapes and axes from Python's ints, tuples and lists.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "python.h"
+
+namespace tenon::python {
+
+// At most TENON_MAX_NDIM numbers.
+class Dims {
+ public:
+  // An int, or a sequence of ints; ints are whatever has __index__. what names it in messages.
+  Dims(nb::handle source, const char* what);
+  // Of a function that takes f((2, 3)) as well as f(2, 3).
+  static Dims of_arguments(const nb::args& arguments, const char* what);
+
+  std::span<const int64_t> span() const noexcept { return {values_.data(), n_}; }
+  Shape shape() const noexcept { return span(); }
+  int32_t size() const noexcept { return static_cast<int32_t>(n_); }
+  int64_t operator[](size_t i) const noexcept { return values_[i]; }
+
+ private:
+  size_t n_ = 0;
+  std::array<int64_t, TENON_MAX_NDIM> values_;
+};
+
+// An int from anything with __index__. Throws TypeError, OverflowError.
+int64_t index_from(nb::handle source);
+
+}  // namespace tenon::python

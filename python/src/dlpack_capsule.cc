@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dlpack_capsule.h"
+
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+// The contexts of our legacy capsules: their addresses say what may be done.
+char for_read;
+char for_write;
+
+template <class Tensor>
+void free_capsule(PyObject* capsule, const char* name) noexcept {
+  if (PyCapsule_IsValid(capsule, name) == 0) return;  // consumed: it has another name now
+  const owners::Collector collector;
+  auto* const tensor = static_cast<Tensor*>(PyCapsule_GetPointer(capsule, name));
+  if (tensor->deleter != nullptr) tensor->deleter(tensor);
+}
+
+void free_versioned(PyObject* capsule) noexcept {
+  free_capsule<DLManagedTensorVersioned>(capsule, kVersionedName);
+}
+void free_legacy(PyObject* capsule) noexcept { free_capsule<DLManagedTensor>(capsule, kLegacyName); }
+
+template <class Tensor>
+nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor destructor) {
+  PyObject* const capsule = PyCapsule_New(tensor, name, destructor);
+  if (capsule == nullptr) tensor->deleter(tensor);
+  return owned(capsule);
+}
+
+}  // namespace
+
+nb::object versioned_capsule(const Array& array, uint32_t flags) {
+  return capsule_of(array.to_dlpack(flags), kVersionedName, free_versioned);
+}
+
+nb::object legacy_capsule(const Array& array, uint32_t flags) {
+  nb::object capsule = capsule_of(array.to_dlpack_legacy(flags), kLegacyName, free_legacy);
+  const bool is_for_read = (flags & TENON_EXPORT_FOR_READ) != 0;
+  check_python(PyCapsule_SetContext(capsule.ptr(), is_for_read ? &for_read : &for_write));
+  return capsule;
+}
+
+LegacyAccess access_of_legacy(nb::handle capsule) {
+  const void* const context = PyCapsule_GetContext(capsule.ptr());
+  if (context == &for_read) return LegacyAccess::kRead;
+  if (context == &for_write) return LegacyAccess::kWrite;
+  PyErr_Clear();
+  return LegacyAccess::kUnknown;
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Capsules of DLPack: their names, and ours.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// Names as the protocol fixes them. CPython keeps the pointers: they live for ever.
+inline constexpr const char* kVersionedName = "dltensor_versioned";
+inline constexpr const char* kLegacyName = "dltensor";
+inline constexpr const char* kUsedVersionedName = "used_dltensor_versioned";
+inline constexpr const char* kUsedLegacyName = "used_dltensor";
+
+// A capsule of array. flags: TENON_EXPORT_*. A capsule that nobody consumes gives the tensor back.
+nb::object versioned_capsule(const Array& array, uint32_t flags);
+nb::object legacy_capsule(const Array& array, uint32_t flags);
+
+// A legacy capsule of ours knows whether it may be written through; others cannot say.
+enum class LegacyAccess { kUnknown, kRead, kWrite };
+LegacyAccess access_of_legacy(nb::handle capsule);
+
+}  // namespace tenon::python

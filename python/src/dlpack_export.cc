@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NDArray as a producer of DLPack: __dlpack__, __dlpack_device__ and MXNet's verbs. Source of the rules:
+// https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
+#include "arguments.h"
+#include "dlpack_capsule.h"
+#include "elements.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+
+namespace tenon::python {
+namespace {
+
+struct Device {
+  int64_t type;
+  int64_t id;
+};
+
+// A pair of ints: a tuple (also of enum members).
+Device pair_from(PyObject* pair, const char* what) {
+  if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+    raise(PyExc_TypeError, "%s must be a tuple of two ints, not %R", what, pair);
+  }
+  Device values{};
+  values.type = PyLong_AsLongLong(PyTuple_GetItem(pair, 0));
+  values.id = PyLong_AsLongLong(PyTuple_GetItem(pair, 1));
+  if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return values;
+}
+
+bool is_given(PyObject* argument) { return argument != nullptr && argument != Py_None; }
+
+void check_device(PyObject* wanted, tenon_device own) {
+  const Device device = pair_from(wanted, "dl_device");
+  const bool is_own = device.type == own.type && device.id == own.id;
+  const bool is_cpu = device.type == TENON_CPU && device.id == 0;
+  if (!is_own && !is_cpu) {
+    raise(PyExc_BufferError, "the array is in host memory and cannot be exported to device (%lld, %lld)",
+          static_cast<long long>(device.type), static_cast<long long>(device.id));
+  }
+}
+
+PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static Parameters<4> parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
+  const auto [stream, max_version, dl_device, copy] = parameters.parse(arguments, n, keywords);
+  if (is_given(stream))
+    raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
+  if (is_given(dl_device)) check_device(dl_device, desc_of(self).device);
+  const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").type >= 1;
+  const int is_copy = is_given(copy) ? PyObject_IsTrue(copy) : 0;
+  check_python(is_copy);
+  const Array array = is_copy != 0 ? copied(share(self)) : share(self);
+  const uint32_t flags = is_copy != 0 ? TENON_EXPORT_COPIED : 0;
+  return (is_versioned ? versioned_capsule(array, flags) : legacy_capsule(array, flags)).release().ptr();
+}
+
+PyObject* dlpack_device(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
+  if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "__dlpack_device__() takes no arguments");
+  static PyObject* const cpu = owned(Py_BuildValue("(ii)", TENON_CPU, 0)).release().ptr();
+  const tenon_device device = desc_of(self).device;
+  if (device.type == TENON_CPU && device.id == 0) return Py_NewRef(cpu);
+  return Py_BuildValue("(ii)", device.type, device.id);
+}
+
+PyObject* to_dlpack_for_read(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
+  if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_read() takes no arguments");
+  return legacy_capsule(share(self), TENON_EXPORT_FOR_READ).release().ptr();
+}
+
+PyObject* to_dlpack_for_write(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
+  if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_write() takes no arguments");
+  return legacy_capsule(share(self), 0).release().ptr();
+}
+
+}  // namespace
+
+void add_dlpack_methods(Parts& parts) {
+  parts.methods.insert(
+      parts.methods.end(),
+      {
+          fast_method<dlpack>(
+              "__dlpack__",
+              "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+              "A DLPack capsule of the memory, for another library's from_dlpack.\n\n"
+              "Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot "
+              "say that an\n"
+              "array is read-only: for such an array that is a BufferError, unless ``copy=True``.\n\n"
+              "Raises\n------\n"
+              "BufferError\n    The array cannot be exported as asked.\nValueError\n    ``stream`` is not "
+              "None.\n"),
+          fast_method<dlpack_device>("__dlpack_device__",
+                                     "__dlpack_device__($self)\n--\n\n"
+                                     "Device type and number as DLPack counts them: (1, 0).\n"),
+          fast_method<to_dlpack_for_read>(
+              "to_dlpack_for_read",
+              "to_dlpack_for_read($self)\n--\n\n"
+              "A legacy DLPack capsule for a consumer that only reads, by the caller's promise.\n"),
+          fast_method<to_dlpack_for_write>("to_dlpack_for_write",
+                                           "to_dlpack_for_write($self)\n--\n\n"
+                                           "A legacy DLPack capsule for a consumer that may write.\n\n"
+                                           "Raises\n------\nBufferError\n    The array is read-only.\n"),
+      });
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tenon.from_dlpack: memory of other libraries. The C exchange table of the type where there is one, else
+// __dlpack__; each capsule is consumed once and renamed before anything else happens.
+#include "dlpack_import.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "arguments.h"
+#include "dlpack_capsule.h"
+#include "elements.h"
+#include "exchange_table.h"
+#include "from_numpy.h"
+#include "ndarray.h"
+
+namespace tenon::python {
+namespace {
+
+constexpr const char* kDocumentation =
+    "from_dlpack(x, device=None, copy=None)\n--\n\n"
+    "The memory of another library's array as an NDArray.\n\n"
+    "Parameters\n----------\n"
+    "x : object with __dlpack__, or a DLPack capsule\n"
+    "    A capsule is consumed. NumPy arrays keep their flags: both sides may write.\n"
+    "device : {None, 'cpu'}\n"
+    "    'cpu' has memory that the host cannot read copied by its producer.\n"
+    "copy : bool or None\n"
+    "    True: new memory. False: BufferError where the producer would copy. None: as the producer likes.\n\n"
+    "Returns\n-------\n"
+    "NDArray\n"
+    "    Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot "
+    "say: the\n"
+    "    legacy form of DLPack has no word for it, so only legacy tensors of libraries whose arrays are "
+    "always writable\n"
+    "    (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
+    "Raises\n------\n"
+    "BufferError\n"
+    "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, a malformed "
+    "tensor.\n"
+    "TypeError\n    ``x`` has no __dlpack__, or an unknown dtype.\n"
+    "ValueError\n    The capsule was consumed before; the device is unknown.\n";
+
+// Libraries whose arrays can all be written, by the first part of their module's name.
+bool is_always_writable(nb::handle object) {
+  const nb::object module = nb::getattr(object.type(), "__module__", nb::str(""));
+  if (!nb::isinstance<nb::str>(module)) return false;
+  const std::string_view name = text_of(module);
+  const std::string_view first = name.substr(0, name.find('.'));
+  constexpr std::string_view kWritable[] = {"torch",  "cupy", "mxnet",   "onnxruntime",
+                                            "paddle", "tvm",  "tvm_ffi", "warp"};
+  return std::ranges::find(kWritable, first) != std::end(kWritable);
+}
+
+[[noreturn]] void refuse_copy() {
+  raise(PyExc_BufferError,
+        "copy=False was asked for, but the producer copied: its memory cannot be shared as it is");
+}
+
+void consume(nb::handle capsule, const char* used_name) {
+  check_python(PyCapsule_SetName(capsule.ptr(), used_name));
+}
+
+Array import_versioned(DLManagedTensorVersioned* tensor, bool may_copy) {
+  const bool is_copied =
+      tensor->version.major == DLPACK_MAJOR_VERSION && (tensor->flags & DLPACK_FLAG_BITMASK_IS_COPIED) != 0;
+  Array array = Array::from_dlpack(tensor);
+  if (is_copied && !may_copy) refuse_copy();
+  return array;
+}
+
+Array import_capsule(nb::handle capsule, bool may_copy, bool is_writable) {
+  if (PyCapsule_IsValid(capsule.ptr(), kVersionedName) != 0) {
+    auto* const tensor =
+        static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), kVersionedName));
+    consume(capsule, kUsedVersionedName);
+    return import_versioned(tensor, may_copy);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), kLegacyName) != 0) {
+    const LegacyAccess access = access_of_legacy(capsule);
+    auto* const tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kLegacyName));
+    consume(capsule, kUsedLegacyName);
+    if (access != LegacyAccess::kUnknown) is_writable = access == LegacyAccess::kWrite;
+    return Array::from_dlpack(tensor, is_writable ? 0 : TENON_READONLY);
+  }
+  if (PyCapsule_CheckExact(capsule.ptr())) {
+    const char* const name = PyCapsule_GetName(capsule.ptr());
+    PyErr_Clear();
+    raise(PyExc_ValueError,
+          "the capsule is named '%s': DLPack capsules are 'dltensor' or 'dltensor_versioned', and are "
+          "consumed once",
+          name == nullptr ? "" : name);
+  }
+  raise(PyExc_TypeError, "__dlpack__() gave %R, not a capsule", capsule.ptr());
+}
+
+bool is_true(const nb::object& value) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  check_python(truth);
+  return truth != 0;
+}
+
+bool requires_grad(nb::handle object) {
+  static Name name("requires_grad");
+  return is_true(owned(PyObject_GetAttr(object.ptr(), name.get())));
+}
+
+// Tensors of PyTorch may stand for the conjugate or, as the imaginary part of one, for the negative of what
+// lies in memory.
+void check_lazy_bits(nb::handle object, DType dtype) {
+  static Name is_conj("is_conj"), is_neg("is_neg");
+  const auto refuse_if = [&](Name& method, const char* what, const char* way_out) {
+    if (is_true(owned(PyObject_CallMethodObjArgs(object.ptr(), method.get(), nullptr)))) {
+      raise(PyExc_BufferError, "the tensor's memory holds its elements %s: pass x.%s()", what, way_out);
+    }
+  };
+  if (dtype.code() == TENON_COMPLEX) refuse_if(is_conj, "conjugated", "resolve_conj");
+  if (dtype.code() == TENON_COMPLEX || dtype.code() == TENON_FLOAT)
+    refuse_if(is_neg, "negated", "resolve_neg");
+}
+
+// Empty when the table fails without saying why.
+Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy) {
+  DLManagedTensorVersioned* tensor = nullptr;
+  const int result = exchange.table->managed_tensor_from_py_object_no_sync(object.ptr(), &tensor);
+  if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return result != 0 || tensor == nullptr ? Array() : import_versioned(tensor, may_copy);
+}
+
+nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
+  static PyObject* const version =
+      owned(Py_BuildValue("(ii)", DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION)).release().ptr();
+  const nb::object method = nb::getattr(object, "__dlpack__");
+  nb::dict keywords;
+  keywords["max_version"] = nb::handle(version);
+  if (!may_copy) keywords["copy"] = false;
+  if (to_host) keywords["dl_device"] = nb::make_tuple(static_cast<int>(TENON_CPU), 0);
+  try {
+    return method(**keywords);
+  } catch (nb::python_error& error) {
+    // A producer from before DLPack 1.0 knows no keywords; what it gives it shares as it is.
+    if (!error.matches(PyExc_TypeError) || !may_copy || to_host) throw;
+  }
+  return method();
+}
+
+bool needs_host_copy(nb::handle object) {
+  const nb::object device = object.attr("__dlpack_device__")();
+  const auto type = nb::cast<int>(nb::int_(device[0]));
+  return type != TENON_CPU && type != TENON_CUDA_HOST && type != TENON_ROCM_HOST &&
+         type != TENON_CUDA_MANAGED;
+}
+
+PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static Parameters<3> parameters("from_dlpack", {"x", "device", "copy"}, 1, 1);
+  const auto [x, device, copy] = parameters.parse(arguments, n, keywords);
+  const bool has_device = device != nullptr && device != Py_None;
+  if (has_device && !(PyUnicode_Check(device) && PyUnicode_CompareWithASCIIString(device, "cpu") == 0)) {
+    raise(PyExc_ValueError, "device is %R: arrays live on 'cpu'", device);
+  }
+  const bool has_copy = copy != nullptr && copy != Py_None;
+  const int is_copy = has_copy ? PyObject_IsTrue(copy) : 0;
+  check_python(is_copy);
+  const bool may_copy = !has_copy || is_copy != 0;
+  Array array = is_ndarray(x) ? share(x) : share_if_numpy(x);
+  if (!array) {
+    const bool to_host = has_device && !PyCapsule_CheckExact(x) && needs_host_copy(x);
+    array = import_dlpack(x, may_copy, to_host);
+  }
+  return wrap(is_copy != 0 ? copied(array) : std::move(array));
+}
+
+}  // namespace
+
+bool has_dlpack(nb::handle object) { return nb::hasattr(object.type(), "__dlpack__"); }
+
+Array import_dlpack(nb::handle object, bool may_copy, bool to_host) {
+  if (PyCapsule_CheckExact(object.ptr())) return import_capsule(object, may_copy, false);
+  const Exchange exchange = exchange_of(Py_TYPE(object.ptr()));
+  const bool has_grad = exchange.has_grad && requires_grad(object);
+  Array array;
+  if (exchange.table != nullptr && !has_grad && !to_host) array = import_by_table(object, exchange, may_copy);
+  if (!array) {
+    if (!has_dlpack(object)) raise(PyExc_TypeError, "%R has no __dlpack__", object.ptr());
+    array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy, is_always_writable(object));
+  }
+  if (exchange.has_lazy_bits) check_lazy_bits(object, array.dtype());
+  return array;
+}
+
+void add_from_dlpack(nb::module_& module) {
+  static PyMethodDef method = fast_method<from_dlpack>("from_dlpack", kDocumentation);
+  add_function(module, &method);
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Methods of NDArray that read or write elements, and copies of all kinds.
+#include "assignment.h"
+#include "dtype.h"
+#include "elements.h"
+#include "methods.h"
+#include "ndarray_parts.h"
+
+namespace tenon::python {
+namespace {
+
+nb::object astype(const Self& self, const DTypeLike& dtype, bool copy) {
+  const Array array = self.array();
+  const DType wanted = dtype.get();
+  if (!copy && wanted == array.dtype()) return self.object;
+  return nb::cast(copied(array, wanted));
+}
+
+nb::object copyto(const Array& self, nb::object other) {
+  copy_elements(self, array_from(other));
+  return other;
+}
+
+nb::object to_device(const Self& self, nb::handle device) {
+  check_device_name(device);
+  return self.object;
+}
+
+nb::object python_function(const char* module, const char* name) {
+  return nb::module_::import_(module).attr(name);
+}
+
+}  // namespace
+
+void add_element_methods(nb::module_&) {
+  def_method("astype", astype, nb::arg("dtype"), nb::arg("copy") = true,
+             nb::sig("def astype(self, dtype: DTypeLike, copy: bool = True) -> NDArray"),
+             "The elements cast to a dtype, in new memory; with ``copy=False`` the array itself if it has "
+             "the dtype.\n\n"
+             "Casts as C does: fractions are cut, integers out of range wrap.\n");
+  def_method(
+      "copy", [](const Array& self) { return copied(self); }, "The elements in new memory, in C order.\n");
+  def_method(
+      "copyto", copyto, nb::arg("other"), nb::sig("def copyto(self, other: _T) -> _T"),
+      "Writes the elements to ``other``, broadcast to its shape and cast to its dtype, and returns it.\n\n"
+      "Parameters\n----------\n"
+      "other : NDArray, numpy.ndarray, torch.Tensor or another writable array with __dlpack__\n\n"
+      "Raises\n------\nValueError\n    The shapes do not fit, or ``other`` is read-only.\n");
+  def_method("to", to_device, nb::arg("device"), nb::sig("def to(self, device: str) -> NDArray"),
+             "The array on a device; on 'cpu' the array itself. Raises ValueError for others.\n");
+  def_method("__copy__", [](const Array& self) { return copied(self); });
+  def_method("__deepcopy__", [](const Array& self, nb::handle) { return copied(self); }, nb::arg("memo"));
+  def_method(
+      "__format__",
+      [](const Self& self, nb::str spec) {
+        return python_function("tenon._text", "array_format")(self.object, spec);
+      },
+      nb::arg("spec"), nb::sig("def __format__(self, spec: str, /) -> str"));
+  def_method(
+      "__reduce_ex__",
+      [](const Self& self, int protocol) {
+        return python_function("tenon._pickle", "reduce_array")(self.object, protocol);
+      },
+      nb::arg("protocol"), nb::sig("def __reduce_ex__(self, protocol: int, /) -> tuple[Any, ...]"));
+  add_conversion_methods();
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls that touch many elements. Large ones run without the GIL.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// New memory in C order.
+Array copied(const Array& source, DType dtype);
+inline Array copied(const Array& source) { return copied(source, source.dtype()); }
+
+// destination[...] = source, broadcast and cast. Throws ValueError when destination is read-only.
+void copy_elements(const Array& source, const Array& destination);
+
+// destination[...] = value, an element of dtype.
+void fill_elements(const Array& destination, const void* value, DType dtype);
+
+// Throws ValueError when array is read-only.
+void check_writable(const Array& array);
+
+// Throws ValueError for other devices than 'cpu'.
+void check_device_name(nb::handle device);
+
+}  // namespace tenon::python

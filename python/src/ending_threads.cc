@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes of a daemon thread that is inside of this extension when Python ends.
+//
+// Before 3.14 CPython ends such a thread with pthread_exit as soon as it wants the GIL. That unwinds the
+// stack: destructors would touch Python objects without the GIL, and a noexcept function would end the
+// process. So the first frame of ours that the unwinding meets keeps the thread here, asleep, until the
+// process is gone, which is what CPython does itself from 3.14 on. The linker puts the function below in the
+// place of the compiler's (--wrap, CMakeLists.txt), which says for each frame what an unwinding does there.
+#include <dlfcn.h>
+#include <unistd.h>
+#include <unwind.h>
+
+namespace {
+
+bool is_python_ending() noexcept {
+  using Answer = int (*)();
+  static const Answer is_finalizing = [] {
+    void* const found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");  // public from 3.13 on
+    return reinterpret_cast<Answer>(found != nullptr ? found : dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"));
+  }();
+  return is_finalizing != nullptr && is_finalizing() != 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+_Unwind_Reason_Code __real___gxx_personality_v0(int version, _Unwind_Action actions,
+                                                _Unwind_Exception_Class exception_class,
+                                                _Unwind_Exception* exception, _Unwind_Context* context);
+
+_Unwind_Reason_Code __wrap___gxx_personality_v0(int version, _Unwind_Action actions,
+                                                _Unwind_Exception_Class exception_class,
+                                                _Unwind_Exception* exception, _Unwind_Context* context) {
+  if ((actions & _UA_FORCE_UNWIND) != 0 && is_python_ending()) {
+    for (;;) pause();
+  }
+  return __real___gxx_personality_v0(version, actions, exception_class, exception, context);
+}
+
+}  // extern "C"

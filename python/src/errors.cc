@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From statuses of the C ABI to the exceptions that Python users expect. The classes of Tenon's own are
+// defined in tenon/_errors.py.
+#include "errors.h"
+
+#include <cstdarg>
+#include <new>
+
+namespace tenon::python {
+namespace {
+
+// An attribute of tenon._errors: a new reference.
+nb::object own_class(const char* name) { return nb::module_::import_("tenon._errors").attr(name); }
+
+nb::object class_of(tenon_status status) {
+  switch (status) {
+    case TENON_ERR_VALUE:
+    case TENON_ERR_CLOSED: return nb::borrow(PyExc_ValueError);
+    case TENON_ERR_TYPE: return nb::borrow(PyExc_TypeError);
+    case TENON_ERR_BUFFER: return nb::borrow(PyExc_BufferError);
+    case TENON_ERR_INDEX: return nb::borrow(PyExc_IndexError);
+    case TENON_ERR_NO_MEMORY: return nb::borrow(PyExc_MemoryError);
+    case TENON_ERR_NOT_FOUND: return nb::borrow(PyExc_FileNotFoundError);
+    case TENON_ERR_TIMEOUT: return nb::borrow(PyExc_TimeoutError);
+    case TENON_ERR_SYSTEM: return nb::borrow(PyExc_OSError);
+    case TENON_ERR_INTERNAL: return nb::borrow(PyExc_RuntimeError);
+    default: return own_class("TenonError");
+  }
+}
+
+}  // namespace
+
+void set_error(const Error& error) noexcept {
+  try {
+    if (error.code() == TENON_ERR_OP) {
+      const nb::object type = own_class("OpError");
+      const nb::object value = type(error.what(), error.op_code());
+      PyErr_SetObject(type.ptr(), value.ptr());
+    } else {
+      PyErr_SetString(class_of(error.code()).ptr(), error.what());
+    }
+  } catch (nb::python_error& failure) {
+    failure.restore();
+  }
+}
+
+void set_error_from_exception() noexcept {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const Error& error) {
+    set_error(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception");
+  }
+}
+
+void raise(PyObject* type, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  PyErr_FormatV(type, format, arguments);
+  va_end(arguments);
+  nb::raise_python_error();
+}
+
+void add_errors(nb::module_&) {
+  nb::register_exception_translator([](const std::exception_ptr& exception, void*) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const Error& error) {
+      set_error(error);
+    }
+  });
+}
+
+}  // namespace tenon::python

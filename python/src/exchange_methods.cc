@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Methods that hand an NDArray to NumPy, PyTorch and JAX by name, and the hooks through which NumPy asks.
+#include "dlpack_capsule.h"
+#include "elements.h"
+#include "exchange_table.h"
+#include "methods.h"
+#include "ndarray_parts.h"
+#include "numpy_view.h"
+
+namespace tenon::python {
+namespace {
+
+// NumPy asks the buffer protocol first and forgets why that failed: the same request here raises it again.
+nb::object numpy_array(const Array& self, nb::object dtype, nb::object copy) {
+  nb::object view = numpy_view(self);
+  const bool is_cast = !dtype.is_none() && !dtype.equal(view.attr("dtype"));
+  const bool is_copy = !copy.is_none() && nb::cast<bool>(nb::bool_(copy));
+  if (is_cast && !copy.is_none() && !is_copy) {
+    raise(PyExc_ValueError, "copy=False was asked for, but %S elements become %S only by a copy",
+          view.attr("dtype").ptr(), dtype.ptr());
+  }
+  if (is_cast) return view.attr("astype")(dtype);
+  return is_copy ? view.attr("copy")() : view;
+}
+
+// NDArrays among the values become NumPy views.
+nb::object with_views(nb::handle values) {
+  nb::list result;
+  for (nb::handle value : values)
+    result.append(is_ndarray(value.ptr()) ? numpy_view(share(value.ptr())) : nb::borrow(value));
+  return nb::tuple(result);
+}
+
+nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args inputs, nb::kwargs keywords) {
+  const nb::object out = keywords.contains("out") ? nb::object(keywords["out"]) : nb::object();
+  if (out.is_valid()) {
+    for (nb::handle target : out) {
+      if (is_ndarray(target.ptr())) check_writable(share(target.ptr()));
+    }
+    keywords["out"] = with_views(out);
+  }
+  if (keywords.contains("where") && is_ndarray(nb::object(keywords["where"]).ptr())) {
+    keywords["where"] = numpy_view(share(nb::object(keywords["where"]).ptr()));
+  }
+  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs), **keywords);
+  if (!out.is_valid()) return result;
+  // What the caller gave as out comes back as such.
+  if (nb::len(out) == 1) return is_ndarray(nb::object(out[0]).ptr()) ? nb::object(out[0]) : result;
+  nb::list results;
+  for (size_t i = 0; i < nb::len(out); ++i) {
+    results.append(is_ndarray(nb::object(out[i]).ptr()) ? nb::object(out[i]) : nb::object(result[i]));
+  }
+  return nb::tuple(results);
+}
+
+bool has_negative_stride(const Array& array) {
+  for (size_t i = 0; i < array.strides().size(); ++i) {
+    if (array.strides()[i] < 0 && array.shape()[i] > 1) return true;
+  }
+  return false;
+}
+
+nb::object to_torch(const Array& self, bool trust) {
+  const nb::object type = nb::module_::import_("torch").attr("Tensor");
+  if (has_negative_stride(self)) {
+    raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
+  }
+  const Array array = self.is_readonly() && !trust ? copied(self) : self;
+  const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
+  const Exchange exchange = exchange_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  if (exchange.table == nullptr) {
+    return nb::module_::import_("torch").attr("from_dlpack")(versioned_capsule(array, flags));
+  }
+  void* tensor = nullptr;
+  DLManagedTensorVersioned* const exported = array.to_dlpack(flags);
+  if (exchange.table->managed_tensor_to_py_object_no_sync(exported, &tensor) != 0) {
+    if (PyErr_Occurred() == nullptr)
+      raise(PyExc_RuntimeError, "PyTorch's exchange table failed without a reason");
+    nb::raise_python_error();
+  }
+  return owned(static_cast<PyObject*>(tensor));
+}
+
+nb::object to_jax(const Array& self) {
+  // JAX takes compact elements only, and reads only.
+  const Array array = self.is_contiguous() ? self : copied(self);
+  return nb::module_::import_("tenon._jax").attr("to_jax")(array);
+}
+
+}  // namespace
+
+void add_exchange_methods(nb::module_&) {
+  def_method("numpy", numpy_view, nb::sig("def numpy(self) -> numpy.ndarray[Any, Any]"),
+             "A NumPy array on the same memory, writable if this array is; it keeps the memory alive.\n\n"
+             "Raises\n------\nTypeError\n    NumPy, with ml_dtypes, has no such dtype.\n");
+  def_method(
+      "asnumpy", [](const Array& self) { return numpy_view(copied(self)); },
+      nb::sig("def asnumpy(self) -> numpy.ndarray[Any, Any]"),
+      "A NumPy array with a copy of the elements.\n");
+  def_method("torch", to_torch, nb::arg("trust") = false,
+             nb::sig("def torch(self, trust: bool = False) -> Any"),
+             "A PyTorch tensor on the same memory.\n\n"
+             "PyTorch does not know read-only memory: a read-only array is copied, unless ``trust`` promises "
+             "that the\n"
+             "tensor is not written to.\n");
+  def_method("jax", to_jax, nb::sig("def jax(self) -> Any"),
+             "A JAX array on the same memory, which JAX only reads. Writes to this array show in it: make "
+             "them before, or\n"
+             "pass a copy. An array with gaps or another order of axes is copied.\n");
+  def_method(
+      "__array__", numpy_array, nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
+      nb::sig("def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]"));
+  def_method(
+      "__array_ufunc__", array_ufunc,
+      nb::sig("def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any"));
+}
+
+}  // namespace tenon::python

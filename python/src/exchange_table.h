@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C exchange table of DLPack: ours, and how those of other types are found.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// What is known of a type.
+struct Exchange {
+  PyTypeObject* type = nullptr;
+  const DLPackExchangeAPI* table = nullptr;  // nullptr: use __dlpack__
+  bool has_grad = false;                     // instances have requires_grad, as PyTorch's
+  bool has_lazy_bits = false;                // instances have is_conj() and is_neg()
+};
+
+// Looked up once for each type that comes by often. The table is not used for subclasses that override
+// __dlpack__ or intercept calls.
+Exchange exchange_of(PyTypeObject* type);
+
+// Adds __dlpack_c_exchange_api__ to NDArray.
+void add_exchange_table(nb::module_& module);
+
+}  // namespace tenon::python

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Schemas, batches and the native part of feeds; the classes that people use are in tenon/feed.py.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "dims.h"
+#include "dtype.h"
+#include "feed_parts.h"
+#include "function.h"
+#include "ndarray.h"
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kSliceNs = 100'000'000;  // between two looks for Ctrl-C
+constexpr int64_t kReportNs = 5'000'000'000;
+
+// The schema together with its field names as a tuple of interned strings.
+struct NamedSchema {
+  Schema schema;
+  nb::tuple names;
+};
+
+nb::tuple names_of(const Schema& schema) {
+  nb::list names;
+  for (int32_t i = 0; i < schema.size(); ++i) {
+    names.append(owned(PyUnicode_InternFromString(schema[i].name)));
+  }
+  return nb::tuple(names);
+}
+
+NamedSchema make_schema(const nb::dict& fields) {
+  std::vector<Field> described;
+  for (const auto [name, field] : fields) {
+    if (!nb::isinstance<nb::tuple>(field) || nb::len(field) != 2) {
+      raise(PyExc_TypeError, "field %R is %R: it must be a tuple (dtype, shape)", name.ptr(), field.ptr());
+    }
+    const Dims shape(nb::object(field[1]), "shape");
+    described.push_back({nb::cast<std::string>(name),
+                         dtype_from(nb::object(field[0])),
+                         {shape.span().begin(), shape.span().end()}});
+  }
+  Schema schema{std::span<const Field>(described)};
+  nb::tuple names = names_of(schema);
+  return {std::move(schema), std::move(names)};
+}
+
+nb::tuple field_tuple(const NamedSchema& self, int32_t i) {
+  const tenon_field field = self.schema[i];
+  nb::list shape;
+  for (int32_t k = 0; k < field.ndim; ++k) shape.append(field.shape[k]);
+  return nb::make_tuple(field.name, dtype_object(field.dtype), nb::tuple(shape));
+}
+
+nb::tuple fields_of(const NamedSchema& self) {
+  nb::list fields;
+  for (int32_t i = 0; i < self.schema.size(); ++i) fields.append(field_tuple(self, i));
+  return nb::tuple(fields);
+}
+
+// A delivered batch with its arrays as NDArrays. Not known to Python's garbage collector: arrays refer to
+// no Python objects.
+struct NamedBatch {
+  Batch batch;
+  nb::tuple names;
+  nb::tuple arrays;
+};
+
+NamedBatch make_batch(Batch batch, const nb::tuple& names) {
+  const size_t n = names.size();
+  nb::object arrays = owned(PyTuple_New(static_cast<Py_ssize_t>(n)));
+  for (size_t i = 0; i < n; ++i) {
+    PyTuple_SetItem(arrays.ptr(), static_cast<Py_ssize_t>(i), wrap(batch[static_cast<int32_t>(i)]));
+  }
+  return {std::move(batch), names, nb::tuple(std::move(arrays))};
+}
+
+// The array of a name, or null. Names are mostly the interned ones: their addresses tell.
+PyObject* find_field(const NamedBatch& self, PyObject* name) {
+  PyObject* const names = self.names.ptr();
+  const Py_ssize_t n = PyTuple_Size(names);
+  Py_ssize_t i = 0;
+  while (i < n && PyTuple_GetItem(names, i) != name) ++i;
+  if (i == n) {
+    for (i = 0; i < n && PyUnicode_Compare(PyTuple_GetItem(names, i), name) != 0;) ++i;
+  }
+  return i < n ? PyTuple_GetItem(self.arrays.ptr(), i) : nullptr;
+}
+
+// Fields first: they are what a training loop asks for, and no field has the name of an attribute.
+PyObject* batch_attribute(PyObject* self, PyObject* name) {
+  const NamedBatch& batch = *nb::inst_ptr<NamedBatch>(self);
+  if (PyObject* array = find_field(batch, name); array != nullptr) return Py_NewRef(array);
+  PyObject* attribute = PyObject_GenericGetAttr(self, name);
+  if (attribute == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_AttributeError, "the batch has no field '%U': its fields are %R", name,
+                 batch.names.ptr());
+  }
+  return attribute;
+}
+
+PyType_Slot batch_slots[] = {{Py_tp_getattro, reinterpret_cast<void*>(batch_attribute)}, {0, nullptr}};
+
+nb::object batch_item(const NamedBatch& self, nb::handle key) {
+  if (!nb::isinstance<nb::str>(key)) return owned(PyObject_GetItem(self.arrays.ptr(), key.ptr()));
+  if (PyObject* array = find_field(self, key.ptr()); array != nullptr) return nb::borrow(array);
+  raise(PyExc_KeyError, "the batch has no field %R: its fields are %R", key.ptr(), self.names.ptr());
+}
+
+// A generator that calls function with these constants, by parameter.
+Generator bind(const Function& function, const Schema& schema, const nb::dict& constants) {
+  std::vector<tenon_constant> described;
+  std::vector<Array> arrays;
+  for (const auto [name, value] : constants) {
+    const char* const text = nb::cast<const char*>(name);
+    int32_t i = 0;
+    while (i < function.parameter_count() && std::strcmp(text, function.parameter(i).name) != 0) ++i;
+    if (i == function.parameter_count()) {
+      raise(PyExc_ValueError, "constant '%s' is no parameter of %s", text, function.prototype());
+    }
+    tenon_constant& constant = described.emplace_back(tenon_constant{text, nullptr, {}});
+    if (function.parameter(i).is_pointer != 0 && !value.is_none()) {
+      constant.array = arrays.emplace_back(array_for(function, i, value)).get();
+    } else if (function.parameter(i).is_pointer == 0) {
+      constant.value = number_for(function, i, value);
+    }
+  }
+  tenon_generator bound{};
+  call(tenon_function_bind, function.get(), schema.get(), static_cast<int32_t>(described.size()),
+       described.data(), &bound);
+  return Generator(bound);
+}
+
+class NativeFeed {
+ public:
+  NativeFeed(const Function& function, const NamedSchema& schema, const nb::dict& constants,
+             const FeedOptions& options)
+      : names_(schema.names),
+        feed_(std::make_unique<Feed>(bind(function, schema.schema, constants), schema.schema, options)) {}
+  ~NativeFeed() {
+    const nb::gil_scoped_release released;  // a second at most, for a generator that is busy
+    feed_.reset();
+  }
+
+  void begin() { feed_->begin(); }
+  void end() { feed_->end(); }
+
+  // The next batch, or None at the end of the epoch. timeout: seconds; None waits for a generator as long as
+  // it takes, but not for ever when the consumer itself holds every slot.
+  nb::object next(std::optional<double> timeout, const nb::object& warn) {
+    owners::drain();
+    tenon_batch* batch = nullptr;
+    tenon_error error;
+    error.struct_size = sizeof error;
+    tenon_status status = tenon_feed_next(feed_->get(), 0, &batch, &error);
+    if (status == TENON_ERR_TIMEOUT) status = wait(timeout, warn, &batch, &error);
+    if (status != TENON_OK) throw Error(status, error.message, status == TENON_ERR_OP ? error.op_code : 0);
+    if (batch == nullptr) return nb::none();
+    return nb::cast(make_batch(Batch(batch, feed_->schema()), names_));
+  }
+
+  void close(double timeout) {
+    const nb::gil_scoped_release released;
+    feed_->close(std::chrono::nanoseconds(static_cast<int64_t>(timeout * 1e9)));
+  }
+
+  tenon_feed_statistics statistics() const { return feed_->statistics(); }
+
+ private:
+  tenon_status wait(std::optional<double> timeout, const nb::object& warn, tenon_batch** batch,
+                    tenon_error* error) {
+    const Clock::time_point start = Clock::now();
+    const auto waited = [&] { return (Clock::now() - start) / std::chrono::nanoseconds(1); };
+    const int64_t limit = timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : INT64_MAX;
+    int64_t next_report = kReportNs;
+    bool has_collected = false;
+    while (true) {
+      const int64_t slice = std::clamp<int64_t>(limit - waited(), 1, kSliceNs);
+      tenon_status status = TENON_OK;
+      {
+        const nb::gil_scoped_release released;
+        status = tenon_feed_next(feed_->get(), slice, batch, error);
+      }
+      if (status != TENON_ERR_TIMEOUT) return status;
+      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      owners::drain();
+      if (!has_collected && is_starved()) {
+        // Batches in dead cycles (a traceback, an autograd graph) are not what the consumer wants to keep.
+        nb::module_::import_("gc").attr("collect")();
+        has_collected = true;
+        continue;
+      }
+      const int64_t now = waited();
+      if (now >= limit || (!timeout && now >= kReportNs && is_starved())) return status;
+      if (now < next_report) continue;
+      warn(error->message);
+      next_report += kReportNs;
+    }
+  }
+
+  // Every slot is in the consumer's hands: no generator can end the wait.
+  bool is_starved() const {
+    const tenon_feed_statistics now = feed_->statistics();
+    return now.slots_held == now.slots;
+  }
+
+  nb::tuple names_;
+  std::unique_ptr<Feed> feed_;
+};
+
+nb::dict statistics_dict(const NativeFeed& self) {
+  const tenon_feed_statistics s = self.statistics();
+  nb::dict d;
+  d["workers"] = s.workers;
+  d["slots"] = s.slots;
+  d["slots_free"] = s.slots_free;
+  d["slots_filling"] = s.slots_filling;
+  d["slots_ready"] = s.slots_ready;
+  d["slots_held"] = s.slots_held;
+  d["batches"] = s.batches;
+  d["nbytes"] = s.nbytes;
+  d["fill_ns"] = s.fill_ns;
+  d["starved_ns"] = s.starved_ns;
+  d["blocked_ns"] = s.blocked_ns;
+  d["slot_nbytes"] = s.slot_nbytes;
+  d["memory"] = reinterpret_cast<uintptr_t>(s.memory);
+  return d;
+}
+
+void add_schema(nb::module_& module) {
+  nb::class_<NamedSchema>(module, "Schema", "The fields of a batch; tenon.schema makes them.")
+      .def(
+          "__init__",
+          [](NamedSchema* self, const nb::dict& fields) { new (self) NamedSchema(make_schema(fields)); },
+          nb::arg("fields"),
+          nb::sig("def __init__(self, fields: dict[str, tuple[DTypeLike, int | tuple[int, ...]]]) -> None"))
+      .def_ro("names", &NamedSchema::names, nb::sig("def names(self) -> tuple[str, ...]"),
+              "The fields' names, in order.")
+      .def_prop_ro("fields", fields_of,
+                   nb::sig("def fields(self) -> tuple[tuple[str, dtype, tuple[int, ...]], ...]"),
+                   "(name, dtype, shape) of each field.")
+      .def_prop_ro(
+          "rows", [](const NamedSchema& s) { return s.schema.rows(); }, "Rows of a batch.")
+      .def_prop_ro(
+          "nbytes", [](const NamedSchema& s) { return s.schema.nbytes(); },
+          "Bytes of a batch, without padding.")
+      .def("__len__", [](const NamedSchema& s) { return s.schema.size(); });
+}
+
+void add_batch(nb::module_& module) {
+  nb::class_<NamedBatch>(
+      module, "Batch", nb::type_slots(batch_slots),
+      "A filled slot of a feed.\n\n"
+      "Its fields are NDArrays on the slot's memory: attributes by name, items by name or place, and "
+      "what iteration\n"
+      "gives, in the order of the schema. The slot is filled again when the batch, its arrays and all "
+      "views of them\n"
+      "are gone.\n")
+      .def_prop_ro(
+          "index", [](const NamedBatch& b) { return b.batch.index(); }, "Its place in the epoch, from 0.")
+      .def_prop_ro(
+          "epoch", [](const NamedBatch& b) { return b.batch.epoch(); }, "The number of the epoch, from 0.")
+      .def_ro("arrays", &NamedBatch::arrays, nb::sig("def arrays(self) -> tuple[NDArray, ...]"),
+              "The fields, in the order of the schema.")
+      .def("__getitem__", batch_item, nb::arg("key"),
+           nb::sig("def __getitem__(self, key: str | int, /) -> NDArray"))
+      .def("__len__", [](const NamedBatch& b) { return b.arrays.size(); })
+      .def(
+          "__iter__", [](const NamedBatch& b) { return nb::iter(b.arrays); },
+          nb::sig("def __iter__(self) -> Iterator[NDArray]"))
+      .def(
+          "__contains__",
+          [](const NamedBatch& b, nb::handle key) {
+            return nb::isinstance<nb::str>(key) && find_field(b, key.ptr()) != nullptr;
+          },
+          nb::arg("key"), nb::sig("def __contains__(self, key: object, /) -> bool"))
+      .def(
+          "keys", [](const NamedBatch& b) { return b.names; }, nb::sig("def keys(self) -> tuple[str, ...]"),
+          "The fields' names.")
+      .def(
+          "__repr__",
+          [](const NamedBatch& b) {
+            return nb::str("<tenon.Batch {} of epoch {}: {}>")
+                .attr("format")(b.batch.index(), b.batch.epoch(), nb::str(", ").attr("join")(b.names));
+          },
+          nb::sig("def __repr__(self) -> str"));
+}
+
+}  // namespace
+
+void add_feed(nb::module_& module) {
+  add_schema(module);
+  add_batch(module);
+  nb::class_<NativeFeed>(module, "NativeFeed", "The native part of tenon.Feed.")
+      .def(
+          "__init__",
+          [](NativeFeed* self, const Function& function, const NamedSchema& schema, const nb::dict& constants,
+             int32_t workers, int32_t slots, int64_t batches, uint64_t seed) {
+            new (self) NativeFeed(function, schema, constants, {workers, slots, batches, seed});
+          },
+          nb::arg("function"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"), nb::arg("slots"),
+          nb::arg("batches"), nb::arg("seed"))
+      .def("begin", &NativeFeed::begin)
+      .def("end", &NativeFeed::end)
+      .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),
+           nb::sig("def next(self, timeout: float | None, warn: Callable[[str], object]) -> Batch | None"))
+      .def("close", &NativeFeed::close, nb::arg("timeout"))
+      .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, int]"));
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tenon.from_numpy: the memory of a NumPy array as an NDArray, and who may write meanwhile.
+#include "from_numpy.h"
+
+#include <utility>
+
+#include "arguments.h"
+#include "elements.h"
+#include "ndarray.h"
+#include "numpy_api.h"
+#include "numpy_lend.h"
+#include "numpy_view.h"
+
+namespace tenon::python {
+namespace {
+
+constexpr const char* kDocumentation =
+    "from_numpy(x, zero_copy=True, keep='readonly')\n--\n\n"
+    "The memory of a NumPy array as an NDArray: both see each other's writes.\n\n"
+    "Parameters\n----------\n"
+    "x : numpy.ndarray\n"
+    "    Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray.\n"
+    "zero_copy : bool\n"
+    "    False copies the elements into new memory, and leaves ``x`` as it is.\n"
+    "keep : {'readonly', 'writable', 'move'}\n"
+    "    What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again "
+    "when the last\n"
+    "    array and view of the memory is gone. 'writable': both sides may write. 'move': nobody but the call "
+    "and one\n"
+    "    name may refer to ``x``, which must own its memory; its flag is cleared for good.\n\n"
+    "Returns\n-------\n"
+    "NDArray\n"
+    "    Shares x's memory and keeps ``x`` alive. When the memory is an NDArray's in the first place "
+    "(``np.asarray(a)``,\n"
+    "    ``a.numpy()``), another handle on that: nothing is lent.\n\n"
+    "Raises\n------\n"
+    "TypeError\n"
+    "    ``x`` is no NumPy array, or its dtype is one that arrays cannot have: objects, text, structures, "
+    "times,\n"
+    "    byte-swapped numbers. The message says what to do.\n"
+    "ValueError\n"
+    "    ``x`` lies unaligned in memory, or cannot be moved.\n";
+
+[[noreturn]] void refuse_unaligned(PyArrayObject* x) {
+  raise(PyExc_ValueError,
+        "x lies unaligned in memory, at %p for elements of %zd bytes: pass x.copy() or zero_copy=False",
+        PyArray_DATA(x), PyArray_ITEMSIZE(x));
+}
+
+[[noreturn]] void refuse_stride(npy_intp stride, npy_intp itemsize) {
+  raise(PyExc_ValueError,
+        "x has a stride of %zd bytes, which is no multiple of its itemsize %zd: "
+        "pass x.copy() or zero_copy=False",
+        stride, itemsize);
+}
+
+// The array at the end of x's chain of bases, and what that one stands on (null: memory of its own).
+struct Root {
+  PyArrayObject* array;
+  PyObject* exporter;
+};
+Root root_of(PyArrayObject* x) noexcept {
+  PyObject* base = PyArray_BASE(x);
+  while (base != nullptr && is_numpy_array(base)) {
+    x = as_numpy(base);
+    base = PyArray_BASE(x);
+  }
+  return {x, base};
+}
+
+// x in the words of the C ABI; strides has room for NPY_MAXDIMS entries.
+void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
+  *out = {};
+  out->struct_size = sizeof *out;
+  PyArray_Descr* const descr = PyArray_DESCR(x);
+  if (!dtype_of_numpy(descr, &out->dtype)) refuse_numpy_dtype(descr);
+  const int flags = PyArray_FLAGS(x);
+  if ((flags & NPY_ARRAY_ALIGNED) == 0) refuse_unaligned(x);
+  if (out->dtype.bits % 8 != 0) out->flags |= TENON_SUBBYTE_PADDED;
+  out->data = PyArray_DATA(x);
+  out->device = {TENON_CPU, 0};
+  out->ndim = PyArray_NDIM(x);
+  static_assert(sizeof(npy_intp) == sizeof(int64_t));
+  out->shape = reinterpret_cast<const int64_t*>(PyArray_DIMS(x));
+  if ((flags & NPY_ARRAY_C_CONTIGUOUS) != 0) return;
+  const npy_intp itemsize = PyArray_ITEMSIZE(x);  // a power of two for every type taken
+  const int shift = __builtin_ctzll(static_cast<unsigned long long>(itemsize));
+  for (int i = 0; i < out->ndim; ++i) {
+    const npy_intp stride = PyArray_STRIDE(x, i);
+    if ((stride & (itemsize - 1)) != 0 && PyArray_DIM(x, i) > 1) refuse_stride(stride, itemsize);
+    strides[i] = stride >> shift;
+  }
+  out->strides = strides;
+}
+
+// x is a part of root: the whole of root's memory is what the storage registers.
+void describe_extent(PyArrayObject* root, tenon_adoption* out) noexcept {
+  if (PyArray_SIZE(root) == 0) return;
+  char* low = PyArray_BYTES(root);
+  char* high = low + PyArray_ITEMSIZE(root);
+  for (int i = 0; i < PyArray_NDIM(root); ++i) {
+    const npy_intp reach = (PyArray_DIM(root, i) - 1) * PyArray_STRIDE(root, i);
+    (reach < 0 ? low : high) += reach;
+  }
+  out->extent = low;
+  out->extent_nbytes = static_cast<uint64_t>(high - low);
+}
+
+// Memory that an NDArray lent to x in the first place: another handle on its storage; empty if there is none.
+Array find_known(const tenon_adoption& adoption) {
+  tenon_array* handle = nullptr;
+  call(tenon_array_alias, &adoption, &handle);
+  Array known = Array::steal(handle);
+  const bool is_weaker = known && known.is_readonly() && (adoption.flags & TENON_READONLY) == 0;
+  return is_weaker ? Array() : known;
+}
+
+void check_movable(PyArrayObject* x) {
+  if ((PyArray_FLAGS(x) & NPY_ARRAY_OWNDATA) == 0) {
+    raise(PyExc_ValueError,
+          "keep='move' takes an array that owns its memory, but x is a view: pass x.copy()");
+  }
+  constexpr Py_ssize_t kCallAndOneName = 2;
+  const Py_ssize_t n = Py_REFCNT(reinterpret_cast<PyObject*>(x));
+  if (n > kCallAndOneName) {
+    raise(PyExc_ValueError,
+          "keep='move' takes an array that nobody else refers to, but x has %zd references where the "
+          "call and one name make 2: drop its views and other names, or use keep='readonly'",
+          n);
+  }
+}
+
+Keep keep_from(PyObject* text) {
+  static Name readonly("readonly"), writable("writable"), move("move");
+  if (text == readonly.get()) return Keep::kReadonly;
+  if (PyUnicode_Check(text)) {
+    if (PyUnicode_Compare(text, readonly.get()) == 0) return Keep::kReadonly;
+    if (PyUnicode_Compare(text, writable.get()) == 0) return Keep::kWritable;
+    if (PyUnicode_Compare(text, move.get()) == 0) return Keep::kMove;
+  }
+  raise(PyExc_ValueError, "keep is %R: it must be 'readonly', 'writable' or 'move'", text);
+}
+
+bool has_odd_stride(PyArrayObject* x) noexcept {
+  for (int i = 0; i < PyArray_NDIM(x); ++i) {
+    if (PyArray_STRIDE(x, i) % PyArray_ITEMSIZE(x) != 0) return true;
+  }
+  return false;
+}
+
+// x itself if it can be shared, else a copy in native byte order, aligned.
+nb::object native(nb::handle x) {
+  PyArray_Descr* const dtype = PyArray_DescrNewByteorder(PyArray_DESCR(as_numpy(x.ptr())), NPY_NATIVE);
+  if (dtype == nullptr) nb::raise_python_error();
+  const int flags = NPY_ARRAY_ALIGNED | (has_odd_stride(as_numpy(x.ptr())) ? NPY_ARRAY_C_CONTIGUOUS : 0);
+  return owned(PyArray_FromArray(as_numpy(x.ptr()), dtype, flags));  // takes over dtype
+}
+
+bool is_numpy(nb::handle object) {
+  if (PyArray_API == nullptr) {
+    static Name numpy("numpy");
+    const nb::object module = nb::steal(PyImport_GetModule(numpy.get()));
+    if (!module.is_valid()) return false;  // nobody has imported it: object is none of its arrays
+    import_numpy_api();
+  }
+  return is_numpy_array(object.ptr());
+}
+
+PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static Parameters<3> parameters("from_numpy", {"x", "zero_copy", "keep"}, 2, 1);
+  need_numpy();
+  PyObject* x = nullptr;
+  Keep keep = Keep::kReadonly;
+  bool is_zero_copy = true;
+  if (n == 1 && keywords == nullptr) {
+    x = arguments[0];
+  } else {
+    const auto values = parameters.parse(arguments, n, keywords);
+    x = values[0];
+    if (values[1] != nullptr) is_zero_copy = PyObject_IsTrue(values[1]) == 1;
+    if (values[2] != nullptr) keep = keep_from(values[2]);
+  }
+  if (!is_numpy_array(x)) {
+    raise(PyExc_TypeError,
+          "from_numpy() takes a numpy.ndarray, not %R: tn.asarray() and tn.array() take other data",
+          reinterpret_cast<PyObject*>(Py_TYPE(x)));
+  }
+  return wrap(is_zero_copy ? lend_numpy(x, keep) : copied(lend_numpy(native(x), Keep::kWritable)));
+}
+
+}  // namespace
+
+Array lend_numpy(nb::handle object, Keep keep) {
+  PyArrayObject* const x = as_numpy(object.ptr());
+  int64_t strides[NPY_MAXDIMS];
+  tenon_adoption adoption;
+  describe(x, &adoption, strides);
+  const Root root = root_of(x);
+  if (root.array != x) describe_extent(root.array, &adoption);
+  const bool is_writable = (PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE) != 0;
+  const bool is_readonly = !is_writable && !(keep == Keep::kReadonly && is_lent(object.ptr()));
+  if (is_readonly) adoption.flags |= TENON_READONLY;
+  if (root.exporter != nullptr && may_view_ndarray(root.exporter)) {
+    if (Array known = find_known(adoption)) return known;
+  }
+  if (keep == Keep::kMove) check_movable(x);
+  OwnedNode owner(keep == Keep::kReadonly && !is_readonly ? lend(object.ptr())
+                                                          : OwnedNode(new owners::Object(object)));
+  adoption.owner = owner.get();
+  adoption.deleter = owners::release;
+  Array array = Array::adopt_described(adoption);
+  (void)owner.release();
+  if (keep == Keep::kMove) PyArray_CLEARFLAGS(x, NPY_ARRAY_WRITEABLE);
+  return array;
+}
+
+Array share_if_numpy(nb::handle object) {
+  return is_numpy(object) ? lend_numpy(object, Keep::kWritable) : Array();
+}
+
+Array read_if_numpy(nb::handle object) {
+  return is_numpy(object) ? lend_numpy(native(object), Keep::kWritable) : Array();
+}
+
+void add_from_numpy(nb::module_& module) {
+  static PyMethodDef method = fast_method<from_numpy>("from_numpy", kDocumentation);
+  add_function(module, &method);
+}
+
+}  // namespace tenon::python

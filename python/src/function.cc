@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "function.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dlpack_import.h"
+#include "dtype.h"
+#include "from_numpy.h"
+#include "ndarray.h"
+
+namespace tenon::python {
+namespace {
+
+bool is_unsigned(tenon_dtype dtype) { return dtype.code == TENON_UINT; }
+
+int64_t signed_number(const Function& function, int32_t i, nb::handle value, int bits) {
+  int overflow = 0;
+  const nb::object integer = owned(PyNumber_Index(value.ptr()));
+  const int64_t number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
+  const int64_t high = INT64_MAX >> (64 - bits);
+  if (overflow != 0 || number > high || number < -high - 1) {
+    raise(PyExc_OverflowError, "%R is outside of the range of %s", value.ptr(),
+          parameter_text(function, i).c_str());
+  }
+  return number;
+}
+
+uint64_t unsigned_number(const Function& function, int32_t i, nb::handle value, int bits) {
+  const nb::object integer = owned(PyNumber_Index(value.ptr()));
+  const uint64_t number = PyLong_AsUnsignedLongLong(integer.ptr());
+  const bool has_failed = PyErr_Occurred() != nullptr;
+  PyErr_Clear();
+  if (has_failed || number > UINT64_MAX >> (64 - bits)) {
+    raise(PyExc_OverflowError, "%R is outside of the range of %s", value.ptr(),
+          parameter_text(function, i).c_str());
+  }
+  return number;
+}
+
+// NumPy's bool is none of Python's, and no integer.
+int64_t truth_for(const Function& function, int32_t i, nb::handle value) {
+  if (value.is(Py_True) || value.is(Py_False)) return value.is(Py_True) ? 1 : 0;
+  if (PyIndex_Check(value.ptr()) != 0) return static_cast<int64_t>(unsigned_number(function, i, value, 1));
+  if (nb::cast<std::string>(nb::handle(value.type()).attr("__name__")).starts_with("bool")) {
+    return PyObject_IsTrue(value.ptr());
+  }
+  raise(PyExc_TypeError, "not a truth value");
+}
+
+// 8-bit integers of either sign are bytes: char * takes both.
+bool is_compatible(const tenon_parameter& parameter, DType dtype) {
+  const auto is_byte = [](DType d) {
+    return (d.code() == TENON_INT || d.code() == TENON_UINT) && d.bits() == 8 && d.lanes() == 1;
+  };
+  return parameter.is_void != 0 || DType(parameter.dtype) == dtype ||
+         (is_byte(parameter.dtype) && is_byte(dtype));
+}
+
+// An argument of one call: the array and its open view, until the call is over.
+class Pointer {
+ public:
+  Pointer(const Function& function, int32_t i, nb::handle value) : array_(array_for(function, i, value)) {
+    const tenon_parameter parameter = function.parameter(i);
+    if (!is_compatible(parameter, array_.dtype())) {
+      raise(PyExc_TypeError, "%s cannot take an array of %s: pass .astype(...) of it",
+            parameter_text(function, i).c_str(), dtype_name(array_.dtype()).c_str());
+    }
+    if (!array_.is_contiguous()) {
+      raise(PyExc_BufferError, "%s takes arrays in C order without gaps: pass .copy()",
+            parameter_text(function, i).c_str());
+    }
+    if (parameter.is_const == 0 && array_.is_readonly()) {
+      raise(PyExc_BufferError,
+            "%s is written to, but the array is read-only: pass a writable one, or declare it const",
+            parameter_text(function, i).c_str());
+    }
+    view_.emplace(array_, parameter.is_const != 0 ? Access::kRead : Access::kWrite);
+  }
+  void* data() const noexcept { return array_.data(); }
+
+ private:
+  Array array_;
+  std::optional<HostView> view_;
+};
+
+nb::object result_from(const tenon_parameter& result, const tenon_value& value) {
+  if (result.is_void != 0 || result.is_status != 0) return nb::none();
+  switch (result.dtype.code) {
+    case TENON_FLOAT: return nb::float_(value.f);
+    case TENON_BOOL: return nb::bool_(value.i != 0);
+    case TENON_UINT: return nb::int_(value.u);
+    default: return nb::int_(value.i);
+  }
+}
+
+// pointer keeps the array and its view.
+tenon_value argument_for(const Function& function, int32_t i, nb::handle value,
+                         std::optional<Pointer>& pointer) {
+  if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
+  tenon_value argument{};
+  argument.p = value.is_none() ? nullptr : pointer.emplace(function, i, value).data();
+  return argument;
+}
+
+nb::object call_function(const Function& function, const nb::args& arguments) {
+  const int32_t n = function.parameter_count();
+  if (arguments.size() != static_cast<size_t>(n)) {
+    raise(PyExc_TypeError, "'%s' takes %d arguments, not %zu: %s", function.name(), n, arguments.size(),
+          function.prototype());
+  }
+  std::vector<tenon_value> values(static_cast<size_t>(n));
+  std::vector<std::optional<Pointer>> pointers(values.size());
+  for (int32_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    values[at] = argument_for(function, i, arguments[at], pointers[at]);
+  }
+  tenon_value result;
+  {
+    const nb::gil_scoped_release released;
+    result = function.call_with(values);
+  }
+  return result_from(function.result(), result);
+}
+
+// Whether value would do as argument i. Throws if not.
+void check_argument(const Function& function, int32_t i, nb::handle value) {
+  std::optional<Pointer> pointer;
+  (void)argument_for(function, i, value, pointer);
+}
+
+nb::object dtype_or_none(const tenon_parameter& parameter) {
+  return parameter.is_void != 0 ? nb::none() : dtype_object(parameter.dtype);
+}
+
+nb::tuple parameter_tuple(const tenon_parameter& p) {
+  return nb::make_tuple(p.name, p.is_pointer != 0, p.is_const != 0, dtype_or_none(p));
+}
+
+nb::tuple parameters_of(const Function& function) {
+  nb::list list;
+  for (int32_t i = 0; i < function.parameter_count(); ++i)
+    list.append(parameter_tuple(function.parameter(i)));
+  return nb::tuple(list);
+}
+
+}  // namespace
+
+std::string parameter_text(const Function& function, int32_t i) {
+  const tenon_parameter p = function.parameter(i);
+  std::string type = p.is_void != 0 ? "void" : dtype_name(p.dtype);
+  if (p.is_pointer != 0) type = (p.is_const != 0 ? "const " : "") + type + " *";
+  const std::string name = *p.name != '\0' ? "'" + std::string(p.name) + "'" : std::to_string(i + 1);
+  return "parameter " + name + " (" + type + ") of '" + function.name() + "'";
+}
+
+tenon_value number_for(const Function& function, int32_t i, nb::handle value) {
+  const tenon_dtype dtype = function.parameter(i).dtype;
+  tenon_value number{};
+  try {
+    if (dtype.code == TENON_FLOAT) {
+      number.f = PyFloat_AsDouble(value.ptr());
+      if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+    } else if (dtype.code == TENON_BOOL) {
+      number.i = truth_for(function, i, value);
+    } else if (is_unsigned(dtype)) {
+      number.u = unsigned_number(function, i, value, dtype.bits);
+    } else {
+      number.i = signed_number(function, i, value, dtype.bits);
+    }
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    raise(PyExc_TypeError, "%s takes a number, not %R", parameter_text(function, i).c_str(),
+          reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
+  }
+  return number;
+}
+
+Array array_for(const Function& function, int32_t i, nb::handle value) {
+  if (is_ndarray(value.ptr())) return share(value.ptr());
+  if (Array numpy = share_if_numpy(value)) return numpy;
+  if (PyObject_CheckBuffer(value.ptr()) != 0) {
+    // NumPy reads every format, keeps the buffer open, and says whether it is writable. By way of a
+    // memoryview it takes bytes as numbers and shares the memory of its own scalars.
+    const nb::object buffer = owned(PyMemoryView_FromObject(value.ptr()));
+    return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer));
+  }
+  if (has_dlpack(value)) return import_dlpack(value);
+  raise(PyExc_TypeError, "%s takes an array, or None for NULL, not %R", parameter_text(function, i).c_str(),
+        reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
+}
+
+void add_function_type(nb::module_& module) {
+  nb::class_<Function>(module, "Function", "A function of a shared library; tenon.c_function makes them.")
+      .def(
+          "__init__",
+          [](Function* self, std::optional<std::string> path, const std::string& prototype, bool threadsafe) {
+            new (self)
+                Function(Function::load(path ? path->c_str() : nullptr, prototype.c_str(), threadsafe));
+          },
+          nb::arg("path").none(), nb::arg("prototype"), nb::arg("threadsafe") = false)
+      .def_static(
+          "at",
+          [](uintptr_t address, const std::string& prototype, bool threadsafe) {
+            return Function::from_address(reinterpret_cast<void*>(address), prototype.c_str(), threadsafe);
+          },
+          nb::arg("address"), nb::arg("prototype"), nb::arg("threadsafe") = false,
+          "The function at an address, as an int.")
+      .def_prop_ro("name", &Function::name)
+      .def_prop_ro("prototype", &Function::prototype)
+      .def_prop_ro("parameters", parameters_of,
+                   nb::sig("def parameters(self) -> tuple[tuple[str, bool, bool, dtype | None], ...]"),
+                   "(name, is a pointer, is const, dtype or None for void) of each parameter.")
+      .def_prop_ro(
+          "result", [](const Function& f) { return parameter_tuple(f.result()); },
+          nb::sig("def result(self) -> tuple[str, bool, bool, dtype | None]"))
+      .def("check", check_argument, nb::arg("i"), nb::arg("value").none(),
+           nb::sig("def check(self, i: int, value: Any) -> None"),
+           "Raises what a call with value as argument number i would raise.")
+      .def("__call__", call_function, nb::arg("arguments"),
+           nb::sig("def __call__(self, *arguments: Any) -> Any"),
+           "Calls it in this thread, without the GIL. Arrays are shared, and viewed for the time of the "
+           "call.");
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Native functions as Python sees them: what binds an argument to a parameter, and the class Function.
+#pragma once
+
+#include "python.h"
+#include "tenon/feed.hpp"
+
+namespace tenon::python {
+
+// The name of a parameter for messages: "parameter 'data' (float32 *) of 'fill'".
+std::string parameter_text(const Function& function, int32_t i);
+
+// A number for a parameter that is no pointer. Throws TypeError, OverflowError.
+tenon_value number_for(const Function& function, int32_t i, nb::handle value);
+
+// An array for a pointer, sharing memory: any NDArray, NumPy array, buffer or DLPack tensor. Its dtype and
+// layout are not checked. Throws TypeError.
+Array array_for(const Function& function, int32_t i, nb::handle value);
+
+void add_function_type(nb::module_& module);
+
+}  // namespace tenon::python

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// a[...] and a[...] = x: basic indexing only, which never copies.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "assignment.h"
+#include "dims.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+
+namespace tenon::python {
+namespace {
+
+[[noreturn]] void refuse_item(PyObject* item) {
+  raise(
+      PyExc_TypeError,
+      "%R is no index of an NDArray: ints, slices, ... and None are. Lists, masks and arrays select copies: "
+      "a.numpy()[...] does that, and a.numpy()[...] = x writes through them",
+      item);
+}
+
+class Indices {
+ public:
+  explicit Indices(PyObject* key) {
+    if (PyTuple_Check(key)) {
+      const Py_ssize_t n = PyTuple_Size(key);
+      for (Py_ssize_t i = 0; i < n; ++i) add(PyTuple_GetItem(key, i));
+    } else {
+      add(key);
+    }
+  }
+
+  Array of(const Array& array) const { return array.index(std::span<const tenon_index>(items_.data(), n_)); }
+
+ private:
+  void add(PyObject* item) {
+    if (n_ == items_.size()) raise(PyExc_IndexError, "more than %zu indices", items_.size());
+    items_[n_++] = converted(item);
+  }
+
+  static Index converted(PyObject* item) {
+    if (PyLong_CheckExact(item)) return Index(index_from(item));
+    if (PySlice_Check(item)) return slice_from(item);
+    if (item == Py_None) return new_axis;
+    if (item == Py_Ellipsis) return ellipsis;
+    if (PyBool_Check(item) || PyIndex_Check(item) == 0) refuse_item(item);
+    try {
+      return Index(index_from(item));
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+    }
+    refuse_item(item);  // an array of several elements has __index__, but not for this
+  }
+
+  static Index slice_from(PyObject* item) {
+    Py_ssize_t start = 0;
+    Py_ssize_t stop = 0;
+    Py_ssize_t step = 0;
+    check_python(PySlice_Unpack(item, &start, &stop, &step));
+    // Unpacked, only the stop of a negative step still says "left out", with the value of TENON_OMITTED.
+    start = std::max<Py_ssize_t>(start, TENON_OMITTED + 1);
+    if (step > 0) stop = std::max<Py_ssize_t>(stop, TENON_OMITTED + 1);
+    return slice(start, stop, step);
+  }
+
+  size_t n_ = 0;
+  std::array<tenon_index, 2 * TENON_MAX_NDIM + 1> items_;  // n_ of them are set
+};
+
+PyObject* get_item(PyObject* self, PyObject* key) noexcept {
+  return guarded([&] { return wrap(Indices(key).of(share(self))); });
+}
+
+int set_item(PyObject* self, PyObject* key, PyObject* value) noexcept {
+  return guarded([&] {
+    if (value == nullptr) raise(PyExc_TypeError, "elements of an array cannot be deleted");
+    assign(key == Py_Ellipsis ? share(self) : Indices(key).of(share(self)), value);
+    return 0;
+  });
+}
+
+Py_ssize_t length(PyObject* self) noexcept {
+  return guarded([&]() -> Py_ssize_t {
+    const tenon_array_desc& desc = desc_of(self);
+    if (desc.ndim == 0) raise(PyExc_TypeError, "len() of an array with no axes");
+    return static_cast<Py_ssize_t>(desc.shape[0]);
+  });
+}
+
+PyObject* get_row(PyObject* self, Py_ssize_t i) noexcept {
+  return guarded([&] { return wrap(share(self).index({Index(i)})); });
+}
+
+PyObject* iterate(PyObject* self) noexcept {
+  return guarded([&] {
+    if (desc_of(self).ndim == 0)
+      raise(PyExc_TypeError, "an array with no axes cannot be iterated: a.item() is its element");
+    return PySeqIter_New(self);
+  });
+}
+
+}  // namespace
+
+void add_indexing(Parts& parts) {
+  parts.add_slot(Py_mp_subscript, get_item);
+  parts.add_slot(Py_mp_ass_subscript, set_item);
+  parts.add_slot(Py_mp_length, length);
+  parts.add_slot(Py_sq_length, length);
+  parts.add_slot(Py_sq_item, get_row);
+  parts.add_slot(Py_tp_iter, iterate);
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The module tenon._core: refuses interpreters that it is not made for, then adds its parts in order.
+#include "dlpack_import.h"
+#include "dtype.h"
+#include "errors.h"
+#include "exchange_table.h"
+#include "feed_parts.h"
+#include "from_numpy.h"
+#include "function.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+#include "numpy_view.h"
+#include "owners.h"
+
+namespace {
+
+bool is_loaded = false;  // under the GIL
+
+bool is_main_interpreter() { return PyInterpreterState_GetID(PyInterpreterState_Get()) == 0; }
+
+bool has_gil() {
+  PyObject* const function = PySys_GetObject("_is_gil_enabled");  // from Python 3.13 on
+  if (function == nullptr) return true;
+  const nb::object answer = nb::steal(PyObject_CallNoArgs(function));
+  return answer.is_valid() && PyObject_IsTrue(answer.ptr()) == 1;
+}
+
+}  // namespace
+
+NB_MODULE(core, module) {
+  using namespace tenon::python;  // NOLINT(google-build-using-namespace)
+  module.doc() = "The native part of tenon. Use the package tenon, not this module.";
+  module.attr("__version__") = tenon_version();
+  nb::set_leak_warnings(false);  // dtypes and names are made once and live as long as the process
+  add_errors(module);
+  owners::add_owners(module);
+  add_dtype(module);
+  add_ndarray(module);
+  add_numpy_view(module);
+  add_window_methods(module);
+  add_element_methods(module);
+  add_exchange_methods(module);
+  add_exchange_table(module);
+  add_memory(module);
+  add_from_numpy(module);
+  add_function_type(module);
+  add_feed(module);
+  add_from_dlpack(module);
+  is_loaded = true;
+}
+
+// The door that CPython knows. It refuses before nanobind is touched, whose state is one for the process.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (!is_main_interpreter()) {
+    PyErr_SetString(PyExc_ImportError, "tenon works in the main interpreter only, not in subinterpreters");
+    return nullptr;
+  }
+  if (!has_gil()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "tenon is not made for free-threaded Python yet: use an interpreter with the GIL");
+    return nullptr;
+  }
+  if (is_loaded) {  // its types are known by address: a second set of them would part the arrays in two kinds
+    PyErr_SetString(
+        PyExc_ImportError,
+        "tenon was imported in this process before, and its native part cannot be loaded a second "
+        "time: leave tenon in sys.modules");
+    return nullptr;
+  }
+  return PyInit_core();
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the files about NDArray give to its type (ndarray_type.cc), and the methods that nanobind adds to it
+// afterwards. The functions of the module that make arrays stand here too.
+#pragma once
+
+#include <vector>
+
+#include "python.h"
+
+namespace tenon::python {
+
+struct Parts {
+  std::vector<PyType_Slot> slots;
+  std::vector<PyMethodDef> methods;
+  std::vector<PyGetSetDef> attributes;
+
+  template <class Function>
+  void add_slot(int id, Function* function) {
+    slots.push_back({id, reinterpret_cast<void*>(function)});
+  }
+};
+
+void add_attributes(Parts& parts);
+void add_indexing(Parts& parts);
+void add_operators(Parts& parts);
+void add_conversions(Parts& parts);
+void add_buffer_protocol(Parts& parts);
+void add_dlpack_methods(Parts& parts);
+
+// These need the type to exist.
+void add_window_methods(nb::module_& module);
+void add_element_methods(nb::module_& module);
+void add_exchange_methods(nb::module_& module);
+void add_conversion_methods();
+void add_memory(nb::module_& module);
+
+}  // namespace tenon::python

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "numpy_view.h"
+
+#include "ndarray.h"
+#include "numpy_api.h"
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+struct ViewHolder {
+  PyObject_HEAD tenon_view view;
+};
+
+PyTypeObject* view_holder_type = nullptr;
+
+void free_view_holder(PyObject* self) {
+  {
+    const owners::Collector collector;
+    tenon_view_close(&reinterpret_cast<ViewHolder*>(self)->view);
+  }
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot view_holder_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_view_holder)},
+    {Py_tp_doc, const_cast<char*>("Holds the memory of an NDArray for the NumPy arrays over it.")},
+    {0, nullptr},
+};
+PyType_Spec view_holder_spec = {"tenon._core.ViewHolder", sizeof(ViewHolder), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, view_holder_slots};
+
+}  // namespace
+
+nb::object view_holder(const Array& array) {
+  auto* const holder = PyObject_New(ViewHolder, view_holder_type);
+  const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
+  holder->view = TENON_VIEW_INIT;
+  call(tenon_view_open, &holder->view, array.get(),
+       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE));
+  return object;
+}
+
+nb::object numpy_view(const Array& array) {
+  const tenon_array_desc& desc = array.desc();
+  PyArray_Descr* const dtype = numpy_dtype_of(desc.dtype, (desc.flags & TENON_SUBBYTE_PADDED) != 0);
+  npy_intp strides[TENON_MAX_NDIM];
+  for (int i = 0; i < desc.ndim; ++i) strides[i] = desc.strides[i] * static_cast<npy_intp>(desc.itemsize);
+  const nb::object keep_dtype = nb::steal(reinterpret_cast<PyObject*>(dtype));
+  nb::object holder = view_holder(array);
+  Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // the next call takes one over, also when it fails
+  nb::object view = owned(PyArray_NewFromDescr(
+      &PyArray_Type, dtype, desc.ndim, const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
+      strides, desc.data, array.is_readonly() ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
+  check_python(PyArray_SetBaseObject(as_numpy(view.ptr()), holder.release().ptr()));
+  return view;
+}
+
+bool may_view_ndarray(PyObject* exporter) {
+  if (Py_TYPE(exporter) == view_holder_type) return true;
+  if (!PyMemoryView_Check(exporter)) return true;  // a capsule, a tensor: the memory map knows
+  static Name obj("obj");
+  const nb::object source = owned(PyObject_GetAttr(exporter, obj.get()));
+  return is_ndarray(source.ptr());
+}
+
+void add_numpy_view(nb::module_& module) {
+  view_holder_type = reinterpret_cast<PyTypeObject*>(
+      owned(PyType_FromModuleAndSpec(module.ptr(), &view_holder_spec, nullptr)).release().ptr());
+  module.def("hold_view", view_holder, nb::arg("array"), nb::sig("def hold_view(array: NDArray) -> object"),
+             "An object that holds an open view of the array until it is freed.");
+}
+
+}  // namespace tenon::python

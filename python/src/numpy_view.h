@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NumPy arrays over the memory of an NDArray. Their base is a small object that holds an open view, so that
+// the memory lives, and is counted as in use, until the last NumPy array over it has gone.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// A NumPy array on the same memory, writable if array is: a new reference. Throws TypeError (NumPy has no
+// such dtype).
+nb::object numpy_view(const Array& array);
+
+// An object that holds an open view of array until it is freed.
+nb::object view_holder(const Array& array);
+
+// The base of a NumPy array might be something that an NDArray exported.
+bool may_view_ndarray(PyObject* exporter);
+
+void add_numpy_view(nb::module_& module);
+
+}  // namespace tenon::python

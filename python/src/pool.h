@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Blocks of one size that go round: for objects that are made and freed once per call.
+#pragma once
+
+#include <new>
+
+#include "python.h"
+
+namespace tenon::python {
+
+// A static object. Everything under the GIL. Keeps some free blocks for ever.
+template <size_t kSize>
+class Pool {
+ public:
+  // Throws std::bad_alloc.
+  void* take() {
+    if (spare_ == nullptr) {
+      void* const memory = PyObject_Malloc(kSize);
+      if (memory == nullptr) throw std::bad_alloc();
+      return memory;
+    }
+    --n_spare_;
+    Block* const block = spare_;
+    spare_ = block->next;
+    return block;
+  }
+
+  void give(void* memory) noexcept {
+    if (n_spare_ == kMaxSpare) {
+      PyObject_Free(memory);
+      return;
+    }
+    ++n_spare_;
+    spare_ = new (memory) Block{spare_};
+  }
+
+ private:
+  struct Block {
+    Block* next;
+  };
+  static constexpr int kMaxSpare = 64;
+
+  Block* spare_ = nullptr;
+  int n_spare_ = 0;
+};
+
+}  // namespace tenon::python

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``tenon`` and ``python -m tenon``.
+
+``demo`` trains a model from a C library and prints what the way costs; ``config`` prints where the files for
+C and C++ programs lie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+
+def _prefix() -> Path:
+    """The folder that holds include/ and lib/: that of the extension, also where the package is elsewhere."""
+    spec = importlib.util.find_spec("tenon._core")
+    if spec is None or spec.origin is None:
+        raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon")
+    return Path(spec.origin).resolve().parent
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    import tenon
+
+    prefix = _prefix()
+    folders = {
+        "includes": (prefix / "include", "tenon/tenon.h", "-I"),
+        "cmakedir": (prefix / "lib" / "cmake" / "tenon", "tenonConfig.cmake", ""),
+        "libdir": (prefix / "lib", "libtenon.so", ""),
+    }
+    for name, (folder, file, mark) in folders.items():
+        if getattr(arguments, name):
+            if not (folder / file).is_file():
+                print(f"tenon config: {folder / file} is missing; reinstall tenon", file=sys.stderr)
+                return 1
+            print(f"{mark}{folder}")
+    if arguments.version:
+        print(tenon.__version__)
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from tenon.demo import DemoError, Options, run
+    from tenon.demo.report import table
+
+    options = Options(arguments.framework, arguments.workers, arguments.seed, arguments.quick)
+    try:
+        result = run(options)
+    except DemoError as error:
+        print(f"tenon demo: {error}", file=sys.stderr)
+        return 1
+    print("\n" + table(result), flush=True)
+    if arguments.json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tenon", description="Array memory lent, not copied.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="a C library feeds a model that learns digits; prints what it costs"
+    )
+    demo.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    demo.add_argument("--framework", choices=("auto", "torch", "numpy"), default="auto")
+    demo.add_argument(
+        "--workers", type=_positive, help="threads that run the C function (default: cores - 1)"
+    )
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--quick", action="store_true", help="a few seconds, rough figures")
+    demo.set_defaults(call=_demo)
+
+    config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
+    config.add_argument("--includes", action="store_true", help="the compiler's option for tenon/tenon.h")
+    config.add_argument("--cmakedir", action="store_true", help="the folder for find_package(tenon)")
+    config.add_argument("--libdir", action="store_true", help="the folder of libtenon.so")
+    config.add_argument("--version", action="store_true", help="the version of the package")
+    config.set_defaults(call=_config, parser=config)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.call is _config and not any(
+        (arguments.includes, arguments.cmakedir, arguments.libdir, arguments.version)
+    ):
+        arguments.parser.error("nothing asked: give --includes, --cmakedir, --libdir or --version")
+    try:
+        status: int = arguments.call(arguments)
+    except KeyboardInterrupt:
+        print("\ntenon: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

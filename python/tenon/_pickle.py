@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pickling by value. With protocol 5 the elements travel as a PickleBuffer, which a pickler may take out of
+band; then they are not copied here."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from . import _core
+
+
+def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
+    """What ``NDArray.__reduce_ex__`` returns."""
+    source = array if array.is_contiguous() else array.copy()
+    content = source.reshape(-1).view("uint8")
+    data = pickle.PickleBuffer(content) if protocol >= 5 else bytearray(content)
+    is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
+    rebuild = rebuild_padded_array if is_padded else rebuild_array
+    return rebuild, (data, array.dtype.name, array.shape)
+
+
+def rebuild_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _core.NDArray:
+    """The array over the bytes of ``content``, which it shares; read-only if ``content`` is.
+
+    Where the transport has put the bytes at an address that is not aligned for the dtype, a copy.
+    """
+    try:
+        return _core.from_buffer(content, dtype, shape)
+    except BufferError:
+        return _core.from_buffer(bytearray(content), dtype, shape)
+
+
+def rebuild_padded_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _core.NDArray:
+    """The same for sub-byte elements that take whole bytes, as those of ml_dtypes do."""
+    import ml_dtypes
+    import numpy as np
+
+    elements = np.frombuffer(content, getattr(ml_dtypes, dtype)).reshape(shape)
+    return _core.from_numpy(elements, keep="writable")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the demo from the C source to the figures."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tenon as tn
+from tenon.demo import hand_over
+from tenon.demo.report import progress
+from tenon.demo.source import ROW_NBYTES, DemoError, Source, build_library, find_compiler, load_digits
+from tenon.demo.speed import Timings, race
+
+ROWS = 512  # of a batch
+IN_MEMORY_BATCHES = 64
+IN_MEMORY, FEED = "data in memory", "tenon.Feed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """framework: "auto", "torch" or "numpy". workers: threads of the feed; None leaves one core to the
+    training. quick: a short run whose figures are rough."""
+
+    framework: str = "auto"
+    workers: int | None = None
+    seed: int = 0
+    quick: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    epochs: int
+    batches_per_epoch: int
+    rounds: int
+    batches_per_round: int
+    fault_batches: int
+    copy_rows: int
+    copy_rounds: int
+
+
+_FULL = _Plan(20, 200, 9, 300, 1000, 1 << 17, 5)
+_QUICK = _Plan(5, 160, 3, 50, 300, 1 << 16, 3)
+
+
+def _learner_type(framework: str) -> Any:
+    if framework not in ("auto", "torch", "numpy"):
+        raise DemoError(f"framework is {framework!r}; it can be auto, torch or numpy")
+    if framework == "numpy":
+        from tenon.demo.numpy_learner import NumpyLearner
+
+        return NumpyLearner
+    try:
+        from tenon.demo.torch_learner import TorchLearner
+    except ImportError as error:
+        if framework == "torch":
+            raise DemoError(f"PyTorch cannot be used ({error}): pip install torch") from None
+        return _learner_type("numpy")
+    return TorchLearner
+
+
+@contextlib.contextmanager
+def _one_compute_thread(framework: str) -> Iterator[None]:
+    """Every contender computes on one thread, so that none competes with its own source of batches."""
+    if framework == "torch":
+        import torch
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+    else:
+        import threadpoolctl  # type: ignore[import-untyped]  # comes with scikit-learn
+
+        with threadpoolctl.threadpool_limits(1):
+            yield
+
+
+class _Run:
+    """One run: the parts that every measurement needs."""
+
+    def __init__(self, options: Options, source: Source, learner_type: Any) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self.seed = options.seed
+        self.plan = _QUICK if options.quick else _FULL
+        self.source = source
+        self.learner_type = learner_type
+        self.workers = options.workers or max(1, min(4, cores - 1))
+        self.slots = self.workers + 4
+
+    def feed(self, batches: int | None, seed: int) -> tn.Feed:
+        return self.source.feed(ROWS, workers=self.workers, slots=self.slots, batches=batches, seed=seed)
+
+    def train(self) -> dict[str, Any]:
+        plan, digits = self.plan, self.source.digits
+        total = plan.epochs * plan.batches_per_epoch
+        learner = self.learner_type(total, self.seed)
+        with (
+            self.feed(plan.batches_per_epoch, self.seed) as feed,
+            contextlib.closing(progress(total, "training", "batches")) as bar,
+        ):
+            begin = time.perf_counter()
+            for _ in range(plan.epochs):
+                for images, labels in learner.batches(feed):
+                    learner.step(images, labels)
+                    bar.update(1)
+                accuracy = learner.accuracy(digits.held_out_images, digits.held_out_labels)
+                bar.set_postfix_str(f"held-out accuracy {accuracy:.1%}", refresh=False)
+            seconds = time.perf_counter() - begin
+            stats = feed.stats()
+        return {
+            "accuracy": accuracy,
+            "held_out": len(digits.held_out_labels),
+            "batches": total,
+            "seconds": seconds,
+            "batch_bytes": ROWS * ROW_NBYTES,
+            "slots": self.slots,
+            "workers": self.workers,
+            "augment_us_per_batch": stats.fill_ns / 1e3 / stats.batches,
+        }
+
+    def compare(self) -> dict[str, Any]:
+        plan, learner_type = self.plan, self.learner_type
+        loaders = self.loaders()  # before the feed's threads: a loader may fork
+        with self.feed(IN_MEMORY_BATCHES, self.seed + 1) as kept, self.feed(None, self.seed + 2) as feed:
+            in_memory = [tuple(map(learner_type.copy, fields)) for fields in learner_type.batches(kept)]
+            contenders = {
+                IN_MEMORY: itertools.cycle(in_memory),
+                FEED: learner_type.batches(feed),
+                **loaders,
+            }
+            turns = len(contenders) * plan.rounds
+            learner = learner_type(turns * plan.batches_per_round, self.seed)
+            with contextlib.closing(progress(turns, "measuring", "turns")) as bar:
+                timings = race(
+                    contenders, learner.step, plan.batches_per_round, plan.rounds, lambda: bar.update(1)
+                )
+            contenders.clear()
+        return _speeds(timings, list(loaders), plan)
+
+    def loaders(self) -> dict[str, Iterator[Any]]:
+        """PyTorch's DataLoader in all the settings that may be its best."""
+        if self.learner_type.name != "torch":
+            return {}
+        from tenon.demo.torch_loader import loader_batches
+
+        return {
+            f"DataLoader, num_workers={workers}": loader_batches(self.source, ROWS, workers, self.seed)
+            for workers in (0, 1, 2)
+        }
+
+    def hand_over(self) -> dict[str, Any]:
+        plan, batches = self.plan, self.learner_type.batches
+        copies = hand_over.count_copies(
+            self.source, batches, self.learner_type.copy, plan.copy_rows, plan.copy_rounds
+        )
+        with self.feed(None, self.seed + 3) as feed:
+            faults = hand_over.count_faults(feed, batches, plan.fault_batches // 2, plan.fault_batches)
+        return {
+            "host_copies_per_batch": max(0.0, round(copies.per_batch, 2)),
+            "host_copies_check": None if copies.check is None else round(copies.check, 2),
+            "host_copies_method": copies.method,
+            "page_faults_per_batch": faults,
+            "page_faults_method": "minor faults of all threads in a loop that reads every page of a batch",
+        }
+
+
+def _speeds(timings: Timings, loaders: list[str], plan: _Plan) -> dict[str, Any]:
+    in_memory = timings.speed(FEED, IN_MEMORY)
+    result: dict[str, Any] = {
+        "in_memory_loop_ratio": in_memory.median,
+        "in_memory_loop_ratio_range": [in_memory.low, in_memory.high],
+        "dataloader_ratio": None,
+        "dataloader_reason": "only measured with PyTorch as the framework",
+        "us_per_batch": {name: 1e6 * timings.seconds(name) for name in timings.rounds},
+        "rounds": plan.rounds,
+        "batches_per_round": plan.batches_per_round,
+    }
+    if loaders:
+        best = min(loaders, key=timings.seconds)
+        ratio = timings.speed(FEED, best)
+        result |= {
+            "dataloader_ratio": ratio.median,
+            "dataloader_ratio_range": [ratio.low, ratio.high],
+            "dataloader_reason": None,
+            "dataloader_best": best,
+        }
+    return result
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"tenon": tn.__version__, "python": platform.python_version()}
+    for package in ("numpy", "torch", "scikit-learn"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Build, train, measure. Takes a minute on two cores, a few seconds with `quick`.
+
+    Returns
+    -------
+    dict
+        What ``tenon demo --json`` prints: only str, int, float, None, lists and dicts.
+
+    Raises
+    ------
+    DemoError
+        A compiler or package is missing.
+    """
+    begin = time.perf_counter()
+    compiler = find_compiler()
+    learner_type = _learner_type(options.framework)
+    digits = load_digits()
+    with tempfile.TemporaryDirectory(prefix="tenon-demo-") as folder, _one_compute_thread(learner_type.name):
+        work = _Run(options, Source(build_library(Path(folder), compiler), digits), learner_type)
+        result = {"framework": learner_type.name, **work.train(), **work.compare(), **work.hand_over()}
+    return result | {
+        "seed": options.seed,
+        "quick": options.quick,
+        "compute_threads": 1,
+        "compiler": " ".join(compiler),
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
+        "versions": _versions(),
+        "total_seconds": time.perf_counter() - begin,
+    }

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds: `schema` and `Feed`."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ._core import Batch, NativeFeed, Schema
+from ._errors import OpError, TenonError
+from ._typing import DTypeLike
+from .function import CFunction
+
+_log = logging.getLogger("tenon")
+
+_CLOSE_SECONDS = 1.0
+
+_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
+    """The fields of a batch: ``schema(data=("f4", (64, 3, 32, 32)), label=("i8", (64,)))``.
+
+    Axis 0 counts rows and has the same length in every field.
+
+    Raises
+    ------
+    ValueError
+        No fields, different numbers of rows, a length below 1, the name of an attribute of `Batch`.
+    TypeError
+        A dtype that does not exist, or whose elements are no whole bytes.
+    """
+    for name in fields:
+        if name in dir(Batch):
+            raise ValueError(f"a field cannot be named {name!r}: batches have an attribute of that name")
+    return Schema(fields)
+
+
+class Feed:
+    """Runs a generator on worker threads; gives its batches in order of index, in place.
+
+    Slots are allocated and touched once. A worker fills a free slot, the consumer gets it as a batch, and it
+    is filled again when the batch, its arrays and every view of them are gone, in any order. A batch that is
+    kept is never overwritten.
+
+    Iterating is one epoch: batches with index 0, 1, 2, ... A batch is the same for any number of workers when
+    the generator makes it from ``epoch`` and ``index``, or from ``seed``, which follows from the feed's seed,
+    the epoch and the index alone: ``s(s(s(seed) ^ epoch) ^ index)``, where ``s`` is one step of SplitMix64.
+    A feed has one live iterator at a time; one that is dropped ends its epoch.
+
+    Parameters
+    ----------
+    generator : CFunction
+        Made by `c_function`. Called by one thread at a time, in order, unless it is ``threadsafe``.
+    schema : Schema
+        Made by `tenon.schema`.
+    slots : int, optional
+        At least ``workers + 1``; by default ``workers + 4``.
+    workers : int
+        Threads. A generator that is not thread-safe is run by one.
+    processes : bool
+        Must be False: this version has threads only.
+    batches : int, optional
+        Of an epoch; None: an epoch does not end.
+    seed : int
+        From which the seeds of batches are made; taken modulo 2**64.
+    timeout : float, optional
+        Seconds that ``next`` waits for a batch before it raises TimeoutError. None: as long as the generator
+        takes, with a warning to the logger "tenon" every 5 s; but 5 s when the consumer itself holds every
+        slot.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter of the generator that binds to nothing, a field that no parameter takes, a dtype that does
+        not fit; a number out of range.
+    MemoryError
+        The slots do not fit into memory; the message has the numbers.
+    """
+
+    def __init__(
+        self,
+        generator: CFunction,
+        schema: Schema,
+        slots: int | None = None,
+        workers: int = 1,
+        processes: bool = False,
+        batches: int | None = None,
+        seed: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(generator, CFunction):
+            raise TypeError(f"a feed's generator is made by tn.c_function, not {type(generator).__name__}")
+        if not isinstance(schema, Schema):
+            raise TypeError(
+                f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
+            )
+        if processes:
+            raise ValueError(
+                "processes=True: worker processes are not there yet; use threads (processes=False)"
+            )
+        if batches is not None and batches < 0:
+            raise ValueError(f"batches is {batches}: it must be a count, or None for no end")
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        self.generator = generator
+        self.schema = schema
+        self.batches = batches
+        self.timeout = timeout
+        self._epoch: weakref.ref[_Epoch] | None = None
+        self._native = NativeFeed(
+            function=generator._native,
+            schema=schema,
+            constants=generator.constants,
+            workers=workers,
+            slots=workers + 4 if slots is None else slots,
+            batches=-1 if batches is None else batches,
+            seed=seed % 2**64,
+        )
+        _open_feeds.add(self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _Epoch(self, _itself)
+
+    def numpy(self) -> Batches:
+        """Epochs of tuples of NumPy arrays, one for each field, on the slot's memory."""
+        return Batches(self, _tuple_of(lambda array: array.numpy()))
+
+    def torch(self, device: Any = None) -> Batches:
+        """Epochs of tuples of torch tensors, one for each field, on the slot's memory.
+
+        Parameters
+        ----------
+        device : optional
+            None or "cpu": tensors on the slot. Another device of PyTorch's: copies there.
+        """
+        if device is None or str(device) == "cpu":
+            return Batches(self, _tuple_of(lambda array: array.torch()))
+        return Batches(self, _tuple_of(lambda array: array.torch().to(device)))
+
+    def jax(self) -> Batches:
+        """Epochs of tuples of JAX arrays, one for each field, on the slot's memory. JAX never writes it."""
+        return Batches(self, _tuple_of(lambda array: array.jax()))
+
+    def databatch(self) -> Batches:
+        """Epochs of `tenon.io.DataBatch`: fields named ``label`` or ending in ``_label`` are its labels."""
+        from .io import databatch
+
+        return Batches(self, databatch)
+
+    def __len__(self) -> int:
+        if self.batches is None:
+            raise TypeError("this feed has no length: give batches=")
+        return self.batches
+
+    def stats(self) -> types.SimpleNamespace:
+        """Counts since the feed was made.
+
+        Returns
+        -------
+        SimpleNamespace
+            ``batches`` and ``nbytes`` delivered; ``slots`` and of these ``slots_free``, ``slots_filling``,
+            ``slots_ready``, ``slots_held`` (by the consumer); ``workers``; ``fill_ns`` in the generator,
+            ``starved_ns`` of the consumer waiting, ``blocked_ns`` of workers waiting for a slot;
+            ``slot_nbytes`` and ``memory``, the address of the first slot.
+        """
+        return types.SimpleNamespace(**self._native.statistics())
+
+    def end(self) -> None:
+        """Ends the epoch that is being iterated, if any: its iterator stops.
+
+        A ``for`` loop that is left by an exception keeps its iterator for as long as the traceback lives, in
+        a notebook until the next error.
+        """
+        live = self._live_epoch()
+        if live is not None:
+            live._end()
+
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Stops the workers. Delivered batches stay valid. Idempotent.
+
+        Raises
+        ------
+        TimeoutError
+            The generator did not return within ``timeout`` seconds: its thread is left behind, with what
+            it uses.
+        """
+        _open_feeds.discard(self)
+        self._native.close(timeout)
+
+    def _live_epoch(self) -> _Epoch | None:
+        epoch = None if self._epoch is None else self._epoch()
+        return None if epoch is None or epoch._feed is None else epoch
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, exception: object, *_: object) -> None:
+        try:
+            self.close()
+        except TimeoutError as error:
+            if exception is None:
+                raise
+            _log.warning("%s", error)
+
+    def __repr__(self) -> str:
+        s = self.stats()
+        return (
+            f"<tenon.Feed of {self.generator.name!r}: {s.batches} batches, {s.workers} workers, "
+            f"{s.slots} slots ({s.slots_free} free, {s.slots_filling} filling, {s.slots_ready} ready, "
+            f"{s.slots_held} held)>"
+        )
+
+
+class Batches:
+    """Epochs of a feed in another form: each iteration over it is one epoch."""
+
+    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
+        self._feed = feed
+        self._convert = convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Epoch(self._feed, self._convert)
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+
+class _Epoch:
+    """The one live iterator of a feed."""
+
+    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
+        self._feed: Feed | None = None  # for __del__, when the next lines raise
+        self._has_timed_out = False
+        live = feed._live_epoch()
+        if live is not None:
+            if not live._has_timed_out:
+                raise TenonError(
+                    "the feed is being iterated already: finish or drop that iterator, or call feed.end()"
+                )
+            live._end()
+        feed._native.begin()
+        self._feed = feed
+        self._next = feed._native.next
+        self._convert = convert
+        feed._epoch = weakref.ref(self)
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        feed = self._feed
+        if feed is None:
+            raise StopIteration
+        try:
+            batch = self._next(feed.timeout, _log.warning)
+            self._has_timed_out = False
+            if batch is not None:
+                return self._convert(batch)
+        except TimeoutError:
+            # The caller may let go of batches and try again, or begin another epoch: a traceback keeps this
+            # iterator alive.
+            self._has_timed_out = True
+            raise
+        except OpError as error:
+            error.op = feed.generator.name
+            self._end()
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self._feed = None
+        raise StopIteration
+
+    def _end(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed._native.end()
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
+
+
+def _tuple_of(convert: Callable[[Any], Any]) -> Callable[[Batch], tuple[Any, ...]]:
+    return lambda batch: tuple([convert(array) for array in batch.arrays])
+
+
+@atexit.register
+def _close_all() -> None:
+    for feed in list(_open_feeds):
+        try:
+            feed.close()
+        except TimeoutError as error:
+            _log.warning("%s", error)

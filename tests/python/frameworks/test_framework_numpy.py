@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy and Tenon over one memory, both directions. Aliasing is proved by the address and by writing."""
+
+import weakref
+
+import live
+import numpy as np
+import pytest
+
+import tenon as tn
+
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.T,
+    "sliced": lambda x: x[1:, ::2],
+    "backwards": lambda x: x[::-1, ::-1],
+    "row": lambda x: x[2],
+    "element": lambda x: x[1:2, 1:2],
+    "scalar": lambda x: x[1, 1, ...],
+    "new axis": lambda x: x[:, None],
+    "empty": lambda x: x[:0],
+}
+OUT = {
+    "numpy()": lambda a: a.numpy(),
+    "asarray": np.asarray,
+    "from_dlpack": np.from_dlpack,
+    "memoryview": lambda a: np.asarray(memoryview(a)),
+    "__array__": lambda a: a.__array__(),
+}
+IN = {
+    "from_numpy": tn.from_numpy,
+    "from_numpy writable": lambda x: tn.from_numpy(x, keep="writable"),
+    "from_dlpack": tn.from_dlpack,
+    "asarray": tn.asarray,
+}
+
+
+def source(dtype="float32"):
+    return (np.arange(24) % 2 if dtype == "bool" else np.arange(24)).astype(dtype).reshape(4, 6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", IN)
+def test_in_by_every_way_is_the_same_memory(way, dtype, layout):
+    x = LAYOUTS[layout](source(dtype))
+    expected = x.copy()
+    a = IN[way](x)
+    assert (a.shape, a.dtype, a.ndim, a.size, a.nbytes) == (x.shape, x.dtype, x.ndim, x.size, x.nbytes)
+    assert a.tolist() == expected.tolist()
+    if x.size:
+        assert a.data_ptr == x.ctypes.data
+        a[...] = 1
+        assert (x == 1).all()
+    del a
+    assert x.flags.writeable
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", OUT)
+def test_out_by_every_way_is_the_same_memory(way, dtype, layout):
+    mirror = LAYOUTS[layout](source(dtype).copy())
+    a = LAYOUTS[layout](tn.array(source(dtype)))
+    x = OUT[way](a)
+    assert type(x) is np.ndarray
+    assert (x.shape, x.dtype) == (a.shape, np.dtype(dtype))
+    assert x.flags.writeable
+    assert x.tolist() == mirror.tolist()
+    if x.size:
+        assert x.ctypes.data == a.data_ptr
+        x[...] = 1
+        assert a.tolist() == x.tolist()
+        a[...] = 0
+        assert not x.any()
+
+
+@pytest.mark.parametrize("way", OUT)
+def test_a_read_only_array_gives_read_only_views(way):
+    a = tn.array(source())
+    x = OUT[way](a.readonly())
+    assert not x.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        x[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        x.flags.writeable = True
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        x[1:].flags.writeable = True
+    a[0, 0] = 77
+    assert x[0, 0] == 77  # another handle on the same memory
+
+
+@pytest.mark.parametrize("way", OUT)
+def test_a_view_outlives_its_array_and_the_array_its_view(way):
+    a = tn.array(source())
+    storages = live.now().storages
+    x = OUT[way](a)
+    reference = weakref.ref(a)
+    del a
+    assert x.tolist() == source().tolist()
+    assert live.now().storages == storages
+    y = x[1:, 1:]
+    del x
+    assert y.tolist() == source()[1:, 1:].tolist()
+    del y
+    assert live.now().storages == storages - 1
+    assert reference() is None
+
+
+@pytest.mark.parametrize("way", IN)
+def test_an_array_outlives_its_source(way):
+    x = source()
+    reference = weakref.ref(x)
+    a = IN[way](x)
+    del x
+    assert a.tolist() == source().tolist()
+    b = a[1:]
+    del a
+    assert b.tolist() == source()[1:].tolist()
+    del b
+    live.now()
+    assert reference() is None
+
+
+def test_a_way_there_and_back_lends_nothing_twice():
+    a = tn.zeros(8)
+    x = np.asarray(a)
+    b = tn.from_numpy(x)
+    assert x.flags.writeable, "x looks at an NDArray's memory: nothing is lent"
+    b[0] = 1
+    x[1] = 2
+    a[2] = 3
+    assert a.tolist()[:3] == b.tolist()[:3] == x.tolist()[:3] == [1, 2, 3]
+    storages = live.now().storages
+    del a, x
+    assert live.now().storages == storages
+    assert b.tolist()[:3] == [1, 2, 3]
+
+
+def test_a_read_only_way_back_stays_read_only():
+    a = tn.zeros(8)
+    x = np.asarray(a.readonly())
+    for make in IN.values():
+        assert not make(x).writable
+    x = np.asarray(a)[2:]
+    x.flags.writeable = False
+    assert not tn.from_numpy(x).writable
+
+
+def test_views_of_a_lent_array_are_one_region():
+    x = np.arange(24.0).reshape(4, 6)
+    whole = tn.from_numpy(x, keep="writable")
+    part = tn.from_numpy(x[1:3], keep="writable")
+    other = tn.from_numpy(x.reshape(-1)[20:], keep="writable")
+    part[...] = -1
+    other[...] = -2
+    assert (np.asarray(whole)[1:3] == -1).all()
+    assert whole[3, 5].item() == -2
+    del whole
+    part[0, 0] = 5
+    assert x[1, 0] == 5
+
+
+def test_numpy_functions_take_arrays():
+    a = tn.array(source("float64"))
+    x = source("float64")
+    np.testing.assert_array_equal(np.sum(a, axis=0), x.sum(axis=0))
+    np.testing.assert_array_equal(np.sqrt(a), np.sqrt(x))
+    np.testing.assert_array_equal(np.add(a, x), x + x)
+    np.testing.assert_array_equal(np.concatenate([a, x]), np.concatenate([x, x]))
+    np.testing.assert_array_equal(a @ x.T, x @ x.T)
+    np.testing.assert_array_equal(x @ np.asarray(a).T, x @ x.T)
+    assert isinstance(a + 1, np.ndarray)
+    assert isinstance(x + a, np.ndarray)
+    assert isinstance(np.exp(a), np.ndarray)
+    np.testing.assert_array_equal(np.asarray(a)[np.asarray(a) > 3], x[x > 3])
+
+
+def test_numpy_writes_into_arrays():
+    a = tn.zeros(4, dtype="float64")
+    x = np.arange(4.0)
+    np.copyto(np.asarray(a), x)
+    assert a.tolist() == [0, 1, 2, 3]
+    x[...] = a
+    a += 1
+    assert a.tolist() == [1, 2, 3, 4]
+    assert type(a) is tn.NDArray
+    x += a
+    assert x.tolist() == [1, 3, 5, 7]
+    frozen = a.readonly()
+    with pytest.raises((ValueError, BufferError, TypeError)):
+        frozen += 1
+    assert a.tolist() == [1, 2, 3, 4]
+
+
+def test_subclasses_of_numpy_arrays_are_taken_by_their_memory():
+    class Special(np.ndarray):
+        pass
+
+    x = np.arange(6.0).view(Special)
+    a = tn.from_numpy(x)
+    assert a.data_ptr == x.ctypes.data
+    a[0] = 9
+    assert x[0] == 9
+    del a
+    assert x.flags.writeable
+    matrix = np.asmatrix(np.eye(2))
+    assert tn.from_numpy(matrix).shape == (2, 2)
+    assert matrix.flags.writeable
+
+
+def test_masked_and_record_arrays_are_not_taken_for_plain_ones():
+    """The mask would be lost without a word: a plain array, or a refusal, but never a crash."""
+    masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
+    try:
+        a = tn.from_numpy(masked)
+    except (TypeError, ValueError):
+        return
+    assert a.tolist() == [1.0, 2.0]
+
+
+def test_memory_maps_are_taken(tmp_path):
+    path = tmp_path / "x"
+    x = np.memmap(path, dtype="f4", mode="w+", shape=(1000,))
+    a = tn.from_numpy(x)
+    a[...] = 3
+    del a
+    assert x.flags.writeable
+    x.flush()
+    assert np.fromfile(path, "f4").tolist() == [3.0] * 1000
+    frozen = tn.from_numpy(np.memmap(path, dtype="f4", mode="r"))
+    assert not frozen.writable
+
+
+def test_unaligned_arrays_are_refused_and_can_be_copied():
+    raw = np.zeros(33, "u1")
+    x = raw[1:].view("f4")
+    assert not x.flags.aligned
+    with pytest.raises(ValueError, match="align"):
+        tn.from_numpy(x)
+    with pytest.raises((ValueError, BufferError)):
+        tn.from_dlpack(x)
+    a = tn.from_numpy(x, zero_copy=False)
+    assert a.tolist() == [0.0] * 8
+    assert x.flags.writeable and raw.flags.writeable
+
+
+def test_asnumpy_is_a_copy():
+    a = tn.zeros(4)
+    x = a.asnumpy()
+    x[0] = 1
+    assert a[0].item() == 0
+    assert a.readonly().asnumpy().flags.writeable
+
+
+def test_save_and_load(tmp_path):
+    a = tn.array(source("int16"))
+    np.save(tmp_path / "n.npy", a)
+    assert np.load(tmp_path / "n.npy").tolist() == a.tolist()
+    tn.save(tmp_path / "t.npy", a[:, ::-1])
+    assert np.load(tmp_path / "t.npy").tolist() == a[:, ::-1].tolist()
+    assert tn.load(tmp_path / "n.npy").tolist() == a.tolist()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process ends with code 0, in silence and soon, whatever is alive and whoever lets go of it afterwards."""
+
+import sys
+
+import child
+import programs
+import pytest
+import soak
+
+
+@pytest.mark.parametrize("kind", programs.ALIVE)
+def test_a_process_ends_with_things_alive(kind):
+    child.run(programs.ALIVE[kind])
+
+
+def test_a_process_ends_with_everything_alive_at_once_and_memory_checked():
+    """One process holds it all; CPython's debug allocator looks at every block that is freed."""
+    parts = []
+    for i, code in enumerate(programs.ALIVE.values()):
+        lines = "\n    ".join(code.strip().splitlines())
+        parts.append(f"def part{i}():\n    {lines}\n    return dict(locals())\nkept{i} = part{i}()")
+    child.run("\n".join(parts), PYTHONMALLOC="debug")
+
+
+@pytest.mark.parametrize("kind", programs.ENDINGS)
+def test_a_process_ends_whatever_goes_on(kind):
+    child.run(programs.ENDINGS[kind])
+
+
+@pytest.mark.parametrize("kind", programs.DAEMONS)
+def test_a_process_ends_under_daemon_threads(kind):
+    """CPython stops them wherever they are, as soon as they want the GIL."""
+    for _ in range(soak.times(30, 2)):
+        child.run(programs.with_daemons(programs.DAEMONS[kind]))
+
+
+@pytest.mark.parametrize("kind", programs.NATIVE)
+def test_a_process_ends_when_c_lets_go_at_the_end(kind):
+    child.native.path()
+    child.run(programs.NATIVE[kind])
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_sys_exit_keeps_its_code(code):
+    child.run(
+        f"a = tn.from_numpy(np.zeros(4)); b = a.numpy(); last_line(); sys.exit({code})",
+        expect=code,
+        ends_by_itself=False,
+    )
+
+
+def test_os_exit_ends_at_once():
+    child.run(
+        "a = tn.from_numpy(np.zeros(4)); b = memoryview(a); last_line(); os._exit(7)",
+        expect=7,
+        ends_by_itself=False,
+    )
+
+
+def test_exit_from_a_thread_and_from_a_deleter():
+    child.run(
+        """
+        def stop(pointer):
+            last_line()
+            os._exit(5)
+        raw = (ctypes.c_double * 4)()
+        a = tn.from_pointer(ctypes.addressof(raw), (4,), "f8", owner=raw, deleter=stop)
+        b = a[1:]
+        threading.Thread(target=lambda: globals().pop("b")).start()
+        time.sleep(0.05)
+        del a
+        time.sleep(60)
+        """,
+        expect=5,
+        ends_by_itself=False,
+    )
+
+
+def test_deleters_in_python_run_or_not_at_the_end_but_never_twice():
+    lines = child.run(
+        """
+        raw = (ctypes.c_double * 4)()
+        def deleter(pointer, write=os.write):
+            write(1, b"deleted\\n")
+        kept = tn.from_pointer(ctypes.addressof(raw), (4,), "f8", owner=raw, deleter=deleter)
+        view = kept.numpy()
+        """
+    )
+    assert lines.count("deleted") <= 1
+
+
+def test_a_signal_during_an_exchange_ends_as_a_signal_does():
+    child.run(
+        """
+        import signal
+        x = np.zeros(4)
+        def stop(*_): raise SystemExit(9)
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        last_line()
+        while True: tn.from_numpy(x).numpy(); memoryview(tn.zeros(3)); np.from_dlpack(tn.zeros(2))
+        """,
+        expect=9,
+        ends_by_itself=False,
+    )
+
+
+def test_importing_tenon_imports_no_framework_and_ends():
+    names = ("torch", "jax", "onnxruntime", "pyarrow", "ml_dtypes")
+    (loaded,) = child.run(f"print([name for name in {names} if name in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_the_package_without_numpy_loaded():
+    """What needs no NumPy works before it is imported, and the end is as quiet."""
+    code = """
+import sys, time
+import tenon as tn
+a = tn.zeros(4); b = a[1:]; m = memoryview(a); c = tn.from_buffer(bytearray(8), "u1"); d = a.__dlpack__()
+a[0] = 1; a.tolist(); a.copy()
+assert "numpy" not in sys.modules
+"""
+    done = child.subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

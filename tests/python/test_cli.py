@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `tenon config` finds the installed files, and what cannot work says why."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import tenon as tn
+from tenon.__main__ import main
+
+CLIENT = """
+#include <stdio.h>
+#include <tenon/tenon.h>
+int main(void) { puts(tenon_version()); return 0; }
+"""
+
+
+def tenon(*arguments, code=0, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "tenon", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def config(option):
+    return tenon("config", option).stdout.removesuffix("\n")
+
+
+def demo_without(module, folder, *arguments):
+    """What the demo says where the module cannot be imported."""
+    (folder / f"{module}.py").write_text(f"raise ImportError('no {module} here')\n")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return tenon("demo", *arguments, code=1, PYTHONPATH=path).stderr
+
+
+def test_config_prints_folders_that_hold_the_files():
+    assert config("--includes").startswith("-I")
+    assert Path(config("--includes").removeprefix("-I"), "tenon", "tenon.h").is_file()
+    assert Path(config("--cmakedir"), "tenonConfig.cmake").is_file()
+    assert Path(config("--libdir"), "libtenon.so").is_file()
+    assert config("--version") == tn.__version__
+
+
+def test_config_answers_several_questions_one_a_line(capsys):
+    assert main(["config", "--version", "--libdir"]) == 0
+    assert capsys.readouterr().out.splitlines() == [config("--libdir"), tn.__version__]
+
+
+def test_a_c_program_builds_with_what_config_prints(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "client.c").write_text(CLIENT)
+    libdir = config("--libdir")
+    command = [compiler, config("--includes"), "client.c", f"-L{libdir}", f"-Wl,-rpath,{libdir}", "-ltenon"]
+    subprocess.run([*command, "-o", "client"], cwd=tmp_path, check=True)
+    answer = subprocess.run([tmp_path / "client"], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == tn.__version__
+
+
+def test_the_script_is_installed_beside_python():
+    script = Path(sysconfig.get_path("scripts"), "tenon")
+    if not script.exists():
+        pytest.skip("tenon is not installed as a package")
+    done = subprocess.run([script, "config", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == tn.__version__
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("config",), ("bake",), ("demo", "--workers", "0"), ("demo", "--framework", "x")]
+)
+def test_what_is_not_understood_is_status_2(arguments):
+    assert "usage: tenon" in tenon(*arguments, code=2).stderr
+
+
+def test_demo_without_a_compiler_says_what_to_install(tmp_path):
+    message = tenon("demo", code=1, PATH=str(tmp_path), CC="").stderr
+    assert "no C compiler" in message and "Traceback" not in message
+
+
+def test_demo_with_a_wrong_compiler_names_it():
+    message = tenon("demo", code=1, CC="/nowhere/cc -m64").stderr
+    assert "/nowhere/cc -m64" in message and "Traceback" not in message
+
+
+def test_demo_with_a_failing_compiler_shows_its_command():
+    pytest.importorskip("sklearn")
+    message = tenon("demo", "--framework", "numpy", code=1, CC="false").stderr
+    assert "digits.c" in message and "failed" in message and "Traceback" not in message
+
+
+def test_demo_without_scikit_learn_says_what_to_install(tmp_path):
+    message = demo_without("sklearn", tmp_path, "--framework", "numpy")
+    assert "pip install scikit-learn" in message and "Traceback" not in message
+
+
+def test_demo_on_torch_without_torch_says_what_to_install(tmp_path):
+    message = demo_without("torch", tmp_path, "--framework", "torch")
+    assert "pip install torch" in message and "Traceback" not in message

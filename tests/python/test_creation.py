@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that make arrays: new memory, data of other kinds, buffers, addresses."""
+
+import array
+import ctypes
+import gc
+import mmap
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+
+def test_new_memory_has_the_shape_and_dtype_asked_for():
+    for make in (tn.empty, tn.zeros, tn.ones):
+        assert make(3).shape == (3,)
+        assert make((2, 3)).dtype == tn.float32
+        assert make([2, 3], "int16").nbytes == 12
+        assert make((), dtype=tn.complex128, device="cpu").shape == ()
+    assert tn.zeros((2, 2)).tolist() == [[0, 0], [0, 0]]
+    assert tn.ones(2, "uint8").tolist() == [1, 1]
+    assert tn.full((2,), 7, "int64").tolist() == [7, 7]
+    assert tn.full((2, 2), [1, 2]).tolist() == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("make", [tn.empty, tn.zeros, tn.ones])
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        *((shape, ValueError) for shape in [-1, (2, -3), (2**40, 2**40), (1,) * 65]),
+        *((shape, TypeError) for shape in ["2", 1.5, None, (1, None)]),
+        (2**70, OverflowError),
+    ],
+    ids=str,
+)
+def test_shapes_that_cannot_be_are_errors(make, shape, error):
+    with pytest.raises(error):
+        make(shape)
+
+
+def test_memory_that_is_not_there_is_a_memory_error():
+    with pytest.raises(MemoryError):
+        tn.empty(2**46, "uint8")
+
+
+def test_unknown_devices_and_dtypes_are_refused():
+    with pytest.raises(ValueError, match="cuda"):
+        tn.zeros(2, device="cuda")
+    with pytest.raises(TypeError, match="float31"):
+        tn.zeros(2, "float31")
+    with pytest.raises(TypeError, match="None"):
+        tn.zeros(2, None)
+
+
+def test_like_takes_shape_and_dtype():
+    for prototype in (tn.zeros((2, 3), "int8"), np.zeros((2, 3), "int8")):
+        for make in (tn.empty_like, tn.zeros_like, tn.ones_like):
+            assert make(prototype).shape == (2, 3)
+            assert make(prototype).dtype == tn.int8
+            assert make(prototype, "float64").dtype == tn.float64
+        assert tn.full_like(prototype, 5).tolist() == [[5] * 3] * 2
+    assert tn.ones_like(tn.zeros(2)).tolist() == [1, 1]
+
+
+def test_array_copies_whatever_has_elements():
+    x = np.arange(3)
+    sources = [x, tn.array(x), [0, 1, 2], (0, 1, 2), memoryview(x), array.array("l", [0, 1, 2]), range(3)]
+    for source in sources:
+        a = tn.array(source)
+        assert a.tolist() == [0, 1, 2]
+        assert a.dtype == tn.int64
+        assert a.writable
+        a[0] = 9
+    assert x[0] == 0
+    assert tn.array(2.5).shape == ()
+    assert tn.array([1, 2], "float16").dtype == tn.float16
+    assert tn.array(np.arange(3, dtype=">i2")).tolist() == [0, 1, 2]
+
+
+def test_asarray_shares_where_it_can():
+    a = tn.zeros(3)
+    assert tn.asarray(a) is a
+    assert tn.asarray(a, "float32") is a
+    assert tn.asarray(a, "int8").dtype == tn.int8
+    x = np.arange(3.0)
+    b = tn.asarray(x)
+    assert x.flags.writeable
+    b[0] = 7
+    x[1] = 8
+    assert b.tolist() == x.tolist() == [7, 8, 2]
+    buffer = bytearray(4)
+    tn.asarray(buffer)[0] = 1
+    assert buffer[0] == 1
+    assert tn.asarray([1, 2]).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "data", ["text", b"bytes", [["ragged"], 1], object(), None, {"a": 1}, [1, "x"]], ids=repr
+)
+def test_data_that_are_no_numbers_are_refused(data):
+    for make in (tn.array, tn.asarray):
+        with pytest.raises((TypeError, ValueError)):
+            make(data)
+
+
+def test_buffers_of_all_kinds_are_shared():
+    with mmap.mmap(-1, 4096) as mapping:
+        sources = [
+            bytearray(16),
+            array.array("i", [0] * 4),
+            (ctypes.c_int * 4)(),
+            mapping,
+            np.zeros(4, "i4"),
+            tn.zeros(4, "i4"),
+        ]
+        for source in sources:
+            a = tn.from_buffer(source, "int32", 4)
+            a[1] = 0x01020304
+            assert memoryview(source).cast("B")[4:8].tobytes() == (0x01020304).to_bytes(4, "little")
+            del a
+        gc.collect()
+
+
+def test_a_buffer_has_all_its_elements_unless_a_shape_is_given():
+    buffer = bytearray(range(16))
+    assert tn.from_buffer(buffer, "uint8").shape == (16,)
+    assert tn.from_buffer(buffer, "int16").shape == (8,)
+    assert tn.from_buffer(buffer, "uint8", (2, 3), 4).tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert tn.from_buffer(buffer, "uint8", offset=14).tolist() == [14, 15]
+    assert tn.from_buffer(buffer, "uint8", offset=16).shape == (0,)
+    assert tn.from_buffer(buffer, "float4_e2m1fn").shape == (32,)
+
+
+def test_buffers_that_do_not_fit_are_errors():
+    buffer = bytearray(16)
+    with pytest.raises(ValueError, match="15"):
+        tn.from_buffer(buffer, "int16", offset=1)
+    with pytest.raises(ValueError, match="16"):
+        tn.from_buffer(buffer, "uint8", 17)
+    with pytest.raises(ValueError, match="16"):
+        tn.from_buffer(buffer, "uint8", offset=17)
+    with pytest.raises(ValueError):
+        tn.from_buffer(buffer, "uint8", offset=-1)
+    with pytest.raises(BufferError, match="align"):
+        tn.from_buffer(buffer, "int32", 1, offset=2)
+    with pytest.raises(TypeError):
+        tn.from_buffer([1, 2], "uint8")
+    with pytest.raises(BufferError):
+        tn.from_buffer(memoryview(buffer)[::2], "uint8")
+    buffer.extend(b"x")  # none of the failures holds it
+
+
+def test_bytes_give_readonly_arrays():
+    a = tn.from_buffer(b"abcd", "uint8")
+    assert not a.writable
+    with pytest.raises(ValueError, match="read-only"):
+        a[0] = 1
+
+
+def test_a_buffer_is_held_while_an_array_or_view_lives():
+    buffer = bytearray(8)
+    a = tn.from_buffer(buffer, "uint8")
+    view = a[2:].numpy()
+    del a
+    with pytest.raises(BufferError):
+        buffer.extend(b"x")
+    view[0] = 5
+    del view
+    buffer.extend(b"x")
+    assert buffer[2] == 5
+
+
+def test_an_address_is_an_array():
+    memory = (ctypes.c_double * 6)(*range(6))
+    address = ctypes.addressof(memory)
+    a = tn.from_pointer(address, (2, 3), "float64", owner=memory)
+    assert a.tolist() == [[0, 1, 2], [3, 4, 5]]
+    a[0, 0] = 9
+    assert memory[0] == 9
+    assert tn.from_pointer(address, (3,), "float64", strides=(16,)).tolist() == [9, 2, 4]
+    backwards = tn.from_pointer(address + 40, 6, "float64", strides=[-8], readonly=True)
+    assert backwards.tolist() == [5, 4, 3, 2, 1, 9]
+    assert not backwards.writable
+
+
+def test_the_owner_of_an_address_lives_as_long_as_the_array():
+    class Owner:
+        pass
+
+    owner, memory = Owner(), (ctypes.c_byte * 8)()
+    gone = []
+    import weakref
+
+    weakref.finalize(owner, gone.append, True)
+    a = tn.from_pointer(ctypes.addressof(memory), 8, "int8", owner=owner)
+    del owner
+    view = memoryview(a)
+    del a
+    assert not gone
+    view.release()
+    assert gone == [True]
+
+
+def test_the_deleter_of_an_address_runs_once_with_it():
+    memory = (ctypes.c_byte * 8)()
+    address, calls = ctypes.addressof(memory), []
+    a = tn.from_pointer(address, 8, "int8", deleter=calls.append)
+    row = a[2:]
+    del a
+    assert calls == []
+    del row
+    assert calls == [address]
+
+
+def test_native_deleters_get_the_whole_address():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    a = tn.from_pointer(libc.malloc(1 << 20), 1 << 20, "uint8", deleter=libc.free)
+    a[...] = 1
+    del a  # with a cut address free() would end the process
+
+
+def test_a_deleter_that_fails_is_reported_and_nothing_else(capsys, monkeypatch):
+    import sys
+
+    reports = []
+    monkeypatch.setattr(sys, "unraisablehook", reports.append)
+    memory = (ctypes.c_byte * 8)()
+    a = tn.from_pointer(ctypes.addressof(memory), 8, "int8", deleter=lambda _: 1 / 0)
+    del a
+    assert [type(report.exc_value) for report in reports] == [ZeroDivisionError]
+    reports.clear()
+
+
+def test_addresses_that_cannot_be_are_errors_and_run_no_deleter():
+    memory = (ctypes.c_double * 4)()
+    address, calls = ctypes.addressof(memory), []
+    for arguments, error in [
+        ((0, 4, "float64"), ValueError),
+        ((address + 1, 1, "float64"), BufferError),
+        ((address, -1, "float64"), ValueError),
+        ((address, 4, "float63"), TypeError),
+        ((address, 2, "float64", (12,)), ValueError),
+        ((address, 2, "float64", (8, 8)), ValueError),
+        (("address", 2, "float64"), TypeError),
+    ]:
+        with pytest.raises(error):
+            tn.from_pointer(*arguments, deleter=calls.append)
+    with pytest.raises(TypeError, match="callable"):
+        tn.from_pointer(address, 4, "float64", deleter=3)
+    assert calls == []

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Basic indexing is NumPy's, as windows on the same memory; everything else is refused with the way out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tenon as tn
+
+
+def pair(shape=(4, 5, 6)):
+    """The same elements for both: an array and a NumPy array of its own."""
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    return tn.array(x), x
+
+
+KEYS = [
+    0,
+    -1,
+    (1, 2),
+    (1, 2, 3),
+    slice(None),
+    slice(1, 3),
+    slice(None, None, -1),
+    slice(3, None, -2),
+    slice(10, -10, -3),
+    slice(-2, 100),
+    slice(2, 2),
+    (slice(None), slice(1, None, 2), slice(None, None, -2)),
+    (..., 0),
+    (0, ...),
+    (..., slice(1, 2), 3),
+    ...,
+    None,
+    (None, 0, None, ..., None),
+    (slice(None), None, 2),
+    (),
+    (1, 2, 3, ...),
+    (slice(-(2**63), 2**63 - 1),),
+    (slice(2**63 - 1, -(2**63), -1),),
+    (slice(None, -(2**70), -1),),
+    (slice(-(2**70), None, -1),),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_windows_are_those_of_numpy(key):
+    a, x = pair()
+    window, expected = a[key], x[key]
+    assert isinstance(window, tn.NDArray)
+    assert window.shape == np.shape(expected)
+    assert np.array_equal(np.asarray(window), expected)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_windows_write_to_the_same_memory(key):
+    a, x = pair()
+    a[key] = -1
+    x[key] = -1
+    assert np.array_equal(np.asarray(a), x)
+    window = a[key]
+    window[...] = 7
+    x[key] = 7
+    assert np.array_equal(np.asarray(a), x)
+
+
+def test_a_full_index_gives_an_array_of_no_axes():
+    a, _ = pair()
+    element = a[1, 2, 3]
+    assert isinstance(element, tn.NDArray)
+    assert element.shape == ()
+    element[...] = -5
+    assert a.item(1, 2, 3) == -5
+
+
+def test_everything_with_index_is_an_int():
+    a, x = pair()
+    for i in (np.int8(1), np.uint64(2), tn.full((), 3, "int32"), np.array(1)):
+        assert np.array_equal(np.asarray(a[i]), x[int(i)])
+
+
+@pytest.mark.parametrize("key", [4, -5, (0, 5), (0, 0, 0, 0), 2**40])
+def test_indices_outside_are_index_errors(key):
+    a, _ = pair()
+    with pytest.raises(IndexError):
+        a[key]
+    with pytest.raises(IndexError):
+        a[key] = 0
+
+
+def test_an_int_beyond_64_bits_is_an_error():
+    a, _ = pair()
+    with pytest.raises((IndexError, OverflowError)):
+        a[2**70]
+
+
+@pytest.mark.parametrize(
+    "key", [[0, 1], np.array([0, 1]), np.ones((4, 5, 6), bool), True, (0, [1]), "a", 1.5, (np.array([1]),)]
+)
+def test_other_keys_say_how_to_do_it(key):
+    a, _ = pair()
+    with pytest.raises(TypeError, match=r"a\.numpy\(\)\[\.\.\.\]"):
+        a[key]
+    with pytest.raises(TypeError, match=r"a\.numpy\(\)\[\.\.\.\]"):
+        a[key] = 0
+
+
+def test_bad_slices_are_errors():
+    a, _ = pair()
+    with pytest.raises(ValueError, match="zero"):
+        a[::0]
+    with pytest.raises(IndexError, match="ellips"):
+        a[..., ...]
+    with pytest.raises(TypeError):
+        a[1.5:]
+
+
+def test_elements_cannot_be_deleted():
+    a, _ = pair()
+    with pytest.raises(TypeError, match="deleted"):
+        del a[0]
+
+
+def test_more_than_64_axes_are_an_error():
+    with pytest.raises((ValueError, IndexError)):
+        tn.zeros(1)[(None,) * 64]
+    with pytest.raises((ValueError, IndexError)):
+        tn.zeros(1)[(None,) * 400]
+    assert tn.zeros(1)[(None,) * 63].ndim == 64
+
+
+def test_iteration_gives_rows():
+    a, x = pair((3, 2))
+    rows = list(a)
+    assert [row.tolist() for row in rows] == x.tolist()
+    assert all(row.data_ptr == a.data_ptr + 16 * i for i, row in enumerate(rows))
+    first, *_ = a
+    assert first.tolist() == [0, 1]
+    with pytest.raises(TypeError, match="no axes"):
+        iter(tn.zeros(()))
+
+
+VALUES = {
+    "int": 3,
+    "float": 2.75,
+    "bool": True,
+    "float32 scalar": np.float32(1.5),
+    "int64 scalar": np.int64(-2),
+    "numpy": np.arange(3),
+    "byte-swapped": np.arange(3, dtype=">i4"),
+    "negative strides": np.arange(6).reshape(2, 3)[:, ::-1],
+    "unaligned": np.frombuffer(b"0" + np.arange(3, dtype="f4").tobytes(), dtype=np.uint8)[1:].view("f4"),
+    "list": [1, 2, 3],
+    "nested list": [[1], [2]],
+    "tuples": ((1, 2, 3), (4, 5, 6)),
+    "memoryview": memoryview(np.arange(3.0)),
+    "bytearray": bytearray(b"abc"),
+    "range": range(3),
+    "masked": np.ma.array([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "complex128", "float16"])
+def test_whatever_numpy_assigns_is_assigned(value, dtype):
+    a, x = tn.zeros((2, 3), dtype), np.zeros((2, 3), dtype)
+    x[...] = np.asarray(value)
+    a[...] = value
+    assert np.array_equal(np.asarray(a), x)
+
+
+def test_arrays_are_assigned_with_broadcast_and_cast():
+    a = tn.zeros((2, 3))
+    a[...] = tn.array([1, 2, 3], "int8")
+    assert a.tolist() == [[1, 2, 3]] * 2
+    a[:, 1:] = a[:, :2]
+    assert a.tolist() == [[1, 1, 2]] * 2
+    a[:, ::-1] = a
+    assert a.tolist() == [[2, 1, 1]] * 2
+    with pytest.raises(ValueError, match="shape"):
+        a[...] = tn.zeros((3, 2))
+
+
+def test_tensors_are_assigned():
+    torch = pytest.importorskip("torch")
+    a = tn.zeros((2, 3))
+    a[...] = torch.arange(3)
+    assert a.tolist() == [[0, 1, 2]] * 2
+    a[0] = torch.ones(3, dtype=torch.bfloat16)
+    assert a.tolist() == [[1, 1, 1], [0, 1, 2]]
+
+
+def test_bfloat16_is_assigned_without_numpys_help():
+    a = tn.zeros(3, "bfloat16")
+    a[...] = [1.5, 2, -3]
+    assert a.tolist() == [1.5, 2.0, -3.0]
+    a[0] = 8
+    assert a.tolist() == [8.0, 2.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 256),
+        ("uint8", -1),
+        ("int8", 128),
+        ("int64", 2**63),
+        ("uint64", 2**64),
+        ("uint8", 300.0),
+        ("int8", -129.0),
+    ],
+)
+def test_numbers_that_do_not_fit_are_overflow_errors(dtype, value):
+    a = tn.zeros(2, dtype)
+    with pytest.raises(OverflowError, match=dtype):
+        a[0] = value
+    assert a.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 255),
+        ("int8", -128),
+        ("int64", -(2**63)),
+        ("uint64", 2**64 - 1),
+        ("float64", 2**80),
+        ("uint8", 255.9),
+        ("int8", -128.5),
+    ],
+)
+def test_numbers_at_the_edge_fit(dtype, value):
+    a = tn.zeros(1, dtype)
+    a[0] = value
+    assert a.item() == (int(value) if dtype != "float64" else float(value))
+
+
+def test_numbers_of_the_wrong_kind_are_refused():
+    a = tn.zeros(2, "int32")
+    with pytest.raises(ValueError, match="NaN"):
+        a[0] = float("nan")
+    with pytest.raises(TypeError, match="real"):
+        a[0] = 1j
+    for value in ("text", [["ragged"], 1], object(), None, {"a": 1}):
+        with pytest.raises((TypeError, ValueError)):
+            a[0] = value
+    assert a.tolist() == [0, 0]
+
+
+sizes = st.integers(-9, 9) | st.none()
+items = (
+    st.integers(-5, 4)
+    | st.builds(slice, sizes, sizes, sizes.filter(lambda n: n != 0))
+    | st.none()
+    | st.just(...)
+)
+
+
+@given(st.tuples() | st.lists(items, max_size=5).map(tuple))
+def test_random_keys_agree_with_numpy(key):
+    a, x = pair((3, 4, 5))
+    try:
+        expected = x[key]
+    except IndexError:
+        with pytest.raises((IndexError, ValueError)):
+            a[key]
+        return
+    assert np.array_equal(np.asarray(a[key]), expected)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools that check the code: each passes a good tree and fails on a bad one."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import check_includes
+import check_labels
+import check_sources
+import check_symbols
+import update_stub
+
+SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+
+
+def place(root, name, text):
+    """Writes a file of the tree and returns its root."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small tree in which every tool is content."""
+    place(tmp_path, "include/tenon/tenon.h", SPDX + "TENON_API void tenon_one(void);\n")
+    return place(tmp_path, "src/base/error.h", SPDX)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("src/core/array.h", '#include "base/error.h"\n#include "tenon/tenon.h"\n#include <vector>\n'),
+        ("src/base/error_test.cc", '#include "core/array.h"\n'),
+        ("python/src/array.cc", "#include <numpy/arrayobject.h>\n#include <tenon/tenon.h>\n"),
+    ],
+)
+def test_includes_along_the_layers_pass(tree, name, text):
+    assert check_includes.main(place(tree, name, text)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("src/base/ref.h", '#include "core/array.h"\n', "base/ref.h must not include core/array.h"),
+        ("src/dlpack/export.cc", '#include "feed/feed.h"\n', "dlpack/export.cc must not include feed/feed.h"),
+        ("src/core/a.cc", "#include <Python.h>\n", "only python/src sees Python"),
+        ("src/core/a.cc", '#include "a.h"\n', "write the path from src"),
+        ("src/core/a.cc", '#include "base/ref_test.h"\n', "belongs to tests"),
+        ("src/other/a.cc", "", "is no layer"),
+        ("include/tenon/tenon.h", '#include "base/error.h"\n', "may include only standard headers"),
+        ("include/tenon/dlpack.h", '#include "tenon/tenon.h"\n', "must not include tenon/tenon.h"),
+        ("include/tenon/new.h", "#include <stdint.h>\n", "does not know"),
+        ("python/src/array.cc", '#include "core/array.h"\n', "may include only tenon/"),
+    ],
+)
+def test_includes_against_the_layers_fail(tree, capsys, name, text, complaint):
+    place(tree, "src/core/array.h", "")
+    place(tree, "src/feed/feed.h", "")
+    place(tree, "src/base/ref_test.h", "")
+    assert check_includes.main(place(tree, name, text)) == 1
+    assert complaint in capsys.readouterr().out
+
+
+PAIR = """
+// pairs with: B::get, "value visible"
+void put() { x_.store(1, std::memory_order_release); }
+// pairs with: A::put,
+// "value visible"
+int get() { return x_.load(std::memory_order_acquire); }
+void count() { n_.fetch_add(1, std::memory_order_relaxed); }
+"""
+
+SWAP = "bool g() { return x_.compare_exchange_weak(a,\n b,\n std::memory_order_acq_rel); }\n"
+
+
+def test_labelled_atomics_pass(tree):
+    assert check_labels.main(place(tree, "src/base/a.h", PAIR)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (PAIR + SWAP, "a.h:8: compare_exchange_weak orders memory"),
+        ('// pairs with: nobody, "lonely"\n', 'label "lonely" stands only once'),
+        (PAIR.replace("\nvoid put", "\n\n\n\nvoid put"), "a.h:6: store orders memory"),
+        (PAIR + "void more() { n_.fetch_add(1); }\n", "fetch_add without a memory order"),
+        (PAIR + "std::atomic<int> n_{0};\nint more() { return n_.load(); }\n", "load without a memory order"),
+        (PAIR + "void f() { std::atomic_thread_fence(std::memory_order_acquire); }\n", "a fence"),
+    ],
+)
+def test_unlabelled_atomics_fail(tree, capsys, text, complaint):
+    assert check_labels.main(place(tree, "src/base/a.h", text)) == 1
+    assert complaint in capsys.readouterr().out
+
+
+def test_sources_in_form_pass(tree):
+    place(tree, "src/CMakeLists.txt", "# SPDX-License-Identifier: Apache-2.0\nset(sources base/error.cc)\n")
+    assert check_sources.main(place(tree, "src/base/error.cc", SPDX)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("src/base/a.h", "#pragma once\n", "a.h:1: no SPDX line"),
+        ("src/base/a.h", SPDX + "x" * 111, "a.h:2: 111 columns"),
+        ("src/base/a.h", SPDX + "\n" * 800, "split the file"),
+        ("src/base/a.h", SPDX + "caf\u00e9", "not ASCII"),
+        ("src/base/a.h", SPDX + "a; \n", "blanks at the end"),
+        ("src/base/a_test.cc", SPDX, "stands in no CMakeLists.txt"),
+    ],
+)
+def test_sources_out_of_form_fail(tree, capsys, name, text, complaint):
+    assert check_sources.main(place(tree, name, text)) == 1
+    assert complaint in capsys.readouterr().out
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A function that builds a shared library from C source."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+
+    def build(source):
+        (tmp_path / "l.c").write_text(source)
+        subprocess.run([compiler, "-shared", "-fPIC", "l.c", "-o", "l.so"], cwd=tmp_path, check=True)
+        return tmp_path / "l.so"
+
+    return build
+
+
+def test_exported_symbols_are_the_declared_functions(tree, library, capsys):
+    header = tree / "include/tenon/tenon.h"
+    assert check_symbols.main([library("void tenon_one(void) {}"), header]) == 0
+    assert check_symbols.main([library("void tenon_one(void) {} int more;"), header]) == 1
+    assert "more is exported" in capsys.readouterr().out
+    assert check_symbols.main([library("static int one; int *tenon_two(void) { return &one; }"), header]) == 1
+    assert "tenon_one is declared" in capsys.readouterr().out
+
+
+def test_an_old_stub_is_shown_and_a_current_one_passes(tmp_path, capsys):
+    stub = tmp_path / "_core.pyi"
+    assert update_stub.main(["--check"], stub, lambda: "def f() -> int: ...\n") == 1
+    assert update_stub.main([], stub, lambda: "def f() -> int: ...\n") == 0
+    assert update_stub.main(["--check"], stub, lambda: "def f() -> int: ...\n") == 0
+    assert update_stub.main(["--check"], stub, lambda: "def f() -> str: ...\n") == 1
+    assert "+def f() -> str: ..." in capsys.readouterr().out
