@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: which calls stand beside each other, and the goals.
+
+A call is the Python statement that is timed, with the names of inputs.LEGEND. Making and dropping its result
+are both part of it. The loops in C are named by what they do.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import c_to_c
+import nanobind_peer
+import numpy as np
+import torch
+import tvm_ffi
+from timing import Call, Loop
+from tvm_ffi.libinfo import find_libtvm_ffi
+
+import tenon as tn
+
+from .inputs import address_of
+
+EMPTY_LOOP = "Empty loop"
+C_TAKE = "C to C: take a tensor and give it back"
+C_GIVE = "C to C: hand a torch tensor to another library, which drops it"
+C_STEPS = "C ABI: single steps"
+
+# By the heading of the table; the first call of each is what the others are compared with.
+CALLS = {
+    EMPTY_LOOP: ["pass", "c_to_c.nop(x)"],
+    "A NumPy array comes in": [
+        "tn.from_numpy(x)",
+        "tn.from_numpy(x, keep='writable')",
+        "tn.from_dlpack(x)",
+        "np.from_dlpack(x)",
+        "torch.from_numpy(x)",
+        "torch.from_dlpack(x)",
+        "tvm_ffi.from_dlpack(x)",
+        "peer.take(x)",
+    ],
+    "A torch tensor comes in": [
+        "tn.from_dlpack(t)",
+        "np.from_dlpack(t)",
+        "t.numpy()",
+        "torch.from_dlpack(t)",
+        "tvm_ffi.from_dlpack(t)",
+        "peer.take(t)",
+    ],
+    "NumPy looks at it": [
+        "np.asarray(a)",
+        "a.numpy()",
+        "np.from_dlpack(a)",
+        "np.asarray(b)",
+        "o.numpy()",
+        "t.numpy()",
+        "np.from_dlpack(x)",
+        "np.from_dlpack(t)",
+        "np.from_dlpack(v)",
+    ],
+    "A memoryview looks at it": ["memoryview(a)", "memoryview(b)", "memoryview(x)"],
+    "torch looks at it": [
+        "torch.from_dlpack(a)",
+        "a.torch()",
+        "torch.from_numpy(x)",
+        "torch.from_dlpack(x)",
+        "torch.from_dlpack(t)",
+        "torch.from_dlpack(v)",
+        "o.torch()",
+    ],
+}
+
+
+@dataclass
+class Goal:
+    work: str
+    heading: str
+    call: str
+    peer: str
+    ratio: float
+
+
+IMPORT, LOOK = "A NumPy array comes in", "NumPy looks at it"
+GOALS = [
+    Goal("import a NumPy array", IMPORT, "tn.from_numpy(x)", "np.from_dlpack(x)", 0.6),
+    Goal("", IMPORT, "tn.from_numpy(x)", "torch.from_numpy(x)", 0.3),
+    Goal("import it, both may write", IMPORT, "tn.from_numpy(x, keep='writable')", "np.from_dlpack(x)", 0.6),
+    Goal("", IMPORT, "tn.from_numpy(x, keep='writable')", "torch.from_numpy(x)", 0.3),
+    Goal("view by NumPy", LOOK, "np.asarray(a)", "np.asarray(b)", 1.3),
+    Goal("C ABI: take and release", C_TAKE, "tenon_array_to_dlpack", "torch's table", 1.0),
+    Goal("exchange table: take and release", C_TAKE, "Tenon's table", "torch's table", 1.0),
+]
+
+
+def tvm_functions():
+    library = ctypes.CDLL(find_libtvm_ffi())
+    names = ("TVMFFITensorFromDLPackVersioned", "TVMFFITensorToDLPackVersioned", "TVMFFIObjectDecRef")
+    return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names)
+
+
+def loops(inputs):
+    """The loops in C, by heading and name."""
+    a, t = inputs.a, inputs.t
+    tvm = tvm_functions()
+    return {
+        C_TAKE: {
+            "tenon_array_to_dlpack": Loop(lambda n: c_to_c.take_from_tenon(t, n)),
+            "Tenon's table": Loop(lambda n: c_to_c.take(a, n)),
+            "torch's table": Loop(lambda n: c_to_c.take(t, n)),
+            "TVMFFITensorToDLPackVersioned": Loop(lambda n: c_to_c.take_from_tvm(t, tvm, n)),
+        },
+        C_GIVE: {
+            "tenon_array_from_dlpack": Loop(lambda n: c_to_c.give_to_tenon(t, n)),
+            "Tenon's table": Loop(lambda n: c_to_c.hand_over(t, tn.NDArray, n)),
+            "torch's table": Loop(lambda n: c_to_c.hand_over(t, torch.Tensor, n)),
+        },
+        C_STEPS: {
+            "tenon_array_adopt, _release": Loop(c_to_c.adopt),
+            "tenon_array_create, _release": Loop(c_to_c.create),
+            "tenon_view_open, _close": Loop(lambda n: c_to_c.view(t, n)),
+        },
+    }
+
+
+def contenders(inputs):
+    """Everything that is measured, by heading and name. Checks first that no call copies."""
+    names = {"np": np, "torch": torch, "tn": tn, "tvm_ffi": tvm_ffi, "peer": nanobind_peer, "c_to_c": c_to_c}
+    names |= inputs.names()
+    check_aliasing(names, inputs)
+    in_python = {heading: {call: Call(call, names) for call in calls} for heading, calls in CALLS.items()}
+    return in_python | loops(inputs)
+
+
+def check_aliasing(names, inputs):
+    lenders = (inputs.x, inputs.t, inputs.a, inputs.b, inputs.v, inputs.o.numpy())
+    known = {address_of(array) for array in lenders}
+    for heading, calls in CALLS.items():
+        if heading == EMPTY_LOOP:
+            continue
+        for call in calls:
+            result = eval(call.replace("peer.take", "peer.address"), dict(names))
+            address = result if isinstance(result, int) else address_of(result)
+            if address not in known:
+                raise AssertionError(f"{call} made a copy")
+    for tensor in (inputs.a, inputs.t):
+        if c_to_c.address(tensor) != address_of(tensor):
+            raise AssertionError(f"the table of {type(tensor)} made a copy")
+
+
+def check_released(inputs):
+    """Fails where a call has kept what it took."""
+    if not inputs.x.flags.writeable:
+        raise AssertionError("a NumPy array that was lent did not get its flag back")
+    open_buffers, _ = inputs.b.counts()
+    if open_buffers != 0:
+        raise AssertionError(f"{open_buffers} buffers of the bare exporter are still open")

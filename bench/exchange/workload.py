@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the measurement in fresh processes, pools their rounds and writes the section of docs/benchmarks.md.
+
+Several processes, because where the loader puts code and the allocator puts objects moves such numbers by
+some percent from one process to the next.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from report import machine, table, versions
+from timing import summarise
+
+from . import build
+
+PACKAGES = ("tenon", "numpy", "torch", "apache-tvm-ffi", "nanobind")
+
+
+def run_process(n_rounds):
+    path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    command = [sys.executable, "-m", "exchange.measure", str(n_rounds)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
+    return json.loads(result.stdout)
+
+
+def pooled(processes):
+    """Summaries by (kind, heading, call)."""
+    return {
+        (kind, heading, call): summarise([ns for process in processes for ns in process[kind][heading][call]])
+        for kind, headings in processes[0].items()
+        for heading, calls in headings.items()
+        for call in calls
+    }
+
+
+def nanoseconds(value):
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def plural(n, word, ending):
+    return f"{n} {word}{'' if n == 1 else ending}"
+
+
+def goal_table(summaries, goals, kinds):
+    rows = []
+    for goal in goals:
+        ratios = []
+        for kind in kinds:
+            ours, peer = (summaries[kind, goal.heading, call] for call in (goal.call, goal.peer))
+            ratios.append((ours.least / peer.least, ours.median / peer.median))
+        is_met = all(least <= goal.ratio for least, _ in ratios)
+        cells = [f"{least:.2f} ({median:.2f})" for least, median in ratios]
+        verdict = "met" if is_met else "**missed**"
+        rows.append([goal.work, f"`{goal.call}`", f"`{goal.peer}`", *cells, f"{goal.ratio:.1f}", verdict])
+    return table(["work", "Tenon", "peer", *kinds, "goal", ""], rows)
+
+
+def heading_table(summaries, heading, kinds):
+    first, *others = kinds
+    calls = [call for kind, of, call in summaries if kind == first and of == heading]
+    reference = summaries[first, heading, calls[0]]
+    rows = []
+    for call in calls:
+        summary = summaries[first, heading, call]
+        numbers = [summary.least, summary.median, summary.spread]
+        numbers += [summaries[kind, heading, call].least for kind in others]
+        rows.append([f"`{call}`", *map(nanoseconds, numbers), f"{reference.least / summary.least:.2f}"])
+    return table(["", f"{first}: least", "median", "IQR", *others, "ratio"], rows)
+
+
+def run(options):
+    """The section's text."""
+    build.build()
+    build.use()
+    from . import calls, inputs
+
+    processes = []
+    for i in range(options.processes):
+        print(f"exchange: process {i + 1} of {options.processes}", file=sys.stderr, flush=True)
+        processes.append(run_process(options.rounds))
+    summaries, kinds = pooled(processes), list(inputs.KINDS)
+    effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds, pinned to one core"
+    lines = [
+        f"{machine()}. {versions(PACKAGES)}. `{options.command}`: {effort}.",
+        "",
+        f"{inputs.KINDS_LEGEND}. Nanoseconds per call, making and dropping the result included, the loop not "
+        "subtracted.",
+        "",
+        "### Goals",
+        "",
+        "Tenon's time divided by the peer's: of the least times, in brackets of the medians. A goal is met "
+        "when no ratio of least times is above it.",
+        "",
+        goal_table(summaries, calls.GOALS, kinds),
+        "",
+        "### Calls",
+        "",
+        "Least, median and distance between the quartiles for 4 x 8; the least for the other arrays; "
+        "*ratio*: the first row's least time divided by this row's.",
+        "",
+        *(f"- `{name}`: {meaning}" for name, meaning in inputs.LEGEND.items()),
+    ]
+    for heading in dict.fromkeys(heading for _, heading, _ in summaries):
+        lines += ["", f"#### {heading}", "", heading_table(summaries, heading, kinds)]
+    return "\n".join(lines)

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Copies, casts and fills of tenon beside NumPy and PyTorch.
+
+    bench.py [--repeats N] [--json] [NAME ...]
+
+Every contender reads and writes the same memory. They take turns, and the fastest turn counts: on a
+shared machine the minimum is the run that was disturbed least. A ratio below 1 means that tenon is
+faster. NAME selects the cases whose name contains it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import tenon as tn
+
+MIB = 1 << 20
+# A turn lasts at least this long; short work is repeated.
+TURN_SECONDS = 2e-3
+
+
+class Case:
+    """dst[...] = src, for tenon, NumPy and PyTorch."""
+
+    def __init__(self, name, src, shape, dtype):
+        self.name = name
+        self.dst = tn.empty(shape, dtype)
+        self.numpy_dst = np.asarray(self.dst)
+        self.torch_dst = torch.from_dlpack(self.dst)
+        self.src = src
+
+    def contenders(self):
+        src, dst = tn.from_numpy(self.src, keep="writable"), self.dst
+        torch_src, torch_dst = as_torch(self.src), self.torch_dst
+        return {
+            "tenon": lambda: src.copyto(dst),
+            "numpy": lambda: np.copyto(self.numpy_dst, self.src, casting="unsafe"),
+            "torch": lambda: torch_dst.copy_(torch_src),
+        }
+
+
+class Fill(Case):
+    def contenders(self):
+        dst, numpy_dst, torch_dst = self.dst, self.numpy_dst, self.torch_dst
+
+        def fill():
+            dst[...] = 1.5
+
+        return {"tenon": fill, "numpy": lambda: numpy_dst.fill(1.5), "torch": lambda: torch_dst.fill_(1.5)}
+
+
+def as_torch(array):
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def numbers(shape, dtype):
+    """Positive numbers below 100, so that every cast is defined everywhere."""
+    return (np.random.default_rng(1).random(shape, dtype="f4") * 100).astype(dtype)
+
+
+def cases():
+    n = 16 * MIB
+    yield Case("copy f4, 64 MiB", numbers(n, "f4"), (n,), "float32")
+    for side in (512, 2048):
+        for dtype in ("u1", "f4", "f8"):
+            matrix = numbers((side, side), dtype)
+            yield Case(f"transpose {dtype}, {side} x {side}", matrix.T, matrix.shape, dtype)
+    images = numbers((64, 224, 224, 3), "u1").transpose(0, 3, 1, 2)
+    yield Case("NHWC u1 -> NCHW f4, 64 images", images, images.shape, "float32")
+    for source, target in (
+        ("f4", "float16"),
+        ("f2", "float32"),
+        ("f4", "bfloat16"),
+        ("f8", "float32"),
+        ("i8", "float32"),
+        ("u1", "float32"),
+        ("f4", "uint8"),
+    ):
+        yield Case(f"cast {np.dtype(source)} -> {target}, 16 Mi", numbers(n, source), (n,), target)
+    yield Case("slice f4 [::2], 64 MiB", numbers(n, "f4")[::2], (n // 2,), "float32")
+    yield Fill("fill f4, 64 MiB", None, (n,), "float32")
+    yield Case("broadcast row f4, 4096 x 4096", one_row(4096), (4096, 4096), "float32")
+
+
+def one_row(n):
+    # Writable for torch's sake: a view made by np.broadcast_to is not.
+    return np.lib.stride_tricks.as_strided(numbers(n, "f4"), (n, n), (0, 4))
+
+
+def timed(body, times):
+    start = time.perf_counter()
+    for _ in range(times):
+        body()
+    return (time.perf_counter() - start) / times
+
+
+def measure(case, repeats):
+    """Seconds of the fastest turn, by contender."""
+    contenders = case.contenders()
+    times = {}
+    for name, body in contenders.items():
+        body()
+        times[name] = max(1, int(TURN_SECONDS / timed(body, 1)))
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(repeats):
+        for name, body in contenders.items():
+            best[name] = min(best[name], timed(body, times[name]))
+    return best
+
+
+def processor():
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run the cases whose name contains it")
+    parser.add_argument("--repeats", type=int, default=15, help="turns of each contender (default 15)")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args()
+
+    print(
+        f"{processor() or platform.machine()}, {os.cpu_count()} processors; fastest of {options.repeats}; "
+        f"tenon {tn.__version__} and numpy {np.__version__} with 1 thread, torch {torch.__version__} with "
+        f"{torch.get_num_threads()}"
+    )
+    print(f"{'case':34} {'tenon ms':>9} {'numpy ms':>9} {'torch ms':>9} {'/ numpy':>8} {'/ torch':>8}")
+    rows = []
+    for case in cases():
+        if options.names and not any(name in case.name for name in options.names):
+            continue
+        best = measure(case, options.repeats)
+        row = {"case": case.name} | {f"{name}_ms": 1e3 * seconds for name, seconds in best.items()}
+        row |= {f"to_{peer}": best["tenon"] / best[peer] for peer in ("numpy", "torch")}
+        rows.append(row)
+        print(
+            f"{case.name:34} {row['tenon_ms']:9.3f} {row['numpy_ms']:9.3f} {row['torch_ms']:9.3f} "
+            f"{row['to_numpy']:8.2f} {row['to_torch']:8.2f}",
+            flush=True,
+        )
+    medians = {peer: statistics.median(row[f"to_{peer}"] for row in rows) for peer in ("numpy", "torch")}
+    print(f"{'median of the ratios':34} {'':29} {medians['numpy']:8.2f} {medians['torch']:8.2f}")
+    if options.json:
+        print(json.dumps({"rows": rows, "median": medians}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs bench.py in a process of its own and writes the section of docs/benchmarks.md."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from report import machine, table, versions
+
+PACKAGES = ("tenon", "numpy", "torch")
+
+
+def run(options):
+    """The section's text."""
+    print("kernels", file=sys.stderr, flush=True)
+    script = Path(__file__).with_name("bench.py")
+    command = [sys.executable, str(script), "--repeats", str(options.rounds), "--json"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
+    found = json.loads(result.stdout.splitlines()[-1])
+    rows = [
+        [row["case"], *(f"{row[f'{name}_ms']:.3f}" for name in ("tenon", "numpy", "torch"))]
+        + [f"{row[f'to_{peer}']:.2f}" for peer in ("numpy", "torch")]
+        for row in found["rows"]
+    ]
+    medians = [f"{found['median'][peer]:.2f}" for peer in ("numpy", "torch")]
+    rows.append(["median of the ratios", "", "", "", *medians])
+    return "\n".join(
+        [
+            f"{machine()}. {versions(PACKAGES)}. `{options.command}`: least of {options.rounds} turns each.",
+            "",
+            table(["", "Tenon ms", "NumPy ms", "torch ms", "/ NumPy", "/ torch"], rows),
+        ]
+    )
