@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The module tenon._core: refuses interpreters that it is not made for, then adds its parts in order.
+#include <stdexcept>
+
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "errors.h"
@@ -30,6 +32,11 @@ bool has_gil() {
 
 NB_MODULE(core, module) {
   using namespace tenon::python;  // NOLINT(google-build-using-namespace)
+  if (is_loaded) {  // its types are known by address: a second set of them would part the arrays in two kinds
+    throw std::runtime_error(  // nanobind makes it an ImportError
+        "tenon was imported in this process before, and its native part cannot be loaded a second time: "
+        "leave tenon in sys.modules");
+  }
   module.doc() = "The native part of tenon. Use the package tenon, not this module.";
   module.attr("__version__") = tenon_version();
   nb::set_leak_warnings(false);  // dtypes and names are made once and live as long as the process
@@ -50,7 +57,10 @@ NB_MODULE(core, module) {
   is_loaded = true;
 }
 
-// The door that CPython knows. It refuses before nanobind is touched, whose state is one for the process.
+// The door that CPython knows. Errors that are raised here must not leave the interpreter that runs this: from
+// 3.13 on that is the main one also when another one imports, and what is raised would be freed by the other.
+// There the module's slot "multiple interpreters: not supported" refuses, and a repeated import is refused
+// above, when the module is executed.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!is_main_interpreter()) {
     PyErr_SetString(PyExc_ImportError, "tenon works in the main interpreter only, not in subinterpreters");
@@ -59,13 +69,6 @@ extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!has_gil()) {
     PyErr_SetString(PyExc_ImportError,
                     "tenon is not made for free-threaded Python yet: use an interpreter with the GIL");
-    return nullptr;
-  }
-  if (is_loaded) {  // its types are known by address: a second set of them would part the arrays in two kinds
-    PyErr_SetString(
-        PyExc_ImportError,
-        "tenon was imported in this process before, and its native part cannot be loaded a second "
-        "time: leave tenon in sys.modules");
     return nullptr;
   }
   return PyInit_core();

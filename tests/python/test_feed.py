@@ -576,10 +576,14 @@ def stuck():
 """
 
 
+# CPython 3.12 and later warn of a fork beside threads, which is what one of these programs is about.
+FORK_IS_MEANT = ("-W", "ignore::DeprecationWarning")
+
+
 def start(script):
     environment = {**os.environ, native_library.PATH_VARIABLE: native_library.generators()}
     return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
+        [sys.executable, *FORK_IS_MEANT, "-c", PREAMBLE + textwrap.dedent(script)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
