@@ -22,6 +22,13 @@ class RefCount {
   // pairs with: RefCount::decrement, "uses before destruction"
   bool decrement() noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
+  // The same where no table can make a new reference (increment_if_alive): a lone reference stays alone, so
+  // that looking is enough, and an atomic change is saved.
+  bool decrement_unlisted() noexcept {
+    // pairs with: RefCount::decrement, "uses before destruction"
+    return count_.load(std::memory_order_acquire) == 1 || decrement();
+  }
+
   // A new reference unless the count has reached zero: for lookups in tables that do not own.
   bool increment_if_alive() noexcept {
     uint64_t count = count_.load(std::memory_order_relaxed);

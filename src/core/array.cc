@@ -139,7 +139,7 @@ Ref<Array> Array::make(Ref<Storage> storage, const Layout& layout) {
 }
 
 void Array::release() noexcept {
-  if (!refs_.decrement()) return;
+  if (!refs_.decrement_unlisted()) return;
   this->~Array();
   ::operator delete(this);
 }

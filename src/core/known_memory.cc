@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -30,9 +31,9 @@ KnownMemory& KnownMemory::instance() noexcept {
     memory->spare_regions_.reserve(kSpare);
     memory->spare_nodes_.reserve(kSpare);
     // A fork waits for the short sections below, so that the child finds the map whole and unlocked.
-    pthread_atfork([] { KnownMemory::instance().mutex_.lock(); },
-                   [] { KnownMemory::instance().mutex_.unlock(); },
-                   [] { KnownMemory::instance().mutex_.unlock(); });
+    pthread_atfork([] { KnownMemory::instance().lock_.lock(); },
+                   [] { KnownMemory::instance().lock_.unlock(); },
+                   [] { KnownMemory::instance().lock_.unlock(); });
     return memory;
   }();
   return *instance;
@@ -40,7 +41,7 @@ KnownMemory& KnownMemory::instance() noexcept {
 
 Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   const uintptr_t begin = address(memory.extent);
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(lock_);
   sweep();
   Storage* storage = new_storage();
   Region* region = nullptr;
@@ -64,7 +65,7 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
 
 Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes) {
   const uintptr_t begin = address(data);
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(lock_);
   sweep();
   const auto region = first_overlap(begin, begin + nbytes);
   if (region == map_.end()) return {};
@@ -252,7 +253,7 @@ Region* KnownMemory::new_region() {
 }
 
 void KnownMemory::statistics(tenon_statistics* out) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(lock_);
   sweep();
   out->storages = storages_;
   out->regions = regions_;

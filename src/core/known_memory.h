@@ -11,17 +11,17 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "base/ref.h"
+#include "base/spin_lock.h"
 #include "core/storage.h"
 
 namespace tenon {
 
 // One for the process, never destroyed: late deleters meet a valid object.
 // Threads: all functions may be called from any thread; retire() takes no lock and allocates nothing.
-// No user code runs while the mutex is held.
+// No user code runs while the lock is held.
 class KnownMemory {
  public:
   static KnownMemory& instance() noexcept;
@@ -44,7 +44,7 @@ class KnownMemory {
 
   KnownMemory() = default;
 
-  // All of these require mutex_.
+  // All of these require lock_.
   void sweep() noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end);
   void make_idle(Region* region) noexcept;
@@ -60,8 +60,8 @@ class KnownMemory {
   std::atomic<Storage*> dead_{nullptr};
   std::atomic<uint64_t> failed_deleters_{0};
 
-  std::mutex mutex_;
-  // Guarded by mutex_.
+  SpinLock lock_;
+  // Guarded by lock_.
   Map map_;
   // Regions without storages that stay in the map for a while: importing the same memory again and again,
   // as a loop or a feed does, finds its region there. idle_[region->idle_slot_] == region.

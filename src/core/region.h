@@ -18,7 +18,7 @@ class Storage;
 enum class Access : int32_t { kRead = TENON_READ, kWrite = TENON_WRITE };
 
 // Owned by KnownMemory; lives at least as long as every storage on it.
-// Threads: the counters may be used by any thread; the rest is guarded by KnownMemory's mutex.
+// Threads: the counters may be used by any thread; the rest is guarded by KnownMemory's lock.
 // Invariant: the extents of two regions in the map are disjoint.
 class Region {
  public:
@@ -54,7 +54,7 @@ class Region {
   std::atomic<uint32_t> writers_{0};
   std::atomic<uint64_t> version_{0};
 
-  // Guarded by KnownMemory::mutex_.
+  // Guarded by KnownMemory::lock_.
   uintptr_t begin_ = 0;
   uintptr_t end_ = 0;
   Storage* storages_ = nullptr;  // the storages on this region, the dead ones that nobody swept included

@@ -76,10 +76,10 @@ class Storage {
   Memory memory_;
   size_t heap_nbytes_ = 0;  // of Tenon's own allocation, else 0
 
-  // Shared; written under KnownMemory::mutex_.
+  // Shared; written under KnownMemory::lock_.
   std::atomic<Region*> region_{nullptr};
 
-  // Guarded by KnownMemory::mutex_.
+  // Guarded by KnownMemory::lock_.
   Storage* next_on_region_ = nullptr;
   Storage* previous_on_region_ = nullptr;
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/spin_lock.h"
 #include "feed/clock.h"
 
 namespace tenon {
@@ -31,7 +32,7 @@ class ShortWait {
     const int64_t end = now_ns() + budget_ns;
     for (int round = 0; !is_over(); ++round) {
       if (round < kRoundsBeforeYield) {
-        for (int i = 0; i < 8; ++i) relax();
+        for (int i = 0; i < 8; ++i) relax_processor();
       } else {
         sched_yield();
         if (now_ns() >= end) return false;
@@ -44,14 +45,6 @@ class ShortWait {
   static constexpr int64_t kShortest = 1'000;
   static constexpr int64_t kLongest = 50'000;
   static constexpr int kRoundsBeforeYield = 8;
-
-  static void relax() noexcept {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
 
   int64_t usual_ns_ = 0;
 };
