@@ -57,10 +57,9 @@ NB_MODULE(core, module) {
   is_loaded = true;
 }
 
-// The door that CPython knows. Errors that are raised here must not leave the interpreter that runs this: from
-// 3.13 on that is the main one also when another one imports, and what is raised would be freed by the other.
-// There the module's slot "multiple interpreters: not supported" refuses, and a repeated import is refused
-// above, when the module is executed.
+// The door that CPython knows. From 3.13 on the main interpreter runs this also when another one imports, and
+// an error raised here would be freed by the other. There the module's slot "multiple interpreters: not
+// supported" refuses, and a repeated import is refused above, when the module is executed.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!is_main_interpreter()) {
     PyErr_SetString(PyExc_ImportError, "tenon works in the main interpreter only, not in subinterpreters");
