@@ -12,7 +12,7 @@ model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train_step(x, y):
+def train_step(x: torch.Tensor, y: torch.Tensor) -> float:
     loss = torch.nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()

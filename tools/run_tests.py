@@ -115,7 +115,7 @@ def other_pythons(report, own):
             continue
         environment = env.prepare_compat(version)
         if environment is None:
-            env.say(f"NO CPYTHON {version} ON THIS MACHINE: the wheel is not tested on it")
+            report.summaries[f"CPython {version}"] = "NOT ON THIS MACHINE: the wheel is not tested on it"
         else:
             report.step(f"pytest, CPython {version}", environment.python, "-m", "pytest", "tests/python")
 
@@ -141,6 +141,10 @@ def everything(report, environment):
     other_pythons(report, environment.stamp["python"])
     report.step("ctest", "ctest", "--preset", "dev", "-j", JOBS)
     report.step(f"pytest, CPython {environment.stamp['python']}", python, "-m", "pytest")
+    env.prepare("docs")
+    report.step(
+        "docs", python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"
+    )
 
 
 def main(what="everything"):

@@ -195,8 +195,8 @@ TENON_API tenon_status tenon_array_adopt(const tenon_adoption* adoption, tenon_a
                                          tenon_error* error);
 
 /* Another handle on memory that is known to Tenon: when the described elements lie wholly inside a
- * living storage, *out shares that storage (owner and deleter are not used and stay the caller's);
- * else *out is NULL. READONLY of the storage is kept. Fails as tenon_array_adopt. */
+ * living storage that has a deleter and allows what the flags ask for, *out shares that storage (owner
+ * and deleter are not used and stay the caller's); else *out is NULL. Fails as tenon_array_adopt. */
 TENON_API tenon_status tenon_array_alias(const tenon_adoption* adoption, tenon_array** out,
                                          tenon_error* error);
 

@@ -138,6 +138,13 @@ void add_conversions(Parts& parts) {
 }
 
 void add_conversion_methods() {
+  def_method(
+      "__complex__",
+      [](const Array& self) {
+        const nb::object number = only_element(self, "complex()");
+        return nb::handle(reinterpret_cast<PyObject*>(&PyComplex_Type))(number);
+      },
+      nb::sig("def __complex__(self) -> complex"));
   def_method("item", item, nb::arg("at"), nb::sig("def item(self, *at: int) -> bool | int | float | complex"),
              "One element as a Python number: the only one, or the one at an index.\n\n"
              "Raises\n------\nValueError\n    The array has several elements and no index is given.\n"

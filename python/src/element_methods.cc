@@ -2,8 +2,10 @@
 //
 // Methods of NDArray that read or write elements, and copies of all kinds.
 #include "assignment.h"
+#include "dlpack_import.h"
 #include "dtype.h"
 #include "elements.h"
+#include "from_numpy.h"
 #include "methods.h"
 #include "ndarray_parts.h"
 
@@ -17,8 +19,20 @@ nb::object astype(const Self& self, const DTypeLike& dtype, bool copy) {
   return nb::cast(copied(array, wanted));
 }
 
+// What other's memory is, never a copy of it.
+Array memory_of(nb::handle other) {
+  if (is_ndarray(other.ptr())) return share(other.ptr());
+  if (Array numpy = share_if_numpy(other)) return numpy;
+  if (has_dlpack(other)) return import_dlpack(other);
+  raise(
+      PyExc_TypeError,
+      "copyto() writes to an NDArray, a NumPy array or another array with __dlpack__: %R has no memory that "
+      "it could write to",
+      reinterpret_cast<PyObject*>(Py_TYPE(other.ptr())));
+}
+
 nb::object copyto(const Array& self, nb::object other) {
-  copy_elements(self, array_from(other));
+  copy_elements(self, memory_of(other));
   return other;
 }
 
@@ -42,11 +56,13 @@ void add_element_methods(nb::module_&) {
   def_method(
       "copy", [](const Array& self) { return copied(self); }, "The elements in new memory, in C order.\n");
   def_method(
-      "copyto", copyto, nb::arg("other"), nb::sig("def copyto(self, other: _T) -> _T"),
+      "copyto", copyto, nb::arg("other").none(), nb::sig("def copyto(self, other: _T) -> _T"),
       "Writes the elements to ``other``, broadcast to its shape and cast to its dtype, and returns it.\n\n"
       "Parameters\n----------\n"
       "other : NDArray, numpy.ndarray, torch.Tensor or another writable array with __dlpack__\n\n"
-      "Raises\n------\nValueError\n    The shapes do not fit, or ``other`` is read-only.\n");
+      "Raises\n------\nValueError\n    The shapes do not fit, or ``other`` is read-only.\n"
+      "TypeError\n    ``other`` has no memory of its own (a list), or not one that arrays can have "
+      "(byte-swapped).\n");
   def_method("to", to_device, nb::arg("device"), nb::sig("def to(self, device: str) -> NDArray"),
              "The array on a device; on 'cpu' the array itself. Raises ValueError for others.\n");
   def_method("__copy__", [](const Array& self) { return copied(self); });

@@ -43,6 +43,9 @@ nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args in
   if (keywords.contains("where") && is_ndarray(nb::object(keywords["where"]).ptr())) {
     keywords["where"] = numpy_view(share(nb::object(keywords["where"]).ptr()));
   }
+  if (text_of(method) == "at" && is_ndarray(nb::object(inputs[0]).ptr())) {
+    check_writable(share(nb::object(inputs[0]).ptr()));  // ufunc.at() writes to its first argument
+  }
   const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs), **keywords);
   if (!out.is_valid()) return result;
   // What the caller gave as out comes back as such.
@@ -107,7 +110,9 @@ void add_exchange_methods(nb::module_&) {
   def_method("jax", to_jax, nb::sig("def jax(self) -> Any"),
              "A JAX array on the same memory, which JAX only reads. Writes to this array show in it: make "
              "them before, or\n"
-             "pass a copy. An array with gaps or another order of axes is copied.\n");
+             "pass a copy. An array with gaps or another order of axes is copied.\n\n"
+             "Raises\n------\nValueError\n    The elements have 64 bits, and JAX is not set to take them "
+             "(``jax_enable_x64``).\n");
   def_method(
       "__array__", numpy_array, nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
       nb::sig("def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]"));

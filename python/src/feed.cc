@@ -170,9 +170,23 @@ class NativeFeed {
     return nb::cast(make_batch(Batch(batch, feed_->schema()), names_));
   }
 
+  // In slices, so that Ctrl-C is heard.
   void close(double timeout) {
-    const nb::gil_scoped_release released;
-    feed_->close(std::chrono::nanoseconds(static_cast<int64_t>(timeout * 1e9)));
+    const auto limit = static_cast<int64_t>(std::min(timeout * 1e9, 9e18));
+    const Clock::time_point start = Clock::now();
+    while (true) {
+      const int64_t left = limit - (Clock::now() - start) / std::chrono::nanoseconds(1);
+      tenon_error error;
+      error.struct_size = sizeof error;
+      tenon_status status = TENON_OK;
+      {
+        const nb::gil_scoped_release released;
+        status = tenon_feed_close(feed_->get(), std::clamp<int64_t>(left, 0, kSliceNs), &error);
+      }
+      if (status == TENON_OK) return;
+      if (status != TENON_ERR_TIMEOUT || left <= kSliceNs) throw Error(status, error.message);
+      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+    }
   }
 
   tenon_feed_statistics statistics() const { return feed_->statistics(); }

@@ -111,9 +111,7 @@ void describe_extent(PyArrayObject* root, tenon_adoption* out) noexcept {
 Array find_known(const tenon_adoption& adoption) {
   tenon_array* handle = nullptr;
   call(tenon_array_alias, &adoption, &handle);
-  Array known = Array::steal(handle);
-  const bool is_weaker = known && known.is_readonly() && (adoption.flags & TENON_READONLY) == 0;
-  return is_weaker ? Array() : known;
+  return Array::steal(handle);
 }
 
 void check_movable(PyArrayObject* x) {
@@ -152,9 +150,12 @@ bool has_odd_stride(PyArrayObject* x) noexcept {
 // x itself if it can be shared, else a copy in native byte order, aligned.
 nb::object native(nb::handle x) {
   PyArray_Descr* const dtype = PyArray_DescrNewByteorder(PyArray_DESCR(as_numpy(x.ptr())), NPY_NATIVE);
-  if (dtype == nullptr) nb::raise_python_error();
+  nb::object keep_dtype = owned(reinterpret_cast<PyObject*>(dtype));
+  tenon_dtype taken;
+  if (!dtype_of_numpy(dtype, &taken)) refuse_numpy_dtype(dtype);
   const int flags = NPY_ARRAY_ALIGNED | (has_odd_stride(as_numpy(x.ptr())) ? NPY_ARRAY_C_CONTIGUOUS : 0);
-  return owned(PyArray_FromArray(as_numpy(x.ptr()), dtype, flags));  // takes over dtype
+  (void)keep_dtype.release();  // the next call takes it over
+  return owned(PyArray_FromArray(as_numpy(x.ptr()), dtype, flags));
 }
 
 bool is_numpy(nb::handle object) {
@@ -178,7 +179,11 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
   } else {
     const auto values = parameters.parse(arguments, n, keywords);
     x = values[0];
-    if (values[1] != nullptr) is_zero_copy = PyObject_IsTrue(values[1]) == 1;
+    if (values[1] != nullptr) {
+      const int truth = PyObject_IsTrue(values[1]);
+      check_python(truth);
+      is_zero_copy = truth == 1;
+    }
     if (values[2] != nullptr) keep = keep_from(values[2]);
   }
   if (!is_numpy_array(x)) {
@@ -199,7 +204,7 @@ Array lend_numpy(nb::handle object, Keep keep) {
   const Root root = root_of(x);
   if (root.array != x) describe_extent(root.array, &adoption);
   const bool is_writable = (PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE) != 0;
-  const bool is_readonly = !is_writable && !(keep == Keep::kReadonly && is_lent(object.ptr()));
+  const bool is_readonly = !is_writable && !is_lent(object.ptr());
   if (is_readonly) adoption.flags |= TENON_READONLY;
   if (root.exporter != nullptr && may_view_ndarray(root.exporter)) {
     if (Array known = find_known(adoption)) return known;

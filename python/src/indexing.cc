@@ -41,17 +41,27 @@ class Indices {
   }
 
   static Index converted(PyObject* item) {
-    if (PyLong_CheckExact(item)) return Index(index_from(item));
+    if (PyLong_CheckExact(item)) return Index(position_from(item));
     if (PySlice_Check(item)) return slice_from(item);
     if (item == Py_None) return new_axis;
     if (item == Py_Ellipsis) return ellipsis;
     if (PyBool_Check(item) || PyIndex_Check(item) == 0) refuse_item(item);
     try {
-      return Index(index_from(item));
+      return Index(position_from(item));
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_TypeError)) throw;
     }
     refuse_item(item);  // an array of several elements has __index__, but not for this
+  }
+
+  // A number too large for 64 bits lies outside of every axis.
+  static int64_t position_from(PyObject* item) {
+    try {
+      return index_from(item);
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_OverflowError)) throw;
+    }
+    raise(PyExc_IndexError, "index %R lies outside of every axis", item);
   }
 
   static Index slice_from(PyObject* item) {

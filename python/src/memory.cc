@@ -184,7 +184,7 @@ void add_memory(nb::module_& module) {
              "What lives in this process, for tests and leak checks: storages, regions, heap_nbytes, views.");
   module.def(
       "share", [](nb::object data) { return is_ndarray(data.ptr()) ? data : nb::cast(array_from(data)); },
-      nb::arg("data"), nb::sig("def share(data: Any) -> NDArray"));
+      nb::arg("data").none(), nb::sig("def share(data: Any) -> NDArray"));
 }
 
 }  // namespace tenon::python

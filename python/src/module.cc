@@ -21,13 +21,6 @@ bool is_loaded = false;  // under the GIL
 
 bool is_main_interpreter() { return PyInterpreterState_GetID(PyInterpreterState_Get()) == 0; }
 
-bool has_gil() {
-  PyObject* const function = PySys_GetObject("_is_gil_enabled");  // from Python 3.13 on
-  if (function == nullptr) return true;
-  const nb::object answer = nb::steal(PyObject_CallNoArgs(function));
-  return answer.is_valid() && PyObject_IsTrue(answer.ptr()) == 1;
-}
-
 }  // namespace
 
 NB_MODULE(core, module) {
@@ -63,11 +56,6 @@ NB_MODULE(core, module) {
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!is_main_interpreter()) {
     PyErr_SetString(PyExc_ImportError, "tenon works in the main interpreter only, not in subinterpreters");
-    return nullptr;
-  }
-  if (!has_gil()) {
-    PyErr_SetString(PyExc_ImportError,
-                    "tenon is not made for free-threaded Python yet: use an interpreter with the GIL");
     return nullptr;
   }
   return PyInit_core();

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Array memory lent between C libraries, NumPy, PyTorch and JAX, without copies."""
 
+import sys as _sys
+
+if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
+    raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
+
 from . import io
 from ._core import (
     Batch,

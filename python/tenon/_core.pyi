@@ -428,6 +428,8 @@ class NDArray:
         ------
         ValueError
             The shapes do not fit, or ``other`` is read-only.
+        TypeError
+            ``other`` has no memory of its own (a list), or not one that arrays can have (byte-swapped).
         """
 
     def to(self, device: str) -> NDArray:
@@ -440,6 +442,8 @@ class NDArray:
     def __deepcopy__(self, memo: object) -> NDArray: ...
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]: ...
+
+    def __complex__(self) -> complex: ...
 
     def item(self, *at: int) -> _bool | int | float | complex:
         """
@@ -483,6 +487,11 @@ class NDArray:
         """
         A JAX array on the same memory, which JAX only reads. Writes to this array show in it: make them before, or
         pass a copy. An array with gaps or another order of axes is copied.
+
+        Raises
+        ------
+        ValueError
+            The elements have 64 bits, and JAX is not set to take them (``jax_enable_x64``).
         """
 
     def __array__(self, dtype: Any = None, copy: _bool | None = None) -> _np.ndarray[Any, Any]: ...

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from typing import Any, BinaryIO, Literal
 
 from . import _core
@@ -39,9 +40,24 @@ def save(file: File, data: Any) -> None:
     if isinstance(data, (list, tuple)):
         data = {str(i): array for i, array in enumerate(data)}
     if isinstance(data, dict):
-        np.savez(file, **{name: _as_numpy(array) for name, array in data.items()})
+        for name in data:
+            if not isinstance(name, str):
+                raise TypeError(f"the arrays of an npz file have names that are str, not {name!r}")
+        _save_npz(file, {name: _as_numpy(array) for name, array in data.items()})
     else:
         np.save(file, _as_numpy(data))
+
+
+def _save_npz(file: File, arrays: dict[str, Any]) -> None:
+    """As numpy.savez, whose parameters' names an array cannot have."""
+    import numpy as np
+
+    if isinstance(file, (str, os.PathLike)) and not os.fspath(file).endswith(".npz"):
+        file = os.fspath(file) + ".npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArray | dict[str, NDArray]:
@@ -67,6 +83,11 @@ def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArra
 
     content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
     if isinstance(content, np.ndarray):
-        return _core.from_numpy(content, keep="writable")
+        return _loaded(content)
     with content:
-        return {name: _core.from_numpy(content[name], keep="writable") for name in content.files}
+        return {name: _loaded(content[name]) for name in content.files}
+
+
+def _loaded(array: Any) -> NDArray:
+    """The array read, without another copy where its byte order is the machine's."""
+    return _core.from_numpy(array, zero_copy=array.dtype.isnative, keep="writable")

@@ -21,8 +21,24 @@ class _ForRead:
         return self._array.__dlpack_device__()
 
 
+def check_width(dtype: _core.dtype, what: str) -> None:
+    """Refuses elements that JAX would silently cut to 32 bits, in a copy."""
+    import jax
+
+    name = str(dtype)
+    is_wide = name in ("int64", "uint64", "float64", "complex128")
+    if is_wide and not jax.config.jax_enable_x64:
+        narrow = name.replace("128", "64") if name.startswith("complex") else name.replace("64", "32")
+        raise ValueError(
+            f"JAX would cut the elements of {what} from {name} to {narrow}, in a copy: use {narrow}, or call "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+
+
 def to_jax(array: _core.NDArray) -> Any:
     """A ``jax.Array`` on the memory of ``array``, which is contiguous."""
     import jax.dlpack
+
+    check_width(array.dtype, "the array")
 
     return jax.dlpack.from_dlpack(_ForRead(array))

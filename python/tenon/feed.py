@@ -19,6 +19,7 @@ _log = logging.getLogger("tenon")
 
 _CLOSE_SECONDS = 1.0
 
+_is_python_ending = False
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -107,6 +108,10 @@ class Feed:
             raise ValueError(f"batches is {batches}: it must be a count, or None for no end")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        if slots == 0:
+            raise ValueError(f"0 slots are too few for {workers} workers: at least {workers + 1} are needed")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed is {type(seed).__name__}: it must be an int")
         self.generator = generator
         self.schema = schema
         self.batches = batches
@@ -143,7 +148,17 @@ class Feed:
         return Batches(self, _tuple_of(lambda array: array.torch().to(device)))
 
     def jax(self) -> Batches:
-        """Epochs of tuples of JAX arrays, one for each field, on the slot's memory. JAX never writes it."""
+        """Epochs of tuples of JAX arrays, one for each field, on the slot's memory. JAX never writes it.
+
+        Raises
+        ------
+        ValueError
+            A field has 64-bit elements, which JAX takes only with ``jax_enable_x64``.
+        """
+        from ._jax import check_width
+
+        for name, dtype, _ in self.schema.fields:
+            check_width(dtype, f"field {name!r}")
         return Batches(self, _tuple_of(lambda array: array.jax()))
 
     def databatch(self) -> Batches:
@@ -189,8 +204,10 @@ class Feed:
             The generator did not return within ``timeout`` seconds: its thread is left behind, with what
             it uses.
         """
-        _open_feeds.discard(self)
+        if not timeout >= 0:
+            raise ValueError(f"timeout is {timeout}: it must be seconds")
         self._native.close(timeout)
+        _open_feeds.discard(self)
 
     def _live_epoch(self) -> _Epoch | None:
         epoch = None if self._epoch is None else self._epoch()
@@ -270,6 +287,11 @@ class _Epoch:
             error.op = feed.generator.name
             self._end()
             raise
+        except ValueError:  # closed
+            self._end()
+            if _is_python_ending:  # by Python's end, under a daemon thread
+                raise StopIteration from None
+            raise
         except BaseException:
             self._end()
             raise
@@ -295,6 +317,8 @@ def _tuple_of(convert: Callable[[Any], Any]) -> Callable[[Batch], tuple[Any, ...
 
 @atexit.register
 def _close_all() -> None:
+    global _is_python_ending
+    _is_python_ending = True
     for feed in list(_open_feeds):
         try:
             feed.close()

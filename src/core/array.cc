@@ -206,9 +206,9 @@ Ref<Array> Array::alias(const tenon_adoption& adoption) {
   Layout layout = layout_of(adoption, &size, buffer);
   if (size == 0) return {};
   const Bytes bytes = touched(layout, size);
-  Ref<Storage> storage = Storage::find(bytes.begin, bytes.nbytes);
+  const Access access = (layout.flags & TENON_READONLY) != 0 ? Access::kRead : Access::kWrite;
+  Ref<Storage> storage = Storage::find(bytes.begin, bytes.nbytes, access);
   if (!storage) return {};
-  if (storage->is_readonly()) layout.flags |= TENON_READONLY;
   return make(std::move(storage), layout);
 }
 

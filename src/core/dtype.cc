@@ -35,6 +35,7 @@ constexpr Entry kEntries[] = {
     {"float32", "f4", TENON_FLOAT, 32},
     {"float64", "f8", TENON_FLOAT, 64},
     {"bfloat16", nullptr, TENON_BFLOAT, 16},
+    {"complex32", nullptr, TENON_COMPLEX, 32},
     {"complex64", "c8", TENON_COMPLEX, 64},
     {"complex128", "c16", TENON_COMPLEX, 128},
     {"float8_e3m4", nullptr, TENON_FLOAT8_E3M4, 8},

@@ -63,14 +63,14 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   return Ref<Storage>::adopt(storage);
 }
 
-Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes) {
+Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access access) {
   const uintptr_t begin = address(data);
   const std::scoped_lock lock(lock_);
   sweep();
   const auto region = first_overlap(begin, begin + nbytes);
   if (region == map_.end()) return {};
   for (Storage* s = region->second->storages_; s != nullptr; s = s->next_on_region_) {
-    if (s->contains(data, nbytes) && s->refs_.increment_if_alive()) return Ref<Storage>::adopt(s);
+    if (s->can_lend(data, nbytes, access) && s->refs_.increment_if_alive()) return Ref<Storage>::adopt(s);
   }
   return {};
 }
@@ -153,6 +153,7 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) 
       unmap_region(region);
     }
   }
+  spare_regions_.reserve(spare_regions_.size() + others.size());  // nothing may fail after the first move
   const auto is_used = [](const Region* r) {
     const tenon_view_count views = r->views();
     return views.readers + views.writers != 0;
@@ -176,7 +177,6 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) 
                 address_text(reinterpret_cast<void*>(end)),
                 " bridge two memories that both have open views: close the views of one of them first");
   }
-  spare_regions_.reserve(spare_regions_.size() + others.size());
   for (Region* region : others) {
     Storage* last = region->storages_;
     while (last->next_on_region_ != nullptr) last = last->next_on_region_;

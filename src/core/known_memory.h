@@ -29,8 +29,9 @@ class KnownMemory {
   // A storage with one reference over memory, on the region of its extent.
   Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
 
-  // A living storage that contains the bytes, or null.
-  Ref<Storage> find(const std::byte* data, size_t nbytes);
+  // A living storage that contains the bytes and keeps them alive, or null. Looks through the storages of
+  // their region: with thousands of imports of parts of one memory that is what an import costs.
+  Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
   // The storage's count has reached zero: it will be unlinked by the next caller of add or find.
   void retire(Storage* storage) noexcept;

@@ -20,8 +20,8 @@ Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed) {
 
 Ref<Storage> Storage::adopt(const Memory& memory) { return KnownMemory::instance().add(memory, 0); }
 
-Ref<Storage> Storage::find(const std::byte* data, size_t nbytes) {
-  return KnownMemory::instance().find(data, nbytes);
+Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) {
+  return KnownMemory::instance().find(data, nbytes, access);
 }
 
 // Counts, then looks whether a merge has moved the storage meanwhile: either the merge sees the count or

@@ -40,8 +40,8 @@ class Storage {
   // kBuffer when the extent bridges regions that are in use.
   static Ref<Storage> adopt(const Memory& memory);
 
-  // A living storage that contains the bytes, or null.
-  static Ref<Storage> find(const std::byte* data, size_t nbytes);
+  // A living storage that can lend the bytes, or null.
+  static Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
   std::byte* data() const noexcept { return memory_.data; }
   size_t nbytes() const noexcept { return memory_.nbytes; }
@@ -54,8 +54,11 @@ class Storage {
   // reference to the storage until then.
   Region* open_view(Access access) noexcept;
 
-  bool contains(const std::byte* data, size_t nbytes) const noexcept {
-    return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes;
+  // Contains the bytes, keeps them alive (memory without a deleter may end before the storage does), and
+  // may be used for access.
+  bool can_lend(const std::byte* data, size_t nbytes, Access access) const noexcept {
+    return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes &&
+           memory_.deleter != nullptr && (access == Access::kRead || !memory_.is_readonly);
   }
 
   // The owner, if it came with this deleter; else null.

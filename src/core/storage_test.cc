@@ -81,15 +81,28 @@ TEST(Storage, AThrowingDeleterIsCounted) {
   EXPECT_EQ(statistics().failed_deleters, before + 2);
 }
 
+void keep(void*) {}
+
 TEST(KnownMemory, FindsTheLivingStorageThatContainsTheBytes) {
   std::vector<std::byte> bytes(100);
-  Ref<Storage> a = Storage::adopt(memory_at(bytes.data() + 10, 50));
-  EXPECT_EQ(Storage::find(bytes.data() + 10, 50).get(), a.get());
-  EXPECT_EQ(Storage::find(bytes.data() + 59, 1).get(), a.get());
-  EXPECT_FALSE(Storage::find(bytes.data() + 9, 2));
-  EXPECT_FALSE(Storage::find(bytes.data() + 59, 2));
+  Ref<Storage> a = Storage::adopt(memory_at(bytes.data() + 10, 50, nullptr, keep));
+  EXPECT_EQ(Storage::find(bytes.data() + 10, 50, Access::kRead).get(), a.get());
+  EXPECT_EQ(Storage::find(bytes.data() + 59, 1, Access::kRead).get(), a.get());
+  EXPECT_FALSE(Storage::find(bytes.data() + 9, 2, Access::kRead));
+  EXPECT_FALSE(Storage::find(bytes.data() + 59, 2, Access::kRead));
   a = {};
-  EXPECT_FALSE(Storage::find(bytes.data() + 10, 50));
+  EXPECT_FALSE(Storage::find(bytes.data() + 10, 50, Access::kRead));
+}
+
+TEST(KnownMemory, FindsNoStorageThatDoesNotKeepItsMemoryOrDoesNotAllowTheAccess) {
+  std::vector<std::byte> bytes(100);
+  const Ref<Storage> unowned = Storage::adopt(memory_at(bytes.data(), 50));
+  EXPECT_FALSE(Storage::find(bytes.data(), 50, Access::kRead));
+  Memory memory = memory_at(bytes.data() + 50, 50, nullptr, keep);
+  memory.is_readonly = true;
+  const Ref<Storage> readonly = Storage::adopt(memory);
+  EXPECT_FALSE(Storage::find(bytes.data() + 50, 50, Access::kWrite));
+  EXPECT_EQ(Storage::find(bytes.data() + 50, 50, Access::kRead).get(), readonly.get());
 }
 
 TEST(KnownMemory, OverlappingImportsShareARegion) {
@@ -106,7 +119,7 @@ TEST(KnownMemory, TheExtentDecidesAndNotTheBytes) {
   const Ref<Storage> a = Storage::adopt({bytes.data(), 10, bytes.data(), 100, false, nullptr, nullptr});
   const Ref<Storage> b = Storage::adopt({bytes.data() + 50, 10, bytes.data(), 100, false, nullptr, nullptr});
   EXPECT_EQ(&a->region(), &b->region());
-  EXPECT_FALSE(Storage::find(bytes.data() + 20, 5));
+  EXPECT_FALSE(Storage::find(bytes.data() + 20, 5, Access::kRead));
 }
 
 TEST(KnownMemory, ABridgeJoinsRegionsOfWhichOneIsInUse) {
@@ -154,16 +167,17 @@ TEST(KnownMemory, MemoryWithoutBytesHasNoPlaceInTheMapAfterABridge) {
     const Ref<Storage> behind = at(200, 32);
     EXPECT_EQ(&bridge->region(), &left->region());
     EXPECT_NE(&bridge->region(), &behind->region());
-    EXPECT_EQ(Storage::find(bytes.data() + 130, 8).get() != nullptr, true);
-    EXPECT_EQ(Storage::find(bytes.data() + 204, 8).get(), behind.get());
+    EXPECT_EQ(Storage::find(bytes.data() + 130, 8, Access::kRead).get() != nullptr, true);
+    EXPECT_EQ(Storage::find(bytes.data() + 204, 8, Access::kRead).get(), behind.get());
   }
 }
 
 TEST(KnownMemory, MemoryIsUnknownBeforeItsDeleterRuns) {
   static std::byte bytes[32];
   static bool was_known = true;
-  (void)Storage::adopt(
-      memory_at(bytes, 32, nullptr, [](void*) { was_known = static_cast<bool>(Storage::find(bytes, 1)); }));
+  (void)Storage::adopt(memory_at(bytes, 32, nullptr, [](void*) {
+    was_known = static_cast<bool>(Storage::find(bytes, 1, Access::kRead));
+  }));
   EXPECT_FALSE(was_known);
 }
 
@@ -184,7 +198,8 @@ TEST(KnownMemory, RandomImportsAgreeWithAList) {
     if (living.size() < 20 && random() % 2 == 0) {
       const size_t begin = random() % 990;
       const size_t end = begin + 1 + random() % 40 % (1000 - begin);
-      living.push_back({begin, end, Storage::adopt(memory_at(bytes.data() + begin, end - begin))});
+      living.push_back(
+          {begin, end, Storage::adopt(memory_at(bytes.data() + begin, end - begin, nullptr, keep))});
     } else if (!living.empty()) {
       living.erase(living.begin() + static_cast<std::ptrdiff_t>(random() % living.size()));
     }
@@ -197,7 +212,7 @@ TEST(KnownMemory, RandomImportsAgreeWithAList) {
     const size_t probe = random() % 1000;
     const bool expected =
         std::ranges::any_of(living, [&](const Import& i) { return i.begin <= probe && probe < i.end; });
-    ASSERT_EQ(static_cast<bool>(Storage::find(bytes.data() + probe, 1)), expected);
+    ASSERT_EQ(static_cast<bool>(Storage::find(bytes.data() + probe, 1, Access::kRead)), expected);
     ASSERT_EQ(statistics().storages, before.storages + living.size());
   }
   living.clear();
@@ -222,8 +237,8 @@ TEST(KnownMemory, ImportsAndReleasesFromManyThreads) {
               Storage::adopt(memory_at(bytes.data() + at, 1 + random() % 90, &deaths, count_death));
           ++made;
           Region* const region = s->open_view(Access::kWrite);
-          const Ref<Storage> same = Storage::find(bytes.data() + at, 1);
-          EXPECT_TRUE(same && same->contains(bytes.data() + at, 1));
+          const Ref<Storage> same = Storage::find(bytes.data() + at, 1, Access::kRead);
+          EXPECT_TRUE(same && same->can_lend(bytes.data() + at, 1, Access::kRead));
           region->close_view(Access::kWrite);
           living[random() % 8] = std::move(s);
         } catch (const Error& e) {

@@ -211,15 +211,24 @@ DimBuffer scaled_shape(const Array& array, DType dtype) {
   return shape;
 }
 
-void check_alignment(const Array& array, DType dtype, uint64_t byte_offset) {
+// nbytes: of the view, from byte_offset on.
+void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, uint64_t nbytes) {
   const uint64_t alignment = dtype.alignment();
   const auto address = reinterpret_cast<uintptr_t>(array.data()) + byte_offset;
   if (address % alignment == 0) return;
   const uint64_t down = address % alignment;
   const uint64_t up = byte_offset + (alignment - down);
-  throw_error(Code::kValue, "byte offset ", byte_offset, " is not aligned for ", dtype.name(),
-              ", which needs a multiple of ", alignment, ": use byte offset ",
-              byte_offset >= down ? byte_offset - down : up, " or ", up);
+  const bool has_down = byte_offset >= down;
+  const bool has_up = up <= array.desc().nbytes && nbytes <= array.desc().nbytes - up;
+  std::string advice = "copy the array first";
+  if (has_down && has_up) {
+    advice = concat("use byte offset ", byte_offset - down, " or ", up);
+  } else if (has_down || has_up) {
+    advice = concat("use byte offset ", has_down ? byte_offset - down : up);
+  }
+  throw_error(Code::kValue, "byte offset ", byte_offset, " lies at ",
+              address_text(array.data() + byte_offset), ", which is not aligned for ", dtype.name(),
+              " (multiples of ", alignment, "): ", advice);
 }
 
 }  // namespace
@@ -310,7 +319,7 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
   layout.dtype = dtype;
   layout.flags &= ~static_cast<uint32_t>(TENON_SUBBYTE_PADDED);
   if (shape == nullptr && byte_offset == 0 && is_same_size) {
-    if (array.size() > 0) check_alignment(array, dtype, 0);
+    if (array.size() > 0) check_alignment(array, dtype, 0, array.desc().nbytes);
     return window(array, layout);
   }
   if (!array.is_contiguous()) {
@@ -346,7 +355,7 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
         " bytes, but ", nbytes - byte_offset, " follow byte offset ", byte_offset,
         needed <= nbytes ? concat(": the largest offset that works is ", nbytes - needed) : std::string());
   }
-  if (size > 0) check_alignment(array, dtype, byte_offset);
+  if (size > 0) check_alignment(array, dtype, byte_offset, needed);
   DimBuffer strides;
   strides.count = wanted.count;
   fill_c_strides(wanted.dims(), strides.values.data());

@@ -176,7 +176,7 @@ std::string Feed::held_text(uint64_t epoch) {
   };
   std::vector<Held> held;
   for (int32_t slot = 0; slot < crew_->slots().count(); ++slot) {
-    const Ref<Storage> storage = Storage::find(crew_->slots().data(slot), 1);
+    const Ref<Storage> storage = Storage::find(crew_->slots().data(slot), 1, Access::kWrite);
     if (storage) held.push_back({deliveries[static_cast<size_t>(slot)], storage->region().views()});
   }
   std::ranges::sort(held, {}, [](const Held& h) { return h.delivery.at_ns; });

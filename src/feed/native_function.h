@@ -4,18 +4,18 @@
 // the caller's business: feed/bind.h for generators, the bindings for direct calls.
 #pragma once
 
-#include <mutex>
 #include <string_view>
 
 #include "base/ref.h"
 #include "feed/native_call.h"
+#include "feed/one_call.h"
 #include "feed/prototype.h"
 
 namespace tenon {
 
 // Counted, immutable. The library stays loaded for ever: nobody can know when its code is out of use.
 // Threads: every function may be called from any thread; without is_threadsafe() one call runs at a
-// time, whoever makes it, and others wait.
+// time, whoever makes it, and others wait. A forked child starts with no call running.
 class NativeFunction {
  public:
   // path == nullptr: a symbol that is already in the process. Fails with kNotFound (library, symbol;
@@ -27,7 +27,7 @@ class NativeFunction {
   const Prototype& prototype() const noexcept { return prototype_; }
   bool is_threadsafe() const noexcept { return is_threadsafe_; }
 
-  // arguments: one for each parameter.
+  // arguments: one for each parameter. Fails with kValue when a function that is not thread-safe calls itself.
   tenon_value call(const tenon_value* arguments);
 
   void retain() noexcept { refs_.increment(); }
@@ -41,7 +41,7 @@ class NativeFunction {
   const Prototype prototype_;
   const NativeCall call_;
   const bool is_threadsafe_;
-  std::mutex one_call_;
+  OneCall one_call_;
   RefCount refs_;
 };
 

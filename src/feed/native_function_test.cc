@@ -86,5 +86,23 @@ TEST(NativeFunction, OneCallAtATimeUnlessThreadsafe) {
   EXPECT_EQ(most_inside, 1);
 }
 
+NativeFunction* calls_itself = nullptr;
+std::string refusal;
+
+void call_itself() {
+  refusal = error_of(Code::kValue, [] { calls_itself->call(nullptr); });
+}
+
+TEST(NativeFunction, ACallFromInsideOfItselfIsRefusedAndDoesNotHang) {
+  const Ref<NativeFunction> function =
+      NativeFunction::create(reinterpret_cast<void*>(call_itself), "void call_itself(void)", false);
+  calls_itself = function.get();
+  for (int i = 0; i < 2; ++i) {
+    refusal.clear();
+    function->call(nullptr);
+    EXPECT_NE(refusal.find("'call_itself' is called from inside of itself"), std::string::npos) << refusal;
+  }
+}
+
 }  // namespace
 }  // namespace tenon

@@ -293,3 +293,32 @@ def test_packed_elements_count_below_a_byte():
     assert a.view("uint8").shape == (2, 3)
     with pytest.raises(TypeError, match="uint8"):
         a.numpy()
+
+
+def test_an_offset_that_is_named_is_one_that_works():
+    a = tn.zeros(9, "u1")
+    with pytest.raises(ValueError, match=r"use byte offset|copy the array first") as caught:
+        a[1:5].view("f4")
+    assert "copy the array first" in str(caught.value)
+
+
+def test_copyto_refuses_what_has_no_memory_of_its_own():
+    a = tn.ones(3)
+    for other in ([0.0] * 3, (0.0,) * 3, 3.0, None):
+        with pytest.raises(TypeError, match="no memory that it could write to"):
+            a.copyto(other)
+    with pytest.raises(TypeError, match="byte-swapped"):
+        a.copyto(np.zeros(3, ">f4"))
+    packed = np.zeros(3, np.dtype([("a", "u1"), ("b", "<f4")]))
+    with pytest.raises(ValueError, match=r"unaligned|stride"):
+        a.copyto(packed["b"])
+    wanted = np.zeros(3)
+    assert a.copyto(wanted) is wanted
+    assert wanted.tolist() == [1.0] * 3
+
+
+def test_complex_and_index_of_one_element():
+    assert complex(tn.array([1 + 2j])) == 1 + 2j
+    assert complex(tn.array([3.0])) == 3
+    with pytest.raises(IndexError, match="outside of every axis"):
+        tn.zeros(3)[2**70]

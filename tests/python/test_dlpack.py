@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -305,3 +306,27 @@ def test_jax_reads_the_memory():
     assert not b.writable
     assert not tn.from_dlpack(jax.numpy.arange(3)).writable
     assert tn.zeros((2, 3)).T.jax().shape == (3, 2)
+
+
+def test_an_import_keeps_its_producer_although_the_bytes_are_known_without_an_owner():
+    x = np.arange(1 << 16, dtype="f4")
+    a = tn.from_pointer(x.ctypes.data, x.shape, "f4")
+    b = tn.from_dlpack(x)
+    kept = weakref.ref(x)
+    del x, a
+    assert kept() is not None
+    assert b[5].item() == 5
+    del b
+    assert kept() is None
+
+
+def test_an_import_of_writable_memory_is_writable_although_the_bytes_are_known_as_read_only():
+    x = np.zeros(8)
+    frozen = x[:]
+    frozen.flags.writeable = False
+    a = tn.from_numpy(frozen)
+    b = tn.from_dlpack(x)
+    assert not a.writable
+    assert b.writable
+    b[0] = 5
+    assert a[0].item() == 5

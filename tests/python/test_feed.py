@@ -174,8 +174,8 @@ def test_torch_gives_tuples_of_aliases():
 
 
 def test_jax_gives_tuples_of_arrays_that_stay_as_they_are():
-    pytest.importorskip("jax")
-    with make(batches=6, slots=8) as feed:
+    jax = pytest.importorskip("jax")
+    with make(batches=6, slots=8) as feed, jax.enable_x64(True):
         stats = feed.stats()
         kept = list(feed.jax())
         for index, (data, label) in enumerate(kept):
@@ -183,6 +183,12 @@ def test_jax_gives_tuples_of_arrays_that_stay_as_they_are():
             assert is_whole(data, label, 0, index)
         del data, label
         kept.clear()
+
+
+def test_jax_is_not_given_elements_that_it_would_cut():
+    pytest.importorskip("jax")
+    with make(batches=6) as feed, pytest.raises(ValueError, match="field 'label' from int64 to int32"):
+        feed.jax()
 
 
 def test_a_tensor_of_a_tensor_keeps_its_slot():
@@ -470,6 +476,8 @@ def test_what_is_no_generator_or_schema_is_a_type_error():
         ({"processes": True}, ValueError, "threads"),
         ({"workers": 0}, ValueError, "workers is 0"),
         ({"workers": 2, "slots": 2}, ValueError, "2 slots are too few for 2 workers"),
+        ({"slots": 0}, ValueError, "0 slots are too few"),
+        ({"seed": "a"}, TypeError, "seed is str"),
         ({"batches": -1}, ValueError, "batches is -1"),
         ({"timeout": -1}, ValueError, "timeout is -1"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),
@@ -642,6 +650,44 @@ def test_a_forked_child_gets_an_error_and_does_not_hang():
     assert "belongs to the parent process" in lines[0]
     assert lines[1:] == ["[0, 1, 2]", "child: 0", "1"]
     assert code == 0
+
+
+def test_a_forked_child_calls_a_function_that_a_thread_of_the_parent_is_in():
+    code, out, err = run(f"""
+        path = os.environ[{native_library.PATH_VARIABLE!r}]
+        fill = tn.c_function(path, "int fill_at_gate(int64_t *label, uint64_t index, uint64_t from)")
+        native("void set_gate(int open)")(0)
+        threading.Thread(target=fill, args=(tn.zeros(1, "i8"), 1, 1), daemon=True).start()
+        native("void await_waiting(int n)")(1)
+        child = os.fork()
+        if child == 0:
+            label = tn.zeros(1, "i8")
+            fill(label, 7, 8)
+            print(label[0].item(), flush=True)
+            os._exit(0)
+        print("child:", os.waitpid(child, 0)[1])
+        native("void set_gate(int open)")(1)
+    """)
+    assert (code, out, err) == (0, "7\nchild: 0\n", "")
+
+
+def test_ctrl_c_interrupts_closing_a_feed_whose_generator_does_not_return():
+    process = start("""
+        feed = stuck()
+        iterator = iter(feed)
+        next(iterator)
+        native("void await_waiting(int n)")(1)
+        try:
+            print("closing", flush=True)
+            feed.close(timeout=50)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        native("void set_gate(int open)")(1)
+    """)
+    assert process.stdout.readline() == "closing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "interrupted\n", "")
 
 
 def test_ctrl_c_interrupts_a_wait_for_a_generator():

@@ -385,3 +385,36 @@ def test_flags_come_back_when_arrays_die_on_other_threads():
     for thread in threads:
         thread.join()
     assert all(x.flags.writeable for x in arrays)
+
+
+def test_elements_without_bytes_are_refused_and_do_not_divide_by_zero():
+    for x in (np.zeros(2, np.dtype([])), np.zeros(2, "V0"), np.zeros(2, "S0")):
+        for take in (tn.asarray, tn.array, lambda x: tn.from_numpy(x, zero_copy=False), tn.zeros(2).copyto):
+            with pytest.raises(TypeError):
+                take(x)
+
+
+def test_an_argument_that_has_no_truth_is_an_error():
+    with pytest.raises(ValueError, match="ambiguous"):
+        tn.from_numpy(np.zeros(3), zero_copy=np.array([1, 2]))
+
+
+def test_an_array_lent_as_read_only_may_be_lent_again_as_writable():
+    x = np.zeros(3)
+    a = tn.from_numpy(x)
+    b = tn.from_numpy(x, keep="writable")
+    assert b.writable
+    b[0] = 2
+    assert a[0].item() == 2
+    del a
+    assert x.flags.writeable
+
+
+def test_ufunc_at_does_not_write_to_a_read_only_array():
+    a = tn.zeros(3)
+    with pytest.raises(ValueError, match="read-only"):
+        np.add.at(a.readonly(), [0], 5)
+    version = a.version
+    np.add.at(a, [0], 5)
+    assert a.tolist() == [5, 0, 0]
+    assert a.version != version

@@ -125,6 +125,22 @@ def test_a_mapped_file_is_the_memory(tmp_path):
     assert not tn.load(tmp_path / "a.npy", mmap_mode="r").writable
 
 
+def test_arrays_in_npz_files_may_have_any_name(tmp_path):
+    names = ["allow_pickle", "file", "args", "arr_0"]
+    tn.save(tmp_path / "k", {name: tn.full(2, i) for i, name in enumerate(names)})
+    loaded = tn.load(tmp_path / "k.npz")
+    assert {name: array.tolist() for name, array in loaded.items()} == {
+        n: [i, i] for i, n in enumerate(names)
+    }
+    with pytest.raises(TypeError, match="not 3"):
+        tn.save(tmp_path / "k.npz", {3: tn.zeros(2)})
+
+
+def test_files_in_the_other_byte_order_are_converted(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3, dtype=">f4"))
+    assert tn.load(tmp_path / "a.npy").tolist() == [0, 1, 2]
+
+
 def test_what_files_cannot_hold_is_refused(tmp_path):
     with pytest.raises(TypeError, match="uint16"):
         tn.save(tmp_path / "a.npy", tn.zeros(2, "bfloat16"))

@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,18 @@ def test_exported_symbols_are_the_declared_functions(tree, library, capsys):
     assert "more is exported" in capsys.readouterr().out
     assert check_symbols.main([library("static int one; int *tenon_two(void) { return &one; }"), header]) == 1
     assert "tenon_one is declared" in capsys.readouterr().out
+
+
+def test_the_installed_library_exports_what_its_header_declares():
+    tenon = Path(sysconfig.get_path("purelib")) / "tenon"
+    check = [
+        sys.executable,
+        check_symbols.__file__,
+        tenon / "lib/libtenon.so",
+        tenon / "include/tenon/tenon.h",
+    ]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_old_stub_is_shown_and_a_current_one_passes(tmp_path, capsys):

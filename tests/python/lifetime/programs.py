@@ -109,6 +109,10 @@ d = np.from_dlpack(a[1:]); tn.from_dlpack(d)
     "convert": "tn.array([[1.0, 2.0]] * 100); square.tolist(); list(square); bytes(square)",
     "fail": "try: tn.from_numpy(np.zeros(3, '>f4'))\nexcept TypeError: pass",
     "pickle": "pickle.loads(pickle.dumps(square))",
+    "iterate a feed": """
+fill = tn.c_function("libc.so.6", "void bzero(uint8_t *x, size_t n)")
+for batch in tn.Feed(fill, tn.schema(x=("u1", (16,)))): pass
+""",
     "wait while holding all": "a = tn.from_numpy(np.zeros(4)); b = a.numpy(); threading.Event().wait()",
 }
 DAEMON_PRELUDE = """

@@ -294,3 +294,10 @@ def test_npz_files_of_arrays_in_fortran_order(tmp_path):
     assert loaded["z"].item() == 3
     np.save(tmp_path / "x.npy", x)
     assert tn.load(tmp_path / "x.npy").tolist() == x.tolist()
+
+
+def test_free_threaded_builds_are_refused_in_words():
+    code = "import sys; sys.abiflags += 't'\nimport tenon"
+    done = child.subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "tenon is not made for free-threaded Python yet" in done.stderr
