@@ -27,7 +27,7 @@ def check_width(dtype: _core.dtype, what: str) -> None:
 
     name = str(dtype)
     is_wide = name in ("int64", "uint64", "float64", "complex128")
-    if is_wide and not jax.config.jax_enable_x64:
+    if is_wide and not getattr(jax.config, "jax_enable_x64"):  # noqa: B009 - not declared there
         narrow = name.replace("128", "64") if name.startswith("complex") else name.replace("64", "32")
         raise ValueError(
             f"JAX would cut the elements of {what} from {name} to {narrow}, in a copy: use {narrow}, or call "

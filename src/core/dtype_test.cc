@@ -34,6 +34,7 @@ constexpr Case kCases[] = {
     {"float32", {TENON_FLOAT, 32}, 4, 4},
     {"float64", {TENON_FLOAT, 64}, 8, 8},
     {"bfloat16", {TENON_BFLOAT, 16}, 2, 2},
+    {"complex32", {TENON_COMPLEX, 32}, 4, 2},
     {"complex64", {TENON_COMPLEX, 64}, 8, 4},
     {"complex128", {TENON_COMPLEX, 128}, 16, 8},
     {"float8_e3m4", {7, 8}, 1, 1},

@@ -155,7 +155,7 @@ TEST(KnownMemory, ABridgeBetweenRegionsInUseIsRefusedAndChangesNothing) {
 TEST(KnownMemory, MemoryWithoutBytesHasNoPlaceInTheMapAfterABridge) {
   std::vector<std::byte> bytes(256);
   const auto at = [&](size_t begin, size_t nbytes) {
-    return Storage::adopt(memory_at(bytes.data() + begin, nbytes));
+    return Storage::adopt(memory_at(bytes.data() + begin, nbytes, nullptr, keep));
   };
   for (int i = 0; i < 50; ++i) {  // a bridge leaves regions behind, which empty storages then use again
     const Ref<Storage> left = at(0, 64);

@@ -211,20 +211,26 @@ DimBuffer scaled_shape(const Array& array, DType dtype) {
   return shape;
 }
 
-// nbytes: of the view, from byte_offset on.
-void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, uint64_t nbytes) {
+// Fails with kValue unless the byte at byte_offset is aligned; names the next offsets that work. wanted: the
+// bytes of the view, or null for all that follow.
+void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, const uint64_t* wanted) {
   const uint64_t alignment = dtype.alignment();
   const auto address = reinterpret_cast<uintptr_t>(array.data()) + byte_offset;
   if (address % alignment == 0) return;
-  const uint64_t down = address % alignment;
-  const uint64_t up = byte_offset + (alignment - down);
-  const bool has_down = byte_offset >= down;
-  const bool has_up = up <= array.desc().nbytes && nbytes <= array.desc().nbytes - up;
+  const uint64_t nbytes = array.desc().nbytes;
+  const auto works = [&](uint64_t offset) {
+    return offset < nbytes && (wanted == nullptr || *wanted <= nbytes - offset);
+  };
+  const uint64_t down = byte_offset - address % alignment;  // wraps, and then does not work
+  const uint64_t up = byte_offset + (alignment - address % alignment);
   std::string advice = "copy the array first";
-  if (has_down && has_up) {
-    advice = concat("use byte offset ", byte_offset - down, " or ", up);
-  } else if (has_down || has_up) {
-    advice = concat("use byte offset ", has_down ? byte_offset - down : up);
+  if (wanted != nullptr || byte_offset != 0) {  // what follows another offset is no whole number of elements
+    const char* const with = wanted != nullptr ? "" : " and a shape";
+    if (works(down) && works(up)) {
+      advice = concat("use byte offset ", down, " or ", up, with);
+    } else if (works(down) || works(up)) {
+      advice = concat("use byte offset ", works(down) ? down : up, with);
+    }
   }
   throw_error(Code::kValue, "byte offset ", byte_offset, " lies at ",
               address_text(array.data() + byte_offset), ", which is not aligned for ", dtype.name(),
@@ -319,7 +325,7 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
   layout.dtype = dtype;
   layout.flags &= ~static_cast<uint32_t>(TENON_SUBBYTE_PADDED);
   if (shape == nullptr && byte_offset == 0 && is_same_size) {
-    if (array.size() > 0) check_alignment(array, dtype, 0, array.desc().nbytes);
+    if (array.size() > 0) check_alignment(array, dtype, 0, nullptr);
     return window(array, layout);
   }
   if (!array.is_contiguous()) {
@@ -355,7 +361,7 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
         " bytes, but ", nbytes - byte_offset, " follow byte offset ", byte_offset,
         needed <= nbytes ? concat(": the largest offset that works is ", nbytes - needed) : std::string());
   }
-  if (size > 0) check_alignment(array, dtype, byte_offset, needed);
+  if (size > 0) check_alignment(array, dtype, byte_offset, shape != nullptr ? &needed : nullptr);
   DimBuffer strides;
   strides.count = wanted.count;
   fill_c_strides(wanted.dims(), strides.values.data());

@@ -27,7 +27,7 @@ class NativeFunction {
   const Prototype& prototype() const noexcept { return prototype_; }
   bool is_threadsafe() const noexcept { return is_threadsafe_; }
 
-  // arguments: one for each parameter. Fails with kValue when a function that is not thread-safe calls itself.
+  // arguments: one for each parameter. Fails with kValue when one that is not thread-safe calls itself.
   tenon_value call(const tenon_value* arguments);
 
   void retain() noexcept { refs_.increment(); }
