@@ -43,10 +43,10 @@ Ref<Schema> schema() {
 }
 
 struct Source {
-  uint64_t fail_at = kNever;      // index
-  bool throws = false;            // instead of returning a code
-  std::latch* hold = nullptr;     // waited for at index hold_at
-  std::latch* reached = nullptr;  // counted down at index hold_at
+  std::atomic<uint64_t> fail_at{kNever};  // index; changed while workers run
+  bool throws = false;                    // instead of returning a code
+  std::latch* hold = nullptr;             // waited for at index hold_at
+  std::latch* reached = nullptr;          // counted down at index hold_at
   uint64_t hold_at = kNever;
   std::atomic<int> inside{0};
   std::atomic<int> most_inside{0};
@@ -231,7 +231,7 @@ TEST(Feed, AFailureIsRaisedAtItsPlaceAndTheNextEpochIsWhole) {
       EXPECT_EQ(e.code(), Code::kOp);
       EXPECT_EQ(e.op_code(), source.throws ? -1 : 3);
       const std::string expected =
-          concat("generator 'source' returned ", e.op_code(), " at batch ", source.fail_at,
+          concat("generator 'source' returned ", e.op_code(), " at batch ", source.fail_at.load(),
                  " of epoch 0: ", source.throws ? "a C++ exception" : "out of ideas");
       EXPECT_TRUE(std::string(e.what()).starts_with(expected)) << e.what();
     }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What wants memory: claims and their entries in queues, and the views of the process' ordinary code.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+#include "engine/actor.h"
+
+namespace tenon::engine {
+
+class Queue;
+class Claim;
+struct View;
+
+enum class Mode : uint8_t { kRead, kWrite };
+
+// The bytes begin..end of the address space.
+struct Extent {
+  uintptr_t begin = 0;
+  uintptr_t end = UINTPTR_MAX;
+
+  bool overlaps(const Extent& other) const noexcept { return begin < other.end && other.begin < end; }
+  bool contains(const Extent& other) const noexcept { return begin <= other.begin && other.end <= end; }
+};
+
+// Two accesses conflict when they share bytes and one of them writes.
+inline bool conflict(Mode a, const Extent& in_a, Mode b, const Extent& in_b) noexcept {
+  return (a == Mode::kWrite || b == Mode::kWrite) && in_a.overlaps(in_b);
+}
+
+// Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
+// happens only while at most one of the two queues is in use; so an entry or view stays in its queue.
+using Home = std::atomic<Queue*>;
+
+// One claim's place in one queue. Lies in its claim; never moves while it is in a queue.
+struct Entry {
+  // Set by the claim before it is appended.
+  Home* home = nullptr;
+  Extent extent;
+  Mode mode = Mode::kRead;
+  bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
+
+  // Guarded by the queue's lock.
+  Claim* claim = nullptr;
+  Queue* queue = nullptr;  // null: in no queue, because its claim acts under another one
+  Entry* next = nullptr;
+  Entry* previous = nullptr;
+  View* views = nullptr;  // taken under this entry
+  uint64_t sequence = 0;
+  uint32_t blockers = 0;  // in a counted queue: earlier entries that conflict
+  bool is_granted = false;
+  bool waits_for_host = false;
+};
+
+// A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
+// process are one party. Never moves while it is open.
+struct View {
+  // Set before it is opened.
+  Home* home = nullptr;
+  Extent extent;
+  Mode mode = Mode::kRead;
+  const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null
+
+  // Guarded by the queue's lock.
+  Queue* queue = nullptr;
+  View* next = nullptr;
+  View* previous = nullptr;
+  Entry* holder = nullptr;  // the entry under which it was taken; null: the host's own
+  uint64_t sequence = 0;
+  uint32_t blockers = 0;          // earlier entries that must end first
+  std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex
+  uint32_t thread = 0;
+  int64_t opened_ms = 0;
+};
+
+enum class Kind : uint8_t {
+  kOp,     // pushed work
+  kLease,  // a block of code that holds memory
+  kCall,   // a synchronous call while it runs
+};
+
+// What is granted as a whole: all of its entries or none. Owned by whoever appended it, who keeps it until it
+// has been released or cancelled.
+class Claim {
+ public:
+  Claim(Kind claim_kind, std::span<Entry> claim_entries) noexcept : entries(claim_entries), kind(claim_kind) {}
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // Called once, with no lock held, when the last entry has been granted by someone else than append().
+  virtual void become_ready() noexcept = 0;
+
+  // Constant while appended.
+  std::span<Entry> entries;
+  const char* name = nullptr;  // for messages; lives as long as the claim; may be null
+  const char* site = nullptr;
+  Actor owner;  // of a lease; of a call: who makes it
+  int64_t since_ms = 0;
+  const Kind kind;
+  bool heeds_host = false;  // an op that must not run beside conflicting host views
+
+  // Shared: entries that are not granted yet.
+  std::atomic<uint32_t> missing{0};
+  // Shared: a lease that belongs to nobody.
+  std::atomic<bool> is_detached{false};
+
+  Claim* next_ready = nullptr;  // of whoever collects claims that have become ready
+
+ protected:
+  ~Claim() = default;
+};
+
+// Claims that have become ready under a lock, to be told so after it.
+class ReadyList {
+ public:
+  void add(Claim* claim) noexcept {
+    claim->next_ready = nullptr;
+    *end_ = claim;
+    end_ = &claim->next_ready;
+  }
+  bool is_empty() const noexcept { return first_ == nullptr; }
+  // In the order in which they became ready.
+  Claim* take_all() noexcept {
+    Claim* const all = first_;
+    first_ = nullptr;
+    end_ = &first_;
+    return all;
+  }
+
+ private:
+  Claim* first_ = nullptr;
+  Claim** end_ = &first_;
+};
+
+}  // namespace tenon::engine
