@@ -11,7 +11,7 @@ class Claim;
 
 // What the engine keeps for each thread. One thread only.
 struct ThisThread {
-  uint32_t id = 0;          // the kernel's; 0 until current() has been called
+  uint32_t id = 0;           // the kernel's; 0 until current() has been called
   Claim* running = nullptr;  // the op whose body runs here
 };
 

@@ -70,7 +70,7 @@ struct View {
   View* previous = nullptr;
   Entry* holder = nullptr;  // the entry under which it was taken; null: the host's own
   uint64_t sequence = 0;
-  uint32_t blockers = 0;          // earlier entries that must end first
+  uint32_t blockers = 0;             // earlier entries that must end first
   std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex
   uint32_t thread = 0;
   int64_t opened_ms = 0;
@@ -86,7 +86,8 @@ enum class Kind : uint8_t {
 // has been released or cancelled.
 class Claim {
  public:
-  Claim(Kind claim_kind, std::span<Entry> claim_entries) noexcept : entries(claim_entries), kind(claim_kind) {}
+  Claim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
+      : entries(claim_entries), kind(claim_kind) {}
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
