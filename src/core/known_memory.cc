@@ -111,16 +111,18 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
 }
 
 Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
+  if (Region* const region = idle_[idle_slot(begin)];
+      region != nullptr && region->begin_ == begin && region->end_ == end) {
+    drop_idle(region);
+    ++regions_;
+    return region;
+  }
   while (begin != end) {
     const auto overlap = first_overlap(begin, end);
     if (overlap == map_.end()) break;
     Region* const region = overlap->second;
     if (region->storages_ == nullptr) {
       drop_idle(region);
-      if (region->begin_ == begin && region->end_ == end) {
-        ++regions_;
-        return region;
-      }
       unmap_region(region);
       continue;
     }
@@ -218,11 +220,10 @@ void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
 void KnownMemory::make_idle(Region* region) noexcept {
   --regions_;
   if (!region->is_mapped_) return unmap_region(region);
-  region->idle_slot_ = next_idle_++ % idle_.size();
-  if (Region* const oldest = std::exchange(idle_[region->idle_slot_], region)) unmap_region(oldest);
+  if (Region* const other = std::exchange(idle_[idle_slot(region->begin_)], region)) unmap_region(other);
 }
 
-void KnownMemory::drop_idle(Region* region) noexcept { idle_[region->idle_slot_] = nullptr; }
+void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin_)] = nullptr; }
 
 void KnownMemory::unmap_region(Region* region) noexcept {
   if (region->is_mapped_) {

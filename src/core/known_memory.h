@@ -48,6 +48,7 @@ class KnownMemory {
   // All of these require lock_.
   void sweep() noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end);
+  static size_t idle_slot(uintptr_t begin) noexcept { return begin * 0x9E3779B97F4A7C15u >> 58; }
   void make_idle(Region* region) noexcept;
   void drop_idle(Region* region) noexcept;
   Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end);
@@ -64,10 +65,10 @@ class KnownMemory {
   SpinLock lock_;
   // Guarded by lock_.
   Map map_;
-  // Regions without storages that stay in the map for a while: importing the same memory again and again,
-  // as a loop or a feed does, finds its region there. idle_[region->idle_slot_] == region.
-  std::array<Region*, 16> idle_{};
-  uint32_t next_idle_ = 0;
+  // Regions without storages that stay in the map for a while, each in the slot of its first byte: importing
+  // the same memory again and again, as a loop or a feed does, finds its region there.
+  static constexpr size_t kIdle = 64;
+  std::array<Region*, kIdle> idle_{};
   std::vector<Storage*> spare_storages_;
   std::vector<Region*> spare_regions_;
   std::vector<Map::node_type> spare_nodes_;

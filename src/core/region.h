@@ -59,7 +59,6 @@ class Region {
   uintptr_t end_ = 0;
   Storage* storages_ = nullptr;  // the storages on this region, the dead ones that nobody swept included
   bool is_mapped_ = false;       // in the interval map: false for memory without bytes
-  uint32_t idle_slot_ = 0;       // means something only while storages_ is null and is_mapped_
 };
 
 }  // namespace tenon

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Why an op has no result, and since when bytes hold no value: shared by the op, the memory that it failed to
+// write and every op that was skipped because of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+#include "base/ref.h"
+
+namespace tenon::engine {
+
+// Counted; constant after creation.
+class Failure {
+ public:
+  // payload: what the language of the body threw; drop is called with it once, from any thread.
+  Failure(Code code, int32_t op_code, std::string message, std::string op, std::string site, void* payload,
+          void (*drop)(void*)) noexcept
+      : code(code),
+        op_code(op_code),
+        message(std::move(message)),
+        op(std::move(op)),
+        site(std::move(site)),
+        payload(payload),
+        drop_(drop) {}
+
+  const Code code;
+  const int32_t op_code;
+  const std::string message;
+  const std::string op;    // its name
+  const std::string site;  // where it was pushed; may be empty
+  void* const payload;     // may be null
+
+  // "op 'fill' failed (train.py:12): ..."
+  std::string text() const {
+    return concat("op '", op, "' failed", site.empty() ? "" : concat(" (pushed at ", site, ")"), ": ", message);
+  }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (!refs_.decrement()) return;
+    if (drop_ != nullptr) drop_(payload);
+    delete this;
+  }
+
+ private:
+  ~Failure() = default;
+
+  void (*const drop_)(void*);
+  RefCount refs_;
+};
+
+}  // namespace tenon::engine

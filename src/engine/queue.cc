@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/queue.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tenon::engine {
+namespace {
+
+bool is_own(const Claim& claim) noexcept {
+  switch (claim.kind) {
+    case Kind::kOp: return &claim == this_thread.running_claim;
+    case Kind::kCall: return false;
+    case Kind::kLease: break;
+  }
+  if (claim.is_detached.load(std::memory_order_relaxed)) return false;
+  if (claim.owner.thread != this_thread_id()) return false;
+  return claim.owner.task == 0 || claim.owner.task == current_task();
+}
+
+void copy_text(char* to, size_t size, const char* text) noexcept {
+  if (text == nullptr) return;
+  const size_t length = std::min(std::strlen(text), size - 1);
+  std::memcpy(to, text, length);
+  to[length] = '\0';
+}
+
+template <class T>
+void link_front(T*& head, T* item) noexcept {
+  item->previous = nullptr;
+  item->next = head;
+  if (head != nullptr) head->previous = item;
+  head = item;
+}
+
+template <class T>
+void unlink_from(T*& head, T* item) noexcept {
+  (item->previous != nullptr ? item->previous->next : head) = item->next;
+  if (item->next != nullptr) item->next->previous = item->previous;
+}
+
+}  // namespace
+
+void Queue::link_behind(Entry* entry, Entry* place) noexcept {
+  entry->previous = place;
+  entry->next = place != nullptr ? place->next : head_;
+  (entry->next != nullptr ? entry->next->previous : tail_) = entry;
+  (place != nullptr ? place->next : head_) = entry;
+}
+
+void Queue::unlink(Entry* entry) noexcept {
+  (entry->previous != nullptr ? entry->previous->next : head_) = entry->next;
+  (entry->next != nullptr ? entry->next->previous : tail_) = entry->previous;
+  entry->queue = nullptr;
+}
+
+void Queue::mark_granted(Entry* entry) noexcept {
+  entry->is_granted = true;
+  if (!is_counted_) ++(entry->mode == Mode::kWrite ? active_writers_ : active_readers_);
+}
+
+void Queue::grant(Entry* entry, ReadyList* ready) noexcept {
+  mark_granted(entry);
+  // pairs with: claims::append, "entries granted by others"
+  if (entry->claim->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(entry->claim);
+}
+
+bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
+  entry->queue = this;
+  entry->views = nullptr;
+  entry->sequence = next_sequence_++;
+  entry->blockers = 0;
+  entry->is_granted = false;
+  if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
+  if (is_counted_) {
+    for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
+    link_behind(entry, tail_);
+    if (entry->blockers != 0 || !host_allows(*entry)) return false;
+    mark_granted(entry);
+    return true;
+  }
+  link_behind(entry, tail_);
+  const bool is_free = active_writers_ == 0 && (entry->mode == Mode::kRead || active_readers_ == 0);
+  if (first_waiting_ == nullptr && is_free && host_allows(*entry)) {
+    mark_granted(entry);
+    return true;
+  }
+  if (first_waiting_ == nullptr) first_waiting_ = entry;
+  return false;
+}
+
+void Queue::insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept {
+  entry->queue = this;
+  entry->views = nullptr;
+  entry->sequence = holder->sequence;
+  entry->blockers = 0;
+  if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
+  link_behind(entry, holder);
+  mark_granted(entry);
+  if (is_counted_) {
+    for (Entry* e = entry->next; e != nullptr; e = e->next) {
+      if (!e->is_granted && conflicts(*entry, *e)) ++e->blockers;
+    }
+  }
+  for (View* v = waiting_views_ != 0 ? views_ : nullptr; v != nullptr; v = v->next) {
+    const bool waits = v->is_open.load(std::memory_order_relaxed) == 0;
+    if (waits && v->sequence > entry->sequence && conflict(v->mode, v->extent, entry->mode, entry->extent)) {
+      ++v->blockers;
+    }
+  }
+}
+
+bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
+  Entry* const next = entry->next;
+  unlink(entry);
+  const bool has_escaped = entry->views != nullptr && move_views_to_host(entry);
+  if (waiting_views_ != 0) open_waiting_views(*entry);
+  if (is_counted_) {
+    for (Entry* e = next; e != nullptr; e = e->next) {
+      if (e->is_granted || !conflicts(*entry, *e)) continue;
+      if (--e->blockers == 0 && host_allows(*e)) grant(e, ready);
+    }
+    if (head_ == nullptr) is_counted_ = false;
+  } else {
+    if (entry->is_granted) {
+      --(entry->mode == Mode::kWrite ? active_writers_ : active_readers_);
+    } else if (entry == first_waiting_) {
+      first_waiting_ = next;
+    }
+    if (first_waiting_ != nullptr) advance(ready);
+  }
+  return has_escaped;
+}
+
+void Queue::advance(ReadyList* ready) noexcept {
+  while (Entry* const e = first_waiting_) {
+    if (active_writers_ != 0 || (e->mode == Mode::kWrite && active_readers_ != 0) || !host_allows(*e)) return;
+    first_waiting_ = e->next;
+    grant(e, ready);
+  }
+}
+
+// Entries that covered all of the memory when they came may cover a part now: where memory was bridged.
+void Queue::begin_counting(ReadyList* ready) noexcept {
+  is_counted_ = true;
+  first_waiting_ = nullptr;
+  active_readers_ = active_writers_ = 0;
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (e->is_granted) continue;
+    e->blockers = 0;
+    for (const Entry* earlier = head_; earlier != e; earlier = earlier->next) {
+      e->blockers += conflicts(*e, *earlier) ? 1 : 0;
+    }
+    if (e->blockers == 0 && host_allows(*e)) grant(e, ready);
+  }
+}
+
+void Queue::open_waiting_views(const Entry& removed) noexcept {
+  bool has_opened = false;
+  for (View* v = views_; v != nullptr; v = v->next) {
+    if (v->is_open.load(std::memory_order_relaxed) != 0 || v->sequence <= removed.sequence) continue;
+    if (!conflict(v->mode, v->extent, removed.mode, removed.extent) || --v->blockers != 0) continue;
+    --waiting_views_;
+    has_opened = true;
+    // pairs with: open_view, "what the entries before the view have written"
+    v->is_open.store(1, std::memory_order_release);
+  }
+  if (has_opened) turns.fetch_add(1, std::memory_order_relaxed);
+}
+
+// The views go to another entry of the same actor that allows them, else to the host.
+bool Queue::move_views_to_host(Entry* entry) noexcept {
+  while (View* const view = entry->views) {
+    unlink_from(entry->views, view);
+    Entry* const outer = holder_for(view->extent, view->mode);
+    view->holder = outer != nullptr && allows(*outer, view->extent, view->mode) ? outer : nullptr;
+    link_front(view->holder != nullptr ? view->holder->views : views_, view);
+  }
+  bool is_in_the_way = false;
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (e->is_granted || !e->claim->heeds_host || host_conflict(e->mode, e->extent) == nullptr) continue;
+    e->waits_for_host = true;
+    is_in_the_way = true;
+  }
+  return is_in_the_way;
+}
+
+Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {
+  Entry* weaker = nullptr;
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (!e->is_granted) {
+      if (!is_counted_) break;
+      continue;
+    }
+    if (!e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
+    if (allows(*e, extent, mode)) return e;
+    weaker = e;
+  }
+  return weaker;
+}
+
+View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
+  for (View* v = views_; v != nullptr; v = v->next) {
+    if (conflict(v->mode, v->extent, mode, extent)) return v;
+  }
+  return nullptr;
+}
+
+bool Queue::host_holds(Mode mode, const Extent& extent) const noexcept {
+  for (const View* v = views_; v != nullptr; v = v->next) {
+    const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;
+    if (is_open && (v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent)) return true;
+  }
+  return false;
+}
+
+Entry* Queue::first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept {
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if ((!is_for_host || e->waits_for_host) && conflict(mode, extent, e->mode, e->extent)) return e;
+  }
+  return nullptr;
+}
+
+bool Queue::add_view(View* view, Entry* holder, bool may_join) noexcept {
+  view->queue = this;
+  view->holder = holder;
+  view->sequence = next_sequence_++;
+  view->blockers = 0;
+  ++(view->mode == Mode::kWrite ? writers_ : readers_);
+  if (holder == nullptr && head_ != nullptr && !may_join) {
+    for (const Entry* e = head_; e != nullptr; e = e->next) {
+      view->blockers += conflict(view->mode, view->extent, e->mode, e->extent) ? 1 : 0;
+    }
+  }
+  link_front(holder != nullptr ? holder->views : views_, view);
+  const bool is_open = view->blockers == 0;
+  view->is_open.store(is_open ? 1 : 0, std::memory_order_relaxed);
+  if (!is_open) ++waiting_views_;
+  return is_open;
+}
+
+void Queue::remove_view(View* view, ReadyList* ready) noexcept {
+  const bool is_of_host = view->holder == nullptr;
+  unlink_from(is_of_host ? views_ : view->holder->views, view);
+  view->queue = nullptr;
+  --(view->mode == Mode::kWrite ? writers_ : readers_);
+  if (view->mode == Mode::kWrite) note_write();
+  if (view->is_open.load(std::memory_order_relaxed) == 0) --waiting_views_;
+  if (!is_of_host || head_ == nullptr) return;
+  if (!is_counted_) return advance(ready);
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (!e->is_granted && e->blockers == 0 && host_allows(*e)) grant(e, ready);
+  }
+}
+
+void Queue::poison(Poison* node) noexcept {
+  node->next = std::exchange(poison_, node);
+  // pairs with: claims::failure, "a failure before its op is done"
+  has_poison.store(true, std::memory_order_release);
+}
+
+Poison* Queue::heal(const Extent& extent) noexcept {
+  Poison* healed = nullptr;
+  Poison** place = &poison_;
+  while (Poison* const node = *place) {
+    if (extent.contains(node->extent)) {
+      *place = node->next;
+      node->next = std::exchange(healed, node);
+    } else {
+      place = &node->next;
+    }
+  }
+  has_poison.store(poison_ != nullptr, std::memory_order_relaxed);
+  return healed;
+}
+
+Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
+  Ref<Failure> first;  // the list begins with the latest
+  for (const Poison* node = poison_; node != nullptr; node = node->next) {
+    if (node->extent.overlaps(extent)) first = node->failure;
+  }
+  return first;
+}
+
+void Queue::take_over(Queue& other) noexcept {
+  version_.fetch_add(other.version_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  while (Poison* const node = other.poison_) {
+    other.poison_ = node->next;
+    poison(node);
+  }
+  other.has_poison.store(false, std::memory_order_relaxed);
+}
+
+Obstacle Queue::describe(const Entry& entry) noexcept {
+  Obstacle o;
+  const Claim& claim = *entry.claim;
+  o.party = claim.kind == Kind::kOp      ? Obstacle::Party::kOp
+            : claim.kind == Kind::kLease ? Obstacle::Party::kLease
+                                         : Obstacle::Party::kCall;
+  o.mode = entry.mode;
+  o.is_granted = entry.is_granted;
+  o.thread = claim.owner.thread;
+  o.since_ms = claim.since_ms;
+  copy_text(o.name, sizeof o.name, claim.name);
+  copy_text(o.site, sizeof o.site, claim.site);
+  return o;
+}
+
+Obstacle Queue::describe(const View& view) noexcept {
+  Obstacle o;
+  o.party = Obstacle::Party::kHost;
+  o.mode = view.mode;
+  o.is_granted = view.is_open.load(std::memory_order_relaxed) != 0;
+  o.thread = view.thread;
+  o.since_ms = view.opened_ms;
+  copy_text(o.site, sizeof o.site, view.site);
+  return o;
+}
+
+}  // namespace tenon::engine

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The queue of one stretch of memory: entries in the order in which they were appended, granted when no
+// earlier entry that conflicts is unfinished; and the views of the host, which stand beside it.
+//
+// Two ways of counting. While every entry covers all of the memory, the granted ones are a run at the front,
+// and three words say who may be next. The first entry that covers a part of the memory makes the queue a
+// counted one until it is empty: each entry then counts the earlier ones that it conflicts with.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/ref.h"
+#include "base/spin_lock.h"
+#include "engine/claim.h"
+#include "engine/failure.h"
+
+namespace tenon::engine {
+
+// What stands in the way, copied so that it can be spoken of without the lock.
+struct Obstacle {
+  enum class Party : uint8_t { kHost, kOp, kLease, kCall };
+  Party party = Party::kHost;
+  Mode mode = Mode::kRead;
+  bool is_granted = false;
+  uint32_t thread = 0;
+  int64_t since_ms = 0;
+  char name[64] = {};
+  char site[192] = {};
+};
+
+// Bytes that an op failed to write. Owned by the queue in which it lies.
+struct Poison {
+  Extent extent;
+  Ref<Failure> failure;
+  Poison* next = nullptr;
+};
+
+// Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
+// anyone: claims that become ready are put on the caller's list.
+// Invariants: among unfinished entries that conflict, only the first is granted, but for entries that act
+// under another one of the same actor; whoever waits, waits for an earlier entry or for the host.
+class Queue {
+ public:
+  SpinLock lock;
+
+  // Shared. Moves and wakes when views that waited have been opened: a futex.
+  std::atomic<uint32_t> turns{0};
+  // Shared. For readers without the lock: true means look under it.
+  std::atomic<bool> has_poison{false};
+
+  // All of these require the lock.
+
+  // The memory that an entry must cover to be counted in the simple way.
+  void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
+  // The op in whose body the memory was made; 0: none.
+  void set_birth(uint64_t op) noexcept { birth_ = op; }
+  uint64_t birth() const noexcept { return birth_; }
+
+  bool has_entries() const noexcept { return head_ != nullptr; }
+  bool has_views() const noexcept { return views_ != nullptr; }
+  // Views of both kinds, those that wait included.
+  uint32_t readers() const noexcept { return readers_; }
+  uint32_t writers() const noexcept { return writers_; }
+  Entry* first() const noexcept { return head_; }
+  View* first_view() const noexcept { return views_; }
+
+  // Puts an entry at the end. True if it is granted.
+  bool append(Entry* entry, ReadyList* ready) noexcept;
+  // Puts a granted entry right behind the one that it acts under.
+  void insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept;
+  // Takes an entry out, granted or not, and grants what it was in the way of. Views that were taken under it
+  // become the host's. True if such a view is in the way of an entry that waits: it waits for the host then.
+  bool remove(Entry* entry, ReadyList* ready) noexcept;
+
+  // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: one
+  // that allows the access if there is one. Null: none overlaps.
+  Entry* holder_for(const Extent& extent, Mode mode) const noexcept;
+  static bool allows(const Entry& holder, const Extent& extent, Mode mode) noexcept {
+    return (holder.mode == Mode::kWrite || mode == Mode::kRead) && holder.extent.contains(extent);
+  }
+
+  // The host's view that conflicts, or null.
+  View* host_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A view of the host covers extent and allows mode: another one joins it.
+  bool host_holds(Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts; with is_for_host, the first such that itself waits for the host.
+  Entry* first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept;
+  // Both entries cover all of the memory.
+  bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
+
+  // Adds a view: under holder, or joining the host (may_join), or waiting for the entries that conflict.
+  // True if it is open.
+  bool add_view(View* view, Entry* holder, bool may_join) noexcept;
+  // Takes a view out and grants what waited for it.
+  void remove_view(View* view, ReadyList* ready) noexcept;
+
+  void note_write() noexcept { version_.fetch_add(1, std::memory_order_relaxed); }
+  // Moves at every call while a writable view is open, because its writes are not seen.
+  uint64_t version() noexcept {
+    if (writers_ != 0) note_write();
+    return version_.load(std::memory_order_relaxed);
+  }
+
+  // Takes over the node.
+  void poison(Poison* node) noexcept;
+  // Takes out what lies inside of extent; the caller deletes it, without the lock.
+  Poison* heal(const Extent& extent) noexcept;
+  Ref<Failure> failure_in(const Extent& extent) const noexcept;
+
+  // For a merge: everything that `other`, which holds no entries and views, knows.
+  void take_over(Queue& other) noexcept;
+
+  static Obstacle describe(const Entry& entry) noexcept;
+  static Obstacle describe(const View& view) noexcept;
+
+ private:
+  bool is_whole(const Entry& entry) const noexcept { return entry.extent.contains(bounds_); }
+  static bool conflicts(const Entry& a, const Entry& b) noexcept {
+    return a.claim != b.claim && conflict(a.mode, a.extent, b.mode, b.extent);
+  }
+  // Nothing of the host's is in the way of this entry, whose turn among the entries has come.
+  bool host_allows(const Entry& entry) const noexcept {
+    return !entry.waits_for_host || host_conflict(entry.mode, entry.extent) == nullptr;
+  }
+  void link_behind(Entry* entry, Entry* place) noexcept;
+  void unlink(Entry* entry) noexcept;
+  void mark_granted(Entry* entry) noexcept;
+  void grant(Entry* entry, ReadyList* ready) noexcept;
+  void advance(ReadyList* ready) noexcept;
+  void begin_counting(ReadyList* ready) noexcept;
+  void count_down(const Entry& removed, ReadyList* ready) noexcept;
+  void open_waiting_views(const Entry& removed) noexcept;
+  bool move_views_to_host(Entry* entry) noexcept;
+
+  Extent bounds_;
+  uint64_t birth_ = 0;
+  uint64_t next_sequence_ = 1;
+
+  Entry* head_ = nullptr;
+  Entry* tail_ = nullptr;
+  bool is_counted_ = false;
+  // Means something only in a queue that is not counted.
+  Entry* first_waiting_ = nullptr;
+  uint32_t active_readers_ = 0;
+  uint32_t active_writers_ = 0;
+
+  View* views_ = nullptr;  // the host's: open ones and those that wait
+  uint32_t waiting_views_ = 0;
+  uint32_t readers_ = 0;
+  uint32_t writers_ = 0;
+
+  std::atomic<uint64_t> version_{0};  // a plain counter
+  Poison* poison_ = nullptr;
+};
+
+}  // namespace tenon::engine
