@@ -3,7 +3,7 @@
 #
 # Installs what the C++ tests need from the system: GoogleTest, and a compiler with its sanitizers. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
-# the line to run and fails.
+# the line to run and fails. oneTBB is tried for as well; without it, the executor "tbb" is not built.
 set -eu
 
 compiler=${CXX:-c++}
@@ -18,21 +18,41 @@ if command -v "$compiler" >/dev/null && command -v cc >/dev/null && command -v n
 else
   need "g++ libgtest-dev"
 fi
-[ -z "$packages" ] && exit 0
 
-install="apt-get install -y --no-install-recommends$packages"
+# install AS PACKAGES: with sudo or nothing in front.
+install() {
+  line="apt-get install -y --no-install-recommends$2"
+  echo "== $line"
+  DEBIAN_FRONTEND=noninteractive
+  export DEBIAN_FRONTEND
+  $1 $line || { $1 apt-get update && $1 $line; }
+}
+
+# Asks nobody, and goes on without it.
+try_for_tbb() {
+  has_header oneapi/tbb/task_arena.h && return
+  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    install "" " libtbb-dev" && return
+  elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
+    install sudo " libtbb-dev" && return
+  fi
+  echo "Without oneTBB (Debian: libtbb-dev) the executor \"tbb\" is not built; nothing else needs it."
+}
+
+if [ -z "$packages" ]; then
+  try_for_tbb
+  exit 0
+fi
 if ! command -v apt-get >/dev/null; then
   echo "Missing: the equivalents of the Debian packages$packages. Install them and run again." >&2
   exit 1
 elif [ "$(id -u)" = 0 ]; then
-  as=
+  install "" "$packages"
 elif sudo -n true 2>/dev/null || { [ -t 0 ] && sudo true; }; then
-  as=sudo
+  install sudo "$packages"
 else
   echo "Missing packages. Run this line and try again:" >&2
-  echo "    sudo $install" >&2
+  echo "    sudo apt-get install -y --no-install-recommends$packages" >&2
   exit 1
 fi
-echo "== $install"
-export DEBIAN_FRONTEND=noninteractive
-$as $install || { $as apt-get update && $as $install; }
+try_for_tbb

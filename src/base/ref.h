@@ -16,6 +16,10 @@ namespace tenon {
 
 class RefCount {
  public:
+  RefCount() noexcept = default;
+  // Of an object that is born with several owners.
+  explicit RefCount(uint64_t n) noexcept : count_(n) {}
+
   void increment() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
 
   // True if this was the last reference.

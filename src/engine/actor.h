@@ -11,8 +11,9 @@ class Claim;
 
 // What the engine keeps for each thread. One thread only.
 struct ThisThread {
-  uint32_t id = 0;           // the kernel's; 0 until current() has been called
-  Claim* running = nullptr;  // the op whose body runs here
+  uint32_t id = 0;                 // the kernel's; 0 until this_thread_id() has been called
+  uint64_t running = 0;            // the number of the op whose body runs here; 0: none
+  Claim* running_claim = nullptr;  // that op
 };
 
 // In the first block of thread-local memory, so that looking costs one instruction.

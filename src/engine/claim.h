@@ -45,12 +45,13 @@ struct Entry {
 
   // Guarded by the queue's lock.
   Claim* claim = nullptr;
-  Queue* queue = nullptr;  // null: in no queue, because its claim acts under another one
+  Queue* queue = nullptr;
   Entry* next = nullptr;
   Entry* previous = nullptr;
   View* views = nullptr;  // taken under this entry
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // 0: it stands in no queue, because its claim acts without it
   uint32_t blockers = 0;  // in a counted queue: earlier entries that conflict
+  bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
 };
@@ -94,6 +95,10 @@ class Claim {
   // Called once, with no lock held, when the last entry has been granted by someone else than append().
   virtual void become_ready() noexcept = 0;
 
+  // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.
+  virtual void hold() noexcept {}
+  virtual void drop() noexcept {}
+
   // Constant while appended.
   std::span<Entry> entries;
   const char* name = nullptr;  // for messages; lives as long as the claim; may be null
@@ -123,6 +128,8 @@ class ReadyList {
     end_ = &claim->next_ready;
   }
   bool is_empty() const noexcept { return first_ == nullptr; }
+  // Views that waited have been opened: whoever sleeps on the queue's turns is to be woken.
+  bool has_opened_views = false;
   // In the order in which they became ready.
   Claim* take_all() noexcept {
     Claim* const all = first_;

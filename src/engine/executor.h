@@ -41,7 +41,8 @@ class Executor {
   // Takes the task; it will run exactly once. Roughly first in, first out. Never waits.
   virtual void post(Task* task) noexcept = 0;
 
-  // Runs one posted task and its chain in the calling thread; false if none was at hand.
+  // Runs one posted task and its chain in the calling thread; false if none was at hand. An executor with
+  // threads of its own may keep its tasks from others, and always say false.
   virtual bool try_run_one() noexcept = 0;
 
   // True if posted tasks run without anyone calling try_run_one().
@@ -50,13 +51,14 @@ class Executor {
   // How many tasks may run at a time.
   virtual int concurrency() const noexcept = 0;
 
-  // Runs what has been posted to the end, then ends the threads. Nothing may be posted from outside by then.
+  // Runs what has been posted to the end, then ends the threads. By then nothing may be posted from outside,
+  // and nobody may be in try_run_one().
   virtual void stop() noexcept = 0;
 };
 
-// "pool", "tbb", "inline" or "seeded:N". workers: threads of a pool; 0: one for each processor that this
-// process may use, at least 2. Fails with kValue for other names, kNotFound where oneTBB is not there,
-// kSystem when threads cannot be started.
+// "pool", "tbb", "inline" or "seeded:N". workers: threads of "pool" and "tbb", at most 1024; 0 means one for
+// each processor that this process may use, at least 2. Fails with kValue for other names and numbers,
+// kNotFound where oneTBB is not there, kSystem when threads cannot be started.
 std::unique_ptr<Executor> make_executor(std::string_view name, int workers);
 
 }  // namespace tenon::engine

@@ -35,7 +35,8 @@ class Failure {
 
   // "op 'fill' failed (train.py:12): ..."
   std::string text() const {
-    return concat("op '", op, "' failed", site.empty() ? "" : concat(" (pushed at ", site, ")"), ": ", message);
+    return concat("op '", op, "' failed", site.empty() ? "" : concat(" (pushed at ", site, ")"), ": ",
+                  message);
   }
 
   void retain() noexcept { refs_.increment(); }

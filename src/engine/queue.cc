@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/queue.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -46,12 +47,13 @@ void Queue::link_behind(Entry* entry, Entry* place) noexcept {
   entry->next = place != nullptr ? place->next : head_;
   (entry->next != nullptr ? entry->next->previous : tail_) = entry;
   (place != nullptr ? place->next : head_) = entry;
+  entry->is_queued = true;
 }
 
 void Queue::unlink(Entry* entry) noexcept {
   (entry->previous != nullptr ? entry->previous->next : head_) = entry->next;
   (entry->next != nullptr ? entry->next->previous : tail_) = entry->previous;
-  entry->queue = nullptr;
+  entry->is_queued = false;
 }
 
 void Queue::mark_granted(Entry* entry) noexcept {
@@ -114,7 +116,7 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
   Entry* const next = entry->next;
   unlink(entry);
   const bool has_escaped = entry->views != nullptr && move_views_to_host(entry);
-  if (waiting_views_ != 0) open_waiting_views(*entry);
+  if (waiting_views_ != 0) open_waiting_views(*entry, ready);
   if (is_counted_) {
     for (Entry* e = next; e != nullptr; e = e->next) {
       if (e->is_granted || !conflicts(*entry, *e)) continue;
@@ -155,17 +157,16 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
   }
 }
 
-void Queue::open_waiting_views(const Entry& removed) noexcept {
-  bool has_opened = false;
+void Queue::open_waiting_views(const Entry& removed, ReadyList* ready) noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
     if (v->is_open.load(std::memory_order_relaxed) != 0 || v->sequence <= removed.sequence) continue;
     if (!conflict(v->mode, v->extent, removed.mode, removed.extent) || --v->blockers != 0) continue;
     --waiting_views_;
-    has_opened = true;
+    ready->has_opened_views = true;
     // pairs with: open_view, "what the entries before the view have written"
     v->is_open.store(1, std::memory_order_release);
   }
-  if (has_opened) turns.fetch_add(1, std::memory_order_relaxed);
+  if (ready->has_opened_views) turns.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The views go to another entry of the same actor that allows them, else to the host.
@@ -209,7 +210,8 @@ View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
 bool Queue::host_holds(Mode mode, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
     const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;
-    if (is_open && (v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent)) return true;
+    if (is_open && (v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent))
+      return true;
   }
   return false;
 }

@@ -130,8 +130,7 @@ class Queue {
   void grant(Entry* entry, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
-  void count_down(const Entry& removed, ReadyList* ready) noexcept;
-  void open_waiting_views(const Entry& removed) noexcept;
+  void open_waiting_views(const Entry& removed, ReadyList* ready) noexcept;
   bool move_views_to_host(Entry* entry) noexcept;
 
   Extent bounds_;

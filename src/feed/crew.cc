@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "feed/clock.h"
+#include "base/clock.h"
 #include "feed/seed.h"
 
 namespace tenon {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "feed/clock.h"
+#include "base/clock.h"
 
 namespace tenon {
 namespace {

@@ -15,7 +15,7 @@
 #include "base/ref.h"
 #include "feed/batch.h"
 #include "feed/crew.h"
-#include "feed/fork_mark.h"
+#include "base/fork_mark.h"
 #include "feed/schema.h"
 #include "tenon/tenon.h"
 

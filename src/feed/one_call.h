@@ -9,7 +9,7 @@
 #include <string_view>
 #include <thread>
 
-#include "feed/fork_mark.h"
+#include "base/fork_mark.h"
 
 namespace tenon {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "base/spin_lock.h"
-#include "feed/clock.h"
+#include "base/clock.h"
 
 namespace tenon {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "feed/fork_mark.h"
+#include "base/fork_mark.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -22,6 +22,8 @@ class Deadline {
   }
   bool is_never() const noexcept { return is_never_; }
   bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns_; }
+  // Not more than some centuries.
+  int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns_ - now_ns(); }
   std::chrono::steady_clock::time_point time_point() const noexcept {
     return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns_));
   }

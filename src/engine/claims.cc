@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/claims.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/futex.h"
+
+namespace tenon::engine {
+namespace {
+
+// The entries stand in the order of their queues: the first of each queue locks it.
+bool is_first_of_queue(std::span<Entry> entries, size_t i) noexcept {
+  return i == 0 || entries[i].queue != entries[i - 1].queue;
+}
+
+void lock_queues(std::span<Entry> entries) noexcept {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (is_first_of_queue(entries, i)) entries[i].queue->lock.lock();
+  }
+}
+
+void unlock_queues(std::span<Entry> entries) noexcept {
+  for (size_t i = entries.size(); i-- > 0;) {
+    if (is_first_of_queue(entries, i)) entries[i].queue->lock.unlock();
+  }
+}
+
+// Finds the queues, puts the entries into their order and locks them.
+void lock_homes(std::span<Entry> entries) noexcept {
+  const auto is_at_home = [](const Entry& e) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    return e.home->load(std::memory_order_acquire) == e.queue;
+  };
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    for (Entry& e : entries) e.queue = e.home->load(std::memory_order_acquire);
+    if (entries.size() > 1) {
+      std::sort(entries.begin(), entries.end(),
+                [](const Entry& a, const Entry& b) { return a.queue < b.queue; });
+    }
+    lock_queues(entries);
+    if (std::all_of(entries.begin(), entries.end(), is_at_home)) return;
+    unlock_queues(entries);
+  }
+}
+
+// Two entries of one claim that both cover all of one memory become one.
+void merge_wholes(std::span<Entry> entries) noexcept {
+  for (size_t i = 1; i < entries.size(); ++i) {
+    for (size_t k = i; k-- > 0 && entries[k].queue == entries[i].queue;) {
+      if (entries[k].sequence == 0 || !entries[i].queue->are_whole(entries[k], entries[i])) continue;
+      entries[k].is_overwrite &= entries[i].is_overwrite;
+      if (entries[i].mode == Mode::kWrite) entries[k].mode = Mode::kWrite;
+      entries[i].sequence = 0;
+      break;
+    }
+  }
+}
+
+Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
+  if (refusal != nullptr) *refusal = {reason, obstacle};
+  return Appended::kRefused;
+}
+
+// The code of an op's body touches memory that was there before it, outside of what it declared.
+bool is_undeclared(const Queue& queue) noexcept {
+  return this_thread.running != 0 && queue.birth() != this_thread.running;
+}
+
+Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
+  entry.waits_for_host = false;
+  if (on_host == OnHost::kIgnore || !entry.queue->has_views()) return Appended::kGranted;
+  const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+  if (view == nullptr) return Appended::kGranted;
+  if (on_host == OnHost::kRaise) return refuse(refusal, Refusal::Reason::kHostView, Queue::describe(*view));
+  entry.waits_for_host = true;
+  return Appended::kGranted;
+}
+
+// Synchronous code: a lease or a call. Marks the entries that need no place in the queue.
+Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* refusal) noexcept {
+  Queue& queue = *entry.queue;
+  entry.waits_for_host = false;
+  *holder = nullptr;
+  if (queue.has_entries()) {
+    Entry* const own = queue.holder_for(entry.extent, entry.mode);
+    if (own != nullptr && Queue::allows(*own, entry.extent, entry.mode)) {
+      *holder = own;
+      return Appended::kGranted;
+    }
+    if (own != nullptr && own->mode == Mode::kRead && entry.mode == Mode::kWrite) {
+      return refuse(refusal, Refusal::Reason::kOwnLease, Queue::describe(*own));
+    }
+  }
+  if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
+  if (kind == Kind::kLease || !queue.has_entries() || !queue.has_views()) return Appended::kGranted;
+  if (queue.host_holds(entry.mode, entry.extent)) {
+    entry.sequence = 0;
+    return Appended::kGranted;
+  }
+  const Entry* const waiting = queue.first_conflict(entry.mode, entry.extent, true);
+  if (waiting == nullptr) return Appended::kGranted;
+  return refuse(refusal, Refusal::Reason::kWaitsForHost, Queue::describe(*waiting));
+}
+
+}  // namespace
+
+Queue& lock_home(Home& home) noexcept {
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    Queue* const queue = home.load(std::memory_order_acquire);
+    queue->lock.lock();
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    if (home.load(std::memory_order_acquire) == queue) return *queue;
+    queue->lock.unlock();
+  }
+}
+
+void notify(ReadyList& ready) noexcept {
+  Claim* claim = ready.take_all();
+  while (claim != nullptr) {
+    Claim* const next = claim->next_ready;
+    claim->become_ready();
+    claim = next;
+  }
+}
+
+Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
+  const std::span<Entry> entries = claim.entries;
+  if (entries.empty()) return Appended::kGranted;
+  claim.heeds_host = claim.kind == Kind::kOp && on_host != OnHost::kIgnore;
+  lock_homes(entries);
+  for (Entry& e : entries) {
+    e.sequence = 1;
+    e.claim = &claim;
+  }
+  if (entries.size() > 1) merge_wholes(entries);
+  for (Entry& e : entries) {
+    Entry* holder = nullptr;
+    if (e.sequence == 0) continue;
+    const Appended checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
+                                                     : check_synchronous(e, claim.kind, &holder, refusal);
+    e.next = holder;
+    if (checked == Appended::kGranted) continue;
+    unlock_queues(entries);
+    return checked;
+  }
+  ReadyList ready;
+  uint32_t missing = 0;
+  for (Entry& e : entries) {
+    if (e.sequence == 0) continue;
+    if (e.next == nullptr) {
+      missing += e.queue->append(&e, &ready) ? 0 : 1;
+    } else if (claim.kind == Kind::kCall) {
+      e.sequence = 0;
+    } else {
+      e.queue->insert_under(&e, e.next, &ready);
+    }
+  }
+  claim.missing.store(missing, std::memory_order_relaxed);
+  unlock_queues(entries);
+  if (!ready.is_empty()) notify(ready);
+  return missing == 0 ? Appended::kGranted : Appended::kWaiting;
+}
+
+bool release(Claim& claim, ReadyList* ready) noexcept {
+  bool has_escaped = false;
+  for (Entry& e : claim.entries) {
+    if (e.sequence == 0) continue;
+    Queue& queue = *e.queue;
+    ready->has_opened_views = false;
+    queue.lock.lock();
+    if (e.mode == Mode::kWrite) queue.note_write();
+    has_escaped |= queue.remove(&e, ready);
+    queue.lock.unlock();
+    if (ready->has_opened_views) futex_wake_all(queue.turns);
+  }
+  return has_escaped;
+}
+
+bool release(Claim& claim) noexcept {
+  ReadyList ready;
+  const bool has_escaped = release(claim, &ready);
+  if (!ready.is_empty()) notify(ready);
+  return has_escaped;
+}
+
+bool cancel(Claim& claim) noexcept {
+  ReadyList ready;
+  lock_queues(claim.entries);
+  // pairs with: Queue::grant, "entries granted by others"
+  const bool is_waiting = claim.missing.load(std::memory_order_acquire) != 0;
+  for (Entry& e : claim.entries) {
+    if (is_waiting && e.sequence != 0) e.queue->remove(&e, &ready);
+  }
+  unlock_queues(claim.entries);
+  if (ready.has_opened_views) {
+    for (Entry& e : claim.entries) futex_wake_all(e.queue->turns);
+  }
+  if (!ready.is_empty()) notify(ready);
+  return is_waiting;
+}
+
+Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
+  view.thread = this_thread_id();
+  view.opened_ms = coarse_now_ms();
+  Queue& queue = lock_home(*view.home);
+  Entry* holder = nullptr;
+  bool may_join = true;
+  Appended result = Appended::kGranted;
+  if (queue.has_entries() || is_undeclared(queue)) {
+    holder = queue.holder_for(view.extent, view.mode);
+    if (holder != nullptr && !Queue::allows(*holder, view.extent, view.mode)) {
+      if (may_weaken && Queue::allows(*holder, view.extent, Mode::kRead)) {
+        view.mode = Mode::kRead;
+      } else if (holder->mode == Mode::kRead && view.mode == Mode::kWrite) {
+        result = refuse(refusal, Refusal::Reason::kOwnLease, Queue::describe(*holder));
+      } else {
+        holder = nullptr;  // it covers other bytes, too few
+      }
+    }
+    if (result == Appended::kGranted && holder == nullptr) {
+      may_join = queue.host_holds(view.mode, view.extent);
+      const Entry* const waiting = queue.first_conflict(view.mode, view.extent, true);
+      if (is_undeclared(queue)) {
+        result = refuse(refusal, Refusal::Reason::kUndeclared, {});
+      } else if (!may_join && waiting != nullptr) {
+        result = refuse(refusal, Refusal::Reason::kWaitsForHost, Queue::describe(*waiting));
+      }
+    }
+  }
+  if (result == Appended::kGranted && !queue.add_view(&view, holder, may_join)) result = Appended::kWaiting;
+  queue.lock.unlock();
+  return result;
+}
+
+void close_view(View& view) noexcept {
+  ReadyList ready;
+  Queue& queue = *view.queue;
+  queue.lock.lock();
+  queue.remove_view(&view, &ready);
+  queue.lock.unlock();
+  if (!ready.is_empty()) notify(ready);
+}
+
+Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
+  Queue& queue = lock_home(home);
+  Ref<Failure> failure = queue.failure_in(extent);
+  queue.lock.unlock();
+  return failure;
+}
+
+Ref<Failure> failure_of(const Claim& claim) noexcept {
+  for (const Entry& e : claim.entries) {
+    // pairs with: Queue::poison, "a failure before its op is done"
+    if (e.is_overwrite || e.sequence == 0 || !e.queue->has_poison.load(std::memory_order_acquire)) continue;
+    if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
+  }
+  return {};
+}
+
+bool has_views(const Claim& claim) noexcept {
+  for (const Entry& e : claim.entries) {
+    if (e.sequence == 0) continue;
+    const std::scoped_lock lock(e.queue->lock);
+    if (e.views != nullptr) return true;
+  }
+  return false;
+}
+
+void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
+  for (const Entry& e : claim.entries) {
+    if (e.mode != Mode::kWrite || e.sequence == 0) continue;
+    Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
+    Poison* healed = nullptr;
+    if (node != nullptr || (e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed))) {
+      const std::scoped_lock lock(e.queue->lock);
+      if (e.is_overwrite || node != nullptr) healed = e.queue->heal(e.extent);
+      if (node != nullptr) e.queue->poison(node);
+    }
+    while (healed != nullptr) delete std::exchange(healed, healed->next);
+  }
+}
+
+}  // namespace tenon::engine

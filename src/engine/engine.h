@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine of the process: takes ops, gives them to an executor when they are ready, waits for all of them,
+// and survives fork and exit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fork_mark.h"
+#include "engine/executor.h"
+#include "engine/op.h"
+
+namespace tenon::engine {
+
+// One for the process, never destroyed: late ops and deleters meet a valid object.
+// Threads: any.
+class Engine {
+ public:
+  static Engine& instance() noexcept;
+
+  // Takes an op: all of its entries at once, or none. False: refused. Waits when too many ops are unfinished,
+  // unless the caller is the body of an op. Fails with kClosed at the process' end, and as set_executor.
+  bool push(const Ref<Op>& op, OnHost on_host, Refusal* refusal);
+
+  // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the refusal says
+  // why.
+  bool wait_all(const Deadline& deadline, Refusal* refusal) noexcept;
+
+  // The failures that no wait has reported yet and that began with an op of their own; forgets them.
+  std::vector<Ref<Failure>> take_failures();
+
+  // "pool", "tbb", "inline", "seeded:N", "default". Waits for all ops first. Fails with kValue, kNotFound,
+  // kSystem, and with kTimeout when ops do not end within a minute.
+  void set_executor(const std::string& name, int workers);
+  std::string executor_name();
+  int concurrency();
+
+  // How many ops may be unfinished before a push waits. 0: any number.
+  void set_limit(uint64_t ops) noexcept { limit_.store(ops, std::memory_order_relaxed); }
+  uint64_t unfinished() const noexcept { return unfinished_.load(std::memory_order_relaxed); }
+
+  // No further pushes; waits for what can end. False when ops are left at the deadline.
+  bool shut_down(const Deadline& deadline) noexcept;
+
+  // Of ops.
+  Executor& executor();
+  void note_done() noexcept;
+  void note_failure(const Ref<Failure>& failure) noexcept;
+
+  // A forked child has no threads but one: a new pool, and no op is unfinished.
+  void lock_for_fork() noexcept;
+  void unlock_after_fork() noexcept;
+  void start_anew_after_fork() noexcept;
+
+ private:
+  Engine() = default;
+  void make_default();
+  bool wait_for_room(Refusal* refusal) noexcept;
+
+  // Shared.
+  std::atomic<Executor*> executor_{nullptr};
+  std::atomic<uint64_t> unfinished_{0};
+  std::atomic<uint64_t> limit_{10'000};
+  std::atomic<uint32_t> waiters_{0};
+  std::atomic<uint32_t> turns_{0};  // moves and wakes when something that waiters wait for may be true
+  std::atomic<bool> is_closed_{false};
+
+  SpinLock failures_lock_;
+  std::vector<Ref<Failure>> failures_;  // guarded by failures_lock_
+
+  std::mutex change_;  // held while executors are exchanged
+  std::string name_;   // guarded by change_
+};
+
+}  // namespace tenon::engine

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Claims, leases and ops over plain integers: no arrays are needed to know what the engine does.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <latch>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace tenon::engine {
+namespace {
+
+// Memory of eight bytes with a queue of its own.
+struct Cell {
+  Cell() { queue.set_bounds(extent()); }
+  Extent extent() const {
+    const auto at = reinterpret_cast<uintptr_t>(&value);
+    return {at, at + sizeof value};
+  }
+  // The n-th byte alone.
+  Extent part(size_t n) const { return {extent().begin + n, extent().begin + n + 1}; }
+
+  int64_t value = 0;
+  Queue queue;
+  Home home{&queue};
+};
+
+struct Wanted {
+  Cell* cell;
+  Mode mode;
+  bool is_overwrite = false;
+  int part = -1;
+};
+Wanted read(Cell& cell, int part = -1) { return {&cell, Mode::kRead, false, part}; }
+Wanted write(Cell& cell, int part = -1) { return {&cell, Mode::kWrite, false, part}; }
+Wanted overwrite(Cell& cell) { return {&cell, Mode::kWrite, true, -1}; }
+
+void describe(const Wanted& wanted, Entry& entry) {
+  entry.home = &wanted.cell->home;
+  entry.extent =
+      wanted.part < 0 ? wanted.cell->extent() : wanted.cell->part(static_cast<size_t>(wanted.part));
+  entry.mode = wanted.mode;
+  entry.is_overwrite = wanted.is_overwrite;
+}
+
+using Body = std::function<void(Op*)>;
+
+Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char* name = "op") {
+  auto* const context = new Body(std::move(body));
+  const Work work{context, [](void* c, Op* op) { (*static_cast<Body*>(c))(op); },
+                  [](void* c) { delete static_cast<Body*>(c); }};
+  Ref<Op> op = Op::create(work, wanted.size(), name, "here:1");
+  size_t i = 0;
+  for (const Wanted& w : wanted) describe(w, op->entries[i++]);
+  return op;
+}
+
+// Pushes work that ends when it returns.
+Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> body,
+             OnHost on_host = OnHost::kRaise) {
+  Ref<Op> op = make(wanted, [body = std::move(body)](Op* self) {
+    body();
+    self->complete();
+  });
+  Refusal refusal;
+  if (!Engine::instance().push(op, on_host, &refusal)) return {};
+  return op;
+}
+
+void wait(const Ref<Op>& op) {
+  Refusal refusal;
+  ASSERT_TRUE(op->wait(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+}
+
+void wait_all() {
+  Refusal refusal;
+  ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+}
+
+Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {
+  Refusal refusal;
+  EXPECT_FALSE(attempt(&refusal));
+  return refusal.reason;
+}
+
+class Lease {
+ public:
+  explicit Lease(const Wanted& wanted) : claim_(Kind::kLease, {&entry_, 1}) {
+    describe(wanted, entry_);
+    claim_.owner = current_actor();
+  }
+  bool acquire(Refusal* refusal, int64_t timeout_ns = -1) {
+    is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
+    return is_held_;
+  }
+  bool release() {
+    is_held_ = false;
+    return engine::release(claim_);
+  }
+  ~Lease() {
+    if (is_held_) release();
+  }
+  BlockingClaim& claim() { return claim_; }
+
+ private:
+  Entry entry_;
+  BlockingClaim claim_;
+  bool is_held_ = false;
+};
+
+class EngineOn : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { Engine::instance().set_executor(GetParam(), 2); }
+  void TearDown() override {
+    wait_all();
+    (void)Engine::instance().take_failures();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Executors, EngineOn, testing::Values("pool", "inline", "seeded:3"));
+
+TEST_P(EngineOn, OpsOnOneCellRunInTheOrderOfTheirPush) {
+  Cell cell;
+  std::vector<int> order;
+  for (int i = 0; i < 1000; ++i) push({write(cell)}, [&order, i] { order.push_back(i); });
+  wait_all();
+  ASSERT_EQ(order.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
+}
+
+TEST_P(EngineOn, AReadSeesEveryWriteBeforeItAndNoneAfterIt) {
+  Cell source, result;
+  for (int64_t i = 1; i <= 500; ++i) {
+    push({write(source)}, [&source, i] { source.value = i; });
+    push({read(source), write(result)}, [&source, &result, i] { result.value += source.value == i ? 1 : 0; });
+  }
+  wait_all();
+  EXPECT_EQ(result.value, 500);
+}
+
+TEST_P(EngineOn, TheSameCellTwiceInOneOpIsOneEntry) {
+  Cell cell;
+  wait(push({read(cell), write(cell), read(cell)}, [&cell] { cell.value = 7; }));
+  EXPECT_EQ(cell.value, 7);
+  EXPECT_FALSE(cell.queue.has_entries());
+}
+
+TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
+  Cell a, b;
+  Refusal refusal;
+  const Ref<Op> bad = make({write(a)}, [](Op* op) {
+    op->fail(Ref<Failure>::adopt(new Failure(Code::kOp, 3, "no", "bad", "", nullptr, nullptr)));
+  });
+  ASSERT_TRUE(Engine::instance().push(bad, OnHost::kRaise, &refusal));
+  bool has_run = false;
+  const Ref<Op> dependant = push({read(a), write(b)}, [&has_run] { has_run = true; });
+  wait(dependant);
+  EXPECT_FALSE(has_run);
+  ASSERT_TRUE(dependant->failure());
+  EXPECT_EQ(dependant->failure().get(), bad->failure().get());
+  EXPECT_TRUE(failure_of(b.home, b.extent()));
+  wait(push({overwrite(a)}, [&a] { a.value = 1; }));
+  EXPECT_FALSE(failure_of(a.home, a.extent()));
+  const Ref<Op> partial = push({write(b)}, [] {});
+  wait(partial);
+  EXPECT_TRUE(partial->failure());
+  wait(push({overwrite(b)}, [] {}));
+  EXPECT_FALSE(failure_of(b.home, b.extent()));
+  EXPECT_EQ(Engine::instance().take_failures().size(), 1u);
+}
+
+TEST_P(EngineOn, AWaitInsideOfABodyIsRefused) {
+  Cell a;
+  bool was_refused = false;
+  const Ref<Op> first = push({write(a)}, [] {});
+  wait(first);
+  const Ref<Op> later = make({write(a)}, [](Op* op) { op->complete(); });
+  wait(push({}, [&] {
+    Refusal refusal;
+    was_refused = !later->wait(Deadline(-1), &refusal) && refusal.reason == Refusal::Reason::kInBody;
+  }));
+  EXPECT_TRUE(was_refused);
+}
+
+TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
+  Cell cell;
+  Refusal refusal;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 100; ++i) {
+    const Ref<Op> op = make({write(cell)}, [&](Op* self) {
+      self->retain();
+      threads.emplace_back([self] {
+        self->complete();
+        self->release();
+      });
+    });
+    ASSERT_TRUE(Engine::instance().push(op, OnHost::kRaise, &refusal));
+    wait(op);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Engine, WorkQueuesBehindALeaseAndRunsAfterIt) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(op->is_done());
+  EXPECT_EQ(cell.value, 0);
+  lease.release();
+  wait(op);
+  EXPECT_EQ(cell.value, 5);
+}
+
+TEST(Engine, WaitingForWorkBehindOnesOwnLeaseIsADeadlockAndSaysSo) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  Lease lease(read(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  const Ref<Op> op = push({write(cell)}, [] {});
+  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(-1), r); }), Refusal::Reason::kDeadlock);
+  lease.release();
+  wait(op);
+}
+
+TEST(Engine, OfCrossedLeasesAtLeastOneIsRefusedAndNoneHangs) {
+  for (int round = 0; round < 200; ++round) {
+    Cell a, b;
+    std::latch both(2);
+    std::atomic<int> refused{0};
+    const auto cross = [&](Cell& first, Cell& second) {
+      Refusal refusal;
+      Lease mine(write(first));
+      ASSERT_TRUE(mine.acquire(&refusal));
+      both.arrive_and_wait();
+      Lease other(write(second));
+      if (!other.acquire(&refusal)) {
+        EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+        ++refused;
+      }
+    };
+    std::thread one([&] { cross(a, b); });
+    std::thread two([&] { cross(b, a); });
+    one.join();
+    two.join();
+    EXPECT_GE(refused, 1);
+  }
+}
+
+TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
+  Cell cell;
+  Refusal refusal;
+  Lease reader(read(cell));
+  ASSERT_TRUE(reader.acquire(&refusal));
+  std::thread([&] {
+    Lease writer(write(cell));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return writer.acquire(r, 1'000'000); }), Refusal::Reason::kTimeout);
+    Lease other(read(cell));
+    EXPECT_TRUE(other.acquire(&refusal, 1'000'000'000));
+  }).join();
+}
+
+TEST(Engine, PartsOfOneCellDoNotConflict) {
+  Cell cell;
+  Refusal refusal;
+  Lease one(write(cell, 0));
+  ASSERT_TRUE(one.acquire(&refusal));
+  std::thread([&] {
+    Refusal r;
+    Lease two(write(cell, 1));
+    EXPECT_TRUE(two.acquire(&r, 0));
+    Lease whole(write(cell));
+    EXPECT_FALSE(whole.acquire(&r, 1'000'000));
+  }).join();
+  EXPECT_TRUE(cell.queue.has_entries());
+}
+
+TEST(Engine, NestedAccessActsUnderTheOwnLease) {
+  Cell cell;
+  Refusal refusal;
+  Lease outer(write(cell));
+  ASSERT_TRUE(outer.acquire(&refusal));
+  Lease inner(read(cell));
+  EXPECT_TRUE(inner.acquire(&refusal, 0));
+  Lease again(write(cell));
+  EXPECT_TRUE(again.acquire(&refusal, 0));
+  again.release();
+  outer.release();
+  Lease stronger(write(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return stronger.acquire(r); }), Refusal::Reason::kOwnLease);
+  inner.release();
+  EXPECT_TRUE(stronger.acquire(&refusal));
+}
+
+void describe(Cell& cell, Mode mode, View& view) {
+  view.home = &cell.home;
+  view.extent = cell.extent();
+  view.mode = mode;
+}
+
+TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
+  Cell a, b;
+  Refusal refusal;
+  View view;
+  describe(a, Mode::kRead, view);
+  view.site = "loader.py:7";
+  ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
+  const Ref<Op> op = make({write(b), write(a)}, [](Op* self) { self->complete(); });
+  EXPECT_FALSE(Engine::instance().push(op, OnHost::kRaise, &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
+  EXPECT_STREQ(refusal.obstacle.site, "loader.py:7");
+  EXPECT_FALSE(b.queue.has_entries());
+  wait(push({read(a)}, [] {}));
+  close_view(view);
+  wait(push({write(a)}, [] {}));
+}
+
+TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  std::latch may_end(1);
+  const Ref<Op> op = push({write(cell)}, [&] {
+    may_end.wait();
+    cell.value = 9;
+  });
+  std::thread viewer([&] {
+    Refusal refusal;
+    View view;
+    describe(cell, Mode::kRead, view);
+    const Appended opened = open_view(view, false, &refusal);
+    if (opened == Appended::kWaiting) {
+      ASSERT_EQ(wait_for_view(view, Deadline(-1), &refusal.obstacle), WaitEnd::kOver);
+    }
+    EXPECT_EQ(cell.value, 9);
+    close_view(view);
+  });
+  may_end.count_down();
+  viewer.join();
+  wait(op);
+}
+
+TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  View view;
+  describe(cell, Mode::kWrite, view);
+  ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
+  const Ref<Op> op = push({write(cell)}, [] {});
+  ASSERT_TRUE(op);
+  EXPECT_TRUE(lease.release());
+  EXPECT_FALSE(op->is_done());
+  close_view(view);
+  wait(op);
+}
+
+// Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
+// the other gives the same.
+TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 20; ++round) {
+    constexpr size_t kCells = 20;
+    std::vector<std::unique_ptr<Cell>> cells;
+    std::vector<uint64_t> serial(kCells, 1);
+    for (size_t i = 0; i < kCells; ++i) {
+      cells.push_back(std::make_unique<Cell>());
+      cells.back()->value = 1;
+    }
+    for (uint64_t op = 0; op < 500; ++op) {
+      const size_t a = random() % kCells, b = random() % kCells, c = random() % kCells;
+      const auto mix = [op](uint64_t x, uint64_t y) { return (x * 31 + y * 17 + op) * 0x9E3779B97F4A7C15u; };
+      serial[c] = mix(serial[a], serial[b]);
+      Cell &from_a = *cells[a], &from_b = *cells[b], &to = *cells[c];
+      push({read(from_a), read(from_b), write(to)}, [&from_a, &from_b, &to, mix] {
+        to.value = static_cast<int64_t>(
+            mix(static_cast<uint64_t>(from_a.value), static_cast<uint64_t>(from_b.value)));
+      });
+    }
+    wait_all();
+    for (size_t i = 0; i < kCells; ++i) ASSERT_EQ(static_cast<uint64_t>(cells[i]->value), serial[i]) << i;
+  }
+}
+
+// Two pushers with crossed pairs of cells: what stops an engine that appends one entry at a time.
+TEST_P(EngineOn, CrossedPairsFromTwoPushersDoNotStop) {
+  Cell a, b;
+  std::vector<std::thread> pushers;
+  for (int t = 0; t < 2; ++t) {
+    pushers.emplace_back([&, t] {
+      Cell &from = t == 0 ? a : b, &to = t == 0 ? b : a;
+      for (int i = 0; i < 20'000; ++i) push({read(from), write(to)}, [&to] { ++to.value; });
+    });
+  }
+  for (std::thread& pusher : pushers) pusher.join();
+  wait_all();
+  EXPECT_EQ(a.value, 20'000);
+  EXPECT_EQ(b.value, 20'000);
+}
+
+}  // namespace
+}  // namespace tenon::engine

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/op.h"
+
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace tenon::engine {
+namespace {
+
+// Ops count on from a part of the numbers that is this thread's own.
+uint64_t next_number() noexcept {
+  thread_local uint64_t last = 0;
+  if (last == 0) last = uint64_t{this_thread_id()} << 32;
+  return ++last;
+}
+
+}  // namespace
+
+Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
+    : Claim(Kind::kOp, op_entries), work_(work), number_(next_number()) {}
+
+Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site) {
+  static_assert(alignof(Op) >= alignof(Entry) && sizeof(Op) % alignof(Entry) == 0);
+  const size_t name_size = name != nullptr ? std::strlen(name) + 1 : 0;
+  const size_t site_size = site != nullptr ? std::strlen(site) + 1 : 0;
+  const size_t entries_size = n_entries * sizeof(Entry);
+  auto* const block =
+      static_cast<std::byte*>(::operator new(sizeof(Op) + entries_size + name_size + site_size));
+  auto* const entries = reinterpret_cast<Entry*>(block + sizeof(Op));
+  for (size_t i = 0; i < n_entries; ++i) new (entries + i) Entry;
+  auto* const op = new (block) Op(work, {entries, n_entries});
+  char* text = reinterpret_cast<char*>(block + sizeof(Op) + entries_size);
+  if (name != nullptr) op->name = static_cast<char*>(std::memcpy(text, name, name_size));
+  if (site != nullptr) op->site = static_cast<char*>(std::memcpy(text + name_size, site, site_size));
+  op->owner.thread = this_thread_id();
+  op->since_ms = coarse_now_ms();
+  return Ref<Op>::adopt(op);
+}
+
+void Op::release() noexcept {
+  if (!refs_.decrement()) return;
+  this->~Op();
+  ::operator delete(this);
+}
+
+void Op::become_ready() noexcept {
+  // pairs with: Op::begin_running, "what the ops before have written"
+  state_.fetch_add(kReady - kQueued, std::memory_order_release);
+  Engine::instance().executor().post(this);
+}
+
+Task* Op::run() noexcept {
+  Task* const next = begin_running() ? execute() : nullptr;
+  release();  // the executor's
+  return next;
+}
+
+bool Op::begin_running() noexcept {
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  while ((state & kStateBits) == kReady) {
+    // pairs with: Op::become_ready, "what the ops before have written"
+    if (state_.compare_exchange_weak(state, state + (kRunning - kReady), std::memory_order_acquire,
+                                     std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Runs the body. What it returns is ready to run next.
+Task* Op::execute() noexcept {
+  if (Ref<Failure> inherited = failure_of(*this)) {
+    failure_ = std::move(inherited);
+    return finish();
+  }
+  const ThisThread outer = this_thread;
+  this_thread.running = number_;
+  this_thread.running_claim = this;
+  work_.run(work_.context, this);
+  this_thread.running = outer.running;
+  this_thread.running_claim = outer.running_claim;
+  if (has_ended_in_place_) return finish();
+  // pairs with: Op::end_body, "the body has ended and returned"
+  return parts_.fetch_sub(1, std::memory_order_acq_rel) == 1 ? finish() : nullptr;
+}
+
+void Op::complete() noexcept { end_body(); }
+
+void Op::fail(Ref<Failure> failure) noexcept {
+  failure_ = std::move(failure);
+  Engine::instance().note_failure(failure_);
+  end_body();
+}
+
+void Op::end_body() noexcept {
+  if (this_thread.running_claim == this) {
+    has_ended_in_place_ = true;  // execute() goes on when the body has returned
+    return;
+  }
+  // pairs with: Op::execute, "the body has ended and returned"
+  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (Task* const next = finish()) Engine::instance().executor().post(next);
+}
+
+// The memory first, because what comes after may give it back; then whoever waits.
+Task* Op::finish() noexcept {
+  settle(*this, failure_);
+  ReadyList ready;
+  engine::release(*this, &ready);
+  if (work_.drop != nullptr) work_.drop(work_.context);
+  Op* next = nullptr;
+  for (Claim* claim = ready.take_all(); claim != nullptr;) {
+    Claim* const after = claim->next_ready;
+    if (next == nullptr && claim->kind == Kind::kOp) {
+      next = static_cast<Op*>(claim);
+      // pairs with: Op::begin_running, "what the ops before have written"
+      next->state_.fetch_add(kReady - kQueued, std::memory_order_release);
+    } else {
+      claim->become_ready();
+    }
+    claim = after;
+  }
+  DoneCall* calls = nullptr;
+  {
+    const std::scoped_lock lock(calls_lock_);
+    // pairs with: Op::is_done, "an op's result"
+    // pairs with: Op::wait, "somebody waits for an op"
+    const uint32_t before = state_.exchange(kDone, std::memory_order_acq_rel);
+    if ((before & kHasWaiters) != 0) futex_wake_all(state_);
+    calls = std::exchange(calls_, nullptr);
+  }
+  while (calls != nullptr) {
+    DoneCall* const call = std::exchange(calls, calls->next);
+    call->call(call->context);
+  }
+  Engine::instance().note_done();
+  release();  // the engine's
+  return next;
+}
+
+void Op::call_when_done(DoneCall* call) noexcept {
+  {
+    const std::scoped_lock lock(calls_lock_);
+    if (!is_done()) {
+      call->next = std::exchange(calls_, call);
+      return;
+    }
+  }
+  call->call(call->context);
+}
+
+bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
+  if (is_done()) return true;
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+    return false;
+  }
+  Executor& executor = Engine::instance().executor();
+  if (begin_running()) {
+    if (Task* const next = execute()) executor.post(next);
+    if (is_done()) return true;
+  }
+  while (!executor.has_own_threads() && executor.try_run_one()) {
+    if (is_done()) return true;
+  }
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  while ((state & kStateBits) != kDone && (state & kHasWaiters) == 0) {
+    // pairs with: Op::finish, "somebody waits for an op"
+    if (state_.compare_exchange_weak(state, state | kHasWaiters, std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+      break;
+    }
+  }
+  Waiter waiter;
+  waiter.actor = current_actor();
+  waiter.claim = this;
+  // pairs with: Op::finish, "an op's result"
+  const auto is_done_in = [](uint32_t value) { return (value & kStateBits) == kDone; };
+  return is_over(engine::wait(waiter, state_, is_done_in, deadline, &refusal->obstacle), refusal);
+}
+
+void Op::abandon(Ref<Failure> failure) noexcept {
+  failure_ = std::move(failure);
+  settle(*this, failure_);
+  if (work_.drop != nullptr) work_.drop(work_.context);
+  // pairs with: Op::is_done, "an op's result"
+  state_.store(kDone, std::memory_order_release);
+}
+
+}  // namespace tenon::engine

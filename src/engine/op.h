@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An op: work that runs when all of its entries are granted, and what became of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/ref.h"
+#include "engine/claims.h"
+#include "engine/executor.h"
+#include "engine/wait.h"
+
+namespace tenon::engine {
+
+class Op;
+
+// What an op does. run is called once, on any thread, and calls Op::complete or Op::fail then or later, from
+// any thread; not called when something that the op reads has failed. drop is called once in every case,
+// before the op counts as done. Neither throws.
+struct Work {
+  void* context = nullptr;
+  void (*run)(void* context, Op* op) = nullptr;
+  void (*drop)(void* context) = nullptr;  // may be null
+};
+
+// Called once when an op is done, or at once if it is.
+struct DoneCall {
+  void (*call)(void* context) = nullptr;
+  void* context = nullptr;
+  DoneCall* next = nullptr;
+};
+
+// Counted: by those who hold a handle, by the engine until it is done, by the executor while it is posted.
+// Threads: any; wait() not from inside of a body.
+class Op final : public Claim, public Task {
+ public:
+  // With room for n entries, which the caller fills in. name and site are copied. Throws std::bad_alloc.
+  static Ref<Op> create(const Work& work, size_t n_entries, const char* name, const char* site);
+
+  bool is_done() const noexcept {
+    // pairs with: Op::finish, "an op's result"
+    return (state_.load(std::memory_order_acquire) & kStateBits) == kDone;
+  }
+
+  // The body has ended. Once; from any thread.
+  void complete() noexcept;
+  void fail(Ref<Failure> failure) noexcept;
+
+  // Waits until it is done, and runs it here if it is ready and nobody else does. False: the refusal says
+  // why.
+  bool wait(const Deadline& deadline, Refusal* refusal) noexcept;
+
+  // Requires is_done(). Null: it succeeded.
+  const Ref<Failure>& failure() const noexcept { return failure_; }
+
+  // call must live until it has been called.
+  void call_when_done(DoneCall* call) noexcept;
+
+  const char* op_name() const noexcept { return name; }
+  uint64_t number() const noexcept { return number_; }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept;
+
+  // For the engine.
+  void begin_ready() noexcept { state_.store(kReady, std::memory_order_relaxed); }
+  void become_ready() noexcept override;
+  Task* run() noexcept override;
+  void hold() noexcept override { retain(); }
+  void drop() noexcept override { release(); }
+  // Ends an op that will never run, of which only this thread knows: after a fork.
+  void abandon(Ref<Failure> failure) noexcept;
+
+ private:
+  friend class Engine;
+  // The states, and a bit that says that somebody sleeps on the word.
+  static constexpr uint32_t kQueued = 0;
+  static constexpr uint32_t kReady = 1;
+  static constexpr uint32_t kRunning = 2;
+  static constexpr uint32_t kDone = 3;
+  static constexpr uint32_t kStateBits = 3;
+  static constexpr uint32_t kHasWaiters = 4;
+
+  Op(const Work& work, std::span<Entry> op_entries) noexcept;
+  ~Op() = default;
+
+  bool begin_running() noexcept;
+  Task* execute() noexcept;
+  void end_body() noexcept;
+  Task* finish() noexcept;
+
+  // Constant.
+  const Work work_;
+  uint64_t number_ = 0;
+  std::string text_;  // name and site
+  // Of the thread that runs the body, then of whoever finishes.
+  bool has_ended_in_place_ = false;
+  Ref<Failure> failure_;
+
+  // Shared.
+  std::atomic<uint32_t> state_{kQueued};
+  std::atomic<uint32_t> parts_{
+      2};  // the return of run() and the end of the work, when they are on two threads
+  SpinLock calls_lock_;
+  DoneCall* calls_ = nullptr;  // guarded by calls_lock_
+  RefCount refs_;
+};
+
+}  // namespace tenon::engine

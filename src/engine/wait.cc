@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/wait.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <vector>
+
+namespace tenon::engine {
+
+thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
+
+namespace {
+
+constexpr int64_t kSliceNs = 50'000'000;
+constexpr int64_t kReportNs = 5'000'000'000;
+
+// Set once, when the binding is loaded.
+WaitHooks hooks;
+QueueVisitor visit_queues = nullptr;
+
+}  // namespace
+
+void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
+
+void set_queue_visitor(QueueVisitor visitor) noexcept { visit_queues = visitor; }
+
+uint32_t this_thread_id() noexcept {
+  if (this_thread.id == 0) this_thread.id = static_cast<uint32_t>(syscall(SYS_gettid));
+  return this_thread.id;
+}
+
+uint64_t current_task() noexcept { return hooks.current_task != nullptr ? hooks.current_task() : 0; }
+
+int64_t coarse_now_ms() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+bool is_over(WaitEnd end, Refusal* refusal) noexcept {
+  switch (end) {
+    case WaitEnd::kOver: return true;
+    case WaitEnd::kTimeout: refusal->reason = Refusal::Reason::kTimeout; break;
+    case WaitEnd::kDeadlock: refusal->reason = Refusal::Reason::kDeadlock; break;
+    case WaitEnd::kInterrupted: refusal->reason = Refusal::Reason::kInterrupted; break;
+  }
+  return false;
+}
+
+WaitGraph& WaitGraph::instance() noexcept {
+  static auto* const graph = new WaitGraph;
+  return *graph;
+}
+
+bool WaitGraph::enter(Waiter* waiter, Obstacle* obstacle) noexcept {
+  const std::scoped_lock lock(lock_);
+  waiter->previous = nullptr;
+  waiter->next = first_;
+  if (first_ != nullptr) first_->previous = waiter;
+  first_ = waiter;
+  bool is_deadlock = false;
+  try {
+    // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
+    // was. An edge of a true circle stays.
+    is_deadlock = has_cycle(*waiter, obstacle) && has_cycle(*waiter, obstacle);
+  } catch (const std::bad_alloc&) {
+    // Without memory for the walk it waits; the report of long waits names the obstacle.
+  }
+  if (!is_deadlock) return true;
+  first_ = waiter->next;
+  if (first_ != nullptr) first_->previous = nullptr;
+  return false;
+}
+
+void WaitGraph::leave(Waiter* waiter) noexcept {
+  const std::scoped_lock lock(lock_);
+  (waiter->previous != nullptr ? waiter->previous->next : first_) = waiter->next;
+  if (waiter->next != nullptr) waiter->next->previous = waiter->previous;
+}
+
+namespace {
+
+// One walk. Ops that it has seen are kept alive until it ends, owners are known by name.
+class Walk {
+ public:
+  Walk(const Waiter& from, const Waiter* all) : from_(from), all_(all) {}
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+  ~Walk() {
+    for (Claim* op : ops_) op->drop();
+  }
+
+  bool comes_back(Obstacle* obstacle) {
+    follow(from_);
+    size_t next_op = 0;
+    size_t next_actor = 0;
+    while (!is_back_ && (next_op < ops_.size() || next_actor < actors_.size())) {
+      if (next_op < ops_.size()) {
+        follow(*ops_[next_op++]);
+      } else {
+        follow_waits_of(actors_[next_actor++]);
+      }
+    }
+    if (is_back_ && obstacle != nullptr) *obstacle = obstacle_;
+    return is_back_;
+  }
+
+ private:
+  void follow(const Waiter& waiter) {
+    if (waiter.waits_for_all) return follow_all();
+    if (waiter.claim != nullptr) return follow(*waiter.claim);
+    const View& view = *waiter.view;
+    const std::scoped_lock lock(view.queue->lock);
+    if (view.is_open.load(std::memory_order_relaxed) != 0) return;
+    for (const Entry* e = view.queue->first(); e != nullptr; e = e->next) {
+      if (e->sequence < view.sequence && conflict(view.mode, view.extent, e->mode, e->extent)) visit(*e);
+    }
+  }
+
+  // What waits in any queue, and so keeps an op from ending.
+  void follow_all() {
+    if (visit_queues == nullptr) return;
+    visit_queues(
+        [](Queue& queue, void* self) {
+          const std::scoped_lock lock(queue.lock);
+          for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
+            if (e->claim->kind == Kind::kOp) static_cast<Walk*>(self)->visit(*e);
+          }
+        },
+        this);
+  }
+
+  void follow(Claim& claim) {
+    for (const Entry& entry : claim.entries) {
+      if (entry.sequence == 0) continue;
+      const std::scoped_lock lock(entry.queue->lock);
+      if (!entry.is_queued || entry.is_granted) continue;
+      for (const Entry* e = entry.queue->first(); e != &entry; e = e->next) {
+        if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
+      }
+    }
+  }
+
+  // Under the lock of the entry's queue.
+  void visit(const Entry& entry) {
+    Claim& claim = *entry.claim;
+    if (claim.kind == Kind::kOp) {
+      const bool is_known = std::find(ops_.begin(), ops_.end(), &claim) != ops_.end();
+      if (claim.missing.load(std::memory_order_relaxed) == 0 || is_known) return;
+      ops_.push_back(&claim);
+      claim.hold();
+      return;
+    }
+    if (claim.is_detached.load(std::memory_order_relaxed)) return;
+    const Actor owner = claim.owner;
+    if (entry.is_granted && is_from(owner)) {
+      is_back_ = true;
+      obstacle_ = Queue::describe(entry);
+      return;
+    }
+    if (std::find(actors_.begin(), actors_.end(), owner) == actors_.end()) actors_.push_back(owner);
+  }
+
+  // While a thread sleeps, none of its tasks goes on.
+  bool is_from(Actor owner) const noexcept {
+    return from_.is_thread ? owner.thread == from_.actor.thread : owner == from_.actor;
+  }
+
+  void follow_waits_of(Actor actor) {
+    for (const Waiter* w = all_; w != nullptr; w = w->next) {
+      if (w->is_thread ? w->actor.thread == actor.thread : w->actor == actor) follow(*w);
+    }
+  }
+
+  const Waiter& from_;
+  const Waiter* const all_;
+  std::vector<Claim*> ops_;
+  std::vector<Actor> actors_;
+  bool is_back_ = false;
+  Obstacle obstacle_;
+};
+
+}  // namespace
+
+bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) const {
+  return Walk(waiter, first_).comes_back(obstacle);
+}
+
+namespace detail {
+
+Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
+    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), reported_ns_(began_ns_) {
+  if (hooks.begin != nullptr) token_ = hooks.begin();
+}
+
+Sleep::~Sleep() {
+  if (hooks.end != nullptr) hooks.end(token_);
+}
+
+WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value) noexcept {
+  const int64_t left = deadline_.left_ns();
+  if (left <= 0) return WaitEnd::kTimeout;
+  const FutexWait woken = futex_wait_for(word, value, std::min(left, kSliceNs));
+  if (woken == FutexWait::kWoken) return WaitEnd::kOver;
+  if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
+  if (now_ns() - reported_ns_ >= kReportNs) report_long_wait();
+  return WaitEnd::kOver;
+}
+
+void Sleep::report_long_wait() noexcept {
+  reported_ns_ = now_ns();
+  if (hooks.report == nullptr) return;
+  char text[512];
+  const int seconds = static_cast<int>((reported_ns_ - began_ns_) / 1'000'000'000);
+  std::snprintf(text, sizeof text, "waiting for %d s", seconds);
+  hooks.report(text);
+}
+
+}  // namespace detail
+
+WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) noexcept {
+  Waiter waiter;
+  waiter.actor = current_actor();
+  waiter.view = &view;
+  const auto is_over = [&view](uint32_t) {
+    // pairs with: Queue::open_waiting_views, "what the entries before the view have written"
+    return view.is_open.load(std::memory_order_acquire) != 0;
+  };
+  const WaitEnd end = wait(waiter, view.queue->turns, is_over, deadline, obstacle);
+  if (end != WaitEnd::kOver) close_view(view);
+  return end;
+}
+
+void BlockingClaim::become_ready() noexcept {
+  // pairs with: BlockingClaim::acquire, "what was waited for"
+  is_ready_.store(1, std::memory_order_release);
+  futex_wake_all(is_ready_);
+}
+
+bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept {
+  is_ready_.store(0, std::memory_order_relaxed);
+  const Appended appended = append(*this, OnHost::kIgnore, refusal);
+  if (appended != Appended::kWaiting) return appended == Appended::kGranted;
+  Waiter waiter;
+  waiter.actor = owner;
+  waiter.claim = this;
+  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  const auto is_ready = [](uint32_t value) { return value == 1; };
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+  } else if (engine::is_over(wait(waiter, is_ready_, is_ready, deadline, &refusal->obstacle), refusal)) {
+    return true;
+  }
+  if (cancel(*this)) return false;
+  // It was granted in the last moment: become_ready() is under way, and this must outlive it.
+  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
+  return true;
+}
+
+}  // namespace tenon::engine

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
+// for, *then* walks from there: along the earlier entries that conflict, from a granted lease to what its
+// owner waits for. A way back to a lease of the caller's own is a deadlock, and the caller is told instead of
+// sleeping. In the other order two callers could both look before either was to be seen.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/spin_lock.h"
+#include "engine/claims.h"
+
+namespace tenon::engine {
+
+// How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
+struct WaitHooks {
+  void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
+  int32_t (*poll)(void* token) = nullptr;      // every 50 ms and after signals; not 0 ends the wait
+  void (*end)(void* token) = nullptr;          // after it
+  uint64_t (*current_task)() = nullptr;        // see actor.h
+  void (*report)(const char* text) = nullptr;  // a wait that takes more than 5 s says on whom
+};
+void set_wait_hooks(const WaitHooks& hooks) noexcept;
+
+// Calls visit with every queue that may hold entries; set once by whoever owns the queues.
+using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
+void set_queue_visitor(QueueVisitor visitor) noexcept;
+
+enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
+
+// Who waits for what. Registered in the graph while it waits; never moves meanwhile.
+struct Waiter {
+  Actor actor;
+  bool is_thread = true;   // sleeps in a call; else a task that its thread has put aside
+  Claim* claim = nullptr;  // one of the three
+  const View* view = nullptr;
+  bool waits_for_all = false;  // for all ops
+
+  Waiter* next = nullptr;  // guarded by the graph's lock
+  Waiter* previous = nullptr;
+};
+
+// One for the process, never destroyed. Threads: any.
+class WaitGraph {
+ public:
+  static WaitGraph& instance() noexcept;
+
+  // Registers the waiter, then walks. False: it would wait for itself; it is not registered, and obstacle
+  // is the lease of its own that stands in the way.
+  bool enter(Waiter* waiter, Obstacle* obstacle) noexcept;
+  void leave(Waiter* waiter) noexcept;
+
+  void lock_for_fork() noexcept { lock_.lock(); }
+  void unlock_after_fork() noexcept { lock_.unlock(); }
+  // In a forked child: the other threads are gone, and what they waited for.
+  void clear_after_fork() noexcept { first_ = nullptr; }
+
+ private:
+  WaitGraph() = default;
+  bool has_cycle(const Waiter& waiter, Obstacle* obstacle) const;
+
+  SpinLock lock_;
+  Waiter* first_ = nullptr;  // guarded by lock_
+};
+
+// True if the wait is over; else the refusal says why not.
+bool is_over(WaitEnd end, Refusal* refusal) noexcept;
+
+namespace detail {
+// A sleeping thread's dealings with the hooks, in slices.
+class Sleep {
+ public:
+  Sleep(const Waiter& waiter, const Deadline& deadline) noexcept;
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
+  ~Sleep();
+
+  // Sleeps a slice while word == value. kOver: look again.
+  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value) noexcept;
+
+ private:
+  void report_long_wait() noexcept;
+
+  const Waiter& waiter_;
+  const Deadline& deadline_;
+  void* token_ = nullptr;
+  int64_t began_ns_ = 0;
+  int64_t reported_ns_ = 0;
+};
+
+// Polling before sleeping: to be put asleep and woken costs more than most ops take.
+constexpr int kPolls = 200;
+}  // namespace detail
+
+// Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. obstacle: with
+// kDeadlock the lease in the way.
+template <class IsOver>
+WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
+             Obstacle* obstacle) noexcept {
+  for (int i = 0; i < detail::kPolls; ++i) {
+    // pairs with: whoever changes the word, "what was waited for"
+    if (is_over(word.load(std::memory_order_acquire))) return WaitEnd::kOver;
+    relax_processor();
+  }
+  WaitGraph& graph = WaitGraph::instance();
+  if (!graph.enter(&waiter, obstacle)) return WaitEnd::kDeadlock;
+  WaitEnd end = WaitEnd::kOver;
+  {
+    detail::Sleep sleep(waiter, deadline);
+    while (end == WaitEnd::kOver) {
+      // pairs with: whoever changes the word, "what was waited for"
+      const uint32_t value = word.load(std::memory_order_acquire);
+      if (is_over(value)) break;
+      end = sleep.while_equal(word, value);
+    }
+  }
+  graph.leave(&waiter);
+  return end;
+}
+
+// Waits until a view that was told to wait is open. When it is not, it has been closed.
+WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) noexcept;
+
+// A claim of synchronous code: what it waits for is waited for here.
+class BlockingClaim final : public Claim {
+ public:
+  BlockingClaim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
+      : Claim(claim_kind, claim_entries) {}
+  void become_ready() noexcept override;
+
+  // Appends and waits until it is granted; else nothing has happened. Requires: entries and owner are set.
+  bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
+
+ private:
+  std::atomic<uint32_t> is_ready_{0};
+};
+
+}  // namespace tenon::engine
