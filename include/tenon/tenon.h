@@ -54,7 +54,12 @@ enum {
   TENON_ERR_CLOSED = 8,    /* the object has been closed [ValueError] */
   TENON_ERR_OP = 9,        /* code of the user failed: a generator, a native function [OpError] */
   TENON_ERR_SYSTEM = 10,   /* the operating system refused [OSError] */
-  TENON_ERR_INTERNAL = 11  /* a defect of Tenon [RuntimeError] */
+  TENON_ERR_INTERNAL = 11, /* a defect of Tenon [RuntimeError] */
+  TENON_ERR_LEASE_CONFLICT = 12, /* somebody holds the memory in a way that excludes this [LeaseConflict] */
+  TENON_ERR_LEASE_ESCAPED = 13,  /* a view outlived the lease under which it was taken [LeaseEscaped] */
+  TENON_ERR_DEADLOCK = 14,       /* the wait would not end [DeadlockError] */
+  TENON_ERR_MOVED = 15,          /* the memory has been moved out of the array [MovedError] */
+  TENON_ERR_INTERRUPTED = 16     /* a wait was ended by a hook (tenon_set_wait_hooks) */
 };
 
 typedef struct tenon_error {
@@ -288,16 +293,23 @@ TENON_API tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, t
  * which views of a storage are counted. A view keeps the storage alive. */
 
 typedef struct tenon_view {
-  void* reserved[8]; /* all NULL while closed; must not move while open */
+  void* reserved[16]; /* zero before the first use; must not move while open */
 } tenon_view;
 
 #define TENON_VIEW_INIT {{0}}
 
-enum { TENON_READ = 0, TENON_WRITE = 1 };
+enum { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
 
-/* Fails with BUFFER (TENON_WRITE on a read-only array). */
+/* access: TENON_READ, TENON_WRITE, or TENON_WRITE_OR_READ: for writing, but for reading inside of the
+ * caller's own lease for reading. Waits for work on the memory that was pushed before. site: where the
+ * view is taken, for messages; NULL or a text that lives as long as the view.
+ * Fails with BUFFER (a read-only array and not TENON_READ), LEASE_CONFLICT, DEADLOCK, OP (the memory holds
+ * no value, because the op that was to write it failed), INTERRUPTED. */
 TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access,
-                                       tenon_error* error);
+                                       const char* site, tenon_error* error);
+
+/* TENON_READ or TENON_WRITE: what an open view may do. */
+TENON_API int32_t tenon_view_access(const tenon_view* view);
 
 /* Idempotent; from any thread. */
 TENON_API void tenon_view_close(tenon_view* view);
@@ -338,12 +350,13 @@ enum {
   TENON_EXPORT_COPIED = 1 << 1    /* sets IS_COPIED: the caller made array for this consumer alone */
 };
 
-TENON_API tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags,
+/* site: as of tenon_view_open. Fails as tenon_view_open. */
+TENON_API tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags, const char* site,
                                              struct DLManagedTensorVersioned** out, tenon_error* error);
 
 /* The legacy struct cannot say READ_ONLY: fails with BUFFER for a read-only array without
  * TENON_EXPORT_FOR_READ. */
-TENON_API tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags,
+TENON_API tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, const char* site,
                                                     struct DLManagedTensor** out, tenon_error* error);
 
 /* Consumes the tensor in every case: it is owned by the new array, or its deleter has been called.

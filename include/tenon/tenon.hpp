@@ -349,14 +349,15 @@ class Array {
 
   // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller calls the tensor's deleter, or hands
   // the tensor to a consumer that does.
-  DLManagedTensorVersioned* to_dlpack(uint32_t flags = 0) const {
+  // site: where the memory is lent, for messages; a text that outlives the tensor.
+  DLManagedTensorVersioned* to_dlpack(uint32_t flags = 0, const char* site = nullptr) const {
     DLManagedTensorVersioned* tensor = nullptr;
-    call(tenon_array_to_dlpack, handle_, flags, &tensor);
+    call(tenon_array_to_dlpack, handle_, flags, site, &tensor);
     return tensor;
   }
-  DLManagedTensor* to_dlpack_legacy(uint32_t flags = 0) const {
+  DLManagedTensor* to_dlpack_legacy(uint32_t flags = 0, const char* site = nullptr) const {
     DLManagedTensor* tensor = nullptr;
-    call(tenon_array_to_dlpack_legacy, handle_, flags, &tensor);
+    call(tenon_array_to_dlpack_legacy, handle_, flags, site, &tensor);
     return tensor;
   }
   // The tensor is consumed in every case. flags: TENON_READONLY.
@@ -400,8 +401,9 @@ class Array {
 // Announces raw access to an array's memory for as long as it lives, and keeps the memory alive.
 class HostView {
  public:
-  HostView(const Array& array, Access access) {
-    call(tenon_view_open, &view_, array.get(), static_cast<int32_t>(access));
+  // site: where it is taken, for messages; lives as long as the view.
+  HostView(const Array& array, Access access, const char* site = nullptr) {
+    call(tenon_view_open, &view_, array.get(), static_cast<int32_t>(access), site);
   }
   HostView(const HostView&) = delete;
   HostView& operator=(const HostView&) = delete;

@@ -97,7 +97,7 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   for (size_t i = 0; i < ndim; ++i)
     held->strides[i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
   const int32_t access = (desc.flags & TENON_READONLY) != 0 ? TENON_READ : TENON_WRITE;
-  call(tenon_view_open, &held->view, array_of(self), access);
+  call(tenon_view_open, &held->view, array_of(self), access, static_cast<const char*>(nullptr));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   const bool has_shape = wants(flags, PyBUF_ND);
   buffer->buf = desc.data;

@@ -18,7 +18,7 @@ int export_object(void* object, DLManagedTensorVersioned** out) noexcept {
   return guarded([&] {
     auto* const array = static_cast<PyObject*>(object);
     if (!is_ndarray(array)) raise(PyExc_TypeError, "the exchange table of NDArray was given %R", array);
-    call(tenon_array_to_dlpack, array_of(array), 0u, out);
+    call(tenon_array_to_dlpack, array_of(array), 0u, static_cast<const char*>(nullptr), out);
     return 0;
   });
 }
@@ -39,7 +39,7 @@ int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
   const tenon_device device{prototype->device.device_type, prototype->device.device_id};
   tenon_status status =
       tenon_array_create(dtype, prototype->ndim, prototype->shape, device, 0, &array, &error);
-  if (status == TENON_OK) status = tenon_array_to_dlpack(array, 0, out, &error);
+  if (status == TENON_OK) status = tenon_array_to_dlpack(array, 0, nullptr, out, &error);
   tenon_array_release(array);
   if (status == TENON_OK) return 0;
   if (set_error_text != nullptr) {

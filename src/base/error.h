@@ -27,6 +27,11 @@ enum class Code : int32_t {
   kOp = TENON_ERR_OP,
   kSystem = TENON_ERR_SYSTEM,
   kInternal = TENON_ERR_INTERNAL,
+  kLeaseConflict = TENON_ERR_LEASE_CONFLICT,
+  kLeaseEscaped = TENON_ERR_LEASE_ESCAPED,
+  kDeadlock = TENON_ERR_DEADLOCK,
+  kMoved = TENON_ERR_MOVED,
+  kInterrupted = TENON_ERR_INTERRUPTED,
 };
 
 class Error : public std::exception {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sections "dtypes", "arrays", "views of an array", "elements" and "host views" of tenon.h.
-#include <atomic>
 #include <cstddef>
-#include <cstring>
+#include <new>
 
 #include "capi/boundary.h"
+#include "core/access.h"
 #include "core/dtype.h"
 #include "core/known_memory.h"
 
@@ -21,13 +21,9 @@ const tenon_adoption& checked(const tenon_adoption* adoption, const char* functi
   return *adoption;
 }
 
-// What tenon_view holds while it is open.
-struct OpenView {
-  Storage* storage;  // a reference; null while closed
-  Region* region;
-  uintptr_t access;
-};
-static_assert(sizeof(OpenView) <= sizeof(tenon_view));
+// What tenon_view holds while it is open; all zero while it is not.
+HostView* unwrap(tenon_view* view) noexcept { return reinterpret_cast<HostView*>(view); }
+static_assert(sizeof(HostView) <= sizeof(tenon_view) && alignof(HostView) <= alignof(tenon_view));
 
 }  // namespace
 
@@ -159,34 +155,32 @@ tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array
                  [&] { *not_null(out, "out") = wrap(copy(*unwrap(not_null(array, "array")), dtype)); });
 }
 
-tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, tenon_error* error) {
+tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, const char* site,
+                             tenon_error* error) {
   return guarded(error, [&] {
     not_null(view, "view");
     const Array& source = *unwrap(not_null(array, "array"));
-    if (access != TENON_READ && access != TENON_WRITE) {
-      throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
+    if (access != TENON_READ && access != TENON_WRITE && access != TENON_WRITE_OR_READ) {
+      throw_error(Code::kValue, "access is ", access,
+                  ": it must be TENON_READ (0), TENON_WRITE (1) or TENON_WRITE_OR_READ (2)");
     }
     if (view->reserved[0] != nullptr) throw_error(Code::kValue, "the view is open already: close it first");
-    if (access == TENON_WRITE && source.is_readonly()) {
+    if (access != TENON_READ && source.is_readonly()) {
       throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(source.shape()),
                   " cannot be opened for writing");
     }
-    Storage& storage = source.storage();
-    storage.retain();
-    OpenView open{&storage, storage.open_view(static_cast<Access>(access)), static_cast<uintptr_t>(access)};
-    std::memcpy(view, &open, sizeof open);
+    auto* const opened = new (view) HostView;
+    opened->open(source, access == TENON_READ ? Access::kRead : Access::kWrite, site,
+                 access == TENON_WRITE_OR_READ);
   });
 }
 
+int32_t tenon_view_access(const tenon_view* view) {
+  return static_cast<int32_t>(reinterpret_cast<const HostView*>(view)->access());
+}
+
 void tenon_view_close(tenon_view* view) {
-  if (view == nullptr) return;
-  // Of several threads that close it, one gets the storage.
-  void* const storage = std::atomic_ref(view->reserved[0]).exchange(nullptr, std::memory_order_relaxed);
-  if (storage == nullptr) return;
-  OpenView open{};
-  std::memcpy(&open, view, sizeof open);
-  open.region->close_view(static_cast<Access>(open.access));
-  static_cast<Storage*>(storage)->release();
+  if (view != nullptr) unwrap(view)->close();
 }
 
 tenon_view_count tenon_array_views(const tenon_array* array) {

@@ -52,6 +52,11 @@ const char* tenon_status_name(tenon_status status) {
     case TENON_ERR_OP: return "TENON_ERR_OP";
     case TENON_ERR_SYSTEM: return "TENON_ERR_SYSTEM";
     case TENON_ERR_INTERNAL: return "TENON_ERR_INTERNAL";
+    case TENON_ERR_LEASE_CONFLICT: return "TENON_ERR_LEASE_CONFLICT";
+    case TENON_ERR_LEASE_ESCAPED: return "TENON_ERR_LEASE_ESCAPED";
+    case TENON_ERR_DEADLOCK: return "TENON_ERR_DEADLOCK";
+    case TENON_ERR_MOVED: return "TENON_ERR_MOVED";
+    case TENON_ERR_INTERRUPTED: return "TENON_ERR_INTERRUPTED";
     default: return "unknown status";
   }
 }

@@ -45,10 +45,10 @@ const std::map<std::string, Call>& entries() {
       {"tenon_array_copy_to", [](tenon_error* e) { return tenon_array_copy_to(nullptr, nullptr, e); }},
       {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
       {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
-      {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, e); }},
-      {"tenon_array_to_dlpack", [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, e); }},
+      {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, nullptr, e); }},
+      {"tenon_array_to_dlpack", [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_array_to_dlpack_legacy",
-       [](tenon_error* e) { return tenon_array_to_dlpack_legacy(nullptr, 0, nullptr, e); }},
+       [](tenon_error* e) { return tenon_array_to_dlpack_legacy(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_array_from_dlpack",
        [](tenon_error* e) { return tenon_array_from_dlpack(nullptr, 0, nullptr, e); }},
       {"tenon_array_from_dlpack_legacy",
@@ -179,16 +179,16 @@ TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {
   tenon_array* array = nullptr;
   ASSERT_EQ(tenon_array_create({TENON_FLOAT, 32, 1}, 1, shape, {TENON_CPU, 0}, 0, &array, nullptr), TENON_OK);
   tenon_view view = TENON_VIEW_INIT;
-  ASSERT_EQ(tenon_view_open(&view, array, TENON_WRITE, nullptr), TENON_OK);
-  EXPECT_EQ(tenon_view_open(&view, array, TENON_READ, nullptr), TENON_ERR_VALUE);
+  ASSERT_EQ(tenon_view_open(&view, array, TENON_WRITE, nullptr, nullptr), TENON_OK);
+  EXPECT_EQ(tenon_view_open(&view, array, TENON_READ, nullptr, nullptr), TENON_ERR_VALUE);
   EXPECT_EQ(tenon_array_views(array).writers, 1U);
   tenon_view_close(&view);
   tenon_view_close(&view);
   EXPECT_EQ(tenon_array_views(array).writers, 0U);
   tenon_array* frozen = nullptr;
   ASSERT_EQ(tenon_array_readonly(array, &frozen, nullptr), TENON_OK);
-  EXPECT_EQ(tenon_view_open(&view, frozen, TENON_WRITE, nullptr), TENON_ERR_BUFFER);
-  ASSERT_EQ(tenon_view_open(&view, frozen, TENON_READ, nullptr), TENON_OK);
+  EXPECT_EQ(tenon_view_open(&view, frozen, TENON_WRITE, nullptr, nullptr), TENON_ERR_BUFFER);
+  ASSERT_EQ(tenon_view_open(&view, frozen, TENON_READ, nullptr, nullptr), TENON_OK);
   tenon_array_release(frozen);
   tenon_array_release(array);
   tenon_view_close(&view);  // the view kept the storage

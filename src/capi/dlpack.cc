@@ -32,23 +32,23 @@ constexpr uint32_t kExportFlags = TENON_EXPORT_FOR_READ | TENON_EXPORT_COPIED;
 
 extern "C" {
 
-tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags, DLManagedTensorVersioned** out,
-                                   tenon_error* error) {
+tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags, const char* site,
+                                   DLManagedTensorVersioned** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(array, "array");
     not_null(out, "out");
     check_flags(flags, kExportFlags, "tenon_array_to_dlpack");
-    *out = dlpack::export_versioned(*unwrap(array), flags);
+    *out = dlpack::export_versioned(*unwrap(array), flags, site);
   });
 }
 
-tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, DLManagedTensor** out,
-                                          tenon_error* error) {
+tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, const char* site,
+                                          DLManagedTensor** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(array, "array");
     not_null(out, "out");
     check_flags(flags, kExportFlags, "tenon_array_to_dlpack_legacy");
-    *out = dlpack::export_legacy(*unwrap(array), flags);
+    *out = dlpack::export_legacy(*unwrap(array), flags, site);
   });
 }
 

@@ -133,6 +133,24 @@ Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, sto
   desc_.nbytes = desc_.itemsize != 0 ? size * desc_.itemsize : (size * layout.dtype.element_bits() + 7) / 8;
 }
 
+bool Array::is_dense() const noexcept {
+  const engine::Extent span = extent();
+  return span.end - span.begin == desc_.nbytes;
+}
+
+engine::Extent Array::extent() const noexcept {
+  auto begin = reinterpret_cast<uintptr_t>(desc_.data);
+  if (desc_.size == 0) return {begin, begin};
+  if (!is_byte_sized()) return {begin, begin + desc_.nbytes};
+  uintptr_t end = begin + desc_.itemsize;
+  for (int32_t i = 0; i < desc_.ndim; ++i) {
+    const auto reach =
+        static_cast<uintptr_t>((desc_.shape[i] - 1) * desc_.strides[i] * static_cast<int64_t>(desc_.itemsize));
+    (desc_.strides[i] < 0 ? begin : end) += reach;
+  }
+  return {begin, end};
+}
+
 Ref<Array> Array::make(Ref<Storage> storage, const Layout& layout) {
   void* const memory = ::operator new(sizeof(Array) + 2 * layout.shape.size() * sizeof(int64_t));
   return Ref<Array>::adopt(new (memory) Array(std::move(storage), layout));

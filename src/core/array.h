@@ -52,6 +52,10 @@ class Array {
   bool is_byte_sized() const noexcept { return desc_.itemsize != 0; }
   bool is_contiguous() const noexcept { return is_c_contiguous(shape(), strides()); }
   Storage& storage() const noexcept { return *storage_; }
+  // The elements fill the bytes that they span, in whatever order.
+  bool is_dense() const noexcept;
+  // The bytes that the elements span; empty for an array without elements.
+  engine::Extent extent() const noexcept;
   // Everything but the elements' window, to be changed into another one.
   Layout layout() const noexcept;
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the host that touch elements: copy_to, fill and copy. They check, broadcast, announce a view on
-// both storages for their duration, and leave the loops to core/elements.h.
+// Calls of the host that touch elements: copy_to, fill and copy. They check, broadcast, hold both arrays for
+// their duration, and leave the loops to core/elements.h.
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
+#include "core/access.h"
 #include "core/array.h"
 #include "core/elements.h"
 
@@ -27,19 +28,6 @@ class Window {
  private:
   const Array& array_;
   DimBuffer byte_strides_;
-};
-
-// The storage is viewed as long as this lives.
-class OpenView {
- public:
-  OpenView(const Array& array, Access access) : access_(access), region_(array.storage().open_view(access)) {}
-  OpenView(const OpenView&) = delete;
-  OpenView& operator=(const OpenView&) = delete;
-  ~OpenView() { region_->close_view(access_); }
-
- private:
-  Access access_;
-  Region* region_;
 };
 
 void check_writable(const Array& dst) {
@@ -69,8 +57,7 @@ void copy_packed(const Array& src, Array& dst) {
 
 void copy_to(const Array& src, Array& dst) {
   check_writable(dst);
-  const OpenView reading(src, Access::kRead);
-  const OpenView writing(dst, Access::kWrite);
+  const HostCall call("copyto", {{src, Access::kRead}, {dst, Access::kWrite, dst.is_dense()}});
   if (!src.is_byte_sized() || !dst.is_byte_sized()) return copy_packed(src, dst);
   if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
   const Ref<Array> source = broadcast(const_cast<Array&>(src), dst.shape());
@@ -81,7 +68,7 @@ void copy_to(const Array& src, Array& dst) {
 void fill(Array& dst, const void* value, DType value_dtype) {
   check_writable(dst);
   check_dtype(value_dtype);
-  const OpenView writing(dst, Access::kWrite);
+  const HostCall call("fill", {{dst, Access::kWrite, dst.is_dense()}});
   if (!dst.is_byte_sized()) {
     throw_error(Code::kType, "packed ", dst.dtype().name(),
                 " elements cannot be filled: fill the bytes through a uint8 view");

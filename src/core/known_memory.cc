@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/known_memory.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "core/fork.h"
+#include "engine/wait.h"
 
 namespace tenon {
 namespace {
@@ -22,18 +22,28 @@ void recycle(std::vector<T>& spare, T item) noexcept {
   spare.push_back(std::move(item));  // capacity is reserved: cannot throw below kSpare
 }
 
+// The memory is gone, and what failed to be written there.
+void forget_failures(Region* region) noexcept {
+  if (!region->has_poison.load(std::memory_order_relaxed)) return;
+  engine::Poison* healed = nullptr;
+  {
+    const std::scoped_lock lock(region->lock);
+    healed = region->heal(engine::Extent{});
+  }
+  while (healed != nullptr) delete std::exchange(healed, healed->next);
+}
+
 }  // namespace
 
 KnownMemory& KnownMemory::instance() noexcept {
   static KnownMemory* const instance = [] {
     auto* memory = new KnownMemory;
     memory->spare_storages_.reserve(kSpare);
-    memory->spare_regions_.reserve(kSpare);
     memory->spare_nodes_.reserve(kSpare);
-    // A fork waits for the short sections below, so that the child finds the map whole and unlocked.
-    pthread_atfork([] { KnownMemory::instance().lock_.lock(); },
-                   [] { KnownMemory::instance().lock_.unlock(); },
-                   [] { KnownMemory::instance().lock_.unlock(); });
+    engine::set_queue_visitor([](void (*visit)(engine::Queue&, void*), void* context) {
+      KnownMemory::instance().visit_queues(visit, context);
+    });
+    handle_forks();
     return memory;
   }();
   return *instance;
@@ -53,7 +63,7 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   }
   storage->memory_ = memory;
   storage->heap_nbytes_ = heap_nbytes;
-  storage->region_.store(region, std::memory_order_relaxed);
+  storage->home_.store(region, std::memory_order_relaxed);
   storage->previous_on_region_ = nullptr;
   storage->next_on_region_ = region->storages_;
   if (region->storages_ != nullptr) region->storages_->previous_on_region_ = storage;
@@ -89,7 +99,7 @@ void KnownMemory::sweep() noexcept {
   Storage* storage = dead_.exchange(nullptr, std::memory_order_acquire);
   while (storage != nullptr) {
     Storage* const next = storage->next_dead_;
-    Region* const region = storage->region_.load(std::memory_order_relaxed);
+    Region* const region = &storage->region();
     Storage* const previous = storage->previous_on_region_;
     (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
     if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
@@ -111,16 +121,17 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
 }
 
 Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
-  if (Region* const region = idle_[idle_slot(begin)];
-      region != nullptr && region->begin_ == begin && region->end_ == end) {
+  Region* region = idle_[idle_slot(begin)];
+  if (region != nullptr && region->begin_ == begin && region->end_ == end) {
     drop_idle(region);
     ++regions_;
+    region->set_birth(engine::this_thread.running);
     return region;
   }
   while (begin != end) {
     const auto overlap = first_overlap(begin, end);
     if (overlap == map_.end()) break;
-    Region* const region = overlap->second;
+    region = overlap->second;
     if (region->storages_ == nullptr) {
       drop_idle(region);
       unmap_region(region);
@@ -129,77 +140,99 @@ Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
     if (region->begin_ <= begin && end <= region->end_) return region;
     return merge(overlap, begin, end);
   }
-  Region* const region = new_region();
-  if (begin != end) {
-    try {
-      map_region(region, begin, end);
-    } catch (...) {
-      unmap_region(region);
-      throw;
-    }
+  region = new_region();
+  try {
+    if (begin != end) map_region(region, begin, end);
+  } catch (...) {
+    unmap_region(region);
+    throw;
   }
   ++regions_;
+  region->set_birth(engine::this_thread.running);
   return region;
 }
 
-// One region for everything that overlaps begin..end. It keeps the region that is in use: its views go
-// on counting where they were opened. Two regions in use cannot become one.
+namespace {
+
+bool is_in_use(const Region& region) noexcept { return region.has_entries() || region.has_views(); }
+
+// The locks of the queues of several regions.
+class QueueLocks {
+ public:
+  explicit QueueLocks(std::vector<Region*> regions) : regions_(std::move(regions)) {
+    std::sort(regions_.begin(), regions_.end(),
+              [](const engine::Queue* a, const engine::Queue* b) { return a < b; });
+    for (Region* region : regions_) region->lock.lock();
+  }
+  QueueLocks(const QueueLocks&) = delete;
+  QueueLocks& operator=(const QueueLocks&) = delete;
+  ~QueueLocks() {
+    for (Region* region : regions_) region->lock.unlock();
+  }
+
+ private:
+  std::vector<Region*> regions_;
+};
+
+}  // namespace
+
+// One region for everything that overlaps begin..end. It keeps the queue that is in use: what stands there
+// stays where it is. Two queues in use cannot become one.
 Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) {
-  std::vector<Region*> others;
+  std::vector<Region*> regions;
   while (first != map_.end() && first->first < end) {
     Region* const region = (first++)->second;
     if (region->storages_ != nullptr) {
-      others.push_back(region);
+      regions.push_back(region);
     } else {
       drop_idle(region);
       unmap_region(region);
     }
   }
-  spare_regions_.reserve(spare_regions_.size() + others.size());  // nothing may fail after the first move
-  const auto is_used = [](const Region* r) {
-    const tenon_view_count views = r->views();
-    return views.readers + views.writers != 0;
-  };
-  const auto used = std::find_if(others.begin(), others.end(), is_used);
-  Region* const kept = used == others.end() ? others.front() : *used;
-  std::erase(others, kept);
-
-  const auto move_storages = [](Region* from, Region* to) {
-    for (Storage* s = from->storages_; s != nullptr; s = s->next_on_region_) {
-      // pairs with: Storage::open_view, "a view is counted on the region that the merge saw"
-      // pairs with: Storage::region, "the region merged into is complete"
-      s->region_.store(to, std::memory_order_seq_cst);
-    }
-  };
-  for (size_t i = 0; i < others.size(); ++i) {
-    move_storages(others[i], kept);
-    if (!is_used(others[i])) continue;
-    for (size_t k = 0; k <= i; ++k) move_storages(others[k], others[k]);
-    throw_error(Code::kBuffer, "the bytes ", address_text(reinterpret_cast<void*>(begin)), "..",
+  const QueueLocks locks(regions);
+  const auto used = std::find_if(regions.begin(), regions.end(), [](Region* r) { return is_in_use(*r); });
+  if (used != regions.end() &&
+      std::find_if(used + 1, regions.end(), [](Region* r) { return is_in_use(*r); }) != regions.end()) {
+    throw_error(Code::kLeaseConflict, "the bytes ", address_text(reinterpret_cast<void*>(begin)), "..",
                 address_text(reinterpret_cast<void*>(end)),
-                " bridge two memories that both have open views: close the views of one of them first");
+                " bridge two memories that are both in use: end the views, leases and ops of one of them first");
   }
-  for (Region* region : others) {
+  Region* const kept = used == regions.end() ? regions.front() : *used;
+  for (Region* region : regions) {
+    if (region == kept) continue;
     Storage* last = region->storages_;
-    while (last->next_on_region_ != nullptr) last = last->next_on_region_;
+    while (true) {
+      // pairs with: engine::lock_home, "a home and its queue"
+      last->home_.store(kept, std::memory_order_release);
+      if (last->next_on_region_ == nullptr) break;
+      last = last->next_on_region_;
+    }
     last->next_on_region_ = kept->storages_;
     kept->storages_->previous_on_region_ = last;
     kept->storages_ = std::exchange(region->storages_, nullptr);
-    kept->version_.fetch_add(region->version_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    kept->take_over(*region);
     begin = std::min(begin, region->begin_);
     end = std::max(end, region->end_);
     map_.erase(region->begin_);
     region->is_mapped_ = false;
     --regions_;
-    // Never deleted: a thread in Storage::open_view may still count on it for a moment.
-    spare_regions_.push_back(region);
+    keep_spare(region);
   }
   auto node = map_.extract(kept->begin_);
-  kept->begin_ = std::min(begin, kept->begin_);
-  kept->end_ = std::max(end, kept->end_);
+  set_extent(kept, std::min(begin, kept->begin_), std::max(end, kept->end_));
   node.key() = kept->begin_;
   map_.insert(std::move(node));
   return kept;
+}
+
+void KnownMemory::set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept {
+  region->begin_ = begin;
+  region->end_ = end;
+  region->set_bounds({begin, end});
+}
+
+void KnownMemory::keep_spare(Region* region) noexcept {
+  region->next_spare_ = std::exchange(spare_regions_, region);
 }
 
 void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
@@ -212,13 +245,13 @@ void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
     node.mapped() = region;
     map_.insert(std::move(node));
   }
-  region->begin_ = begin;
-  region->end_ = end;
+  set_extent(region, begin, end);
   region->is_mapped_ = true;
 }
 
 void KnownMemory::make_idle(Region* region) noexcept {
   --regions_;
+  forget_failures(region);
   if (!region->is_mapped_) return unmap_region(region);
   if (Region* const other = std::exchange(idle_[idle_slot(region->begin_)], region)) unmap_region(other);
 }
@@ -231,7 +264,7 @@ void KnownMemory::unmap_region(Region* region) noexcept {
     if (spare_nodes_.size() < kSpare) recycle(spare_nodes_, std::move(node));
   }
   region->is_mapped_ = false;
-  spare_regions_.size() < kSpare ? recycle(spare_regions_, region) : delete region;
+  keep_spare(region);
 }
 
 Storage* KnownMemory::new_storage() {
@@ -243,14 +276,29 @@ Storage* KnownMemory::new_storage() {
 }
 
 Region* KnownMemory::new_region() {
-  Region* region = nullptr;
-  if (spare_regions_.empty()) {
-    region = new Region;
-  } else {
-    region = spare_regions_.back();
-    spare_regions_.pop_back();
-  }
-  return region;
+  if (spare_regions_ == nullptr) return new Region;
+  return std::exchange(spare_regions_, spare_regions_->next_spare_);
+}
+
+void KnownMemory::visit_queues(void (*visit)(engine::Queue& queue, void* context), void* context) {
+  const std::scoped_lock lock(lock_);
+  for (const auto& [begin, region] : map_) visit(*region, context);
+}
+
+void KnownMemory::lock_for_fork(std::vector<engine::Queue*>* queues) {
+  lock_.lock();
+  queues->reserve(map_.size());
+  for (const auto& [begin, region] : map_) queues->push_back(region);
+}
+
+tenon_view_count Region::views() noexcept {
+  const std::scoped_lock hold(lock);
+  return {readers(), writers()};
+}
+
+uint64_t Region::version() noexcept {
+  const std::scoped_lock hold(lock);
+  return Queue::version();
 }
 
 void KnownMemory::statistics(tenon_statistics* out) {

@@ -40,6 +40,13 @@ class KnownMemory {
 
   void statistics(tenon_statistics* out);
 
+  // For core/fork.cc: the map's lock, and every queue that there is.
+  void lock_for_fork(std::vector<engine::Queue*>* queues);
+  void unlock_after_fork() noexcept { lock_.unlock(); }
+
+  // Calls visit with the queue of every region that has bytes. Holds the map's lock meanwhile.
+  void visit_queues(void (*visit)(engine::Queue& queue, void* context), void* context);
+
  private:
   using Map = std::map<uintptr_t, Region*>;
 
@@ -52,6 +59,8 @@ class KnownMemory {
   void make_idle(Region* region) noexcept;
   void drop_idle(Region* region) noexcept;
   Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end);
+  void set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept;
+  void keep_spare(Region* region) noexcept;
   Map::iterator first_overlap(uintptr_t begin, uintptr_t end);
   void map_region(Region* region, uintptr_t begin, uintptr_t end);
   void unmap_region(Region* region) noexcept;
@@ -70,7 +79,8 @@ class KnownMemory {
   static constexpr size_t kIdle = 64;
   std::array<Region*, kIdle> idle_{};
   std::vector<Storage*> spare_storages_;
-  std::vector<Region*> spare_regions_;
+  // Regions are used again but never freed: a thread may still lock one that its memory was merged out of.
+  Region* spare_regions_ = nullptr;
   std::vector<Map::node_type> spare_nodes_;
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages

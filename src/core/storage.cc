@@ -24,18 +24,6 @@ Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) 
   return KnownMemory::instance().find(data, nbytes, access);
 }
 
-// Counts, then looks whether a merge has moved the storage meanwhile: either the merge sees the count or
-// this sees the new region.
-Region* Storage::open_view(Access access) noexcept {
-  while (true) {
-    // pairs with: KnownMemory::merge, "a view is counted on the region that the merge saw"
-    Region* const region = region_.load(std::memory_order_seq_cst);
-    region->open_view(access);
-    if (region_.load(std::memory_order_seq_cst) == region) return region;
-    region->close_view(access);
-  }
-}
-
 void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   const Memory memory = memory_;

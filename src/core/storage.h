@@ -47,12 +47,9 @@ class Storage {
   size_t nbytes() const noexcept { return memory_.nbytes; }
   bool is_readonly() const noexcept { return memory_.is_readonly; }
   // May change while the caller looks, when an import bridges two regions.
-  // pairs with: KnownMemory::merge, "the region merged into is complete"
-  Region& region() const noexcept { return *region_.load(std::memory_order_acquire); }
-
-  // Counts a view and returns the region that counts it, for Region::close_view. The caller holds a
-  // reference to the storage until then.
-  Region* open_view(Access access) noexcept;
+  // pairs with: KnownMemory::merge, "a home and its queue"
+  Region& region() const noexcept { return static_cast<Region&>(*home_.load(std::memory_order_acquire)); }
+  engine::Home& home() noexcept { return home_; }
 
   // Contains the bytes, keeps them alive (memory without a deleter may end before the storage does), and
   // may be used for access.
@@ -79,8 +76,8 @@ class Storage {
   Memory memory_;
   size_t heap_nbytes_ = 0;  // of Tenon's own allocation, else 0
 
-  // Shared; written under KnownMemory::lock_.
-  std::atomic<Region*> region_{nullptr};
+  // Shared; written under KnownMemory::lock_ and the locks of both queues.
+  engine::Home home_{nullptr};
 
   // Guarded by KnownMemory::lock_.
   Storage* next_on_region_ = nullptr;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "core/access.h"
 #include "core/known_memory.h"
 
 namespace tenon {
@@ -126,12 +127,12 @@ TEST(KnownMemory, ABridgeJoinsRegionsOfWhichOneIsInUse) {
   std::vector<std::byte> bytes(300);
   const Ref<Storage> left = Storage::adopt(memory_at(bytes.data(), 100));
   const Ref<Storage> right = Storage::adopt(memory_at(bytes.data() + 200, 100));
-  Region* const viewed = right->open_view(Access::kRead);
+  Region* const viewed = &right->region();
+  const HostView view(*right, Access::kRead);
   const Ref<Storage> bridge = Storage::adopt(memory_at(bytes.data() + 50, 200));
   EXPECT_EQ(&left->region(), viewed);
   EXPECT_EQ(&bridge->region(), viewed);
   EXPECT_EQ(left->region().views().readers, 1U);
-  viewed->close_view(Access::kRead);
 }
 
 TEST(KnownMemory, ABridgeBetweenRegionsInUseIsRefusedAndChangesNothing) {
@@ -139,8 +140,10 @@ TEST(KnownMemory, ABridgeBetweenRegionsInUseIsRefusedAndChangesNothing) {
   std::atomic<int> deaths{0};
   const Ref<Storage> left = Storage::adopt(memory_at(bytes.data(), 100));
   const Ref<Storage> right = Storage::adopt(memory_at(bytes.data() + 200, 100));
-  Region* const a = left->open_view(Access::kRead);
-  Region* const b = right->open_view(Access::kWrite);
+  Region* const a = &left->region();
+  Region* const b = &right->region();
+  const HostView reader(*left, Access::kRead);
+  const HostView writer(*right, Access::kWrite);
   const tenon_statistics before = statistics();
   EXPECT_THROW((void)Storage::adopt(memory_at(bytes.data() + 50, 200, &deaths, count_death)), Error);
   EXPECT_EQ(deaths, 0);
@@ -148,8 +151,6 @@ TEST(KnownMemory, ABridgeBetweenRegionsInUseIsRefusedAndChangesNothing) {
   EXPECT_EQ(&right->region(), b);
   EXPECT_EQ(statistics().storages, before.storages);
   EXPECT_EQ(statistics().regions, before.regions);
-  a->close_view(Access::kRead);
-  b->close_view(Access::kWrite);
 }
 
 TEST(KnownMemory, MemoryWithoutBytesHasNoPlaceInTheMapAfterABridge) {
@@ -236,13 +237,12 @@ TEST(KnownMemory, ImportsAndReleasesFromManyThreads) {
           Ref<Storage> s =
               Storage::adopt(memory_at(bytes.data() + at, 1 + random() % 90, &deaths, count_death));
           ++made;
-          Region* const region = s->open_view(Access::kWrite);
+          const HostView view(*s, Access::kWrite);
           const Ref<Storage> same = Storage::find(bytes.data() + at, 1, Access::kRead);
           EXPECT_TRUE(same && same->can_lend(bytes.data() + at, 1, Access::kRead));
-          region->close_view(Access::kWrite);
           living[random() % 8] = std::move(s);
         } catch (const Error& e) {
-          EXPECT_EQ(e.code(), Code::kBuffer);  // bridged two regions in use
+          EXPECT_EQ(e.code(), Code::kLeaseConflict);  // bridged two regions in use
         }
       }
     });
@@ -256,16 +256,15 @@ TEST(Region, VersionMovesWithWritesAndWhileAWriterIsOpen) {
   const Ref<Storage> s = Storage::allocate(8, false);
   const uint64_t first = s->region().version();
   EXPECT_EQ(s->region().version(), first);
-  Region* const region = s->open_view(Access::kWrite);
-  const uint64_t open = region->version();
+  HostView writer(*s, Access::kWrite);
+  const uint64_t open = s->region().version();
   EXPECT_NE(open, first);
-  EXPECT_NE(region->version(), open);
-  region->close_view(Access::kWrite);
-  const uint64_t closed = region->version();
-  EXPECT_EQ(region->version(), closed);
-  Region* const reader = s->open_view(Access::kRead);
-  EXPECT_EQ(reader->version(), closed);
-  reader->close_view(Access::kRead);
+  EXPECT_NE(s->region().version(), open);
+  writer.close();
+  const uint64_t closed = s->region().version();
+  EXPECT_EQ(s->region().version(), closed);
+  const HostView reader(*s, Access::kRead);
+  EXPECT_EQ(s->region().version(), closed);
 }
 
 }  // namespace

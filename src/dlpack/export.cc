@@ -2,6 +2,7 @@
 #include "dlpack/export.h"
 
 #include "base/error.h"
+#include "core/access.h"
 
 namespace tenon::dlpack {
 namespace {
@@ -24,14 +25,10 @@ template <class Tensor>
 struct Export {
   Tensor tensor;
   Ref<Array> array;
-  Access access;
-  Region* region;
+  HostView view;
 
-  Export(Array& source, uint32_t flags)
-      : tensor{},
-        array(Ref<Array>::share(&source)),
-        access((flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite),
-        region(source.storage().open_view(access)) {
+  Export(Array& source, uint32_t flags, const char* site) : tensor{}, array(Ref<Array>::share(&source)) {
+    view.open(source, (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite, site);
     tensor.dl_tensor = describe(source);
     tensor.manager_ctx = this;
     tensor.deleter = [](Tensor* self) {
@@ -40,13 +37,12 @@ struct Export {
   }
   Export(const Export&) = delete;
   Export& operator=(const Export&) = delete;
-  ~Export() { region->close_view(access); }
 };
 
 }  // namespace
 
-DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags) {
-  auto* const exported = new Export<DLManagedTensorVersioned>(array, flags);
+DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags, const char* site) {
+  auto* const exported = new Export<DLManagedTensorVersioned>(array, flags, site);
   exported->tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   if (array.is_readonly()) exported->tensor.flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
   if ((flags & TENON_EXPORT_COPIED) != 0) exported->tensor.flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
@@ -56,7 +52,7 @@ DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags) {
   return &exported->tensor;
 }
 
-DLManagedTensor* export_legacy(Array& array, uint32_t flags) {
+DLManagedTensor* export_legacy(Array& array, uint32_t flags, const char* site) {
   if (array.is_readonly() && (flags & TENON_EXPORT_FOR_READ) == 0) {
     throw_error(Code::kBuffer,
                 "a read-only array cannot be exported in the legacy DLPack struct, which cannot say so: "
@@ -66,7 +62,7 @@ DLManagedTensor* export_legacy(Array& array, uint32_t flags) {
     throw_error(Code::kBuffer, "padded ", array.dtype().name(),
                 " elements cannot be exported in the legacy DLPack struct: ask for version 1.1 or later");
   }
-  return &(new Export<DLManagedTensor>(array, flags))->tensor;
+  return &(new Export<DLManagedTensor>(array, flags, site))->tensor;
 }
 
 }  // namespace tenon::dlpack

@@ -10,11 +10,11 @@
 namespace tenon::dlpack {
 
 // flags: TENON_EXPORT_*. The tensor counts as a writer, because DLPack cannot see what its consumer does,
-// unless the caller promises TENON_EXPORT_FOR_READ.
-DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags);
+// unless the caller promises TENON_EXPORT_FOR_READ. Fails as HostView::open.
+DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags, const char* site = nullptr);
 
 // Fails with kBuffer for a read-only array without TENON_EXPORT_FOR_READ: the struct cannot say it; and for
 // padded sub-byte elements.
-DLManagedTensor* export_legacy(Array& array, uint32_t flags);
+DLManagedTensor* export_legacy(Array& array, uint32_t flags, const char* site = nullptr);
 
 }  // namespace tenon::dlpack

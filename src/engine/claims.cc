@@ -173,8 +173,10 @@ bool release(Claim& claim, ReadyList* ready) noexcept {
     Queue& queue = *e.queue;
     ready->has_opened_views = false;
     queue.lock.lock();
-    if (e.mode == Mode::kWrite) queue.note_write();
-    has_escaped |= queue.remove(&e, ready);
+    if (e.is_queued) {  // a fork may have taken it out
+      if (e.mode == Mode::kWrite) queue.note_write();
+      has_escaped |= queue.remove(&e, ready);
+    }
     queue.lock.unlock();
     if (ready->has_opened_views) futex_wake_all(queue.turns);
   }
@@ -194,7 +196,7 @@ bool cancel(Claim& claim) noexcept {
   // pairs with: Queue::grant, "entries granted by others"
   const bool is_waiting = claim.missing.load(std::memory_order_acquire) != 0;
   for (Entry& e : claim.entries) {
-    if (is_waiting && e.sequence != 0) e.queue->remove(&e, &ready);
+    if (is_waiting && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(claim.entries);
   if (ready.has_opened_views) {
@@ -255,8 +257,7 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Claim& claim) noexcept {
   for (const Entry& e : claim.entries) {
-    // pairs with: Queue::poison, "a failure before its op is done"
-    if (e.is_overwrite || e.sequence == 0 || !e.queue->has_poison.load(std::memory_order_acquire)) continue;
+    if (e.is_overwrite || e.sequence == 0 || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};

@@ -54,3 +54,19 @@ class Failure {
 };
 
 }  // namespace tenon::engine
+
+namespace tenon {
+
+// What a caller gets who wants a value that a failed op was to make.
+class OpFailure : public Error {
+ public:
+  explicit OpFailure(const Ref<engine::Failure>& failure)
+      : Error(Code::kOp, failure->text(), failure->op_code), failure_(failure) {}
+
+  const Ref<engine::Failure>& failure() const noexcept { return failure_; }
+
+ private:
+  Ref<engine::Failure> failure_;
+};
+
+}  // namespace tenon

@@ -257,8 +257,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
 
 void Queue::poison(Poison* node) noexcept {
   node->next = std::exchange(poison_, node);
-  // pairs with: claims::failure, "a failure before its op is done"
-  has_poison.store(true, std::memory_order_release);
+  has_poison.store(true, std::memory_order_relaxed);
 }
 
 Poison* Queue::heal(const Extent& extent) noexcept {

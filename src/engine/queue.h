@@ -47,7 +47,7 @@ class Queue {
 
   // Shared. Moves and wakes when views that waited have been opened: a futex.
   std::atomic<uint32_t> turns{0};
-  // Shared. For readers without the lock: true means look under it.
+  // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
   std::atomic<bool> has_poison{false};
 
   // All of these require the lock.

@@ -9,29 +9,19 @@
 #include <vector>
 
 #include "base/error.h"
+#include "core/access.h"
 #include "core/array.h"
 
 namespace tenon {
 namespace {
 
 // A constant array and the view that announces the function's access to it.
-class HeldArray {
- public:
-  HeldArray(Ref<Array> array, Access access)
-      : array_(std::move(array)), region_(array_->storage().open_view(access)), access_(access) {}
-  HeldArray(HeldArray&& other) noexcept
-      : array_(std::move(other.array_)),
-        region_(std::exchange(other.region_, nullptr)),
-        access_(other.access_) {}
-  HeldArray& operator=(HeldArray&&) = delete;
-  ~HeldArray() {
-    if (region_ != nullptr) region_->close_view(access_);
-  }
+struct HeldArray {
+  HeldArray(Ref<Array> held_array, Access access)
+      : array(std::move(held_array)), view(std::make_unique<HostView>(*array, access)) {}
 
- private:
-  Ref<Array> array_;
-  Region* region_;
-  Access access_;
+  Ref<Array> array;
+  std::unique_ptr<HostView> view;
 };
 
 // Where the value of a parameter comes from.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "core/access.h"
 #include "feed/seed.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -347,12 +348,11 @@ TEST(Feed, WhenTheConsumerHoldsEverySlotTheMessageSaysWhichBatches) {
   feed.begin();
   std::vector<Ref<Batch>> held;
   for (int i = 0; i < 3; ++i) held.push_back(next(feed));
-  Storage& storage = held[1]->array(0)->storage();
-  Region* const view = storage.open_view(Access::kWrite);
+  HostView view(*held[1]->array(0), Access::kWrite);
   Ref<Batch> batch;
   EXPECT_FALSE(feed.next(1'000'000, batch));
   const std::string text = feed.waiting_text();
-  view->close_view(Access::kWrite);
+  view.close();
   EXPECT_NE(text.find("no batch 3 of epoch 0"), std::string::npos) << text;
   EXPECT_NE(text.find("Held, oldest first: 0 ("), std::string::npos) << text;
   EXPECT_NE(text.find("1 writable view)"), std::string::npos) << text;

@@ -140,11 +140,12 @@ static void announced_views(void) {
   float* data = (float*)tenon_array_describe(array)->data;
   uint64_t version;
   OK(tenon_array_readonly(array, &fixed, &error));
-  FAILS(TENON_ERR_BUFFER, tenon_view_open(&writer, fixed, TENON_WRITE, &error));
-  OK(tenon_view_open(&reader, fixed, TENON_READ, &error));
-  OK(tenon_view_open(&writer, array, TENON_WRITE, &error));
+  FAILS(TENON_ERR_BUFFER, tenon_view_open(&writer, fixed, TENON_WRITE, NULL, &error));
+  OK(tenon_view_open(&reader, fixed, TENON_READ, NULL, &error));
+  OK(tenon_view_open(&writer, array, TENON_WRITE, NULL, &error));
   count = tenon_array_views(fixed);
   CHECK(count.readers == 1 && count.writers == 1);
+  CHECK(tenon_view_access(&reader) == TENON_READ && tenon_view_access(&writer) == TENON_WRITE);
   version = tenon_array_version(array);
   CHECK(tenon_array_version(array) != version);
   tenon_view_close(&writer);

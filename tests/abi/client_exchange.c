@@ -17,7 +17,7 @@ static void exports(void) {
   const DLTensor* view;
   tenon_view_count count;
   OK(tenon_array_transpose(source, NULL, &turned, &error));
-  OK(tenon_array_to_dlpack(turned, 0, &tensor, &error));
+  OK(tenon_array_to_dlpack(turned, 0, NULL, &tensor, &error));
   count = tenon_array_views(source);
   CHECK(count.writers == 1 && count.readers == 0);
   tenon_array_release(turned);
@@ -38,12 +38,12 @@ static void exports_of_read_only_arrays(void) {
   DLManagedTensorVersioned* tensor = NULL;
   DLManagedTensor* legacy = NULL;
   OK(tenon_array_readonly(source, &fixed, &error));
-  OK(tenon_array_to_dlpack(fixed, TENON_EXPORT_COPIED, &tensor, &error));
+  OK(tenon_array_to_dlpack(fixed, TENON_EXPORT_COPIED, NULL, &tensor, &error));
   CHECK(tensor->flags == (DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED));
   tensor->deleter(tensor);
-  FAILS(TENON_ERR_BUFFER, tenon_array_to_dlpack_legacy(fixed, 0, &legacy, &error));
+  FAILS(TENON_ERR_BUFFER, tenon_array_to_dlpack_legacy(fixed, 0, NULL, &legacy, &error));
   CHECK(legacy == NULL);
-  OK(tenon_array_to_dlpack_legacy(fixed, TENON_EXPORT_FOR_READ, &legacy, &error));
+  OK(tenon_array_to_dlpack_legacy(fixed, TENON_EXPORT_FOR_READ, NULL, &legacy, &error));
   CHECK(tenon_array_views(source).readers == 1 && tenon_array_views(source).writers == 0);
   CHECK(legacy->dl_tensor.ndim == 2 && legacy->dl_tensor.strides != NULL);
   legacy->deleter(legacy);
@@ -143,7 +143,7 @@ static void round_trip(void) {
   tenon_array *source = client_counting(2, 3), *again = NULL;
   DLManagedTensorVersioned* tensor = NULL;
   tenon_statistics statistics;
-  OK(tenon_array_to_dlpack(source, 0, &tensor, &error));
+  OK(tenon_array_to_dlpack(source, 0, NULL, &tensor, &error));
   OK(tenon_array_from_dlpack(tensor, 0, &again, &error));
   CHECK(tenon_array_describe(again)->data == tenon_array_describe(source)->data);
   memset(&statistics, 0, sizeof statistics);

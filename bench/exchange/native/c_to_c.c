@@ -98,7 +98,7 @@ static PyObject* take_from_tenon(PyObject* module, PyObject* arguments) {
   const int64_t start = now_ns();
   for (Py_ssize_t i = 0; i < n && status == TENON_OK; ++i) {
     DLManagedTensorVersioned* tensor;
-    status = tenon_array_to_dlpack(array, 0, &tensor, &error);
+    status = tenon_array_to_dlpack(array, 0, NULL, &tensor, &error);
     if (status == TENON_OK) give_back(tensor);
   }
   const int64_t elapsed = now_ns() - start;
@@ -182,7 +182,7 @@ static PyObject* view(PyObject* module, PyObject* arguments) {
   tenon_status status = TENON_OK;
   const int64_t start = now_ns();
   for (Py_ssize_t i = 0; i < n && status == TENON_OK; ++i) {
-    status = tenon_view_open(&opened, array, TENON_WRITE, &error);
+    status = tenon_view_open(&opened, array, TENON_WRITE, NULL, &error);
     tenon_view_close(&opened);
   }
   const int64_t elapsed = now_ns() - start;

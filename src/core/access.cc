@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/access.h"
+
+#include <exception>
+
+#include "base/error.h"
+
+namespace tenon {
+namespace {
+
+using engine::Obstacle;
+using engine::Refusal;
+
+std::string age_text(int64_t since_ms) {
+  const int64_t ms = engine::coarse_now_ms() - since_ms;
+  return ms < 1000 ? concat(ms, " ms ago") : concat(ms / 1000, ".", ms % 1000 / 100, " s ago");
+}
+
+// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago".
+std::string text_of(const Obstacle& o) {
+  std::string text;
+  const bool writes = o.mode == engine::Mode::kWrite;
+  const char* verb = "taken";
+  switch (o.party) {
+    case Obstacle::Party::kHost: text = writes ? "a writable view of it" : "a view of it"; break;
+    case Obstacle::Party::kOp:
+      text = concat("the op '", o.name, writes ? "' that writes it" : "' that reads it");
+      verb = "pushed";
+      break;
+    case Obstacle::Party::kLease: text = writes ? "a lease for writing" : "a lease for reading"; break;
+    case Obstacle::Party::kCall:
+      text = concat("the call of ", o.name);
+      verb = "made";
+      break;
+  }
+  text += concat(", ", verb);
+  if (o.site[0] != '\0') text += concat(" at ", o.site);
+  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms));
+}
+
+std::string name_of(const Array* array) {
+  if (array == nullptr) return "memory";
+  return concat("the array of shape ", shape_text(array->shape()), " and dtype ", array->dtype().name());
+}
+
+}  // namespace
+
+void throw_refusal(const Refusal& refusal, const char* doing, const Array* array) {
+  const std::string what = concat("cannot ", doing, " ", name_of(array));
+  const std::string obstacle = text_of(refusal.obstacle);
+  switch (refusal.reason) {
+    case Refusal::Reason::kHostView:
+      throw_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);
+    case Refusal::Reason::kOwnLease:
+      throw_error(Code::kLeaseConflict, what, ": this code holds ", obstacle, ", which allows reading only");
+    case Refusal::Reason::kUndeclared:
+      throw_error(Code::kLeaseConflict, what, " in the body of an op that has not declared it: name it in "
+                  "reads= or writes= of the push");
+    case Refusal::Reason::kInBody:
+      throw_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
+    case Refusal::Reason::kWaitsForHost:
+      throw_error(Code::kLeaseConflict, what, ": it would wait for ", obstacle,
+                  ", which itself waits for the views of ordinary code to be dropped");
+    case Refusal::Reason::kTimeout: throw_error(Code::kTimeout, what, " in the time given: ", obstacle);
+    case Refusal::Reason::kDeadlock:
+      throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                  ", which the waiting code itself holds: end that first");
+    case Refusal::Reason::kInterrupted: throw_error(Code::kInterrupted, what, ": the wait was interrupted");
+  }
+  throw_error(Code::kInternal, what);
+}
+
+void check_value(const Array& array) {
+  Storage& storage = array.storage();
+  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (const Ref<engine::Failure> failure = engine::failure_of(storage.home(), array.extent())) {
+    throw OpFailure(failure);
+  }
+}
+
+HostView::HostView(Storage& storage, Access access) {
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  open(storage, {begin, begin + storage.nbytes()}, access, nullptr, false, nullptr);
+}
+
+void HostView::open(const Array& array, Access access, const char* site, bool may_weaken) {
+  open(array.storage(), array.extent(), access, site, may_weaken, &array);
+}
+
+void HostView::open(Storage& storage, engine::Extent extent, Access access, const char* site, bool may_weaken,
+                    const Array* array) {
+  view_.home = &storage.home();
+  view_.extent = extent;
+  view_.mode = mode_of(access);
+  view_.site = site;
+  Refusal refusal;
+  const char* const doing = access == Access::kWrite ? "write" : "read";
+  switch (engine::open_view(view_, may_weaken, &refusal)) {
+    case engine::Appended::kGranted: break;
+    case engine::Appended::kRefused: throw_refusal(refusal, doing, array);
+    case engine::Appended::kWaiting:
+      if (!engine::is_over(engine::wait_for_view(view_, Deadline(-1), &refusal.obstacle), &refusal)) {
+        throw_refusal(refusal, doing, array);
+      }
+  }
+  storage.retain();
+  storage_.store(&storage, std::memory_order_relaxed);
+  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  const Ref<engine::Failure> failure = engine::failure_of(storage.home(), extent);
+  if (!failure) return;
+  close();
+  throw OpFailure(failure);
+}
+
+void HostView::close() noexcept {
+  // Of several threads that close it, one gets the storage.
+  Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
+  if (storage == nullptr) return;
+  engine::close_view(view_);
+  storage->release();
+}
+
+HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
+    : claim_(engine::Kind::kCall, std::span(entries_).first(uses.size())),
+      exceptions_(std::uncaught_exceptions()) {
+  size_t n = 0;
+  const Array* array = nullptr;
+  bool is_writing = false;
+  for (const Use& use : uses) {
+    if (use.array.size() == 0) continue;
+    engine::Entry& entry = entries_[n++];
+    entry.home = &use.array.storage().home();
+    entry.extent = use.array.extent();
+    entry.mode = mode_of(use.access);
+    entry.is_overwrite = use.is_overwrite;
+    is_writing |= use.access == Access::kWrite;
+    array = &use.array;
+  }
+  claim_.entries = std::span(entries_).first(n);
+  claim_.name = name;
+  claim_.owner.thread = engine::this_thread_id();
+  Refusal refusal;
+  if (!claim_.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, is_writing ? "write" : "read", array);
+  if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
+    engine::release(claim_);
+    throw OpFailure(failure);
+  }
+}
+
+HostCall::~HostCall() {
+  if (std::uncaught_exceptions() == exceptions_) engine::settle(claim_, {});
+  engine::release(claim_);
+}
+
+}  // namespace tenon

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How synchronous code gets at elements: a view for as long as somebody holds a pointer, a call for as long as
+// it runs. Both are known to the queue of the memory, wait for work that was pushed before, and act under a
+// lease of the caller's own if there is one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <initializer_list>
+
+#include "core/array.h"
+#include "engine/wait.h"
+
+namespace tenon {
+
+// The error that a refusal means for the caller who wanted to do something to array.
+[[noreturn]] void throw_refusal(const engine::Refusal& refusal, const char* doing, const Array* array);
+
+// Fails with kOp when the bytes hold no value, because the op that was to write them has failed.
+void check_value(const Array& array);
+
+// A view of the process' ordinary code. Never moves while it is open; keeps the storage alive.
+// Threads: close() from any, as often as wanted.
+class HostView {
+ public:
+  HostView() = default;
+  HostView(const Array& array, Access access) { open(array, access, nullptr); }
+  // All bytes of a storage.
+  HostView(Storage& storage, Access access);
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+  ~HostView() { close(); }
+
+  // Waits for work that conflicts. site: where the view is taken; lives as long as the view. may_weaken: inside
+  // of the caller's lease for reading it becomes a view for reading. Fails with kLeaseConflict, kDeadlock,
+  // kInterrupted, kOp.
+  void open(const Array& array, Access access, const char* site, bool may_weaken = false);
+  void close() noexcept;
+
+  bool is_open() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
+  Access access() const noexcept {
+    return view_.mode == engine::Mode::kWrite ? Access::kWrite : Access::kRead;
+  }
+
+ private:
+  // array: for messages; may be null.
+  void open(Storage& storage, engine::Extent extent, Access access, const char* site, bool may_weaken,
+            const Array* array);
+
+  std::atomic<Storage*> storage_{nullptr};  // a reference while open
+  engine::View view_;
+};
+
+// A call that uses one or two arrays while it lives.
+class HostCall {
+ public:
+  struct Use {
+    const Array& array;
+    Access access;
+    bool is_overwrite = false;  // every byte of the array's extent will be written
+  };
+
+  // Waits; fails as HostView::open.
+  HostCall(const char* name, std::initializer_list<Use> uses);
+  HostCall(const HostCall&) = delete;
+  HostCall& operator=(const HostCall&) = delete;
+  ~HostCall();
+
+ private:
+  std::array<engine::Entry, 2> entries_;
+  engine::BlockingClaim claim_;
+  int exceptions_;
+};
+
+}  // namespace tenon

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a fork means for the contract. The child has one thread and all of the memory. Ops that were unfinished
+// run in the parent: in the child they have failed, and so has what they were to write. Leases and calls of
+// the threads that are not there are void. The handlers wait for short sections only, never for ops.
+#include "core/fork.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/known_memory.h"
+#include "engine/engine.h"
+
+namespace tenon {
+namespace {
+
+using engine::Claim;
+using engine::Entry;
+using engine::Failure;
+using engine::Kind;
+using engine::Op;
+using engine::Queue;
+
+// Of the forking thread, between the handlers.
+std::vector<Queue*>& locked_queues() {
+  static auto* const queues = new std::vector<Queue*>;
+  return *queues;
+}
+
+void before_fork() {
+  engine::WaitGraph::instance().lock_for_fork();
+  std::vector<Queue*>& queues = locked_queues();
+  queues.clear();
+  KnownMemory::instance().lock_for_fork(&queues);
+  std::sort(queues.begin(), queues.end());
+  for (Queue* queue : queues) queue->lock.lock();
+  engine::Engine::instance().lock_for_fork();
+}
+
+void unlock_all() {
+  engine::Engine::instance().unlock_after_fork();
+  for (Queue* queue : locked_queues()) queue->lock.unlock();
+  KnownMemory::instance().unlock_after_fork();
+  engine::WaitGraph::instance().unlock_after_fork();
+}
+
+bool is_void(const Claim& claim) {
+  if (claim.kind == Kind::kOp) return true;
+  return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != engine::this_thread_id();
+}
+
+// Takes out of a queue what belongs to threads that are not there; the ops are to be ended.
+void empty(Queue& queue, std::vector<Op*>* ops) {
+  engine::ReadyList ready;  // whoever becomes ready is void as well
+  for (Entry* entry = queue.first(); entry != nullptr;) {
+    Entry* const next = entry->next;
+    Claim& claim = *entry->claim;
+    if (is_void(claim)) {
+      queue.remove(entry, &ready);
+      if (claim.kind == Kind::kOp && std::find(ops->begin(), ops->end(), &claim) == ops->end()) {
+        ops->push_back(static_cast<Op*>(&claim));
+      }
+    }
+    entry = next;
+  }
+  (void)ready.take_all();
+  engine::ReadyList none;
+  for (engine::View* view = queue.first_view(); view != nullptr;) {
+    engine::View* const next = view->next;
+    const bool waits = view->is_open.load(std::memory_order_relaxed) == 0;
+    if (waits && view->thread != engine::this_thread_id()) queue.remove_view(view, &none);
+    view = next;
+  }
+}
+
+void in_child() {
+  std::vector<Op*> ops;
+  for (Queue* queue : locked_queues()) empty(*queue, &ops);
+  engine::WaitGraph::instance().clear_after_fork();
+  engine::Engine::instance().start_anew_after_fork();
+  unlock_all();
+  for (Op* op : ops) {
+    op->abandon(Ref<Failure>::adopt(
+        new Failure(Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
+                    op->name != nullptr ? op->name : "", op->site != nullptr ? op->site : "", nullptr, nullptr)));
+  }
+}
+
+}  // namespace
+
+void handle_forks() { pthread_atfork(before_fork, unlock_all, in_child); }
+
+}  // namespace tenon
