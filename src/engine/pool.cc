@@ -6,10 +6,10 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <system_error>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
 
@@ -23,12 +23,6 @@ constexpr int64_t kShortestPoll = 2'000;
 constexpr int64_t kLongestPoll = 50'000;
 constexpr int kRoundsBeforeYield = 16;
 constexpr int kLooksBeforeWaking = 24;
-
-int64_t now_ns() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Threads started while this lives take no signals but those of a fault in their own code: a Ctrl-C must
 // interrupt the thread that waits, not a worker.
