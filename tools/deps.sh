@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what the C++ tests need from the system: GoogleTest, and a compiler with its sanitizers. Looks
+# Installs what the tests need from the system: GoogleTest, a compiler with its sanitizers, and spin. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
 # the line to run and fails. oneTBB is tried for as well; without it, the executor "tbb" is not built.
 set -eu
@@ -18,6 +18,7 @@ if command -v "$compiler" >/dev/null && command -v cc >/dev/null && command -v n
 else
   need "g++ libgtest-dev"
 fi
+command -v spin >/dev/null || need spin
 
 # install AS PACKAGES: with sudo or nothing in front.
 install() {

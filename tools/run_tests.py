@@ -17,7 +17,9 @@ import time
 
 import env
 
-SUMMARY = re.compile(r"^(\d+% tests passed.*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$")
+SUMMARY = re.compile(
+    r"^(\d+% tests passed.*|\d+ models, .*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$"
+)
 LINTS = ("check_includes.py", "check_labels.py", "check_sources.py")
 SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
@@ -83,6 +85,10 @@ def lint(report, environment):
     report.step("lint: clang-format", env.VENV / "bin/clang-format", "--dry-run", "--Werror", *files)
 
 
+def models(report, environment, *options):
+    report.step("models", environment.python, "tools/check_models.py", *options)
+
+
 def build(report, preset, *options):
     report.step(f"build {preset}: configure", "cmake", "--preset", preset, *options, fatal=True)
     report.step(f"build {preset}", "cmake", "--build", "--preset", preset, fatal=True)
@@ -122,6 +128,7 @@ def other_pythons(report, own):
 
 def soak(report, environment):
     counts = {"TENON_SOAK": "1"}
+    models(report, environment, "--soak")
     for preset in ("release", "asan", "tsan"):
         build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
         command = ("ctest", "--preset", preset, "--timeout", SOAK_SECONDS)
@@ -133,6 +140,7 @@ def soak(report, environment):
 def everything(report, environment):
     python = environment.python
     lint(report, environment)
+    models(report, environment)
     build(report, "dev", f"-DPython3_EXECUTABLE={python}")
     packaged = ("-DTENON_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib", f"-DPython_EXECUTABLE={python}")
     build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cancel: three requests for one queue, each for reading or writing, each with a time-out that may fire at
+// any moment. Whoever leaves the queue, by release or by time-out, unlinks its entry under the queue's
+// lock and grants the entries that its leaving frees; it wakes their waiters after the lock is left, by
+// address, touching no entry. A request whose time-out fires looks at its entry under the lock: granted,
+// it was in time; queued, it leaves.
+//
+// Law: a request ends in exactly one way, granted or timed out; no entry is granted after it was unlinked;
+// whenever the lock is free, nobody waits who could go; conflicting holders never overlap.
+// variant: SOUND holds
+// variant: SOUND ends
+//
+// NO_ADVANCE unlinks and grants nobody: a read behind a write that gave up waits for a release that it
+// need not wait for.
+// variant: NO_ADVANCE refuted assertion
+// LOOK_OUTSIDE looks at the state before it takes the lock.
+// variant: LOOK_OUTSIDE refuted assertion
+// GRANT_OUTSIDE decides under the lock whom to grant and stores it after the lock is left.
+// variant: GRANT_OUTSIDE refuted assertion
+// TOUCH_AFTER looks, once the lock is left, into the entries that it granted, to see whether somebody
+// waits.
+// variant: TOUCH_AFTER refuted assertion
+
+#define N 3
+#define CONFLICT(a, b) ((a) * (b) > 1)
+#define BIT(r) (1 << (r))
+
+mtype = { outside, queued, granted, timed_out };
+
+mtype state[N] = outside;
+byte mode[N];      // 1 read, 2 write
+byte place[N];     // in the order of the queue, from 1
+bool linked[N];
+bool chosen[N];    // for the law: granted, or about to be
+bool exists[N];    // the entry's memory: from the request to its end
+bool holds[N];
+byte ends[N];      // how often a request was granted or unlinked ungranted
+byte tail = 0;
+bool locked = false;
+
+#define IN_THE_WAY(r, p) (linked[p] && place[p] < place[r] && CONFLICT(mode[p], mode[r]))
+#define CLEAR(r) (!IN_THE_WAY(r, 0) && !IN_THE_WAY(r, 1) && !IN_THE_WAY(r, 2))
+#define SETTLED(r) (!linked[r] || chosen[r] || !CLEAR(r))
+
+inline lock() { atomic { !locked -> locked = true } }
+inline unlock() { atomic { assert(SETTLED(0) && SETTLED(1) && SETTLED(2)); locked = false } }
+
+inline grant(r) {
+  assert(linked[r] && state[r] == queued);
+  state[r] = granted;
+  ends[r]++
+}
+
+inline choose(r) {
+  if
+  :: linked[r] && !chosen[r] && CLEAR(r) ->
+     chosen[r] = true;
+     fresh = fresh | BIT(r);
+#ifndef GRANT_OUTSIDE
+     grant(r)
+#endif
+  :: else
+  fi
+}
+
+inline after_unlock(r) {
+#ifdef GRANT_OUTSIDE
+  if
+  :: atomic { fresh & BIT(r) -> grant(r) }
+  :: else
+  fi;
+#endif
+#ifdef TOUCH_AFTER
+  assert(!(fresh & BIT(r)) || exists[r]);
+#endif
+  skip
+}
+
+inline leave(r) {
+  linked[r] = false;
+#ifndef NO_ADVANCE
+  advance()
+#else
+  if
+  :: state[r] == granted -> advance()
+  :: else
+  fi
+#endif
+}
+
+inline advance() {
+  choose(0);
+  choose(1);
+  choose(2)
+}
+
+inline dispatch() {
+  after_unlock(0);
+  after_unlock(1);
+  after_unlock(2);
+  fresh = 0
+}
+
+#define OVERLAP(r, p) (p != r && holds[p] && CONFLICT(mode[p], mode[r]))
+
+proctype request(byte r) {
+  byte fresh;
+  atomic {
+    if :: mode[r] = 1 :: mode[r] = 2 fi;
+    exists[r] = true
+  }
+  lock();
+  atomic { tail++; place[r] = tail; linked[r] = true; state[r] = queued }
+  choose(r);
+  unlock();
+  dispatch();
+
+  if
+  :: state[r] == granted
+  :: skip ->  // the time-out fires, in whatever state
+#ifdef LOOK_OUTSIDE
+     if
+     :: state[r] == queued -> lock(); state[r] = timed_out; ends[r]++; leave(r); unlock(); dispatch()
+     :: else
+     fi
+#else
+     lock();
+     if
+     :: state[r] == queued -> state[r] = timed_out; ends[r]++; leave(r)
+     :: else
+     fi;
+     unlock();
+     dispatch()
+#endif
+  fi;
+
+  if
+  :: atomic {
+       state[r] == granted ->
+       assert(!OVERLAP(r, 0) && !OVERLAP(r, 1) && !OVERLAP(r, 2));
+       holds[r] = true
+     }
+     holds[r] = false;
+     lock();
+     leave(r);
+     unlock();
+     dispatch()
+  :: else
+  fi;
+  atomic {
+    assert(ends[r] == 1 && !linked[r]);
+    exists[r] = false
+  }
+}
+
+init {
+  atomic { run request(0); run request(1); run request(2) }
+  tail == N && !exists[0] && !exists[1] && !exists[2]
+}
