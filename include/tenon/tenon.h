@@ -44,17 +44,17 @@ typedef int32_t tenon_status;
 /* Append-only. In brackets: the Python exception of the same meaning. */
 enum {
   TENON_OK = 0,
-  TENON_ERR_VALUE = 1,     /* an argument has a value that cannot work [ValueError] */
-  TENON_ERR_TYPE = 2,      /* an argument or dtype is of the wrong kind [TypeError] */
-  TENON_ERR_BUFFER = 3,    /* memory cannot be exchanged as asked [BufferError] */
-  TENON_ERR_INDEX = 4,     /* an index lies outside of its axis [IndexError] */
-  TENON_ERR_NO_MEMORY = 5, /* [MemoryError] */
-  TENON_ERR_NOT_FOUND = 6, /* a library, symbol or name does not exist [FileNotFoundError] */
-  TENON_ERR_TIMEOUT = 7,   /* the time given has passed [TimeoutError] */
-  TENON_ERR_CLOSED = 8,    /* the object has been closed [ValueError] */
-  TENON_ERR_OP = 9,        /* code of the user failed: a generator, a native function [OpError] */
-  TENON_ERR_SYSTEM = 10,   /* the operating system refused [OSError] */
-  TENON_ERR_INTERNAL = 11, /* a defect of Tenon [RuntimeError] */
+  TENON_ERR_VALUE = 1,           /* an argument has a value that cannot work [ValueError] */
+  TENON_ERR_TYPE = 2,            /* an argument or dtype is of the wrong kind [TypeError] */
+  TENON_ERR_BUFFER = 3,          /* memory cannot be exchanged as asked [BufferError] */
+  TENON_ERR_INDEX = 4,           /* an index lies outside of its axis [IndexError] */
+  TENON_ERR_NO_MEMORY = 5,       /* [MemoryError] */
+  TENON_ERR_NOT_FOUND = 6,       /* a library, symbol or name does not exist [FileNotFoundError] */
+  TENON_ERR_TIMEOUT = 7,         /* the time given has passed [TimeoutError] */
+  TENON_ERR_CLOSED = 8,          /* the object has been closed [ValueError] */
+  TENON_ERR_OP = 9,              /* code of the user failed: a generator, a native function [OpError] */
+  TENON_ERR_SYSTEM = 10,         /* the operating system refused [OSError] */
+  TENON_ERR_INTERNAL = 11,       /* a defect of Tenon [RuntimeError] */
   TENON_ERR_LEASE_CONFLICT = 12, /* somebody holds the memory in a way that excludes this [LeaseConflict] */
   TENON_ERR_LEASE_ESCAPED = 13,  /* a view outlived the lease under which it was taken [LeaseEscaped] */
   TENON_ERR_DEADLOCK = 14,       /* the wait would not end [DeadlockError] */
@@ -305,8 +305,8 @@ enum { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
  * view is taken, for messages; NULL or a text that lives as long as the view.
  * Fails with BUFFER (a read-only array and not TENON_READ), LEASE_CONFLICT, DEADLOCK, OP (the memory holds
  * no value, because the op that was to write it failed), INTERRUPTED. */
-TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access,
-                                       const char* site, tenon_error* error);
+TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, const char* site,
+                                       tenon_error* error);
 
 /* TENON_READ or TENON_WRITE: what an open view may do. */
 TENON_API int32_t tenon_view_access(const tenon_view* view);
@@ -334,6 +334,174 @@ typedef struct tenon_statistics {
 } tenon_statistics;
 
 TENON_API void tenon_statistics_get(tenon_statistics* out);
+
+/* ------------------------------------------------------------------------------------- leases
+ * \since 0.1
+ *
+ * The memory of an array has one queue. Ops (below) and leases stand in it in the order in which they
+ * came; reads run together, a write runs alone; accesses to different bytes do not conflict. A lease
+ * belongs to its thread: what that thread does to the array meanwhile acts under it. */
+
+typedef struct tenon_lease {
+  void* reserved[32]; /* zero before the first use; must not move while held */
+} tenon_lease;
+
+#define TENON_LEASE_INIT {{0}}
+
+enum { TENON_OVERWRITE = 1 << 0 }; /* with TENON_WRITE: every element is written before any is read */
+
+typedef struct tenon_lease_options {
+  uint32_t struct_size;
+  int32_t access;     /* TENON_READ, TENON_WRITE */
+  uint32_t flags;     /* TENON_OVERWRITE */
+  uint32_t thread;    /* the kernel's number of the owner; 0: the calling thread */
+  uint64_t task;      /* of an asynchronous program on that thread; 0: none */
+  int64_t timeout_ns; /* < 0: for ever */
+  const char* site;   /* as of tenon_view_open */
+} tenon_lease_options;
+
+/* Waits for its turn. Fails with BUFFER (TENON_WRITE on a read-only array), TIMEOUT, DEADLOCK (it would wait
+ * for itself), LEASE_CONFLICT (under the caller's own lease for reading; in the body of an op that has not
+ * declared the array), OP (the memory holds no value, and this is no overwrite), INTERRUPTED. */
+TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
+                                           const tenon_lease_options* options, tenon_error* error);
+
+/* Idempotent, from any thread; never waits. Not 0: a view that was taken under the lease lives on and is
+ * in the way of work that waits. */
+TENON_API int32_t tenon_lease_release(tenon_lease* lease);
+
+/* Releases a lease whose writing did not come to its end: the memory holds no value until it is
+ * overwritten as a whole. */
+TENON_API int32_t tenon_lease_fail(tenon_lease* lease, const char* message);
+
+/* From now on the lease belongs to nobody: any thread may release it, and no deadlock is seen in it. */
+TENON_API void tenon_lease_detach(tenon_lease* lease);
+
+enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
+
+/* Who holds the memory of an array, or waits for it. */
+typedef struct tenon_holder {
+  int32_t kind;       /* TENON_HOLDER_* */
+  int32_t access;     /* TENON_READ, TENON_WRITE */
+  int32_t is_granted; /* 0: it waits */
+  uint32_t thread;    /* that took or pushed it */
+  int64_t age_ns;
+  char name[64];  /* of an op or call, cut */
+  char site[192]; /* cut */
+} tenon_holder;
+
+/* Fills at most n of them, in the order of the queue, views last; returns how many there are. */
+TENON_API int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out);
+
+/* How a language with a lock of its own and handlers for signals takes part in waits. Each may be NULL. */
+typedef struct tenon_wait_hooks {
+  uint32_t struct_size;
+  int32_t reserved;
+  void* (*begin)(void);             /* before the calling thread sleeps: give the lock away */
+  int32_t (*poll)(void* token);     /* every 50 ms and after signals; not 0 ends the wait as INTERRUPTED */
+  void (*end)(void* token);         /* take the lock again */
+  uint64_t (*current_task)(void);   /* of an asynchronous program; 0: none */
+  void (*report)(const char* text); /* a wait that takes longer than 5 s */
+} tenon_wait_hooks;
+
+/* Once, before anything waits. */
+TENON_API void tenon_set_wait_hooks(const tenon_wait_hooks* hooks);
+
+/* ---------------------------------------------------------------------------------------- ops
+ * \since 0.1
+ *
+ * An op is work that declares what it reads and writes. It runs when its turn has come in every queue,
+ * on a thread of the engine. Only what is pushed is asynchronous. */
+
+typedef struct tenon_op tenon_op;
+typedef struct tenon_failure tenon_failure;
+
+/* What an op does to an array. The op keeps the array alive. */
+typedef struct tenon_use {
+  tenon_array* array;
+  int32_t access; /* TENON_READ, TENON_WRITE */
+  uint32_t flags; /* TENON_OVERWRITE */
+} tenon_use;
+
+/* What happens where the views of ordinary code conflict with an op. */
+enum {
+  TENON_CONFLICT_RAISE = 0, /* the push fails with LEASE_CONFLICT, and nothing is queued */
+  TENON_CONFLICT_WAIT = 1,  /* the op waits until they are closed */
+  TENON_CONFLICT_IGNORE = 2 /* the caller promises that nobody uses them before the op is done */
+};
+
+typedef struct tenon_work {
+  uint32_t struct_size;
+  int32_t on_conflict; /* TENON_CONFLICT_* */
+  void* context;
+  /* Called once, on any thread, unless something that the op reads has failed. Ends the op by
+   * tenon_op_complete or tenon_op_fail, now or later, on any thread. May not wait for ops or leases. */
+  void (*run)(void* context, tenon_op* op);
+  void (*drop)(void* context); /* called once in every case, before the op is done; may be NULL */
+  const char* name;            /* copied; may be NULL */
+  const char* site;            /* where it is pushed; copied; may be NULL */
+} tenon_work;
+
+/* All uses are queued together, or none. On failure drop is not called: the context stays the caller's.
+ * out may be NULL. Fails with VALUE, BUFFER (writing to a read-only array), LEASE_CONFLICT, CLOSED (after
+ * tenon_engine_shut_down). */
+TENON_API tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses, tenon_op** out,
+                                  tenon_error* error);
+
+/* Exactly one of them, once. */
+TENON_API void tenon_op_complete(tenon_op* op);
+/* message is copied; drop_payload(payload) is called once when nobody needs the failure any more. */
+TENON_API void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
+                             void (*drop_payload)(void* payload));
+
+/* A view that was taken in the op's body lives. For bindings, before they complete the op. */
+TENON_API int32_t tenon_op_has_views(const tenon_op* op);
+
+TENON_API void tenon_op_retain(tenon_op* op);
+TENON_API void tenon_op_release(tenon_op* op);
+TENON_API int32_t tenon_op_is_done(const tenon_op* op);
+
+/* Waits until the op is done, and runs it in this thread if it is ready. timeout_ns < 0: for ever. Fails
+ * with TIMEOUT, DEADLOCK, INTERRUPTED, LEASE_CONFLICT (in the body of an op), OP (the op failed, or what it
+ * reads: tenon_op_failure has the reason). */
+TENON_API tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error);
+
+/* Calls done(context) once, when the op is done, on the thread that ends it; at once if it is. Fails with
+ * NO_MEMORY. */
+TENON_API tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void* context), void* context,
+                                        tenon_error* error);
+
+/* Waits until no op is unfinished. Fails as tenon_op_wait, but not with OP: tenon_failures_take. */
+TENON_API tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error);
+
+/* Waits until the writes (or all uses) that were pushed before are done. Fails as tenon_lease_acquire. */
+TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns,
+                                        tenon_error* error);
+
+/* Why memory holds no value. Counted; constant. */
+TENON_API tenon_failure* tenon_op_failure(tenon_op* op);          /* NULL: not done, or no failure */
+TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the array holds a value */
+/* A failure that began since the last call; NULL: none is left. */
+TENON_API tenon_failure* tenon_failures_take(void);
+TENON_API void tenon_failure_release(tenon_failure* failure);
+TENON_API const char* tenon_failure_message(const tenon_failure* failure);
+TENON_API const char* tenon_failure_op(const tenon_failure* failure);
+TENON_API const char* tenon_failure_site(const tenon_failure* failure);
+TENON_API int32_t tenon_failure_code(const tenon_failure* failure);
+TENON_API void* tenon_failure_payload(const tenon_failure* failure);
+
+/* The bytes of the array hold a value again, because the caller says so. */
+TENON_API void tenon_array_clear_error(tenon_array* array);
+
+/* name: "pool", "tbb", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for
+ * all ops first. Fails with VALUE, NOT_FOUND (oneTBB is not there), TIMEOUT, SYSTEM. */
+TENON_API tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error);
+TENON_API void tenon_engine_name(char* buffer, size_t size);
+/* How many ops may be unfinished before a push waits; 0: any number. 10,000 at first. */
+TENON_API void tenon_engine_set_limit(uint64_t ops);
+TENON_API uint64_t tenon_engine_unfinished(void);
+/* No further pushes; waits for what can end. Fails with TIMEOUT, DEADLOCK. */
+TENON_API tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error);
 
 /* ------------------------------------------------------------------------------------- DLPack
  * \since 0.1

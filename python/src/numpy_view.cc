@@ -39,7 +39,8 @@ nb::object view_holder(const Array& array) {
   const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
   holder->view = TENON_VIEW_INIT;
   call(tenon_view_open, &holder->view, array.get(),
-       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE), static_cast<const char*>(nullptr));
+       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE),
+       static_cast<const char*>(nullptr));
   return object;
 }
 

@@ -34,6 +34,13 @@ void check_flags(uint32_t flags, uint32_t known, const char* function) {
   if ((flags & ~known) != 0) throw_error(Code::kValue, function, ": unknown flags ", flags & ~known);
 }
 
+Access checked_access(int32_t access) {
+  if (access != TENON_READ && access != TENON_WRITE) {
+    throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
+  }
+  return static_cast<Access>(access);
+}
+
 }  // namespace tenon::capi
 
 extern "C" {

@@ -35,6 +35,9 @@ using Fault = void (*)();
 extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misreads the wrapper of others
 #endif
 
+// Fails with kValue for anything but TENON_READ and TENON_WRITE.
+Access checked_access(int32_t access);
+
 template <class Body>
 tenon_status guarded(tenon_error* error, Body&& body) noexcept {
   try {

@@ -46,7 +46,17 @@ const std::map<std::string, Call>& entries() {
       {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
       {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
       {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, nullptr, e); }},
-      {"tenon_array_to_dlpack", [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_lease_acquire",
+       [](tenon_error* e) { return tenon_lease_acquire(nullptr, nullptr, nullptr, e); }},
+      {"tenon_push", [](tenon_error* e) { return tenon_push(nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_op_wait", [](tenon_error* e) { return tenon_op_wait(nullptr, 0, e); }},
+      {"tenon_op_on_done", [](tenon_error* e) { return tenon_op_on_done(nullptr, nullptr, nullptr, e); }},
+      {"tenon_wait_all", [](tenon_error* e) { return tenon_wait_all(0, e); }},
+      {"tenon_array_wait", [](tenon_error* e) { return tenon_array_wait(nullptr, 0, 0, e); }},
+      {"tenon_engine_set", [](tenon_error* e) { return tenon_engine_set(nullptr, 0, e); }},
+      {"tenon_engine_shut_down", [](tenon_error* e) { return tenon_engine_shut_down(0, e); }},
+      {"tenon_array_to_dlpack",
+       [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_array_to_dlpack_legacy",
        [](tenon_error* e) { return tenon_array_to_dlpack_legacy(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_array_from_dlpack",
@@ -156,7 +166,11 @@ TEST(Boundary, SuccessLeavesTheErrorAlone) {
 }
 
 TEST(Boundary, NullArgumentsAreErrors) {
-  for (const auto& [name, call] : entries()) EXPECT_NE(call(nullptr), TENON_OK) << name;
+  const std::set<std::string> without_pointers{"tenon_wait_all", "tenon_engine_shut_down"};
+  for (const auto& [name, call] : entries()) {
+    if (without_pointers.contains(name)) continue;
+    EXPECT_NE(call(nullptr), TENON_OK) << name;
+  }
 }
 
 TEST(Boundary, ATensorIsConsumedEvenWhenTheArgumentsAreWrong) {

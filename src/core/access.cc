@@ -54,7 +54,8 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
     case Refusal::Reason::kOwnLease:
       throw_error(Code::kLeaseConflict, what, ": this code holds ", obstacle, ", which allows reading only");
     case Refusal::Reason::kUndeclared:
-      throw_error(Code::kLeaseConflict, what, " in the body of an op that has not declared it: name it in "
+      throw_error(Code::kLeaseConflict, what,
+                  " in the body of an op that has not declared it: name it in "
                   "reads= or writes= of the push");
     case Refusal::Reason::kInBody:
       throw_error(Code::kLeaseConflict, what, ": the body of an op may not wait");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How synchronous code gets at elements: a view for as long as somebody holds a pointer, a call for as long as
+// How synchronous code gets at elements: by a view as long as somebody holds a pointer, by a call as long as
 // it runs. Both are known to the queue of the memory, wait for work that was pushed before, and act under a
 // lease of the caller's own if there is one.
 #pragma once
@@ -32,9 +32,9 @@ class HostView {
   HostView& operator=(const HostView&) = delete;
   ~HostView() { close(); }
 
-  // Waits for work that conflicts. site: where the view is taken; lives as long as the view. may_weaken: inside
-  // of the caller's lease for reading it becomes a view for reading. Fails with kLeaseConflict, kDeadlock,
-  // kInterrupted, kOp.
+  // Waits for work that conflicts. site: where the view is taken; lives as long as the view. may_weaken:
+  // inside of the caller's lease for reading it becomes a view for reading. Fails with kLeaseConflict,
+  // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
   void close() noexcept;
 

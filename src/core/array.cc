@@ -144,8 +144,8 @@ engine::Extent Array::extent() const noexcept {
   if (!is_byte_sized()) return {begin, begin + desc_.nbytes};
   uintptr_t end = begin + desc_.itemsize;
   for (int32_t i = 0; i < desc_.ndim; ++i) {
-    const auto reach =
-        static_cast<uintptr_t>((desc_.shape[i] - 1) * desc_.strides[i] * static_cast<int64_t>(desc_.itemsize));
+    const auto reach = static_cast<uintptr_t>((desc_.shape[i] - 1) * desc_.strides[i] *
+                                              static_cast<int64_t>(desc_.itemsize));
     (desc_.strides[i] < 0 ? begin : end) += reach;
   }
   return {begin, end};

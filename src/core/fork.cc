@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a fork means for the contract. The child has one thread and all of the memory. Ops that were unfinished
-// run in the parent: in the child they have failed, and so has what they were to write. Leases and calls of
-// the threads that are not there are void. The handlers wait for short sections only, never for ops.
+// What a fork means for the contract. The child has one thread and all of the memory. Ops that were
+// unfinished run in the parent: in the child they have failed, and so has what they were to write. Leases and
+// calls of the threads that are not there are void. The handlers wait for short sections only, never for ops.
 #include "core/fork.h"
 
 #include <pthread.h>
@@ -82,9 +82,9 @@ void in_child() {
   engine::Engine::instance().start_anew_after_fork();
   unlock_all();
   for (Op* op : ops) {
-    op->abandon(Ref<Failure>::adopt(
-        new Failure(Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
-                    op->name != nullptr ? op->name : "", op->site != nullptr ? op->site : "", nullptr, nullptr)));
+    op->abandon(Ref<Failure>::adopt(new Failure(
+        Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
+        op->name != nullptr ? op->name : "", op->site != nullptr ? op->site : "", nullptr, nullptr)));
   }
 }
 

@@ -193,9 +193,10 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) 
   const auto used = std::find_if(regions.begin(), regions.end(), [](Region* r) { return is_in_use(*r); });
   if (used != regions.end() &&
       std::find_if(used + 1, regions.end(), [](Region* r) { return is_in_use(*r); }) != regions.end()) {
-    throw_error(Code::kLeaseConflict, "the bytes ", address_text(reinterpret_cast<void*>(begin)), "..",
-                address_text(reinterpret_cast<void*>(end)),
-                " bridge two memories that are both in use: end the views, leases and ops of one of them first");
+    throw_error(
+        Code::kLeaseConflict, "the bytes ", address_text(reinterpret_cast<void*>(begin)), "..",
+        address_text(reinterpret_cast<void*>(end)),
+        " bridge two memories that are both in use: end the views, leases and ops of one of them first");
   }
   Region* const kept = used == regions.end() ? regions.front() : *used;
   for (Region* region : regions) {

@@ -272,6 +272,13 @@ bool has_views(const Claim& claim) noexcept {
   return false;
 }
 
+void clear_failures(Home& home, const Extent& extent) noexcept {
+  Queue& queue = lock_home(home);
+  Poison* healed = queue.heal(extent);
+  queue.lock.unlock();
+  while (healed != nullptr) delete std::exchange(healed, healed->next);
+}
+
 void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
   for (const Entry& e : claim.entries) {
     if (e.mode != Mode::kWrite || e.sequence == 0) continue;

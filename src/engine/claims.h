@@ -67,6 +67,8 @@ bool has_views(const Claim& claim) noexcept;
 
 // Why bytes of this extent hold no value; null: they do.
 Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept;
+// They hold a value, because the caller says so.
+void clear_failures(Home& home, const Extent& extent) noexcept;
 // Of the first entry that reads bytes without a value.
 Ref<Failure> failure_of(const Claim& claim) noexcept;
 

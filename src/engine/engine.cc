@@ -10,6 +10,7 @@ namespace tenon::engine {
 namespace {
 
 constexpr const char* kDefault = "pool";
+constexpr size_t kMostFailures = 1000;  // that are remembered for whoever waits for all ops
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
 }  // namespace
@@ -73,15 +74,23 @@ void Engine::note_done() noexcept {
   futex_wake_all(turns_);
 }
 
+bool Engine::has_own_threads() noexcept {
+  // pairs with: Engine::make_default, "an executor is complete"
+  const Executor* const here = executor_.load(std::memory_order_acquire);
+  return here == nullptr || here->has_own_threads();
+}
+
+bool help() noexcept {
+  Engine& engine = Engine::instance();
+  return !engine.has_own_threads() && engine.executor().try_run_one();
+}
+
 bool Engine::wait_for_room(Refusal* refusal) noexcept {
   const auto has_room = [this](uint32_t) {
     const uint64_t limit = limit_.load(std::memory_order_relaxed);
     // pairs with: Engine::note_done, "somebody waits for all ops"
     return limit == 0 || unfinished_.load(std::memory_order_seq_cst) <= limit / 2;
   };
-  Executor& here = executor();
-  while (!here.has_own_threads() && !has_room(0) && here.try_run_one()) {
-  }
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
@@ -100,9 +109,6 @@ bool Engine::wait_all(const Deadline& deadline, Refusal* refusal) noexcept {
   // pairs with: Engine::note_done, "somebody waits for all ops"
   const auto is_over = [this](uint32_t) { return unfinished_.load(std::memory_order_seq_cst) == 0; };
   if (is_over(0)) return true;
-  Executor& here = executor();
-  while (!here.has_own_threads() && !is_over(0) && here.try_run_one()) {
-  }
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
@@ -116,15 +122,19 @@ bool Engine::wait_all(const Deadline& deadline, Refusal* refusal) noexcept {
 void Engine::note_failure(const Ref<Failure>& failure) noexcept {
   const std::scoped_lock lock(failures_lock_);
   try {
+    if (failures_.size() == kMostFailures) failures_.pop_front();
     failures_.push_back(failure);
   } catch (const std::bad_alloc&) {
     // Whoever waits for the op or its memory still learns of it.
   }
 }
 
-std::vector<Ref<Failure>> Engine::take_failures() {
+Ref<Failure> Engine::take_failure() {
   const std::scoped_lock lock(failures_lock_);
-  return std::exchange(failures_, {});
+  if (failures_.empty()) return {};
+  Ref<Failure> oldest = std::move(failures_.front());
+  failures_.pop_front();
+  return oldest;
 }
 
 void Engine::set_executor(const std::string& name, int workers) {
@@ -151,10 +161,9 @@ std::string Engine::executor_name() {
 
 int Engine::concurrency() { return executor().concurrency(); }
 
-bool Engine::shut_down(const Deadline& deadline) noexcept {
+bool Engine::shut_down(const Deadline& deadline, Refusal* refusal) noexcept {
   is_closed_.store(true, std::memory_order_relaxed);
-  Refusal refusal;
-  return wait_all(deadline, &refusal);
+  return wait_all(deadline, refusal);
 }
 
 void Engine::lock_for_fork() noexcept { failures_lock_.lock(); }

@@ -6,10 +6,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/fork_mark.h"
 #include "engine/executor.h"
@@ -31,8 +31,8 @@ class Engine {
   // why.
   bool wait_all(const Deadline& deadline, Refusal* refusal) noexcept;
 
-  // The failures that no wait has reported yet and that began with an op of their own; forgets them.
-  std::vector<Ref<Failure>> take_failures();
+  // The oldest failure that began with an op of its own and has not been taken; null: none.
+  Ref<Failure> take_failure();
 
   // "pool", "tbb", "inline", "seeded:N", "default". Waits for all ops first. Fails with kValue, kNotFound,
   // kSystem, and with kTimeout when ops do not end within a minute.
@@ -44,11 +44,13 @@ class Engine {
   void set_limit(uint64_t ops) noexcept { limit_.store(ops, std::memory_order_relaxed); }
   uint64_t unfinished() const noexcept { return unfinished_.load(std::memory_order_relaxed); }
 
-  // No further pushes; waits for what can end. False when ops are left at the deadline.
-  bool shut_down(const Deadline& deadline) noexcept;
+  // No further pushes; waits for what can end. False: the refusal says why.
+  bool shut_down(const Deadline& deadline, Refusal* refusal) noexcept;
 
-  // Of ops.
+  // Of ops and waits.
   Executor& executor();
+  // True also while there is no executor: nothing has been pushed then.
+  bool has_own_threads() noexcept;
   void note_done() noexcept;
   void note_failure(const Ref<Failure>& failure) noexcept;
 
@@ -71,7 +73,7 @@ class Engine {
   std::atomic<bool> is_closed_{false};
 
   SpinLock failures_lock_;
-  std::vector<Ref<Failure>> failures_;  // guarded by failures_lock_
+  std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_
 
   std::mutex change_;  // held while executors are exchanged
   std::string name_;   // guarded by change_

@@ -159,12 +159,8 @@ bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
     refusal->reason = Refusal::Reason::kInBody;
     return false;
   }
-  Executor& executor = Engine::instance().executor();
   if (begin_running()) {
-    if (Task* const next = execute()) executor.post(next);
-    if (is_done()) return true;
-  }
-  while (!executor.has_own_threads() && executor.try_run_one()) {
+    if (Task* const next = execute()) Engine::instance().executor().post(next);
     if (is_done()) return true;
   }
   uint32_t state = state_.load(std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "base/ref.h"
 #include "engine/claims.h"
@@ -70,6 +71,8 @@ class Op final : public Claim, public Task {
   Task* run() noexcept override;
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }
+  // Of an op that was not pushed: its context stays the caller's, and is returned.
+  void* give_up() noexcept { return std::exchange(work_.context, nullptr); }
   // Ends an op that will never run, of which only this thread knows: after a fork.
   void abandon(Ref<Failure> failure) noexcept;
 
@@ -91,10 +94,9 @@ class Op final : public Claim, public Task {
   void end_body() noexcept;
   Task* finish() noexcept;
 
-  // Constant.
-  const Work work_;
+  // Constant once pushed.
+  Work work_;
   uint64_t number_ = 0;
-  std::string text_;  // name and site
   // Of the thread that runs the body, then of whoever finishes.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;

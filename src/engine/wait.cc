@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/engine.h"
+
 namespace tenon::engine {
 
 thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
@@ -17,6 +19,7 @@ thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
 namespace {
 
 constexpr int64_t kSliceNs = 50'000'000;
+constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
 constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
@@ -193,8 +196,8 @@ bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) const {
 
 namespace detail {
 
-Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
-    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), reported_ns_(began_ns_) {
+Sleep::Sleep(const Deadline& deadline) noexcept
+    : deadline_(deadline), began_ns_(now_ns()), reported_ns_(began_ns_) {
   if (hooks.begin != nullptr) token_ = hooks.begin();
 }
 
@@ -205,7 +208,8 @@ Sleep::~Sleep() {
 WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value) noexcept {
   const int64_t left = deadline_.left_ns();
   if (left <= 0) return WaitEnd::kTimeout;
-  const FutexWait woken = futex_wait_for(word, value, std::min(left, kSliceNs));
+  const int64_t slice = Engine::instance().has_own_threads() ? kSliceNs : kHelperSliceNs;
+  const FutexWait woken = futex_wait_for(word, value, std::min(left, slice));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;
   if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
   if (now_ns() - reported_ns_ >= kReportNs) report_long_wait();

@@ -67,6 +67,9 @@ class WaitGraph {
   Waiter* first_ = nullptr;  // guarded by lock_
 };
 
+// Runs one op that is ready, where the executor has no threads that would. False: there is none.
+bool help() noexcept;
+
 // True if the wait is over; else the refusal says why not.
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;
 
@@ -74,7 +77,7 @@ namespace detail {
 // A sleeping thread's dealings with the hooks, in slices.
 class Sleep {
  public:
-  Sleep(const Waiter& waiter, const Deadline& deadline) noexcept;
+  explicit Sleep(const Deadline& deadline) noexcept;
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep();
@@ -85,7 +88,6 @@ class Sleep {
  private:
   void report_long_wait() noexcept;
 
-  const Waiter& waiter_;
   const Deadline& deadline_;
   void* token_ = nullptr;
   int64_t began_ns_ = 0;
@@ -110,12 +112,12 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
   if (!graph.enter(&waiter, obstacle)) return WaitEnd::kDeadlock;
   WaitEnd end = WaitEnd::kOver;
   {
-    detail::Sleep sleep(waiter, deadline);
+    detail::Sleep sleep(deadline);
     while (end == WaitEnd::kOver) {
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
       if (is_over(value)) break;
-      end = sleep.while_equal(word, value);
+      if (!help()) end = sleep.while_equal(word, value);
     }
   }
   graph.leave(&waiter);

@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "base/clock.h"
+#include "base/error.h"
 
 namespace tenon {
 namespace {

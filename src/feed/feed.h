@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork_mark.h"
 #include "base/ref.h"
 #include "feed/batch.h"
 #include "feed/crew.h"
-#include "base/fork_mark.h"
 #include "feed/schema.h"
 #include "tenon/tenon.h"
 

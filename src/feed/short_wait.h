@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "base/spin_lock.h"
 #include "base/clock.h"
+#include "base/spin_lock.h"
 
 namespace tenon {
 

@@ -113,6 +113,7 @@ int main(void) {
   client_arrays();
   client_views();
   client_exchange();
+  client_ops();
   memset(&left, 0, sizeof left);
   left.struct_size = sizeof left;
   tenon_statistics_get(&left);

@@ -38,5 +38,6 @@ void client_names(void);
 void client_arrays(void);
 void client_views(void);
 void client_exchange(void);
+void client_ops(void);
 
 #endif /* TENON_TESTS_ABI_CLIENT_H_ */

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "leases" of tenon.h.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <new>
+
+#include "capi/boundary.h"
+#include "core/lease.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+Lease* unwrap(tenon_lease* lease) noexcept { return reinterpret_cast<Lease*>(lease); }
+static_assert(sizeof(Lease) <= sizeof(tenon_lease) && alignof(Lease) <= alignof(tenon_lease));
+
+void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
+  static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
+  *to = {};
+  to->kind = static_cast<int32_t>(from.party);
+  to->access = from.mode == engine::Mode::kWrite ? TENON_WRITE : TENON_READ;
+  to->is_granted = from.is_granted ? 1 : 0;
+  to->thread = from.thread;
+  to->age_ns = (now_ms - from.since_ms) * 1'000'000;
+  std::memcpy(to->name, from.name, sizeof to->name);
+  std::memcpy(to->site, from.site, sizeof to->site);
+}
+static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
+              static_cast<int32_t>(engine::Obstacle::Party::kOp) == TENON_HOLDER_OP &&
+              static_cast<int32_t>(engine::Obstacle::Party::kLease) == TENON_HOLDER_LEASE &&
+              static_cast<int32_t>(engine::Obstacle::Party::kCall) == TENON_HOLDER_CALL);
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
+                                 tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(lease, "lease");
+    not_null(array, "array");
+    not_null(options, "options");
+    check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
+    check_flags(options->flags, TENON_OVERWRITE, "tenon_lease_acquire");
+    if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
+    engine::Actor owner{options->thread, options->task};
+    if (owner.thread == 0) owner.thread = engine::this_thread_id();
+    auto* const fresh = new (lease) Lease;
+    fresh->acquire(*capi::unwrap(array), checked_access(options->access),
+                   (options->flags & TENON_OVERWRITE) != 0, owner, options->site,
+                   Deadline(options->timeout_ns));
+  });
+}
+
+int32_t tenon_lease_release(tenon_lease* lease) {
+  return lease != nullptr && unwrap(lease)->release() ? 1 : 0;
+}
+
+int32_t tenon_lease_fail(tenon_lease* lease, const char* message) {
+  if (lease == nullptr) return 0;
+  bool has_escaped = false;
+  (void)guarded(nullptr, [&] { has_escaped = unwrap(lease)->fail(message != nullptr ? message : ""); });
+  return has_escaped ? 1 : 0;
+}
+
+void tenon_lease_detach(tenon_lease* lease) {
+  if (lease != nullptr) unwrap(lease)->detach();
+}
+
+int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
+  const engine::Extent extent = capi::unwrap(array)->extent();
+  engine::Queue& queue = engine::lock_home(capi::unwrap(array)->storage().home());
+  const int64_t now = engine::coarse_now_ms();
+  int32_t count = 0;
+  const auto add = [&](const auto& holder) {
+    if (!holder.extent.overlaps(extent)) return;
+    if (count < n) describe(engine::Queue::describe(holder), now, out + count);
+    ++count;
+  };
+  for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
+  for (const engine::View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
+  queue.lock.unlock();
+  return count;
+}
+
+void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
+  if (hooks == nullptr || hooks->struct_size < sizeof *hooks) return;
+  engine::set_wait_hooks({hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report});
+}
+
+}  // extern "C"

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "ops" of tenon.h.
+#include <memory>
+#include <vector>
+
+#include "capi/boundary.h"
+#include "core/access.h"
+#include "core/lease.h"
+#include "engine/engine.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+using engine::Engine;
+using engine::Failure;
+using engine::Op;
+using engine::Refusal;
+
+Op* unwrap(tenon_op* op) noexcept { return reinterpret_cast<Op*>(op); }
+const Op* unwrap(const tenon_op* op) noexcept { return reinterpret_cast<const Op*>(op); }
+tenon_op* wrap(Op* op) noexcept { return reinterpret_cast<tenon_op*>(op); }
+const Failure* unwrap(const tenon_failure* failure) noexcept {
+  return reinterpret_cast<const Failure*>(failure);
+}
+tenon_failure* wrap(Ref<Failure> failure) noexcept {
+  return reinterpret_cast<tenon_failure*>(failure.detach());
+}
+
+// The work of a caller in C and the arrays that it uses.
+struct PushedWork {
+  tenon_work work;
+  std::vector<Ref<Array>> arrays;
+
+  static void run(void* context, Op* op) {
+    const tenon_work& work = static_cast<PushedWork*>(context)->work;
+    work.run(work.context, wrap(op));
+  }
+  static void drop(void* context) {
+    const std::unique_ptr<PushedWork> self(static_cast<PushedWork*>(context));
+    if (self->work.drop != nullptr) self->work.drop(self->work.context);
+  }
+};
+
+engine::OnHost on_host_from(int32_t on_conflict) {
+  switch (on_conflict) {
+    case TENON_CONFLICT_RAISE: return engine::OnHost::kRaise;
+    case TENON_CONFLICT_WAIT: return engine::OnHost::kWait;
+    case TENON_CONFLICT_IGNORE: return engine::OnHost::kIgnore;
+    default: break;
+  }
+  throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
+}
+
+void describe(const tenon_use& use, engine::Entry& entry) {
+  const Array& array = *capi::unwrap(use.array);
+  entry.home = &array.storage().home();
+  entry.extent = array.extent();
+  entry.mode = mode_of(checked_access(use.access));
+  entry.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
+}
+
+Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
+  auto pushed = std::make_unique<PushedWork>();
+  pushed->work = work;
+  pushed->arrays.reserve(uses.size());
+  size_t n = 0;
+  for (const tenon_use& use : uses) {
+    Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
+    check_flags(use.flags, TENON_OVERWRITE, "tenon_push");
+    if (checked_access(use.access) == Access::kWrite && array.is_readonly()) {
+      throw_error(Code::kBuffer, "op '", work.name != nullptr ? work.name : "",
+                  "' cannot write the array of shape ", shape_text(array.shape()), ": it is read-only");
+    }
+    pushed->arrays.push_back(Ref<Array>::share(&array));
+    n += array.size() != 0 ? 1 : 0;
+  }
+  Ref<Op> op = Op::create({pushed.get(), PushedWork::run, PushedWork::drop}, n, work.name, work.site);
+  size_t i = 0;
+  for (const tenon_use& use : uses) {
+    if (capi::unwrap(use.array)->size() != 0) describe(use, op->entries[i++]);
+  }
+  (void)pushed.release();
+  return op;
+}
+
+// The array that the refusal is about cannot be told from it: the first one that is written, else the first.
+const Array* array_in_question(std::span<const tenon_use> uses) {
+  for (const tenon_use& use : uses) {
+    if (use.access == TENON_WRITE) return capi::unwrap(use.array);
+  }
+  return uses.empty() ? nullptr : capi::unwrap(uses[0].array);
+}
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses, tenon_op** out,
+                        tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(work, "work");
+    check_struct_size(work->struct_size, sizeof *work, "tenon_work");
+    not_null(reinterpret_cast<const void*>(work->run), "work->run");
+    if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of uses cannot be negative");
+    if (n > 0) not_null(uses, "uses");
+    const engine::OnHost on_host = on_host_from(work->on_conflict);
+    const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
+    Ref<Op> op = make_op(*work, used);
+    Refusal refusal;
+    bool is_pushed = false;
+    try {
+      is_pushed = Engine::instance().push(op, on_host, &refusal);
+    } catch (...) {
+      delete static_cast<PushedWork*>(op->give_up());
+      throw;
+    }
+    if (!is_pushed) {
+      delete static_cast<PushedWork*>(op->give_up());
+      throw_refusal(refusal, "push an op on", array_in_question(used));
+    }
+    if (out != nullptr) *out = wrap(op.detach());
+  });
+}
+
+void tenon_op_complete(tenon_op* op) { unwrap(op)->complete(); }
+
+void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
+                   void (*drop_payload)(void*)) {
+  Op& self = *unwrap(op);
+  self.fail(Ref<Failure>::adopt(new Failure(Code::kOp, op_code, message != nullptr ? message : "",
+                                            self.name != nullptr ? self.name : "",
+                                            self.site != nullptr ? self.site : "", payload, drop_payload)));
+}
+
+int32_t tenon_op_has_views(const tenon_op* op) { return engine::has_views(*unwrap(op)) ? 1 : 0; }
+
+void tenon_op_retain(tenon_op* op) { unwrap(op)->retain(); }
+
+void tenon_op_release(tenon_op* op) {
+  if (op != nullptr) unwrap(op)->release();
+}
+
+int32_t tenon_op_is_done(const tenon_op* op) { return unwrap(op)->is_done() ? 1 : 0; }
+
+tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] {
+    Op& self = *unwrap(not_null(op, "op"));
+    Refusal refusal;
+    if (!self.wait(Deadline(timeout_ns), &refusal)) throw_refusal(refusal, "wait for an op on", nullptr);
+    if (self.failure()) throw OpFailure(self.failure());
+  });
+}
+
+tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void*), void* context, tenon_error* error) {
+  struct Call : engine::DoneCall {
+    void (*done)(void*);
+    void* context_of_caller;
+  };
+  return guarded(error, [&] {
+    not_null(op, "op");
+    not_null(reinterpret_cast<const void*>(done), "done");
+    auto* const call = new Call;
+    call->done = done;
+    call->context_of_caller = context;
+    call->context = call;
+    call->call = [](void* self) {
+      const std::unique_ptr<Call> owned(static_cast<Call*>(self));
+      owned->done(owned->context_of_caller);
+    };
+    unwrap(op)->call_when_done(call);
+  });
+}
+
+tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] {
+    Refusal refusal;
+    if (Engine::instance().wait_all(Deadline(timeout_ns), &refusal)) return;
+    throw_refusal(refusal, "wait for all ops on", nullptr);
+  });
+}
+
+tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] {
+    Lease lease;
+    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), false,
+                  engine::current_actor(), nullptr, Deadline(timeout_ns));
+  });
+}
+
+tenon_failure* tenon_op_failure(tenon_op* op) {
+  return unwrap(op)->is_done() ? wrap(unwrap(op)->failure()) : nullptr;
+}
+
+tenon_failure* tenon_array_failure(tenon_array* array) {
+  const Array& self = *capi::unwrap(array);
+  return wrap(engine::failure_of(self.storage().home(), self.extent()));
+}
+
+tenon_failure* tenon_failures_take(void) { return wrap(Engine::instance().take_failure()); }
+
+void tenon_failure_release(tenon_failure* failure) {
+  if (failure != nullptr) reinterpret_cast<Failure*>(failure)->release();
+}
+
+const char* tenon_failure_message(const tenon_failure* failure) { return unwrap(failure)->message.c_str(); }
+
+const char* tenon_failure_op(const tenon_failure* failure) { return unwrap(failure)->op.c_str(); }
+
+const char* tenon_failure_site(const tenon_failure* failure) { return unwrap(failure)->site.c_str(); }
+
+int32_t tenon_failure_code(const tenon_failure* failure) { return unwrap(failure)->op_code; }
+
+void* tenon_failure_payload(const tenon_failure* failure) { return unwrap(failure)->payload; }
+
+void tenon_array_clear_error(tenon_array* array) {
+  const Array& self = *capi::unwrap(array);
+  engine::clear_failures(self.storage().home(), self.extent());
+}
+
+tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error) {
+  return guarded(error, [&] { Engine::instance().set_executor(not_null(name, "name"), workers); });
+}
+
+void tenon_engine_name(char* buffer, size_t size) {
+  if (size == 0) return;
+  buffer[0] = '\0';
+  (void)guarded(nullptr, [&] {
+    const std::string name = Engine::instance().executor_name();
+    buffer[name.copy(buffer, size - 1)] = '\0';
+  });
+}
+
+void tenon_engine_set_limit(uint64_t ops) { Engine::instance().set_limit(ops); }
+
+uint64_t tenon_engine_unfinished(void) { return Engine::instance().unfinished(); }
+
+tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] {
+    Refusal refusal;
+    if (Engine::instance().shut_down(Deadline(timeout_ns), &refusal)) return;
+    throw_refusal(refusal, "end all ops on", nullptr);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Leases, ops and what becomes of failures, as a stranger uses them.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "client.h"
+
+static float* elements(tenon_array* array) { return (float*)tenon_array_describe(array)->data; }
+
+static tenon_lease_options lease_for(int32_t access) {
+  tenon_lease_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.access = access;
+  options.timeout_ns = -1;
+  options.site = "client_ops.c";
+  return options;
+}
+
+/* A lease is held by its thread, seen by others, and given back once. */
+static void leases(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT, nested = TENON_LEASE_INIT;
+  tenon_lease_options writing = lease_for(TENON_WRITE), reading = lease_for(TENON_READ);
+  tenon_array *array = client_counting(2, 2), *fixed = NULL;
+  tenon_holder holders[4];
+  OK(tenon_array_readonly(array, &fixed, &error));
+  FAILS(TENON_ERR_BUFFER, tenon_lease_acquire(&lease, fixed, &writing, &error));
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  FAILS(TENON_ERR_VALUE, tenon_lease_acquire(&lease, array, &writing, &error));
+  CHECK(tenon_array_holders(array, 4, holders) == 1);
+  CHECK(holders[0].kind == TENON_HOLDER_LEASE && holders[0].access == TENON_WRITE && holders[0].is_granted);
+  CHECK(strcmp(holders[0].site, "client_ops.c") == 0);
+  OK(tenon_lease_acquire(&nested, array, &reading, &error));
+  CHECK(tenon_lease_release(&nested) == 0);
+  elements(array)[0] = 5;
+  CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_array_holders(array, 4, holders) == 0);
+  OK(tenon_lease_acquire(&lease, array, &reading, &error));
+  tenon_lease_detach(&lease);
+  reading = lease_for(TENON_WRITE);
+  reading.timeout_ns = 1000000;
+  FAILS(TENON_ERR_TIMEOUT, tenon_lease_acquire(&nested, array, &reading, &error));
+  tenon_lease_release(&lease);
+  tenon_array_release(fixed);
+  tenon_array_release(array);
+}
+
+/* A lease whose writing failed leaves memory without a value, until all of it is written. */
+static void failed_leases(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_lease_options writing = lease_for(TENON_WRITE);
+  tenon_array *array = client_counting(2, 2), *copy = NULL;
+  tenon_failure* failure;
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  tenon_lease_fail(&lease, "the sensor went away");
+  FAILS(TENON_ERR_OP, tenon_array_copy(array, client_float32, &copy, &error));
+  failure = tenon_array_failure(array);
+  CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
+  CHECK(tenon_failure_code(failure) == 0 && tenon_failure_payload(failure) == NULL);
+  CHECK(strcmp(tenon_failure_site(failure), "client_ops.c") == 0 && tenon_failure_op(failure)[0] != '\0');
+  tenon_failure_release(failure);
+  writing.flags = TENON_OVERWRITE;
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  tenon_lease_release(&lease);
+  OK(tenon_array_copy(array, client_float32, &copy, &error));
+  tenon_array_release(copy);
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  tenon_lease_fail(&lease, NULL);
+  tenon_array_clear_error(array);
+  CHECK(tenon_array_failure(array) == NULL);
+  tenon_array_release(array);
+}
+
+typedef struct {
+  float *from, *to;
+  int32_t code;
+  int runs, drops;
+} doubling;
+
+static void double_it(void* context, tenon_op* op) {
+  doubling* self = (doubling*)context;
+  int i;
+  self->runs++;
+  for (i = 0; i < 4; i++) self->to[i] = 2 * self->from[i];
+  CHECK(!tenon_op_has_views(op));
+  if (self->code != 0) {
+    tenon_op_fail(op, self->code, "cannot double", NULL, NULL);
+  } else {
+    tenon_op_complete(op);
+  }
+}
+
+static void count_drop(void* context) { ((doubling*)context)->drops++; }
+
+static void count_call(void* context) { ++*(int*)context; }
+
+static tenon_work work_of(doubling* context) {
+  tenon_work work;
+  memset(&work, 0, sizeof work);
+  work.struct_size = sizeof work;
+  work.context = context;
+  work.run = double_it;
+  work.drop = count_drop;
+  work.name = "double";
+  work.site = "client_ops.c";
+  return work;
+}
+
+static void ops(const char* engine) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array *from = client_counting(2, 2), *to = client_counting(2, 2);
+  tenon_use uses[2];
+  doubling context;
+  tenon_work work = work_of(&context);
+  tenon_op* op = NULL;
+  tenon_view view = TENON_VIEW_INIT;
+  tenon_failure* failure;
+  char name[16];
+  int called = 0;
+  OK(tenon_engine_set(engine, 2, &error));
+  tenon_engine_name(name, sizeof name);
+  CHECK(strcmp(name, engine) == 0);
+  tenon_engine_set_limit(100);
+  memset(&context, 0, sizeof context);
+  context.from = elements(from);
+  context.to = elements(to);
+  memset(uses, 0, sizeof uses);
+  uses[0].array = from;
+  uses[0].access = TENON_READ;
+  uses[1].array = to;
+  uses[1].access = TENON_WRITE;
+  uses[1].flags = TENON_OVERWRITE;
+
+  OK(tenon_push(&work, 2, uses, &op, &error));
+  tenon_op_retain(op);
+  tenon_op_release(op);
+  OK(tenon_op_wait(op, -1, &error));
+  CHECK(tenon_op_is_done(op) && tenon_op_failure(op) == NULL);
+  OK(tenon_op_on_done(op, count_call, &called, &error));
+  CHECK(called == 1 && context.runs == 1 && context.drops == 1);
+  CHECK(elements(to)[3] == 6);
+  tenon_op_release(op);
+
+  /* A view of ordinary code conflicts, and nothing is queued. */
+  OK(tenon_view_open(&view, to, TENON_WRITE, "loader.c:7", &error));
+  CHECK(tenon_push(&work, 2, uses, &op, &error) == TENON_ERR_LEASE_CONFLICT);
+  CHECK(strstr(error.message, "loader.c:7") != NULL);
+  CHECK(context.drops == 1);
+  work.on_conflict = TENON_CONFLICT_IGNORE;
+  OK(tenon_push(&work, 2, uses, NULL, &error));
+  OK(tenon_wait_all(-1, &error));
+  CHECK(context.runs == 2 && tenon_engine_unfinished() == 0);
+  tenon_view_close(&view);
+  work.on_conflict = TENON_CONFLICT_RAISE;
+
+  /* A failure is what every reader gets until an overwrite. */
+  context.code = 7;
+  OK(tenon_push(&work, 2, uses, &op, &error));
+  CHECK(tenon_op_wait(op, -1, &error) == TENON_ERR_OP && error.op_code == 7);
+  failure = tenon_failures_take();
+  CHECK(failure != NULL && tenon_failure_code(failure) == 7);
+  tenon_failure_release(failure);
+  failure = tenon_op_failure(op);
+  CHECK(strcmp(tenon_failure_op(failure), "double") == 0);
+  tenon_failure_release(failure);
+  tenon_op_release(op);
+  CHECK(tenon_array_wait(to, TENON_READ, -1, &error) == TENON_ERR_OP);
+  context.code = 0;
+  OK(tenon_push(&work, 2, uses, NULL, &error));
+  OK(tenon_array_wait(to, TENON_READ, -1, &error));
+  CHECK(context.runs == 4 && context.drops == 4);
+  tenon_array_release(to);
+  tenon_array_release(from);
+}
+
+static void* nothing(void) { return NULL; }
+
+void client_ops(void) {
+  tenon_wait_hooks hooks;
+  tenon_error error = TENON_ERROR_INIT;
+  doubling context;
+  tenon_work work = work_of(&context);
+  memset(&hooks, 0, sizeof hooks);
+  hooks.struct_size = sizeof hooks;
+  hooks.begin = nothing;
+  tenon_set_wait_hooks(&hooks);
+  leases();
+  failed_leases();
+  ops("pool");
+  ops("inline");
+  ops("seeded:3");
+  OK(tenon_engine_shut_down(-1, &error));
+  FAILS(TENON_ERR_CLOSED, tenon_push(&work, 0, NULL, NULL, &error));
+}
