@@ -4,10 +4,12 @@
 // is an open view until it is released.
 #include <cstdlib>
 #include <memory>
+#include <utility>
 
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "owners.h"
+#include "sites.h"
 
 namespace tenon::python {
 namespace {
@@ -96,8 +98,11 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   held->view = TENON_VIEW_INIT;
   for (size_t i = 0; i < ndim; ++i)
     held->strides[i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
-  const int32_t access = (desc.flags & TENON_READONLY) != 0 ? TENON_READ : TENON_WRITE;
-  call(tenon_view_open, &held->view, array_of(self), access, static_cast<const char*>(nullptr));
+  const int32_t wanted = (desc.flags & TENON_READONLY) != 0 ? TENON_READ
+                         : wants(flags, PyBUF_WRITABLE)     ? TENON_WRITE
+                                                            : TENON_WRITE_OR_READ;
+  call(tenon_view_open, &held->view, array_of(self), wanted, current_site());
+  const int32_t access = tenon_view_access(&held->view);
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   const bool has_shape = wants(flags, PyBUF_ND);
   buffer->buf = desc.data;
@@ -114,10 +119,33 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   buffer->internal = held.release();
 }
 
+// Why the last buffer of an array could not be had, where asking in another way would meet the same: NumPy
+// forgets the reason and calls __array__ next.
+struct Refused {
+  PyObject* array = nullptr;  // not owned: only compared
+  nb::object error;
+};
+Refused refused;  // under the GIL
+
 int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   buffer->obj = nullptr;
+  refused = {};
   return guarded([&] {
-    fill_buffer(self, buffer, flags);
+    try {
+      fill_buffer(self, buffer, flags);
+    } catch (const Error& error) {
+      switch (error.code()) {
+        case TENON_ERR_LEASE_CONFLICT:
+        case TENON_ERR_DEADLOCK:
+        case TENON_ERR_OP:
+        case TENON_ERR_INTERRUPTED: break;
+        default: throw;
+      }
+      set_error_from_exception();
+      nb::python_error set;  // takes the error that is set
+      refused = {self, nb::borrow(set.value())};
+      throw set;
+    }
     return 0;
   });
 }
@@ -132,6 +160,13 @@ void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
 }
 
 }  // namespace
+
+void raise_refused_buffer(PyObject* array) {
+  if (refused.array != array) return;
+  const nb::object error = std::exchange(refused, {}).error;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  nb::raise_python_error();
+}
 
 void add_buffer_protocol(Parts& parts) {
   parts.add_slot(Py_bf_getbuffer, get_buffer);

@@ -2,6 +2,7 @@
 #include "dlpack_capsule.h"
 
 #include "owners.h"
+#include "sites.h"
 
 namespace tenon::python {
 namespace {
@@ -33,11 +34,11 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
 }  // namespace
 
 nb::object versioned_capsule(const Array& array, uint32_t flags) {
-  return capsule_of(array.to_dlpack(flags), kVersionedName, free_versioned);
+  return capsule_of(array.to_dlpack(flags, current_site()), kVersionedName, free_versioned);
 }
 
 nb::object legacy_capsule(const Array& array, uint32_t flags) {
-  nb::object capsule = capsule_of(array.to_dlpack_legacy(flags), kLegacyName, free_legacy);
+  nb::object capsule = capsule_of(array.to_dlpack_legacy(flags, current_site()), kLegacyName, free_legacy);
   const bool is_for_read = (flags & TENON_EXPORT_FOR_READ) != 0;
   check_python(PyCapsule_SetContext(capsule.ptr(), is_for_read ? &for_read : &for_write));
   return capsule;

@@ -25,6 +25,10 @@ nb::object class_of(tenon_status status) {
     case TENON_ERR_TIMEOUT: return nb::borrow(PyExc_TimeoutError);
     case TENON_ERR_SYSTEM: return nb::borrow(PyExc_OSError);
     case TENON_ERR_INTERNAL: return nb::borrow(PyExc_RuntimeError);
+    case TENON_ERR_LEASE_CONFLICT: return own_class("LeaseConflict");
+    case TENON_ERR_LEASE_ESCAPED: return own_class("LeaseEscaped");
+    case TENON_ERR_DEADLOCK: return own_class("DeadlockError");
+    case TENON_ERR_MOVED: return own_class("MovedError");
     default: return own_class("TenonError");
   }
 }
@@ -32,6 +36,8 @@ nb::object class_of(tenon_status status) {
 }  // namespace
 
 void set_error(const Error& error) noexcept {
+  // A wait that a signal's handler has ended: its exception is set.
+  if (error.code() == TENON_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) return;
   try {
     if (error.code() == TENON_ERR_OP) {
       const nb::object type = own_class("OpError");

@@ -7,13 +7,15 @@
 #include "methods.h"
 #include "ndarray_parts.h"
 #include "numpy_view.h"
+#include "sites.h"
 
 namespace tenon::python {
 namespace {
 
 // NumPy asks the buffer protocol first and forgets why that failed: the same request here raises it again.
-nb::object numpy_array(const Array& self, nb::object dtype, nb::object copy) {
-  nb::object view = numpy_view(self);
+nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
+  raise_refused_buffer(object.object.ptr());
+  nb::object view = numpy_view(object.array());
   const bool is_cast = !dtype.is_none() && !dtype.equal(view.attr("dtype"));
   const bool is_copy = !copy.is_none() && nb::cast<bool>(nb::bool_(copy));
   if (is_cast && !copy.is_none() && !is_copy) {
@@ -76,7 +78,7 @@ nb::object to_torch(const Array& self, bool trust) {
     return nb::module_::import_("torch").attr("from_dlpack")(versioned_capsule(array, flags));
   }
   void* tensor = nullptr;
-  DLManagedTensorVersioned* const exported = array.to_dlpack(flags);
+  DLManagedTensorVersioned* const exported = array.to_dlpack(flags, current_site());
   if (exchange.table->managed_tensor_to_py_object_no_sync(exported, &tensor) != 0) {
     if (PyErr_Occurred() == nullptr)
       raise(PyExc_RuntimeError, "PyTorch's exchange table failed without a reason");

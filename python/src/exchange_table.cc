@@ -5,6 +5,7 @@
 
 #include "errors.h"
 #include "ndarray.h"
+#include "sites.h"
 
 namespace tenon::python {
 namespace {
@@ -18,7 +19,7 @@ int export_object(void* object, DLManagedTensorVersioned** out) noexcept {
   return guarded([&] {
     auto* const array = static_cast<PyObject*>(object);
     if (!is_ndarray(array)) raise(PyExc_TypeError, "the exchange table of NDArray was given %R", array);
-    call(tenon_array_to_dlpack, array_of(array), 0u, static_cast<const char*>(nullptr), out);
+    call(tenon_array_to_dlpack, array_of(array), 0u, current_site(), out);
     return 0;
   });
 }

@@ -14,6 +14,7 @@
 #include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "owners.h"
+#include "waiting.h"
 
 namespace {
 
@@ -47,6 +48,9 @@ NB_MODULE(core, module) {
   add_function_type(module);
   add_feed(module);
   add_from_dlpack(module);
+  add_waiting(module);
+  add_leases(module);
+  add_ops(module);
   is_loaded = true;
 }
 

@@ -28,6 +28,9 @@ void add_conversions(Parts& parts);
 void add_buffer_protocol(Parts& parts);
 void add_dlpack_methods(Parts& parts);
 
+// Raises again why the last buffer of the array was refused, if that was the last request of all.
+void raise_refused_buffer(PyObject* array);
+
 // These need the type to exist.
 void add_window_methods(nb::module_& module);
 void add_element_methods(nb::module_& module);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numpy_view.h"
 
+#include <utility>
+
 #include "ndarray.h"
 #include "numpy_api.h"
 #include "owners.h"
+#include "sites.h"
 
 namespace tenon::python {
 namespace {
@@ -39,8 +42,7 @@ nb::object view_holder(const Array& array) {
   const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
   holder->view = TENON_VIEW_INIT;
   call(tenon_view_open, &holder->view, array.get(),
-       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE),
-       static_cast<const char*>(nullptr));
+       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE_OR_READ), current_site());
   return object;
 }
 
@@ -51,10 +53,12 @@ nb::object numpy_view(const Array& array) {
   for (int i = 0; i < desc.ndim; ++i) strides[i] = desc.strides[i] * static_cast<npy_intp>(desc.itemsize);
   const nb::object keep_dtype = nb::steal(reinterpret_cast<PyObject*>(dtype));
   nb::object holder = view_holder(array);
+  const bool is_readonly =
+      tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view) == TENON_READ;
   Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // the next call takes one over, also when it fails
   nb::object view = owned(PyArray_NewFromDescr(
       &PyArray_Type, dtype, desc.ndim, const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
-      strides, desc.data, array.is_readonly() ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
+      strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
   check_python(PyArray_SetBaseObject(as_numpy(view.ptr()), holder.release().ptr()));
   return view;
 }
@@ -67,7 +71,24 @@ bool may_view_ndarray(PyObject* exporter) {
   return is_ndarray(source.ptr());
 }
 
+namespace {
+
+// The array has no elements any more; with is_alone it lets go of the memory, too.
+void empty_view(nb::handle view, bool is_alone) {
+  static double nowhere[2];
+  if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
+  auto* const fields = reinterpret_cast<PyArrayObject_fields*>(view.ptr());
+  if (fields->nd > 0) fields->dimensions[0] = 0;
+  fields->data = reinterpret_cast<char*>(nowhere);
+  if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
+}
+
+}  // namespace
+
 void add_numpy_view(nb::module_& module) {
+  module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"),
+             nb::sig("def empty_view(view: Any, is_alone: bool) -> None"),
+             "Makes a NumPy array one of no elements, for the end of the block in which it was valid.");
   view_holder_type = reinterpret_cast<PyTypeObject*>(
       owned(PyType_FromModuleAndSpec(module.ptr(), &view_holder_spec, nullptr)).release().ptr());
   module.def("hold_view", view_holder, nb::arg("array"), nb::sig("def hold_view(array: NDArray) -> object"),

@@ -38,12 +38,6 @@ constinit Pool<kNodeSize> nodes;
 // the GIL. Not in the limited API, so looked up; null on interpreters that have neither name.
 PyThreadState* (*unchecked_state)() = nullptr;
 
-bool holds_gil() noexcept {
-  if (unchecked_state == nullptr) return false;
-  PyThreadState* const state = unchecked_state();
-  return state != nullptr && state == PyGILState_GetThisThreadState();
-}
-
 void push(Node* node) noexcept {
   Node* head = released.load(std::memory_order_relaxed);
   do {
@@ -79,6 +73,12 @@ void schedule_call() noexcept {
 }
 
 }  // namespace
+
+bool holds_gil() noexcept {
+  if (unchecked_state == nullptr) return false;
+  PyThreadState* const state = unchecked_state();
+  return state != nullptr && state == PyGILState_GetThisThreadState();
+}
 
 void* Node::operator new(size_t size) { return size <= kNodeSize ? nodes.take() : ::operator new(size); }
 

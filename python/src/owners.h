@@ -35,6 +35,9 @@ struct Object : Node {
   PyObject* object;
 };
 
+// This thread may touch Python objects.
+bool holds_gil() noexcept;
+
 // The deleter for tenon_adoption and friends; owner is a Node*. Any thread; takes no lock, allocates nothing.
 void release(void* owner) noexcept;
 

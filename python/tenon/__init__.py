@@ -58,19 +58,28 @@ from ._creation import (
     zeros,
     zeros_like,
 )
-from ._errors import OpError, TenonError
+from ._errors import DeadlockError, LeaseConflict, LeaseEscaped, MovedError, OpError, TenonError
 from ._files import load, save
 from ._typing import DTypeLike
+from .engine import Op, cast, copy, fill, inout, out, push, set_engine, waitall
 from .feed import Feed, schema
 from .function import CFunction, c_function
+from .lease import Holder, Lease
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
     "Batch",
     "CFunction",
     "DTypeLike",
+    "DeadlockError",
     "Feed",
+    "Holder",
+    "Lease",
+    "LeaseConflict",
+    "LeaseEscaped",
+    "MovedError",
     "NDArray",
+    "Op",
     "OpError",
     "Schema",
     "TenonError",
@@ -78,11 +87,14 @@ __all__ = [
     "asarray",
     "bfloat16",
     "c_function",
+    "cast",
     "complex64",
     "complex128",
+    "copy",
     "dtype",
     "empty",
     "empty_like",
+    "fill",
     "float4_e2m1fn",
     "float6_e2m3fn",
     "float6_e3m2fn",
@@ -103,6 +115,7 @@ __all__ = [
     "from_pointer",
     "full",
     "full_like",
+    "inout",
     "int8",
     "int16",
     "int32",
@@ -111,12 +124,16 @@ __all__ = [
     "load",
     "ones",
     "ones_like",
+    "out",
+    "push",
     "save",
     "schema",
+    "set_engine",
     "uint8",
     "uint16",
     "uint32",
     "uint64",
+    "waitall",
     "zeros",
     "zeros_like",
 ]

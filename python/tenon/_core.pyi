@@ -500,9 +500,84 @@ class NDArray:
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
 
+    def read(self) -> Any:
+        """
+        ``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, empty after the
+        block. Also ``async with``.
+
+        Raises
+        ------
+        DeadlockError
+            The wait would not end.
+        OpError
+            The op that was to write it has failed.
+        LeaseEscaped
+            At the end: a view lives on, and work waits behind the block.
+        """
+
+    def write(self, overwrite: _bool = False) -> Any:
+        """
+        ``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that leaves the block
+        means that the array holds no value, until all of it is written.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Every element is written before any is read: works also where the array holds no value.
+        """
+
+    def lease(self, mode: str, timeout: float | None = None) -> Any:
+        """
+        A `Lease`, held from this call on. Raises TimeoutError, DeadlockError, OpError.
+        """
+
+    def leases(self) -> list[Any]:
+        """
+        Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.
+        """
+
+    def snapshot(self) -> NDArray:
+        """
+        A copy of all elements at one moment: waits for ops that write and were pushed before.
+        """
+
+    def wait_to_read(self, timeout: float | None = None) -> None:
+        """
+        Waits until the ops that write this memory and were pushed before are done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits as long as it takes.
+
+        Raises
+        ------
+        OpError
+            One of them has failed.
+        DeadlockError
+            The wait would not end.
+        TimeoutError
+            The time has passed.
+        """
+
+    def wait_to_write(self, timeout: float | None = None) -> None:
+        """
+        Waits until all ops that use this memory and were pushed before are done. As `wait_to_read`.
+        """
+
+    def clear_error(self) -> None:
+        """
+        Says that the memory holds a value although an op that was to write it has failed.
+        """
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
+def empty_view(view: Any, is_alone: _bool) -> None:
+    """
+    Makes a NumPy array one of no elements, for the end of the block in which it was valid.
+    """
 
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
@@ -712,3 +787,48 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
     ValueError
         The capsule was consumed before; the device is unknown.
     """
+
+class NativeLease:
+    """The native part of tenon.Lease."""
+
+    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, timeout: float | None = None, owner: tuple[int, int] | None = None) -> None: ...
+
+    def release(self) -> _bool: ...
+
+    def fail(self, message: str) -> _bool: ...
+
+    def detach(self) -> None: ...
+
+def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
+    """
+    (kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.
+    """
+
+class NativeOp:
+    """The native part of tenon.Op."""
+
+    def wait(self, timeout: float | None) -> None: ...
+
+    def done(self) -> _bool: ...
+
+    def results(self) -> list[Any]: ...
+
+    def failure(self) -> tuple[str, str, str, int, BaseException | None] | None: ...
+
+    def on_done(self, function: Callable[[], object]) -> None: ...
+
+def push(body: Callable[[], Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int) -> NativeOp: ...
+
+def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None: ...
+
+def take_failure() -> tuple[str, str, str, int, BaseException | None] | None: ...
+
+def wait_all(timeout: float | None) -> None: ...
+
+def set_engine(name: str, workers: int) -> None: ...
+
+def engine_name() -> str: ...
+
+def set_engine_limit(ops: int) -> None: ...
+
+def shut_down_engine(timeout: float) -> None: ...

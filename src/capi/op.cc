@@ -86,12 +86,13 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   return op;
 }
 
-// The array that the refusal is about cannot be told from it: the first one that is written, else the first.
-const Array* array_in_question(std::span<const tenon_use> uses) {
+// The array that the refusal is about; null: not known.
+const Array* array_in_question(const Refusal& refusal, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
-    if (use.access == TENON_WRITE) return capi::unwrap(use.array);
+    const Array* const array = capi::unwrap(use.array);
+    if (refusal.entry != nullptr && refusal.entry->home == &array->storage().home()) return array;
   }
-  return uses.empty() ? nullptr : capi::unwrap(uses[0].array);
+  return nullptr;
 }
 
 }  // namespace
@@ -118,8 +119,8 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
       throw;
     }
     if (!is_pushed) {
-      delete static_cast<PushedWork*>(op->give_up());
-      throw_refusal(refusal, "push an op on", array_in_question(used));
+      const std::unique_ptr<PushedWork> unused(static_cast<PushedWork*>(op->give_up()));
+      throw_refusal(refusal, "push an op on", array_in_question(refusal, used));
     }
     if (out != nullptr) *out = wrap(op.detach());
   });

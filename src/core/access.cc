@@ -106,7 +106,7 @@ void HostView::open(Storage& storage, engine::Extent extent, Access access, cons
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
-  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (view_.is_overwriting || !storage.region().has_poison.load(std::memory_order_relaxed)) return;
   const Ref<engine::Failure> failure = engine::failure_of(storage.home(), extent);
   if (!failure) return;
   close();
@@ -125,8 +125,6 @@ HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
     : claim_(engine::Kind::kCall, std::span(entries_).first(uses.size())),
       exceptions_(std::uncaught_exceptions()) {
   size_t n = 0;
-  const Array* array = nullptr;
-  bool is_writing = false;
   for (const Use& use : uses) {
     if (use.array.size() == 0) continue;
     engine::Entry& entry = entries_[n++];
@@ -134,14 +132,18 @@ HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
     entry.extent = use.array.extent();
     entry.mode = mode_of(use.access);
     entry.is_overwrite = use.is_overwrite;
-    is_writing |= use.access == Access::kWrite;
-    array = &use.array;
   }
   claim_.entries = std::span(entries_).first(n);
   claim_.name = name;
   claim_.owner.thread = engine::this_thread_id();
   Refusal refusal;
-  if (!claim_.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, is_writing ? "write" : "read", array);
+  if (!claim_.acquire(Deadline(-1), &refusal)) {
+    const Use* refused = uses.end() - 1;
+    for (const Use& use : uses) {
+      if (refusal.entry != nullptr && refusal.entry->home == &use.array.storage().home()) refused = &use;
+    }
+    throw_refusal(refusal, refused->access == Access::kWrite ? "write" : "read", &refused->array);
+  }
   if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
     engine::release(claim_);
     throw OpFailure(failure);

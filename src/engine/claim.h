@@ -69,7 +69,8 @@ struct View {
   Queue* queue = nullptr;
   View* next = nullptr;
   View* previous = nullptr;
-  Entry* holder = nullptr;  // the entry under which it was taken; null: the host's own
+  Entry* holder = nullptr;      // the entry under which it was taken; null: the host's own
+  bool is_overwriting = false;  // under an entry that writes every byte
   uint64_t sequence = 0;
   uint32_t blockers = 0;             // earlier entries that must end first
   std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex

@@ -61,7 +61,7 @@ void merge_wholes(std::span<Entry> entries) noexcept {
 }
 
 Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
-  if (refusal != nullptr) *refusal = {reason, obstacle};
+  if (refusal != nullptr) *refusal = {reason, obstacle, nullptr};
   return Appended::kRefused;
 }
 
@@ -145,6 +145,7 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
                                                      : check_synchronous(e, claim.kind, &holder, refusal);
     e.next = holder;
     if (checked == Appended::kGranted) continue;
+    if (refusal != nullptr) refusal->entry = &e;
     unlock_queues(entries);
     return checked;
   }

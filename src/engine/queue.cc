@@ -226,6 +226,7 @@ Entry* Queue::first_conflict(Mode mode, const Extent& extent, bool is_for_host) 
 bool Queue::add_view(View* view, Entry* holder, bool may_join) noexcept {
   view->queue = this;
   view->holder = holder;
+  view->is_overwriting = holder != nullptr && holder->is_overwrite;
   view->sequence = next_sequence_++;
   view->blockers = 0;
   ++(view->mode == Mode::kWrite ? writers_ : readers_);

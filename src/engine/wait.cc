@@ -196,6 +196,36 @@ bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) const {
 
 namespace detail {
 
+void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  if (obstacle == nullptr) return;
+  if (waiter.view != nullptr) {
+    const std::scoped_lock lock(waiter.view->queue->lock);
+    const Entry* const e = waiter.view->queue->first_conflict(waiter.view->mode, waiter.view->extent, false);
+    if (e != nullptr) *obstacle = Queue::describe(*e);
+    return;
+  }
+  if (waiter.claim == nullptr) return;
+  for (const Entry& entry : waiter.claim->entries) {
+    if (entry.sequence == 0) continue;
+    const std::scoped_lock lock(entry.queue->lock);
+    if (!entry.is_queued) continue;
+    *obstacle = Queue::describe(entry);  // an op that runs is what its own waiter waits for
+    if (entry.is_granted) continue;
+    const Entry* e = entry.queue->first();
+    while (e != &entry &&
+           (e->claim == waiter.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent))) {
+      e = e->next;
+    }
+    const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+    if (e != &entry) {
+      *obstacle = Queue::describe(*e);
+    } else if (view != nullptr) {
+      *obstacle = Queue::describe(*view);
+    }
+    return;
+  }
+}
+
 Sleep::Sleep(const Deadline& deadline) noexcept
     : deadline_(deadline), began_ns_(now_ns()), reported_ns_(began_ns_) {
   if (hooks.begin != nullptr) token_ = hooks.begin();
@@ -252,6 +282,7 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
   if (appended != Appended::kWaiting) return appended == Appended::kGranted;
   Waiter waiter;
   waiter.actor = owner;
+  waiter.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
   waiter.claim = this;
   // pairs with: BlockingClaim::become_ready, "what was waited for"
   const auto is_ready = [](uint32_t value) { return value == 1; };

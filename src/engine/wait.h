@@ -74,6 +74,9 @@ bool help() noexcept;
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;
 
 namespace detail {
+// What a waiter that gives up has waited for.
+void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept;
+
 // A sleeping thread's dealings with the hooks, in slices.
 class Sleep {
  public:
@@ -121,6 +124,7 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
     }
   }
   graph.leave(&waiter);
+  if (end != WaitEnd::kOver) detail::describe_obstacle(waiter, obstacle);
   return end;
 }
 

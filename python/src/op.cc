@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ops as tenon/engine.py uses them: bodies in Python and native functions.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "methods.h"
+#include "owners.h"
+#include "sites.h"
+#include "waiting.h"
+
+namespace tenon::python {
+namespace {
+
+// A Python object that any thread may let go of.
+void drop_object(void* object) { owners::release(object); }
+
+// The body of an op and where its result goes: one list, shared with the NativeOp.
+struct Body : owners::Node {
+  Body(nb::object callable, nb::object result_list)
+      : Node([](Node* node) { delete static_cast<Body*>(node); }),
+        body(std::move(callable)),
+        results(std::move(result_list)) {}
+
+  nb::object body;
+  nb::object results;
+};
+
+void fail(tenon_op* op, nb::object exception) {
+  const nb::object text = nb::module_::import_("tenon._errors").attr("describe")(exception);
+  auto* const payload = new owners::Object(exception);
+  tenon_op_fail(op, 0, nb::cast<const char*>(text), payload, drop_object);
+}
+
+void run_body(Body& self, tenon_op* op) {
+  nb::object exception;
+  try {
+    self.results.attr("append")(self.body());
+  } catch (nb::python_error& error) {
+    exception = nb::borrow(error.value());
+  }
+  if (!exception.is_valid() && tenon_op_has_views(op) != 0) {
+    exception = nb::module_::import_("tenon._errors")
+                    .attr("LeaseEscaped")(
+                        "a view that the op's body took lives on after it: copy what is to be kept");
+  }
+  if (exception.is_valid()) {
+    fail(op, std::move(exception));
+  } else {
+    tenon_op_complete(op);
+  }
+}
+
+void run(void* context, tenon_op* op) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  try {
+    run_body(*static_cast<Body*>(context), op);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("an op of tenon");
+    tenon_op_fail(op, 0, "its failure could not be described", nullptr, nullptr);
+  }
+  PyGILState_Release(state);
+}
+
+class NativeOp {
+ public:
+  NativeOp(tenon_op* op, nb::object results) : op_(op), results_(std::move(results)) {}
+  NativeOp(NativeOp&& other) noexcept
+      : op_(std::exchange(other.op_, nullptr)), results_(std::move(other.results_)) {}
+  NativeOp& operator=(NativeOp&&) = delete;
+  ~NativeOp() {
+    const owners::Collector collector;
+    tenon_op_release(op_);
+  }
+
+  // Seconds; nothing is thrown for a failure of the op itself.
+  void wait(std::optional<double> timeout) const {
+    owners::drain();
+    tenon_error error = TENON_ERROR_INIT;
+    const int64_t ns = timeout ? static_cast<int64_t>(std::min(std::max(*timeout, 0.0) * 1e9, 9e18)) : -1;
+    const tenon_status status = tenon_op_wait(op_, ns, &error);
+    owners::drain();
+    if (status != TENON_OK && status != TENON_ERR_OP) throw Error(status, error.message);
+  }
+  bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
+  nb::object results() const { return results_; }
+  nb::object failure() const { return describe(tenon_op_failure(op_)); }
+
+  void on_done(nb::object function) const {
+    auto* const node = new owners::Object(function);
+    try {
+      call(
+          tenon_op_on_done, op_,
+          +[](void* context) {
+            const PyGILState_STATE state = PyGILState_Ensure();
+            auto* const object = static_cast<owners::Object*>(context);
+            PyObject* const result = PyObject_CallNoArgs(object->object);
+            if (result == nullptr) PyErr_WriteUnraisable(object->object);
+            Py_XDECREF(result);
+            owners::release(object);
+            PyGILState_Release(state);
+          },
+          static_cast<void*>(node));
+    } catch (...) {
+      owners::release(node);
+      throw;
+    }
+  }
+
+  // (message, op, site, code, exception or None), or None. Takes over the failure.
+  static nb::object describe(tenon_failure* failure) {
+    if (failure == nullptr) return nb::none();
+    auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure));
+    nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
+    nb::object result = nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
+                                       tenon_failure_site(failure), tenon_failure_code(failure), exception);
+    const owners::Collector collector;
+    tenon_failure_release(failure);
+    return result;
+  }
+
+ private:
+  tenon_op* op_;
+  nb::object results_;
+};
+
+// uses: (array, is write, is overwrite) of each array.
+NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t on_conflict) {
+  std::vector<tenon_use> described;
+  for (nb::handle use : uses) {
+    const nb::tuple parts = nb::borrow<nb::tuple>(use);
+    described.push_back({array_of(nb::object(parts[0]).ptr()),
+                         nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
+                         nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u});
+  }
+  nb::list results;
+  auto* const context = new Body(std::move(body), results);
+  tenon_work work{};
+  work.struct_size = sizeof work;
+  work.on_conflict = on_conflict;
+  work.context = context;
+  work.run = run;
+  work.drop = drop_object;
+  work.name = name;
+  work.site = current_site();
+  owners::drain();
+  tenon_op* op = nullptr;
+  try {
+    call(tenon_push, &work, static_cast<int32_t>(described.size()),
+         static_cast<const tenon_use*>(described.data()), &op);
+  } catch (...) {
+    delete context;
+    throw;
+  }
+  return NativeOp(op, results);
+}
+
+}  // namespace
+
+void add_ops(nb::module_& module) {
+  nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
+      .def("wait", &NativeOp::wait, nb::arg("timeout").none())
+      .def("done", &NativeOp::is_done)
+      .def("results", &NativeOp::results, nb::sig("def results(self) -> list[Any]"))
+      .def("failure", &NativeOp::failure,
+           nb::sig("def failure(self) -> tuple[str, str, str, int, BaseException | None] | None"))
+      .def("on_done", &NativeOp::on_done, nb::arg("function"),
+           nb::sig("def on_done(self, function: Callable[[], object]) -> None"));
+  module.def("push", push, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
+             nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
+                     "on_conflict: int) -> NativeOp"));
+  module.def(
+      "array_failure",
+      [](const Array& array) { return NativeOp::describe(tenon_array_failure(array.get())); },
+      nb::arg("array"),
+      nb::sig("def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None"));
+  module.def(
+      "take_failure", [] { return NativeOp::describe(tenon_failures_take()); },
+      nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));
+  module.def(
+      "wait_all",
+      [](std::optional<double> timeout) {
+        owners::drain();
+        call(tenon_wait_all, timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : int64_t{-1});
+      },
+      nb::arg("timeout").none());
+  module.def(
+      "set_engine",
+      [](const char* name, int32_t workers) {
+        const nb::gil_scoped_release released;
+        call(tenon_engine_set, name, workers);
+      },
+      nb::arg("name"), nb::arg("workers"));
+  module.def("engine_name", [] {
+    char name[64];
+    tenon_engine_name(name, sizeof name);
+    return std::string(name);
+  });
+  module.def("set_engine_limit", tenon_engine_set_limit, nb::arg("ops"));
+  module.def(
+      "shut_down_engine",
+      [](double timeout) {
+        const nb::gil_scoped_release released;
+        call(tenon_engine_shut_down, static_cast<int64_t>(timeout * 1e9));
+      },
+      nb::arg("timeout"));
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sites.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <string>
+#include <unordered_set>
+
+namespace tenon::python {
+namespace {
+
+// Of the frame API, what is not part of the stable ABI. Null where it is missing: then only the innermost
+// frame is looked at, by its line.
+template <class Function>
+Function* looked_up(const char* name) noexcept {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+using GetBack = PyFrameObject*(PyFrameObject*);
+using GetLasti = int(PyFrameObject*);
+
+// One place in a program. Keeps its code, so that the address means one code only.
+struct Place {
+  PyObject* code = nullptr;
+  int instruction = 0;
+  bool is_library = false;
+  const char* text = nullptr;
+};
+
+// All under the GIL. Texts live as long as the process: views may name them at any time.
+std::array<Place, 1024> places;
+std::unordered_set<std::string>* texts = nullptr;
+
+bool is_library_file(std::string_view file) {
+  for (std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3", "<frozen "}) {
+    if (file.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+void describe(PyObject* code, PyFrameObject* frame, Place& place) {
+  const nb::object file = nb::getattr(nb::handle(code), "co_filename");
+  const std::string name(text_of(file));
+  if (texts == nullptr) texts = new std::unordered_set<std::string>;
+  place.is_library = is_library_file(name);
+  place.text = texts->insert(name + ":" + std::to_string(PyFrame_GetLineNumber(frame))).first->c_str();
+}
+
+const Place& place_of(PyFrameObject* frame) {
+  static GetLasti* const get_lasti = looked_up<GetLasti>("PyFrame_GetLasti");
+  const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  const int instruction = get_lasti != nullptr ? get_lasti(frame) : PyFrame_GetLineNumber(frame);
+  const uintptr_t key = reinterpret_cast<uintptr_t>(code.ptr()) / 16 + static_cast<uintptr_t>(instruction);
+  Place& place = places[key * 0x9E3779B97F4A7C15u >> 54];
+  if (place.code != code.ptr() || place.instruction != instruction) {
+    Place fresh;
+    describe(code.ptr(), frame, fresh);
+    fresh.code = Py_NewRef(code.ptr());
+    fresh.instruction = instruction;
+    const nb::object replaced = nb::steal(place.code);
+    place = fresh;
+  }
+  return place;
+}
+
+}  // namespace
+
+const char* current_site() noexcept {
+  static GetBack* const get_back = looked_up<GetBack>("PyFrame_GetBack");
+  PyFrameObject* innermost = PyThreadState_GetFrame(PyThreadState_Get());
+  if (innermost == nullptr) return nullptr;
+  const KeepError keep_error;
+  nb::object frame = nb::steal(reinterpret_cast<PyObject*>(innermost));
+  try {
+    const char* first = nullptr;
+    for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
+      auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      const Place& place = place_of(object);
+      if (!place.is_library) return place.text;
+      if (first == nullptr) first = place.text;
+      if (get_back == nullptr) break;
+      frame = nb::steal(reinterpret_cast<PyObject*>(get_back(object)));
+    }
+    return first;
+  } catch (...) {
+    PyErr_Clear();
+    return nullptr;
+  }
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Python does while the C library waits: the GIL is given away, signals are heard, memory that other
+// threads let go of is freed.
+#include "waiting.h"
+
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+void* begin_wait() { return owners::holds_gil() ? PyEval_SaveThread() : nullptr; }
+
+void end_wait(void* token) {
+  if (token != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+}
+
+int32_t poll_wait(void* token) {
+  if (token == nullptr) return 0;
+  PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+  const int result = PyErr_CheckSignals();
+  if (result == 0) owners::drain();
+  (void)PyEval_SaveThread();
+  return result;
+}
+
+// The address of asyncio's current task. Asked only when memory is held by somebody.
+uint64_t current_task() {
+  if (!owners::holds_gil()) return 0;
+  const KeepError keep_error;
+  static Name asyncio("asyncio");
+  const nb::object module = nb::steal(PyImport_GetModule(asyncio.get()));
+  if (!module.is_valid()) return 0;
+  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", nullptr));
+  if (!task.is_valid()) PyErr_Clear();  // no loop runs in this thread
+  return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
+}
+
+void report_wait(const char* text) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  {
+    const KeepError keep_error;
+    try {
+      nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("tenon");
+    }
+  }
+  PyGILState_Release(state);
+}
+
+}  // namespace
+
+void add_waiting(nb::module_&) {
+  tenon_wait_hooks hooks{};
+  hooks.struct_size = sizeof hooks;
+  hooks.begin = begin_wait;
+  hooks.poll = poll_wait;
+  hooks.end = end_wait;
+  hooks.current_task = current_task;
+  hooks.report = report_wait;
+  tenon_set_wait_hooks(&hooks);
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases: `NDArray.read`, `NDArray.write`, `NDArray.lease`, and who holds an array."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+from . import _core
+from ._core import NativeLease, NDArray
+from ._errors import LeaseEscaped
+
+Mode = Literal["r", "w"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Somebody who holds the memory of an array, or waits for it.
+
+    Attributes
+    ----------
+    kind : {'view', 'op', 'lease', 'call'}
+    mode : {'r', 'w'}
+    is_granted : bool
+        False: it waits.
+    thread : int
+        The kernel's number of the thread that took or pushed it.
+    age : float
+        Seconds.
+    name : str
+        Of an op or a call, else empty.
+    site : str
+        Where it was taken or pushed, as 'train.py:12'; empty where no Python code ran.
+    """
+
+    kind: str
+    mode: str
+    is_granted: bool
+    thread: int
+    age: float
+    name: str
+    site: str
+
+
+def leases(array: NDArray) -> list[Holder]:
+    """Who holds the memory of ``array`` or waits for it, in the order of the queue, views last."""
+    return [Holder(*row) for row in _core.holders(array)]
+
+
+class Lease:
+    """A lease of an array, held from the call that gives it until `release`.
+
+    It belongs to the thread (in asyncio: the task) that took it, until `detach`. As a context manager it is
+    released at the end of the block.
+    """
+
+    def __init__(self, array: NDArray, mode: Mode, timeout: float | None = None) -> None:
+        if mode not in ("r", "w"):
+            raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
+        self.array = array
+        self.mode = mode
+        self._native = NativeLease(array, mode == "w", timeout=timeout)
+
+    def release(self) -> None:
+        """Gives the lease back. Idempotent, from any thread; never waits."""
+        self._native.release()
+
+    def detach(self) -> Lease:
+        """From now on the lease belongs to nobody: any thread may release it. Returns the lease."""
+        self._native.detach()
+        return self
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Block:
+    """What ``with a.read() as v`` and ``with a.write() as v`` enter."""
+
+    def __init__(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
+        self._array = array
+        self._is_write = is_write
+        self._is_overwrite = is_overwrite
+        self._lease: NativeLease | None = None
+        self._root: Any = None
+        self._view: Any = None
+
+    def _begin(self, owner: tuple[int, int] | None) -> Any:
+        if self._lease is not None:
+            raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
+        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, None, owner)
+        return self._lease
+
+    def _view_of_array(self) -> Any:
+        array = self._array if self._is_write else self._array.readonly()
+        try:
+            # What is made of the view stands on the root, so that the view itself can let go of it.
+            self._root = array.numpy()
+        except BaseException:
+            self._end(None, None)
+            raise
+        self._view = self._root[...]
+        return self._view
+
+    def __enter__(self) -> Any:
+        self._begin(None)
+        return self._view_of_array()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error, sys._getframe(1))
+
+    async def __aenter__(self) -> Any:
+        task = asyncio.current_task()
+        owner = (threading.get_native_id(), 0 if task is None else id(task))
+        await asyncio.get_running_loop().run_in_executor(None, self._begin, owner)
+        return self._view_of_array()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error, sys._getframe(1))
+
+    def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
+        root, self._root = self._root, None
+        views, self._view = [self._view], None
+        if root is not None:
+            _end_views(views, root, frame)
+        del frame, root
+        assert self._lease is not None
+        if error is not None and self._is_write:
+            has_escaped = self._lease.fail(
+                f"the block that wrote it ended with {type(error).__name__}: {error}"
+            )
+        else:
+            has_escaped = self._lease.release()
+        if has_escaped and error is None:
+            views = [holder for holder in leases(self._array) if holder.kind == "view"]
+            places = ", ".join(sorted({holder.site for holder in views if holder.site}))
+            raise LeaseEscaped(
+                f"{len(views)} views of the array live on after the block, and work waits behind it"
+                f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
+            )
+
+
+def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> None:
+    """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
+    elements: late use is an error and never a race. Whatever else stands on the memory lives on.
+
+    Parameters
+    ----------
+    views : list
+        The block's view alone. It is taken out, so that the references to it can be counted.
+    root : numpy.ndarray
+        On which all of them stand.
+    frame : frame or None
+        Of the block.
+    """
+    view = views.pop()
+    names = _names_in(frame, root)
+    del frame
+    # Besides the variables of the frame: the variable here, and the argument of getrefcount.
+    expected = names.pop(id(view), (view, 0))[1]
+    is_alone = sys.getrefcount(view) <= expected + 2
+    _core.empty_view(view, is_alone)
+    del view
+    for key in list(names):
+        array, expected = names.pop(key)
+        if sys.getrefcount(array) <= expected + 2:
+            _core.empty_view(array, True)
+        del array
+
+
+def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
+    """The arrays over ``root`` among the variables of a frame, each with the number of references that its
+    variables make; by their identity."""
+    import numpy as np
+
+    found: dict[int, tuple[Any, int]] = {}
+    if frame is None:
+        return found
+    # Before Python 3.13 f_locals of a function is a copy of the variables that the frame keeps: each counts
+    # twice. From then on it shows the variables themselves; elsewhere it is the dictionary that holds them.
+    is_copy = sys.version_info < (3, 13) and (frame.f_code.co_flags & inspect.CO_OPTIMIZED) != 0
+    for value in list(frame.f_locals.values()):
+        if isinstance(value, np.ndarray) and value.base is root:
+            found[id(value)] = (value, found.get(id(value), (value, 0))[1] + (2 if is_copy else 1))
+    return found
