@@ -188,6 +188,7 @@ void add_ops(nb::module_& module) {
       [](std::optional<double> timeout) {
         owners::drain();
         call(tenon_wait_all, timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : int64_t{-1});
+        owners::drain();
       },
       nb::arg("timeout").none());
   module.def(

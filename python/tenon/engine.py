@@ -299,8 +299,8 @@ class set_engine:
 
 
 @atexit.register
-def _shut_down() -> None:
+def _shut_down(shut_down: Callable[[float], None] = _core.shut_down_engine) -> None:
     try:
-        _core.shut_down_engine(_EXIT_SECONDS)
+        shut_down(_EXIT_SECONDS)
     except Exception as error:
         _log.warning("ops are left behind at exit: %s", error)

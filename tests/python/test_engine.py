@@ -21,7 +21,7 @@ ENGINES = ["pool", "inline", "seeded:5"]
 
 
 @pytest.fixture(params=ENGINES, autouse=True)
-def engine(request):
+def engine(request, nothing_stays_behind):
     with tn.set_engine(request.param):
         yield request.param
         try:

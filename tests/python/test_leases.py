@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
 
 @pytest.fixture(autouse=True)
-def no_op_is_left():
+def no_op_is_left(nothing_stays_behind):
     yield
     try:
         tn.waitall(10)
