@@ -1,117 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Claims, leases and ops over plain integers: no arrays are needed to know what the engine does.
-#include "engine/engine.h"
-
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <latch>
 #include <memory>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "engine/cells_testing.h"
+
 namespace tenon::engine {
 namespace {
-
-// Memory of eight bytes with a queue of its own.
-struct Cell {
-  Cell() { queue.set_bounds(extent()); }
-  Extent extent() const {
-    const auto at = reinterpret_cast<uintptr_t>(&value);
-    return {at, at + sizeof value};
-  }
-  // The n-th byte alone.
-  Extent part(size_t n) const { return {extent().begin + n, extent().begin + n + 1}; }
-
-  int64_t value = 0;
-  Queue queue;
-  Home home{&queue};
-};
-
-struct Wanted {
-  Cell* cell;
-  Mode mode;
-  bool is_overwrite = false;
-  int part = -1;
-};
-Wanted read(Cell& cell, int part = -1) { return {&cell, Mode::kRead, false, part}; }
-Wanted write(Cell& cell, int part = -1) { return {&cell, Mode::kWrite, false, part}; }
-Wanted overwrite(Cell& cell) { return {&cell, Mode::kWrite, true, -1}; }
-
-void describe(const Wanted& wanted, Entry& entry) {
-  entry.home = &wanted.cell->home;
-  entry.extent =
-      wanted.part < 0 ? wanted.cell->extent() : wanted.cell->part(static_cast<size_t>(wanted.part));
-  entry.mode = wanted.mode;
-  entry.is_overwrite = wanted.is_overwrite;
-}
-
-using Body = std::function<void(Op*)>;
-
-Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char* name = "op") {
-  auto* const context = new Body(std::move(body));
-  const Work work{context, [](void* c, Op* op) { (*static_cast<Body*>(c))(op); },
-                  [](void* c) { delete static_cast<Body*>(c); }};
-  Ref<Op> op = Op::create(work, wanted.size(), name, "here:1");
-  size_t i = 0;
-  for (const Wanted& w : wanted) describe(w, op->entries[i++]);
-  return op;
-}
-
-// Pushes work that ends when it returns.
-Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> body,
-             OnHost on_host = OnHost::kRaise) {
-  Ref<Op> op = make(wanted, [body = std::move(body)](Op* self) {
-    body();
-    self->complete();
-  });
-  Refusal refusal;
-  if (!Engine::instance().push(op, on_host, &refusal)) return {};
-  return op;
-}
-
-void wait(const Ref<Op>& op) {
-  Refusal refusal;
-  ASSERT_TRUE(op->wait(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
-}
-
-void wait_all() {
-  Refusal refusal;
-  ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
-}
-
-Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {
-  Refusal refusal;
-  EXPECT_FALSE(attempt(&refusal));
-  return refusal.reason;
-}
-
-class Lease {
- public:
-  explicit Lease(const Wanted& wanted) : claim_(Kind::kLease, {&entry_, 1}) {
-    describe(wanted, entry_);
-    claim_.owner = current_actor();
-  }
-  bool acquire(Refusal* refusal, int64_t timeout_ns = -1) {
-    is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
-    return is_held_;
-  }
-  bool release() {
-    is_held_ = false;
-    return engine::release(claim_);
-  }
-  ~Lease() {
-    if (is_held_) release();
-  }
-  BlockingClaim& claim() { return claim_; }
-
- private:
-  Entry entry_;
-  BlockingClaim claim_;
-  bool is_held_ = false;
-};
 
 class EngineOn : public testing::TestWithParam<const char*> {
  protected:
@@ -152,11 +53,7 @@ TEST_P(EngineOn, TheSameCellTwiceInOneOpIsOneEntry) {
 
 TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
   Cell a, b;
-  Refusal refusal;
-  const Ref<Op> bad = make({write(a)}, [](Op* op) {
-    op->fail(Ref<Failure>::adopt(new Failure(Code::kOp, 3, "no", "bad", "", nullptr, nullptr)));
-  });
-  ASSERT_TRUE(Engine::instance().push(bad, OnHost::kRaise, &refusal));
+  const Ref<Op> bad = push_failing({write(a)});
   bool has_run = false;
   const Ref<Op> dependant = push({read(a), write(b)}, [&has_run] { has_run = true; });
   wait(dependant);
@@ -273,11 +170,11 @@ TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
 TEST(Engine, PartsOfOneCellDoNotConflict) {
   Cell cell;
   Refusal refusal;
-  Lease one(write(cell, 0));
+  Lease one(write(cell, 0, 1));
   ASSERT_TRUE(one.acquire(&refusal));
   std::thread([&] {
     Refusal r;
-    Lease two(write(cell, 1));
+    Lease two(write(cell, 1, 2));
     EXPECT_TRUE(two.acquire(&r, 0));
     Lease whole(write(cell));
     EXPECT_FALSE(whole.acquire(&r, 1'000'000));
@@ -302,17 +199,11 @@ TEST(Engine, NestedAccessActsUnderTheOwnLease) {
   EXPECT_TRUE(stronger.acquire(&refusal));
 }
 
-void describe(Cell& cell, Mode mode, View& view) {
-  view.home = &cell.home;
-  view.extent = cell.extent();
-  view.mode = mode;
-}
-
 TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   Cell a, b;
   Refusal refusal;
   View view;
-  describe(a, Mode::kRead, view);
+  describe(read(a), view);
   view.site = "loader.py:7";
   ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
   const Ref<Op> op = make({write(b), write(a)}, [](Op* self) { self->complete(); });
@@ -336,7 +227,7 @@ TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
   std::thread viewer([&] {
     Refusal refusal;
     View view;
-    describe(cell, Mode::kRead, view);
+    describe(read(cell), view);
     const Appended opened = open_view(view, false, &refusal);
     if (opened == Appended::kWaiting) {
       ASSERT_EQ(wait_for_view(view, Deadline(-1), &refusal.obstacle), WaitEnd::kOver);
@@ -356,7 +247,7 @@ TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
   Lease lease(write(cell));
   ASSERT_TRUE(lease.acquire(&refusal));
   View view;
-  describe(cell, Mode::kWrite, view);
+  describe(write(cell), view);
   ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
   const Ref<Op> op = push({write(cell)}, [] {});
   ASSERT_TRUE(op);
