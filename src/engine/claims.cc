@@ -150,17 +150,24 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     return checked;
   }
   ReadyList ready;
-  uint32_t missing = 0;
+  // All are missing until they are in: an entry may make a queue count, which may grant one before it.
+  uint32_t granted = 0;
+  claim.missing.store(static_cast<uint32_t>(entries.size()), std::memory_order_relaxed);
   for (Entry& e : entries) {
-    if (e.sequence == 0) continue;
-    if (e.next == nullptr) {
-      missing += e.queue->append(&e, &ready) ? 0 : 1;
-    } else if (claim.kind == Kind::kCall) {
-      e.sequence = 0;
+    if (e.sequence == 0) {
+      ++granted;
+    } else if (e.next == nullptr) {
+      granted += e.queue->append(&e, &ready) ? 1 : 0;
     } else {
-      e.queue->insert_under(&e, e.next, &ready);
+      if (claim.kind == Kind::kCall) {
+        e.sequence = 0;
+      } else {
+        e.queue->insert_under(&e, e.next, &ready);
+      }
+      ++granted;
     }
   }
+  const uint32_t missing = claim.missing.load(std::memory_order_relaxed) - granted;
   claim.missing.store(missing, std::memory_order_relaxed);
   unlock_queues(entries);
   if (!ready.is_empty()) notify(ready);

@@ -257,6 +257,18 @@ TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
   wait(op);
 }
 
+TEST_P(EngineOn, AnOpThatTakesAllAndAPartOfACellBehindWorkThatWaitsForTheHostRuns) {
+  Cell cell, other;
+  Refusal refusal;
+  Sight view(write(cell));
+  ASSERT_TRUE(view.open(&refusal));
+  const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
+  const Ref<Op> passes = push({read(cell), read(cell, 0, 4), write(other)}, [] {}, OnHost::kIgnore);
+  EXPECT_TRUE(passes->wait(Deadline(kWatchdogNs), &refusal)) << "it was granted and never told so";
+  view.close();
+  EXPECT_TRUE(waits->wait(Deadline(kWatchdogNs), &refusal));
+}
+
 // Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
 // the other gives the same.
 TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
