@@ -269,6 +269,24 @@ TEST_P(EngineOn, AnOpThatTakesAllAndAPartOfACellBehindWorkThatWaitsForTheHostRun
   EXPECT_TRUE(waits->wait(Deadline(kWatchdogNs), &refusal));
 }
 
+TEST_P(EngineOn, ALeaseWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
+  Cell cell;
+  Refusal refusal;
+  push({write(cell)}, [&cell] { cell.value = 1; });
+  Lease lease(read(cell));
+  ASSERT_TRUE(lease.acquire(&refusal, kWatchdogNs));
+  EXPECT_EQ(cell.value, 1);
+}
+
+TEST_P(EngineOn, AViewWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
+  Cell cell;
+  Refusal refusal;
+  push({write(cell)}, [&cell] { cell.value = 1; });
+  Sight view(read(cell));
+  ASSERT_TRUE(view.open(&refusal, kWatchdogNs));
+  EXPECT_EQ(cell.value, 1);
+}
+
 // Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
 // the other gives the same.
 TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
