@@ -242,7 +242,14 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
       }
     }
   }
-  if (result == Appended::kGranted && !queue.add_view(&view, holder, may_join)) result = Appended::kWaiting;
+  if (result == Appended::kGranted && !queue.add_view(&view, holder, may_join)) {
+    result = Appended::kWaiting;
+    if (this_thread.running != 0) {
+      ReadyList none;  // nothing can wait for what has just come
+      queue.remove_view(&view, &none);
+      result = refuse(refusal, Refusal::Reason::kInBody, {});
+    }
+  }
   queue.lock.unlock();
   return result;
 }

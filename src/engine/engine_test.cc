@@ -287,6 +287,26 @@ TEST_P(EngineOn, AViewWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
   EXPECT_EQ(cell.value, 1);
 }
 
+// The body's own memory: else it would have to declare it.
+TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
+  Engine::instance().set_executor("pool", 1);
+  Cell cell;
+  Refusal::Reason reason = Refusal::Reason::kHostView;
+  std::latch has_begun(1);  // on the worker: who waits for the op could run it
+  const Ref<Op> op = push({}, [&] {
+    has_begun.count_down();
+    cell.queue.set_birth(this_thread.running);
+    push({write(cell)}, [] {});
+    Refusal refusal;
+    Sight view(read(cell));
+    if (!view.open(&refusal, 1'000'000'000)) reason = refusal.reason;
+  });
+  has_begun.wait();
+  wait(op);
+  wait_all();
+  EXPECT_EQ(reason, Refusal::Reason::kInBody);
+}
+
 // Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
 // the other gives the same.
 TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
