@@ -307,6 +307,62 @@ TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
   EXPECT_EQ(reason, Refusal::Reason::kInBody);
 }
 
+TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  Sight escaping(read(cell));
+  ASSERT_TRUE(escaping.open(&refusal));
+  const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
+  View behind;
+  std::thread viewer([&] {
+    Refusal r;
+    describe(read(cell), behind);
+    ASSERT_EQ(open_view(behind, false, &r), Appended::kWaiting);
+  });
+  viewer.join();
+  EXPECT_TRUE(lease.release());
+  EXPECT_FALSE(op->is_done());
+  escaping.close();
+  EXPECT_TRUE(op->wait(Deadline(kWatchdogNs), &refusal)) << "op and view wait for each other";
+  EXPECT_EQ(wait_for_view(behind, Deadline(kWatchdogNs), &refusal.obstacle), WaitEnd::kOver);
+  EXPECT_EQ(cell.value, 5);
+  close_view(behind);
+}
+
+// The refusal is for who would wait for the host. Work that waited for it once, and for nothing of the host's
+// any more, is work like any other: else the answer depends on whether it has ended.
+TEST(Engine, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  std::latch may_end(1);
+  Sight first(read(cell));
+  ASSERT_TRUE(first.open(&refusal));
+  const Ref<Op> op = push(
+      {write(cell)},
+      [&] {
+        may_end.wait();
+        cell.value = 9;
+      },
+      OnHost::kWait);
+  Sight refused(write(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return refused.open(r); }), Refusal::Reason::kWaitsForHost);
+  first.close();
+  std::thread viewer([&] {
+    Refusal r;
+    Sight second(read(cell));
+    EXPECT_TRUE(second.open(&r)) << static_cast<int>(r.reason);
+    EXPECT_EQ(cell.value, 9);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  may_end.count_down();
+  viewer.join();
+  wait(op);
+}
+
 // Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
 // the other gives the same.
 TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {

@@ -179,7 +179,7 @@ bool Queue::move_views_to_host(Entry* entry) noexcept {
   }
   bool is_in_the_way = false;
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (e->is_granted || !e->claim->heeds_host || host_conflict(e->mode, e->extent) == nullptr) continue;
+    if (e->is_granted || !e->claim->heeds_host || !is_host_in_the_way(*e)) continue;
     e->waits_for_host = true;
     is_in_the_way = true;
   }
@@ -216,9 +216,19 @@ bool Queue::host_holds(Mode mode, const Extent& extent) const noexcept {
   return false;
 }
 
+bool Queue::is_host_in_the_way(const Entry& entry) const noexcept {
+  for (const View* v = views_; v != nullptr; v = v->next) {
+    const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;
+    if (!is_open && v->sequence > entry.sequence) continue;
+    if (conflict(v->mode, v->extent, entry.mode, entry.extent)) return true;
+  }
+  return false;
+}
+
 Entry* Queue::first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept {
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if ((!is_for_host || e->waits_for_host) && conflict(mode, extent, e->mode, e->extent)) return e;
+    if (is_for_host && (e->is_granted || host_allows(*e))) continue;
+    if (conflict(mode, extent, e->mode, e->extent)) return e;
   }
   return nullptr;
 }

@@ -85,7 +85,8 @@ class Queue {
   View* host_conflict(Mode mode, const Extent& extent) const noexcept;
   // A view of the host covers extent and allows mode: another one joins it.
   bool host_holds(Mode mode, const Extent& extent) const noexcept;
-  // The first entry that conflicts; with is_for_host, the first such that itself waits for the host.
+  // The first entry that conflicts; with is_for_host, the first such that a view of the host keeps from being
+  // granted.
   Entry* first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept;
   // Both entries cover all of the memory.
   bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
@@ -122,8 +123,10 @@ class Queue {
   }
   // Nothing of the host's is in the way of this entry, whose turn among the entries has come.
   bool host_allows(const Entry& entry) const noexcept {
-    return !entry.waits_for_host || host_conflict(entry.mode, entry.extent) == nullptr;
+    return !entry.waits_for_host || !is_host_in_the_way(entry);
   }
+  // A view that waits is in the way of what comes after it: what came before, it waits for.
+  bool is_host_in_the_way(const Entry& entry) const noexcept;
   void link_behind(Entry* entry, Entry* place) noexcept;
   void unlink(Entry* entry) noexcept;
   void mark_granted(Entry* entry) noexcept;
