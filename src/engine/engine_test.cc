@@ -307,6 +307,19 @@ TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
   EXPECT_EQ(reason, Refusal::Reason::kInBody);
 }
 
+TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
+  Engine::instance().set_executor("pool", 2);
+  Cell cell;
+  Refusal refusal;
+  Sight view(write(cell));
+  ASSERT_TRUE(view.open(&refusal));
+  const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
+  Lease lease(read(cell));
+  EXPECT_TRUE(lease.acquire(&refusal, 1'000'000'000)) << "it waits for its own thread";
+  view.close();
+  wait(waits);
+}
+
 TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;

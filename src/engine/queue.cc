@@ -73,7 +73,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->sequence = next_sequence_++;
   entry->blockers = 0;
   entry->is_granted = false;
-  if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
+  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host)) begin_counting(ready);
   if (is_counted_) {
     for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
     link_behind(entry, tail_);
@@ -83,7 +83,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   }
   link_behind(entry, tail_);
   const bool is_free = active_writers_ == 0 && (entry->mode == Mode::kRead || active_readers_ == 0);
-  if (first_waiting_ == nullptr && is_free && host_allows(*entry)) {
+  if (first_waiting_ == nullptr && is_free) {
     mark_granted(entry);
     return true;
   }
@@ -129,14 +129,18 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
     } else if (entry == first_waiting_) {
       first_waiting_ = next;
     }
-    if (first_waiting_ != nullptr) advance(ready);
+    if (has_escaped) {
+      begin_counting(ready);
+    } else if (first_waiting_ != nullptr) {
+      advance(ready);
+    }
   }
   return has_escaped;
 }
 
 void Queue::advance(ReadyList* ready) noexcept {
   while (Entry* const e = first_waiting_) {
-    if (active_writers_ != 0 || (e->mode == Mode::kWrite && active_readers_ != 0) || !host_allows(*e)) return;
+    if (active_writers_ != 0 || (e->mode == Mode::kWrite && active_readers_ != 0)) return;
     first_waiting_ = e->next;
     grant(e, ready);
   }
@@ -259,8 +263,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   --(view->mode == Mode::kWrite ? writers_ : readers_);
   if (view->mode == Mode::kWrite) note_write();
   if (view->is_open.load(std::memory_order_relaxed) == 0) --waiting_views_;
-  if (!is_of_host || head_ == nullptr) return;
-  if (!is_counted_) return advance(ready);
+  if (!is_of_host || !is_counted_) return;
   for (Entry* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && host_allows(*e)) grant(e, ready);
   }

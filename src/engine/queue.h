@@ -4,8 +4,9 @@
 // earlier entry that conflicts is unfinished; and the views of the host, which stand beside it.
 //
 // Two ways of counting. While every entry covers all of the memory, the granted ones are a run at the front,
-// and three words say who may be next. The first entry that covers a part of the memory makes the queue a
-// counted one until it is empty: each entry then counts the earlier ones that it conflicts with.
+// and three words say who may be next. The first entry that covers a part of the memory, or that has to wait
+// for the host, makes the queue a counted one until it is empty: each entry then counts the earlier ones that
+// it conflicts with.
 #pragma once
 
 #include <atomic>
