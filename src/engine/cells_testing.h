@@ -127,6 +127,8 @@ class Lease {
   ~Lease() {
     if (is_held_) release();
   }
+  // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
+  void settle(const Ref<Failure>& failure) { engine::settle(claim_, failure); }
   // Nobody's from now on: any thread may give it back.
   void detach() { claim_.is_detached.store(true, std::memory_order_relaxed); }
 
