@@ -124,9 +124,10 @@ class Lease {
     is_held_ = false;
     return engine::release(claim_);
   }
-  ~Lease() {
+  void release_if_held() {
     if (is_held_) release();
   }
+  ~Lease() { release_if_held(); }
   // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
   void settle(const Ref<Failure>& failure) { engine::settle(claim_, failure); }
   // Nobody's from now on: any thread may give it back.

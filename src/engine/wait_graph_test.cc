@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as a
+// deadlock must have stood in a circle of leases that only their owners could open.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "engine/cells_testing.h"
+#include "engine/history_testing.h"
+
+namespace tenon::engine {
+namespace {
+
+thread_local uint64_t task_here = 0;
+
+// The cells that the walk of a wait for all ops looks through.
+std::vector<Cell*> listed_cells;
+
+class WaitGraphOf : public testing::Test {
+ protected:
+  void SetUp() override {
+    Engine::instance().set_executor("pool", 2);
+    WaitHooks hooks;
+    hooks.current_task = [] { return task_here; };
+    set_wait_hooks(hooks);
+    set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
+      for (Cell* cell : listed_cells) visit(cell->queue, context);
+    });
+  }
+  void TearDown() override {
+    wait_all();
+    set_queue_visitor(nullptr);
+    set_wait_hooks({});
+    listed_cells.clear();
+    task_here = 0;
+  }
+};
+
+TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) {
+  History history;
+  for (int round = 0; round < 500; ++round) {
+    std::array<Cell, 3> cells;
+    std::latch all(3);
+    std::atomic<int> refused{0}, granted{0};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        Cell &first = cells[t], &second = cells[(t + 1) % 3];
+        Refusal refusal;
+        Lease mine(write(first));
+        ASSERT_TRUE(mine.acquire(&refusal));
+        const History::Scope scope(history, {write(first), Party::kLease, t + 1, 0, 0, 0, 0});
+        all.arrive_and_wait();
+        Lease next(write(second));
+        if (next.acquire(&refusal)) {
+          const History::Scope inner(history, {write(second), Party::kLease, t + 1, 0, 0, 0, 0});
+          ++granted;
+        } else {
+          EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+          EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kLease);
+          EXPECT_EQ(refusal.obstacle.thread, this_thread_id()) << "the lease of one's own that is in the way";
+          ++refused;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(refused + granted, 3);
+    ASSERT_GE(refused, 1);
+    ASSERT_EQ(history.take_fault(), "");
+  }
+}
+
+TEST_F(WaitGraphOf, ACircleThroughAnOpIsADeadlock) {
+  Cell a, b;
+  Refusal refusal;
+  Lease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  const Ref<Op> op = push({read(a), write(b)}, [] {});
+  Lease behind(read(b));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r); }), Refusal::Reason::kDeadlock);
+  Sight view(read(b));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kDeadlock);
+  lease.release();
+  wait(op);
+}
+
+TEST_F(WaitGraphOf, ADetachedLeaseIsNobodysSoWaitingForItTimesOut) {
+  Cell cell;
+  Refusal refusal;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  Lease again(write(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return again.acquire(r, 2'000'000); }), Refusal::Reason::kTimeout);
+  std::thread other([&] { lease.release(); });
+  EXPECT_TRUE(again.acquire(&refusal));
+  other.join();
+}
+
+TEST_F(WaitGraphOf, ALeaseOfATaskIsThatTasksAndAThreadThatSleepsHoldsUpAllOfItsTasks) {
+  Cell cell;
+  Refusal refusal;
+  task_here = 1;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  Lease nested(read(cell));
+  EXPECT_TRUE(nested.acquire(&refusal, 0));
+  nested.release();
+  task_here = 2;
+  Lease other(read(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return other.acquire(r); }), Refusal::Reason::kDeadlock);
+  task_here = 1;
+  lease.release();
+  task_here = 0;
+  Lease of_thread(write(cell));
+  ASSERT_TRUE(of_thread.acquire(&refusal));
+  task_here = 2;
+  EXPECT_TRUE(other.acquire(&refusal, 0)) << "a lease that was taken outside of tasks is all of its thread's";
+}
+
+TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
+  Cell cell;
+  Refusal refusal;
+  task_here = 1;
+  Lease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  task_here = 2;
+  const Ref<Op> behind = push({read(cell)}, [] {});
+  Waiter aside;
+  aside.actor = current_actor();
+  aside.is_thread = false;
+  aside.claim = behind.get();
+  EXPECT_TRUE(WaitGraph::instance().enter(&aside, &refusal.obstacle));
+  WaitGraph::instance().leave(&aside);
+  aside.actor.task = 1;
+  EXPECT_FALSE(WaitGraph::instance().enter(&aside, &refusal.obstacle)) << "it would wait for itself";
+  lease.release();
+  wait(behind);
+}
+
+TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
+  Cell a, b;
+  Refusal refusal;
+  task_here = 1;
+  Lease mine(write(a));
+  ASSERT_TRUE(mine.acquire(&refusal));
+  std::latch has_other(1);
+  std::atomic<int> refused{0};
+  std::thread thread([&] {
+    Refusal r;
+    Lease other(write(b));
+    ASSERT_TRUE(other.acquire(&r));
+    has_other.count_down();
+    Lease crossed(write(a));
+    if (!crossed.acquire(&r)) {
+      EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+      ++refused;
+    }
+  });
+  has_other.wait();
+  task_here = 2;
+  Lease crossed(write(b));
+  if (!crossed.acquire(&refusal)) {
+    EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+    ++refused;
+  }
+  mine.release();
+  thread.join();
+  EXPECT_GE(refused, 1);
+}
+
+// Thread A holds `a` and asks for `b`; thread B, which holds `b`, waits for `a`: a circle, but that a third
+// thread gives `b` back at some moment. If that was over before A asked, there never was a circle. And if the
+// lease on `b` was detached, it is not B's, and there is none at all.
+TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int refused = 0;
+  constexpr int kRounds = 10'000;
+  Cell a, b;
+  std::unique_ptr<Lease> mine, lent;
+  // Of round n: 4 n when it begins, one more when B has its lease, two more when A may ask and C give back.
+  std::atomic<int> turn{-1};
+  std::atomic<int> ended{0};
+  std::atomic<uint32_t> delay{0};
+  std::atomic<bool> is_back{false};
+  const auto await = [](std::atomic<int>& what, int value) {
+    for (int now = what; now < value; now = what) what.wait(now);
+  };
+  const auto set = [](std::atomic<int>& what, int value) {
+    what = value;
+    what.notify_all();
+  };
+  std::thread thread_b([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      await(turn, 4 * round);
+      Refusal refusal;
+      lent = std::make_unique<Lease>(write(b));
+      ASSERT_TRUE(lent->acquire(&refusal));
+      if (round % 2 == 1) lent->detach();
+      set(turn, 4 * round + 1);
+      Lease crossed(write(a));
+      (void)crossed.acquire(&refusal);  // granted, or the one that finds the circle
+      crossed.release_if_held();
+      ++ended;
+      ended.notify_all();
+    }
+  });
+  std::thread thread_c([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      await(turn, 4 * round + 2);
+      for (uint32_t i = delay; i > 0; --i) relax_processor();
+      lent->release();
+      is_back = true;
+      ++ended;
+      ended.notify_all();
+    }
+  });
+  for (int round = 0; round < kRounds; ++round) {
+    Refusal refusal;
+    mine = std::make_unique<Lease>(write(a));
+    ASSERT_TRUE(mine->acquire(&refusal));
+    is_back = false;
+    ended = 0;
+    delay = random() % 400;
+    set(turn, 4 * round);
+    await(turn, 4 * round + 1);
+    set(turn, 4 * round + 2);
+    for (uint32_t i = random() % 400; i > 0; --i) relax_processor();
+    const bool was_back = is_back;
+    Lease asked(write(b));
+    if (asked.acquire(&refusal)) {
+      asked.release();
+    } else {
+      ++refused;
+      EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+      EXPECT_FALSE(was_back) << "the lease had been given back";
+      EXPECT_EQ(round % 2, 0) << "the lease was nobody's";
+    }
+    mine->release();
+    await(ended, 2);
+    if (HasFailure()) std::abort();  // the other threads still wait for their rounds
+  }
+  thread_b.join();
+  thread_c.join();
+  RecordProperty("refused", refused);
+}
+
+TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
+  Cell a, b, unlisted;
+  listed_cells = {&a, &b};
+  Refusal refusal;
+  {
+    Lease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    push({write(b)}, [] {});
+    wait_all();  // nothing stands behind the lease
+    push({read(a), write(b)}, [] {});
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(-1), r); }),
+              Refusal::Reason::kDeadlock);
+  }
+  wait_all();
+}
+
+TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
+  Cell a;
+  listed_cells = {&a};
+  Refusal refusal;
+  {
+    Lease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    Engine::instance().set_limit(4);
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(push({write(a)}, [] {}));
+    const Ref<Op> one_more = make({write(a)}, [](Op* self) { self->complete(); });
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().push(one_more, OnHost::kRaise, r); }),
+              Refusal::Reason::kDeadlock);
+    Engine::instance().set_limit(10'000);
+  }
+  wait_all();
+}
+
+}  // namespace
+}  // namespace tenon::engine
