@@ -70,6 +70,17 @@ inline Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char*
   return make(std::span(wanted.begin(), wanted.size()), std::move(body), name);
 }
 
+// Of an op that will never run.
+inline void forget(const Ref<Op>& op) { delete static_cast<Body*>(op->give_up()); }
+
+// Pushes an op of make(); one that is refused is forgotten.
+inline bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise, Refusal* refusal = nullptr) {
+  Refusal unused;
+  if (Engine::instance().push(op, on_host, refusal != nullptr ? refusal : &unused)) return true;
+  forget(op);
+  return false;
+}
+
 // Pushes work that ends when it returns.
 inline Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> body,
                     OnHost on_host = OnHost::kRaise) {
@@ -77,8 +88,7 @@ inline Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> 
     body();
     self->complete();
   });
-  Refusal refusal;
-  if (!Engine::instance().push(op, on_host, &refusal)) return {};
+  if (!submit(op, on_host)) return {};
   return op;
 }
 
@@ -89,8 +99,7 @@ inline Ref<Failure> new_failure(const char* name, int32_t op_code = 0) {
 // Pushes work that fails.
 inline Ref<Op> push_failing(std::initializer_list<Wanted> wanted, const char* name = "bad") {
   Ref<Op> op = make(wanted, [name](Op* self) { self->fail(new_failure(name)); }, name);
-  Refusal refusal;
-  if (!Engine::instance().push(op, OnHost::kRaise, &refusal)) return {};
+  if (!submit(op)) return {};
   return op;
 }
 
@@ -102,6 +111,13 @@ inline void wait(const Ref<Op>& op) {
 inline void wait_all() {
   Refusal refusal;
   ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+}
+
+// How many failures began with an op of their own since the last call.
+inline size_t take_failures() {
+  size_t n = 0;
+  while (Engine::instance().take_failure()) ++n;
+  return n;
 }
 
 inline Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {

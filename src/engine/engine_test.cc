@@ -19,8 +19,7 @@ class EngineOn : public testing::TestWithParam<const char*> {
   void SetUp() override { Engine::instance().set_executor(GetParam(), 2); }
   void TearDown() override {
     wait_all();
-    while (Engine::instance().take_failure()) {
-    }
+    (void)take_failures();
   }
 };
 INSTANTIATE_TEST_SUITE_P(Executors, EngineOn, testing::Values("pool", "inline", "seeded:3"));
@@ -83,6 +82,7 @@ TEST_P(EngineOn, AWaitInsideOfABodyIsRefused) {
     was_refused = !later->wait(Deadline(-1), &refusal) && refusal.reason == Refusal::Reason::kInBody;
   }));
   EXPECT_TRUE(was_refused);
+  forget(later);
 }
 
 TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
@@ -207,7 +207,7 @@ TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   view.site = "loader.py:7";
   ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
   const Ref<Op> op = make({write(b), write(a)}, [](Op* self) { self->complete(); });
-  EXPECT_FALSE(Engine::instance().push(op, OnHost::kRaise, &refusal));
+  EXPECT_FALSE(submit(op, OnHost::kRaise, &refusal));
   EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
   EXPECT_STREQ(refusal.obstacle.site, "loader.py:7");
   EXPECT_FALSE(b.queue.has_entries());

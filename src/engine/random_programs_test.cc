@@ -274,7 +274,7 @@ class Program {
     const bool is_hindered =
         std::any_of(wanted.begin(), wanted.end(), [this](const Wanted& w) { return is_kept_by_host(w); });
     Refusal refusal;
-    const bool was_pushed = Engine::instance().push(op, on_host, &refusal);
+    const bool was_pushed = submit(op, on_host, &refusal);
     ASSERT_EQ(was_pushed, !(is_hindered && on_host == OnHost::kRaise)) << name;
     if (!was_pushed) {
       EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
@@ -493,7 +493,7 @@ void check_round(const std::vector<std::unique_ptr<Program>>& programs, History&
     program->check_end();
     failed_bodies += program->failed_bodies();
   }
-  EXPECT_EQ(Engine::instance().take_failures().size(), failed_bodies);
+  EXPECT_EQ(take_failures(), failed_bodies);
   EXPECT_EQ(history.take_fault(), "");
 }
 

@@ -93,7 +93,7 @@ class Stress : public testing::Test {
   void TearDown() override {
     wait_all();
     EXPECT_EQ(history.take_fault(), "");
-    (void)Engine::instance().take_failures();
+    (void)take_failures();
   }
   History history;
 };
@@ -111,11 +111,6 @@ Ref<Op> new_increment(History& history, std::vector<Wanted> wanted, uint32_t ask
     self->complete();
   };
   return make(wanted, std::move(body));
-}
-
-bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise) {
-  Refusal refusal;
-  return Engine::instance().push(op, on_host, &refusal);
 }
 
 // What stops an engine that appends one entry at a time.
@@ -189,7 +184,7 @@ TEST_F(Stress, OpsThatOtherThreadsCompleteKeepTheirTurn) {
   int64_t sum = 0;
   for (const Cell& cell : cells) sum += cell.value;
   EXPECT_EQ(static_cast<uint64_t>(sum), count - count / 16);
-  EXPECT_EQ(Engine::instance().take_failures().size(), count / 16);
+  EXPECT_EQ(take_failures(), count / 16);
 }
 
 TEST_F(Stress, WaitAllWaitsForWhatWasPushedBeforeItBesideTheWorkOfOthers) {
@@ -276,13 +271,14 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
     const auto hold_ns = static_cast<int64_t>(random() % 60'000);
     const auto timeout_ns = static_cast<int64_t>(random() % 60'000);
     const bool has_part = random() % 2 == 0;  // in a queue that counts, and in one that does not
-    std::latch is_held(1);
+    std::latch is_held(1), is_asked(1);
     std::thread holder([&] {
       Refusal refusal;
       Lease lease(write(cell));
       ASSERT_TRUE(lease.acquire(&refusal));
       is_held.count_down();
       const History::Scope scope(history, {write(cell), Party::kLease, 4u * round + 1u, 0, 0, 0, 0});
+      is_asked.wait();
       for (const Deadline end(hold_ns); !end.has_passed();) ++cell.value;
     });
     is_held.wait();
@@ -290,6 +286,7 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
       Refusal refusal;
       const Wanted wanted = has_part ? write(cell, 0, 4) : write(cell);
       Lease lease(wanted);
+      is_asked.count_down();
       if (lease.acquire(&refusal, timeout_ns)) {
         const History::Scope scope(history, {wanted, Party::kLease, 4u * round + 2u, 0, 0, 0, 0});
         ++cell.value;
@@ -313,8 +310,8 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
     patient.join();
     ASSERT_FALSE(cell.queue.has_entries());
   }
-  EXPECT_GT(timed_out, 0);
-  EXPECT_GT(granted, 0);
+  RecordProperty("timed_out", timed_out);  // on a slow machine perhaps all, or none
+  RecordProperty("granted", granted);
 }
 
 // Views of several threads are one party: what keeps them from each other is the test's own lock. Views that

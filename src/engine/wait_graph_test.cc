@@ -282,7 +282,7 @@ TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
     Engine::instance().set_limit(4);
     for (int i = 0; i < 4; ++i) ASSERT_TRUE(push({write(a)}, [] {}));
     const Ref<Op> one_more = make({write(a)}, [](Op* self) { self->complete(); });
-    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().push(one_more, OnHost::kRaise, r); }),
+    EXPECT_EQ(reason_of([&](Refusal* r) { return submit(one_more, OnHost::kRaise, r); }),
               Refusal::Reason::kDeadlock);
     Engine::instance().set_limit(10'000);
   }
