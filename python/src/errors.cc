@@ -7,6 +7,8 @@
 #include <cstdarg>
 #include <new>
 
+#include "waiting.h"
+
 namespace tenon::python {
 namespace {
 
@@ -40,6 +42,12 @@ void set_error(const Error& error) noexcept {
   if (error.code() == TENON_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) return;
   try {
     if (error.code() == TENON_ERR_OP) {
+      const nb::object failure = failure_tuple(tenon_failure_last());
+      if (!failure.is_none()) {
+        const nb::object reason = nb::module_::import_("tenon.engine").attr("op_error")(failure);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(reason.ptr())), reason.ptr());
+        return;
+      }
       const nb::object type = own_class("OpError");
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());

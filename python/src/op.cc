@@ -90,7 +90,7 @@ class NativeOp {
   }
   bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
   nb::object results() const { return results_; }
-  nb::object failure() const { return describe(tenon_op_failure(op_)); }
+  nb::object failure() const { return failure_tuple(tenon_op_failure(op_)); }
 
   void on_done(nb::object function) const {
     auto* const node = new owners::Object(function);
@@ -111,18 +111,6 @@ class NativeOp {
       owners::release(node);
       throw;
     }
-  }
-
-  // (message, op, site, code, exception or None), or None. Takes over the failure.
-  static nb::object describe(tenon_failure* failure) {
-    if (failure == nullptr) return nb::none();
-    auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure));
-    nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
-    nb::object result = nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
-                                       tenon_failure_site(failure), tenon_failure_code(failure), exception);
-    const owners::Collector collector;
-    tenon_failure_release(failure);
-    return result;
   }
 
  private:
@@ -163,6 +151,17 @@ NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t o
 
 }  // namespace
 
+nb::object failure_tuple(tenon_failure* failure) {
+  if (failure == nullptr) return nb::none();
+  auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure));
+  nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
+  nb::object result = nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
+                                     tenon_failure_site(failure), tenon_failure_code(failure), exception);
+  const owners::Collector collector;
+  tenon_failure_release(failure);
+  return result;
+}
+
 void add_ops(nb::module_& module) {
   nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
       .def("wait", &NativeOp::wait, nb::arg("timeout").none())
@@ -176,12 +175,11 @@ void add_ops(nb::module_& module) {
              nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
                      "on_conflict: int) -> NativeOp"));
   module.def(
-      "array_failure",
-      [](const Array& array) { return NativeOp::describe(tenon_array_failure(array.get())); },
+      "array_failure", [](const Array& array) { return failure_tuple(tenon_array_failure(array.get())); },
       nb::arg("array"),
       nb::sig("def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None"));
   module.def(
-      "take_failure", [] { return NativeOp::describe(tenon_failures_take()); },
+      "take_failure", [] { return failure_tuple(tenon_failures_take()); },
       nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));
   module.def(
       "wait_all",

@@ -8,6 +8,9 @@ namespace tenon::python {
 // Takes part in the waits of the C library.
 void add_waiting(nb::module_& module);
 
+// (message, op, site, code, exception or None), or None. Takes over the failure.
+nb::object failure_tuple(tenon_failure* failure);
+
 // Leases, and ops whose bodies are Python's or native functions.
 void add_leases(nb::module_& module);
 void add_ops(nb::module_& module);

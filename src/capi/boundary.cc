@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace tenon::capi {
 
@@ -34,6 +35,12 @@ void check_flags(uint32_t flags, uint32_t known, const char* function) {
   if ((flags & ~known) != 0) throw_error(Code::kValue, function, ": unknown flags ", flags & ~known);
 }
 
+namespace {
+thread_local Ref<engine::Failure> last_failure;
+}
+
+void remember_failure(Ref<engine::Failure> failure) noexcept { last_failure = std::move(failure); }
+
 Access checked_access(int32_t access) {
   if (access != TENON_READ && access != TENON_WRITE) {
     throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
@@ -44,6 +51,10 @@ Access checked_access(int32_t access) {
 }  // namespace tenon::capi
 
 extern "C" {
+
+tenon_failure* tenon_failure_last(void) {
+  return reinterpret_cast<tenon_failure*>(std::exchange(tenon::capi::last_failure, {}).detach());
+}
 
 const char* tenon_status_name(tenon_status status) {
   switch (status) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "core/array.h"
+#include "engine/failure.h"
 #include "tenon/tenon.h"
 
 namespace tenon::capi {
@@ -38,6 +39,9 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 // Fails with kValue for anything but TENON_READ and TENON_WRITE.
 Access checked_access(int32_t access);
 
+// What tenon_failure_last gives next in this thread; null: nothing.
+void remember_failure(Ref<engine::Failure> failure) noexcept;
+
 template <class Body>
 tenon_status guarded(tenon_error* error, Body&& body) noexcept {
   try {
@@ -46,7 +50,11 @@ tenon_status guarded(tenon_error* error, Body&& body) noexcept {
 #endif
     body();
     return TENON_OK;
+  } catch (const OpFailure& e) {
+    remember_failure(e.failure());
+    return report(error, TENON_ERR_OP, e.what(), e.op_code());
   } catch (const Error& e) {
+    if (e.code() == Code::kOp) remember_failure({});
     return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
   } catch (const std::bad_alloc&) {
     return report(error, TENON_ERR_NO_MEMORY, "out of memory");

@@ -59,6 +59,10 @@ static void failed_leases(void) {
   OK(tenon_lease_acquire(&lease, array, &writing, &error));
   tenon_lease_fail(&lease, "the sensor went away");
   FAILS(TENON_ERR_OP, tenon_array_copy(array, client_float32, &copy, &error));
+  failure = tenon_failure_last();
+  CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
+  tenon_failure_release(failure);
+  CHECK(tenon_failure_last() == NULL);
   failure = tenon_array_failure(array);
   CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
   CHECK(tenon_failure_code(failure) == 0 && tenon_failure_payload(failure) == NULL);
