@@ -18,6 +18,10 @@ namespace tenon::engine {
 // Memory of eight bytes with a queue of its own.
 struct Cell {
   Cell() { queue.set_bounds(extent()); }
+  ~Cell() {
+    Poison* rest = queue.heal(extent());
+    while (rest != nullptr) delete std::exchange(rest, rest->next);
+  }
   Extent extent() const {
     const auto at = reinterpret_cast<uintptr_t>(&value);
     return {at, at + sizeof value};
