@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a concurrent test has really done, and an offline proof that it was allowed. Every access notes when it
-// began and ended, as seen from inside: after the grant and before the end of the op, lease or view. The
+// What a concurrent test has really done, and an offline proof that it was allowed. Every access notes when
+// it began and ended, as seen from inside: after the grant and before the end of the op, lease or view. The
 // checker then shows, for each cell:
 //
 //   - no two accesses that conflict overlap in time;
 //   - accesses that conflict and that one thread asked for began in the order in which it asked.
 //
 // Time is a counter that every note moves on. It is relaxed on purpose: what ends before something else is
-// granted has the smaller number, because of the engine's own synchronisation or not at all. So the notes hide
-// no race from ThreadSanitizer, and order nothing that the engine does not.
+// granted has the smaller number, because of the engine's own synchronisation or not at all. So the notes
+// hide no race from ThreadSanitizer, and order nothing that the engine does not.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws that users of MXNet's engine know, on every executor. Where a rule differs from MXNet's on purpose,
-// the test says so. MXNet's own tests of them print times or count on luck; these assert.
+// The laws that users of MXNet's engine know, on every executor. Where a rule differs from MXNet's on
+// purpose, the test says so. MXNet's own tests of them print times or count on luck; these assert.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -111,8 +111,8 @@ TEST_P(LawsOn, RandomSumsAreEqualToTheSerialOnesInEveryBit) {
   EXPECT_EQ(history.take_fault(), "");
 }
 
-// MXNet's test has one pusher. Two that write the same cells have no serial order to compare with, so each has
-// its own; that their ops meet in one executor is the point.
+// MXNet's test has one pusher. Two that write the same cells have no serial order to compare with, so each
+// has its own; that their ops meet in one executor is the point.
 TEST_P(LawsOn, RandomSumsOfSeveralPushersAreEqualToTheSerialOnesInEveryBit) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);

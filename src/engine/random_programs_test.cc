@@ -62,8 +62,8 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 27);
 }
 
-// What an op computes: from its number and all that it reads, every byte that it writes. at(cell) is where the
-// bytes lie: those of the cell, or those of the model.
+// What an op computes: from its number and all that it reads, every byte that it writes. at(cell) is where
+// the bytes lie: those of the cell, or those of the model.
 template <class At>
 void compute(uint64_t number, const std::vector<Wanted>& wanted, const At& at) {
   uint64_t hash = mix(number + 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine under many threads, on the pool. Oracles: plain integers that only the engine protects (a lost or
-// doubled turn is a wrong number, and a race for ThreadSanitizer), and the history of all accesses
+// The engine under many threads, on the pool. Oracles: plain integers that only the engine protects (a lost
+// or doubled turn is a wrong number, and a race for ThreadSanitizer), and the history of all accesses
 // (history_testing.h). What should happen is waited for without a limit; a hang is ended by the runner's.
 #include <gtest/gtest.h>
 

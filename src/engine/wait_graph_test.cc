@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as a
-// deadlock must have stood in a circle of leases that only their owners could open.
+// Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as
+// a deadlock must have stood in a circle of leases that only their owners could open.
 #include <gtest/gtest.h>
 
 #include <array>
