@@ -2,6 +2,7 @@
 #include "core/dtype.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <iterator>
@@ -55,6 +56,20 @@ const Entry* find(DType dtype) {
   const auto* entry = std::ranges::find_if(
       kEntries, [&](const Entry& e) { return e.code == dtype.code && e.bits == dtype.bits; });
   return entry == std::end(kEntries) ? nullptr : entry;
+}
+
+// Every import asks whether a type is listed: of each code a bit for each width of whole bytes.
+constexpr auto kByteWidths = [] {
+  std::array<uint32_t, TENON_FLOAT4_E2M1FN + 1> widths{};
+  for (const Entry& entry : kEntries) {
+    if (entry.bits % 8 == 0) widths[entry.code] |= uint32_t{1} << entry.bits / 8;
+  }
+  return widths;
+}();
+
+bool is_listed(DType dtype) noexcept {
+  if (dtype.bits % 8 != 0) return find(dtype) != nullptr;
+  return dtype.code < kByteWidths.size() && (kByteWidths[dtype.code] >> dtype.bits / 8 & 1) != 0;
 }
 
 const Entry* find_name(std::string_view name) {
@@ -121,7 +136,7 @@ void check_dtype(DType dtype) {
   if (dtype.lanes == 0) {
     throw_error(Code::kType, "dtype with code ", dtype.code, " has 0 lanes: at least 1 is needed");
   }
-  if (find(dtype) != nullptr) return;
+  if (is_listed(dtype)) return;
   std::string widths;
   for (const Entry& entry : kEntries) {
     if (entry.code != dtype.code) continue;

@@ -17,7 +17,7 @@ struct ThisThread {
 };
 
 // In the first block of thread-local memory, so that looking costs one instruction.
-extern thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
+extern constinit thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
 
 // The kernel's number of this thread.
 uint32_t this_thread_id() noexcept;

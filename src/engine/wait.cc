@@ -14,7 +14,7 @@
 
 namespace tenon::engine {
 
-thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
+constinit thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
 
 namespace {
 
