@@ -139,10 +139,13 @@ def test_waiting_for_work_behind_ones_own_block_is_a_deadlock_within_10_ms():
     a = tn.zeros(4)
     with a.write():
         op = tn.push(tn.fill, tn.out(a), 9)
-        begin = time.perf_counter()
-        with pytest.raises(tn.DeadlockError, match="the waiting code itself holds"):
-            op.wait()
-        assert time.perf_counter() - begin < 0.01
+        seconds = []
+        for _ in range(20):  # the least: another process may take the core away from one of them
+            begin = time.perf_counter()
+            with pytest.raises(tn.DeadlockError, match="the waiting code itself holds"):
+                op.wait()
+            seconds.append(time.perf_counter() - begin)
+        assert min(seconds) < 0.01
         with pytest.raises(tn.DeadlockError):
             tn.waitall()
     op.wait()
@@ -335,15 +338,16 @@ def test_ctrl_c_ends_a_wait_for_a_view(tmp_path):
     script = """
 import threading, numpy as np, tenon as tn
 a = tn.zeros(3)
-go = threading.Event()
+go, held = threading.Event(), threading.Event()
 def hold():
     with a.write():
-        print("held", flush=True)
+        held.set()
         go.wait()
 thread = threading.Thread(target=hold)
 thread.start()
-import time; time.sleep(0.2)
+held.wait()
 try:
+    print("waiting", flush=True)
     np.asarray(a)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -354,8 +358,8 @@ print(np.asarray(a).tolist())
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "held\n"
-    time.sleep(0.6)
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.3)  # so that it waits, as a rule; before that the signal is heard as well
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "interrupted\n[0.0, 0.0, 0.0]\n", "")
