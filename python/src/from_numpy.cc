@@ -210,8 +210,8 @@ Array lend_numpy(nb::handle object, Keep keep) {
     if (Array known = find_known(adoption)) return known;
   }
   if (keep == Keep::kMove) check_movable(x);
-  OwnedNode owner(keep == Keep::kReadonly && !is_readonly ? lend(object.ptr())
-                                                          : OwnedNode(new owners::Object(object)));
+  OwnedNode owner(keep != Keep::kMove && !is_readonly ? lend(object.ptr(), keep == Keep::kReadonly)
+                                                      : OwnedNode(new owners::Object(object)));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);

@@ -6,18 +6,22 @@
 namespace tenon::python {
 namespace {
 
-// The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive.
+// The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
+// the one reference that Tenon has to it.
 struct Lender : owners::Node {
-  explicit Lender(PyObject* x);
+  Lender(PyObject* x, bool first_is_readonly);
   PyObject* array;
   Lender* next_in_bucket = nullptr;
-  size_t n_lends = 1;
+  uint32_t n_lends = 1;
+  uint32_t n_readonly;  // lends for which the flag is cleared
+  bool is_readonly;     // of the first lend
 };
 
 // Another lend of the same array.
 struct FurtherLend : owners::Node {
-  explicit FurtherLend(Lender* first);
+  FurtherLend(Lender* first, bool is_readonly_lend);
   Lender* lender;
+  bool is_readonly;
 };
 
 // The lenders by their array. All under the GIL. Buckets are chained through the lenders, so that taking one
@@ -83,44 +87,76 @@ class Table {
 
 constinit Table table;
 
-void end_lend(Lender* lender) {
+void end_lend(Lender* lender, bool is_readonly) {
+  if (is_readonly && --lender->n_readonly == 0)
+    PyArray_ENABLEFLAGS(as_numpy(lender->array), NPY_ARRAY_WRITEABLE);
   if (--lender->n_lends != 0) return;
   table.erase(lender);
   PyObject* const array = lender->array;
   delete lender;
-  PyArray_ENABLEFLAGS(as_numpy(array), NPY_ARRAY_WRITEABLE);
   Py_DECREF(array);
 }
 
-Lender::Lender(PyObject* x)
-    : Node([](Node* node) { end_lend(static_cast<Lender*>(node)); }), array(Py_NewRef(x)) {}
+void finish_first(owners::Node* node) {
+  auto* const lender = static_cast<Lender*>(node);
+  end_lend(lender, lender->is_readonly);
+}
 
-FurtherLend::FurtherLend(Lender* first)
-    : Node([](Node* node) {
-        auto* const self = static_cast<FurtherLend*>(node);
-        Lender* const of = self->lender;
-        delete self;
-        end_lend(of);
-      }),
-      lender(first) {}
+void finish_further(owners::Node* node) {
+  auto* const self = static_cast<FurtherLend*>(node);
+  Lender* const lender = self->lender;
+  const bool is_readonly = self->is_readonly;
+  delete self;
+  end_lend(lender, is_readonly);
+}
+
+Lender::Lender(PyObject* x, bool first_is_readonly)
+    : Node(finish_first),
+      array(Py_NewRef(x)),
+      n_readonly(first_is_readonly ? 1 : 0),
+      is_readonly(first_is_readonly) {}
+
+FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend)
+    : Node(finish_further), lender(first), is_readonly(is_readonly_lend) {}
 
 }  // namespace
 
-bool is_lent(PyObject* x) noexcept { return table.find(x) != nullptr; }
+bool is_lent(PyObject* x) noexcept {
+  const Lender* const lender = table.find(x);
+  return lender != nullptr && lender->n_readonly != 0;
+}
 
-OwnedNode lend(PyObject* x) {
+OwnedNode lend(PyObject* x, bool is_readonly) {
   OwnedNode node;
   if (Lender* const first = table.find(x)) {
-    node.reset(new FurtherLend(first));
+    node.reset(new FurtherLend(first, is_readonly));
     ++first->n_lends;
+    first->n_readonly += is_readonly ? 1 : 0;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x);
+    auto* const lender = new Lender(x, is_readonly);
     table.insert(lender);
     node.reset(lender);
   }
-  PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
+  if (is_readonly) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
   return node;
+}
+
+PyObject* original_of(const owners::Node* node) noexcept {
+  if (node == nullptr) return nullptr;
+  if (node->finish == finish_first) return static_cast<const Lender*>(node)->array;
+  if (node->finish == finish_further) return static_cast<const FurtherLend*>(node)->lender->array;
+  return nullptr;
+}
+
+bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept {
+  if (Py_REFCNT(x) > 1 && (op_writes || (PyArray_FLAGS(as_numpy(x)) & NPY_ARRAY_WRITEABLE) != 0)) return true;
+  // Of each base the array over it has one reference.
+  for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
+       base = PyArray_BASE(as_numpy(base))) {
+    if (Py_REFCNT(base) > 1 && (PyArray_FLAGS(as_numpy(base)) & NPY_ARRAY_WRITEABLE) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace tenon::python

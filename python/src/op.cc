@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "methods.h"
+#include "numpy_lend.h"
 #include "owners.h"
 #include "sites.h"
 #include "waiting.h"
@@ -118,6 +119,20 @@ class NativeOp {
   nb::object results_;
 };
 
+// The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anyone holds it.
+void check_original(const tenon_use& use, const char* name) {
+  auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
+  PyObject* const original = original_of(node);
+  const bool writes = use.access == TENON_WRITE;
+  if (original == nullptr || !is_used_elsewhere(original, writes)) return;
+  throw Error(
+      TENON_ERR_LEASE_CONFLICT,
+      std::string("op '") + name + "' " + (writes ? "writes" : "reads") +
+          " memory of a NumPy array x that was given to from_numpy() and is still referred to, or a base of "
+          "it: `del x` first, give it away with keep='move', or promise with host='idle' that nobody uses it "
+          "before the op is done");
+}
+
 // uses: (array, is write, is overwrite) of each array.
 NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t on_conflict) {
   std::vector<tenon_use> described;
@@ -140,6 +155,9 @@ NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t o
   owners::drain();
   tenon_op* op = nullptr;
   try {
+    if (on_conflict != TENON_CONFLICT_IGNORE) {
+      for (const tenon_use& use : described) check_original(use, name);
+    }
     call(tenon_push, &work, static_cast<int32_t>(described.size()),
          static_cast<const tenon_use*>(described.data()), &op);
   } catch (...) {

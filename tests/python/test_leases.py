@@ -377,3 +377,43 @@ def test_a_tensor_made_once_is_used_between_blocks_that_refill_the_array():
 
 def test_no_exchange_waits_for_nothing():
     assert _core.holders(tn.zeros(3)) == []
+
+
+def test_the_original_of_a_lent_array_is_a_view_while_somebody_else_holds_it():
+    x = np.zeros(4)
+    a = tn.from_numpy(x)
+    with pytest.raises(tn.LeaseConflict, match=r"`del x`.*keep="):
+        tn.push(tn.fill, tn.out(a), 1)
+    assert tn.push(lambda v: float(v.sum()), a).result() == 0
+    tn.push(tn.fill, tn.out(a), 2, host="idle").wait()
+    assert x.tolist() == [2] * 4
+    del x
+    tn.push(tn.fill, tn.out(a), 1)
+    assert np.asarray(a).tolist() == [1] * 4
+
+
+def test_the_original_of_an_array_that_both_may_write_conflicts_with_reads_too():
+    x = np.zeros(4)
+    a, b = tn.from_numpy(x, keep="writable"), tn.from_numpy(x, keep="writable")
+    with pytest.raises(tn.LeaseConflict, match="reads memory of a NumPy array"):
+        tn.push(lambda v: None, a)
+    del x
+    tn.push(tn.fill, tn.out(a), 3).wait()
+    assert b.tolist() == [3] * 4
+
+
+def test_a_writable_base_of_the_original_conflicts_as_well():
+    base = np.zeros(8)
+    a = tn.from_numpy(base[2:6])
+    with pytest.raises(tn.LeaseConflict, match="a base of it"):
+        tn.push(tn.fill, tn.out(a), 1)
+    del base
+    tn.push(tn.fill, tn.out(a), 1).wait()
+
+
+def test_a_moved_array_is_in_nobody_s_way():
+    x = np.zeros(4)
+    a = tn.from_numpy(x, keep="move")
+    del x
+    tn.push(tn.fill, tn.out(a), 1).wait()
+    assert a.tolist() == [1] * 4
