@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NumPy arrays whose memory is lent. Unless both sides may write, their WRITEABLE flag is cleared meanwhile, so
-// that the array's user cannot write behind the borrower's back; with the last such lend it is set again.
+// NumPy arrays whose memory is lent. Unless both sides may write, their WRITEABLE flag is cleared meanwhile,
+// so that the array's user cannot write behind the borrower's back; with the last such lend it is set again.
 #pragma once
 
 #include <memory>
@@ -19,15 +19,15 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 // x's flag is cleared by one lend at least.
 bool is_lent(PyObject* x) noexcept;
 
-// Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array that
-// is writable, or is_lent(x).
+// Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
+// that is writable, or is_lent(x).
 OwnedNode lend(PyObject* x, bool is_readonly);
 
 // The array that was lent with this node, if it was made by lend().
 PyObject* original_of(const owners::Node* node) noexcept;
 
-// Somebody but Tenon refers to a lent array, or to a writable one of its bases, and so may read (or write) the
-// memory beside an op that writes (or reads) it.
+// Somebody but Tenon refers to a lent array, or to a writable one of its bases, and so may read (or write)
+// the memory beside an op that writes (or reads) it.
 bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept;
 
 }  // namespace tenon::python
