@@ -160,6 +160,7 @@ TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
     Lease other(write(b));
     ASSERT_TRUE(other.acquire(&r));
     has_other.count_down();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one sleeps by then
     Lease crossed(write(a));
     if (!crossed.acquire(&r)) {
       EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
