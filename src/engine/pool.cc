@@ -3,12 +3,12 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <mutex>
 #include <system_error>
 
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
@@ -23,26 +23,6 @@ constexpr int64_t kShortestPoll = 2'000;
 constexpr int64_t kLongestPoll = 50'000;
 constexpr int kRoundsBeforeYield = 16;
 constexpr int kLooksBeforeWaking = 24;
-
-// Threads started while this lives take no signals but those of a fault in their own code: a Ctrl-C must
-// interrupt the thread that waits, not a worker.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
-      sigdelset(&blocked, fault);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

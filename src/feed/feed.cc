@@ -2,7 +2,6 @@
 #include "feed/feed.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -20,26 +20,6 @@ constexpr int64_t kSecond = 1'000'000'000;
 
 // How many batches a message lists.
 constexpr size_t kListed = 5;
-
-// Threads started while this lives take no signals but those of a fault in their own code: a Ctrl-C must
-// interrupt the thread that waits, not a worker.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
-      sigdelset(&blocked, fault);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 std::string seconds_text(int64_t ns) {
   char buffer[32];
