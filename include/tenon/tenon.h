@@ -490,7 +490,8 @@ TENON_API const char* tenon_failure_message(const tenon_failure* failure);
 TENON_API const char* tenon_failure_op(const tenon_failure* failure);
 TENON_API const char* tenon_failure_site(const tenon_failure* failure);
 TENON_API int32_t tenon_failure_code(const tenon_failure* failure);
-TENON_API void* tenon_failure_payload(const tenon_failure* failure);
+/* The payload if it was given with this drop_payload, else NULL: nobody takes another's for its own. */
+TENON_API void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(void* payload));
 
 /* The bytes of the array hold a value again, because the caller says so. */
 TENON_API void tenon_array_clear_error(tenon_array* array);

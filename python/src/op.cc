@@ -171,7 +171,7 @@ NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t o
 
 nb::object failure_tuple(tenon_failure* failure) {
   if (failure == nullptr) return nb::none();
-  auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure));
+  auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure, drop_object));
   nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
   nb::object result = nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
                                      tenon_failure_site(failure), tenon_failure_code(failure), exception);

@@ -214,7 +214,9 @@ const char* tenon_failure_site(const tenon_failure* failure) { return unwrap(fai
 
 int32_t tenon_failure_code(const tenon_failure* failure) { return unwrap(failure)->op_code; }
 
-void* tenon_failure_payload(const tenon_failure* failure) { return unwrap(failure)->payload; }
+void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(void*)) {
+  return unwrap(failure)->payload_with(drop_payload);
+}
 
 void tenon_array_clear_error(tenon_array* array) {
   const Array& self = *capi::unwrap(array);

@@ -23,7 +23,7 @@ class Failure {
         message(std::move(message)),
         op(std::move(op)),
         site(std::move(site)),
-        payload(payload),
+        payload_(payload),
         drop_(drop) {}
 
   const Code code;
@@ -31,7 +31,9 @@ class Failure {
   const std::string message;
   const std::string op;    // its name
   const std::string site;  // where it was pushed; may be empty
-  void* const payload;     // may be null
+
+  // The payload if it came with this drop; else null.
+  void* payload_with(void (*drop)(void*)) const noexcept { return drop_ == drop ? payload_ : nullptr; }
 
   // "op 'fill' failed (train.py:12): ..."
   std::string text() const {
@@ -42,13 +44,14 @@ class Failure {
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
     if (!refs_.decrement()) return;
-    if (drop_ != nullptr) drop_(payload);
+    if (drop_ != nullptr) drop_(payload_);
     delete this;
   }
 
  private:
   ~Failure() = default;
 
+  void* const payload_;  // may be null
   void (*const drop_)(void*);
   RefCount refs_;
 };

@@ -65,7 +65,7 @@ static void failed_leases(void) {
   CHECK(tenon_failure_last() == NULL);
   failure = tenon_array_failure(array);
   CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
-  CHECK(tenon_failure_code(failure) == 0 && tenon_failure_payload(failure) == NULL);
+  CHECK(tenon_failure_code(failure) == 0 && tenon_failure_payload(failure, NULL) == NULL);
   CHECK(strcmp(tenon_failure_site(failure), "client_ops.c") == 0 && tenon_failure_op(failure)[0] != '\0');
   tenon_failure_release(failure);
   writing.flags = TENON_OVERWRITE;
@@ -83,8 +83,10 @@ static void failed_leases(void) {
 typedef struct {
   float *from, *to;
   int32_t code;
-  int runs, drops;
+  int runs, drops, failures;
 } doubling;
+
+static void count_failure(void* payload) { ((doubling*)payload)->failures++; }
 
 static void double_it(void* context, tenon_op* op) {
   doubling* self = (doubling*)context;
@@ -93,7 +95,7 @@ static void double_it(void* context, tenon_op* op) {
   for (i = 0; i < 4; i++) self->to[i] = 2 * self->from[i];
   CHECK(!tenon_op_has_views(op));
   if (self->code != 0) {
-    tenon_op_fail(op, self->code, "cannot double", NULL, NULL);
+    tenon_op_fail(op, self->code, "cannot double", self, count_failure);
   } else {
     tenon_op_complete(op);
   }
@@ -171,6 +173,8 @@ static void ops(const char* engine) {
   tenon_failure_release(failure);
   failure = tenon_op_failure(op);
   CHECK(strcmp(tenon_failure_op(failure), "double") == 0);
+  CHECK(tenon_failure_payload(failure, count_failure) == &context);
+  CHECK(tenon_failure_payload(failure, count_drop) == NULL);
   tenon_failure_release(failure);
   tenon_op_release(op);
   CHECK(tenon_array_wait(to, TENON_READ, -1, &error) == TENON_ERR_OP);
