@@ -481,7 +481,8 @@ TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int6
 /* Why memory holds no value. Counted; constant. */
 TENON_API tenon_failure* tenon_op_failure(tenon_op* op);          /* NULL: not done, or no failure */
 TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the array holds a value */
-/* Behind the last TENON_ERR_OP that a call in this thread has returned: given once. NULL: no op's. */
+/* Behind the last TENON_ERR_OP that a call in this thread has returned: given once, and kept (with its payload)
+ * until then or until the next. NULL: no op's. */
 TENON_API tenon_failure* tenon_failure_last(void);
 /* A failure that began since the last call; NULL: none is left. */
 TENON_API tenon_failure* tenon_failures_take(void);

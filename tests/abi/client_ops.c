@@ -182,6 +182,12 @@ static void ops(const char* engine) {
   OK(tenon_push(&work, 2, uses, NULL, &error));
   OK(tenon_array_wait(to, TENON_READ, -1, &error));
   CHECK(context.runs == 4 && context.drops == 4);
+
+  /* The payload goes with the last that holds it: the thread's last error, and the engine that ran it. */
+  CHECK(context.failures == 0);
+  tenon_failure_release(tenon_failure_last());
+  OK(tenon_engine_set("inline", 0, &error));
+  CHECK(context.failures == 1);
   tenon_array_release(to);
   tenon_array_release(from);
 }
