@@ -401,7 +401,10 @@ typedef struct tenon_wait_hooks {
   int32_t (*poll)(void* token);     /* every 50 ms and after signals; not 0 ends the wait as INTERRUPTED */
   void (*end)(void* token);         /* take the lock again */
   uint64_t (*current_task)(void);   /* of an asynchronous program; 0: none */
-  void (*report)(const char* text); /* a wait that takes longer than 5 s */
+  void (*report)(const char* text); /* every 5 s of a wait: behind whom */
+  /* In a wait that open views keep from ending, after 50 ms and then every 5 s: closes those that nobody
+   * uses any more; not 0: no other thread could close the rest, so that the wait is a DEADLOCK. */
+  int32_t (*is_alone)(void* token);
 } tenon_wait_hooks;
 
 /* Once, before anything waits. */
@@ -501,8 +504,11 @@ TENON_API void tenon_array_clear_error(tenon_array* array);
  * all ops first. Fails with VALUE, NOT_FOUND (oneTBB is not there), TIMEOUT, SYSTEM. */
 TENON_API tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error);
 TENON_API void tenon_engine_name(char* buffer, size_t size);
-/* How many ops may be unfinished before a push waits; 0: any number. 10,000 at first. */
-TENON_API void tenon_engine_set_limit(uint64_t ops);
+/* How many ops may be unfinished, and how many bytes of memory they may use (each array counted once, memory
+ * of less than 64 KiB not), before a push waits until half of that is left. 0: any number; TENON_KEEP: as it is.
+ * At first 10,000 ops and half of the machine's memory. */
+TENON_API void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes);
+#define TENON_KEEP UINT64_MAX
 TENON_API uint64_t tenon_engine_unfinished(void);
 /* No further pushes; waits for what can end. Fails with TIMEOUT, DEADLOCK. */
 TENON_API tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error);

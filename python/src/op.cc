@@ -219,7 +219,7 @@ void add_ops(nb::module_& module) {
     tenon_engine_name(name, sizeof name);
     return std::string(name);
   });
-  module.def("set_engine_limit", tenon_engine_set_limit, nb::arg("ops"));
+  module.def("set_engine_limits", tenon_engine_set_limits, nb::arg("ops"), nb::arg("nbytes"));
   module.def(
       "shut_down_engine",
       [](double timeout) {

@@ -36,6 +36,25 @@ uint64_t current_task() {
   return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
 }
 
+// After a collection: only this thread runs Python code.
+int32_t is_alone(void* token) {
+  if (token == nullptr) return 0;
+  PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+  int32_t answer = 0;
+  {
+    const KeepError keep_error;
+    try {
+      PyGC_Collect();
+      owners::drain();
+      answer = nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("tenon");
+    }
+  }
+  (void)PyEval_SaveThread();
+  return answer;
+}
+
 void report_wait(const char* text) {
   const PyGILState_STATE state = PyGILState_Ensure();
   {
@@ -59,6 +78,7 @@ void add_waiting(nb::module_&) {
   hooks.end = end_wait;
   hooks.current_task = current_task;
   hooks.report = report_wait;
+  hooks.is_alone = is_alone;
   tenon_set_wait_hooks(&hooks);
 }
 

@@ -77,7 +77,7 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
   int32_t count = 0;
   const auto add = [&](const auto& holder) {
     if (!holder.extent.overlaps(extent)) return;
-    if (count < n) describe(engine::Queue::describe(holder), now, out + count);
+    if (count < n) describe(engine::Obstacle::of(holder), now, out + count);
     ++count;
   };
   for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
@@ -88,7 +88,8 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
 
 void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
   if (hooks == nullptr || hooks->struct_size < sizeof *hooks) return;
-  engine::set_wait_hooks({hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report});
+  engine::set_wait_hooks(
+      {hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report, hooks->is_alone});
 }
 
 }  // extern "C"

@@ -236,7 +236,11 @@ void tenon_engine_name(char* buffer, size_t size) {
   });
 }
 
-void tenon_engine_set_limit(uint64_t ops) { Engine::instance().set_limit(ops); }
+void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes) {
+  Engine& engine = Engine::instance();
+  engine.set_limits(ops != TENON_KEEP ? ops : engine.limit(),
+                    nbytes != TENON_KEEP ? nbytes : engine.byte_limit());
+}
 
 uint64_t tenon_engine_unfinished(void) { return Engine::instance().unfinished(); }
 

@@ -8,35 +8,7 @@
 namespace tenon {
 namespace {
 
-using engine::Obstacle;
 using engine::Refusal;
-
-std::string age_text(int64_t since_ms) {
-  const int64_t ms = engine::coarse_now_ms() - since_ms;
-  return ms < 1000 ? concat(ms, " ms ago") : concat(ms / 1000, ".", ms % 1000 / 100, " s ago");
-}
-
-// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago".
-std::string text_of(const Obstacle& o) {
-  std::string text;
-  const bool writes = o.mode == engine::Mode::kWrite;
-  const char* verb = "taken";
-  switch (o.party) {
-    case Obstacle::Party::kHost: text = writes ? "a writable view of it" : "a view of it"; break;
-    case Obstacle::Party::kOp:
-      text = concat("the op '", o.name, writes ? "' that writes it" : "' that reads it");
-      verb = "pushed";
-      break;
-    case Obstacle::Party::kLease: text = writes ? "a lease for writing" : "a lease for reading"; break;
-    case Obstacle::Party::kCall:
-      text = concat("the call of ", o.name);
-      verb = "made";
-      break;
-  }
-  text += concat(", ", verb);
-  if (o.site[0] != '\0') text += concat(" at ", o.site);
-  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms));
-}
 
 std::string name_of(const Array* array) {
   if (array == nullptr) return "memory";

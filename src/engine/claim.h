@@ -54,6 +54,7 @@ struct Entry {
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
+  bool holds_memory = false;  // an op's, on memory that is not small
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a

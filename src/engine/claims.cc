@@ -75,7 +75,7 @@ Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
   if (on_host == OnHost::kIgnore || !entry.queue->has_views()) return Appended::kGranted;
   const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
   if (view == nullptr) return Appended::kGranted;
-  if (on_host == OnHost::kRaise) return refuse(refusal, Refusal::Reason::kHostView, Queue::describe(*view));
+  if (on_host == OnHost::kRaise) return refuse(refusal, Refusal::Reason::kHostView, Obstacle::of(*view));
   entry.waits_for_host = true;
   return Appended::kGranted;
 }
@@ -92,7 +92,7 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
       return Appended::kGranted;
     }
     if (own != nullptr && own->mode == Mode::kRead && entry.mode == Mode::kWrite) {
-      return refuse(refusal, Refusal::Reason::kOwnLease, Queue::describe(*own));
+      return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
     }
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
@@ -103,7 +103,7 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
   }
   const Entry* const waiting = queue.first_conflict(entry.mode, entry.extent, true);
   if (waiting == nullptr) return Appended::kGranted;
-  return refuse(refusal, Refusal::Reason::kWaitsForHost, Queue::describe(*waiting));
+  return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*waiting));
 }
 
 }  // namespace
@@ -227,7 +227,7 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
       if (may_weaken && Queue::allows(*holder, view.extent, Mode::kRead)) {
         view.mode = Mode::kRead;
       } else if (holder->mode == Mode::kRead && view.mode == Mode::kWrite) {
-        result = refuse(refusal, Refusal::Reason::kOwnLease, Queue::describe(*holder));
+        result = refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*holder));
       } else {
         holder = nullptr;  // it covers other bytes, too few
       }
@@ -238,7 +238,7 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
       if (is_undeclared(queue)) {
         result = refuse(refusal, Refusal::Reason::kUndeclared, {});
       } else if (!may_join && waiting != nullptr) {
-        result = refuse(refusal, Refusal::Reason::kWaitsForHost, Queue::describe(*waiting));
+        result = refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*waiting));
       }
     }
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <new>
 #include <utility>
 
@@ -14,6 +16,10 @@ constexpr size_t kMostFailures = 1000;  // that are remembered for whoever waits
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
 }  // namespace
+
+Engine::Engine() noexcept
+    : byte_limit_(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                  static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2) {}
 
 Engine& Engine::instance() noexcept {
   static auto* const engine = new Engine;
@@ -42,17 +48,20 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
     throw_error(Code::kClosed, "op '", op->name != nullptr ? op->name : "",
                 "' was pushed after the engine's end");
   }
-  Executor& to = executor();
-  const uint64_t limit = limit_.load(std::memory_order_relaxed);
-  const bool is_full = limit != 0 && unfinished_.load(std::memory_order_relaxed) >= limit;
-  if (is_full && this_thread.running == 0 && !wait_for_room(refusal)) return false;
+  if (!begin_push(refusal)) return false;
+  Executor* to = nullptr;
+  try {
+    to = &executor();
+  } catch (...) {
+    note_done();
+    throw;
+  }
   op->retain();  // the engine's
   op->retain();  // the executor's
-  unfinished_.fetch_add(1, std::memory_order_relaxed);
   switch (append(*op, on_host, refusal)) {
     case Appended::kGranted:
       op->begin_ready();
-      to.post(op.get());
+      to->post(op.get());
       return true;
     case Appended::kWaiting: return true;
     case Appended::kRefused: break;
@@ -63,10 +72,40 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
   return false;
 }
 
+// The op that is to be pushed counts as unfinished from here on, so that the executor stays the one it is.
+bool Engine::begin_push(Refusal* refusal) noexcept {
+  const bool may_wait = this_thread.running == 0;
+  const auto is_over = [](const Engine& engine) { return engine.has_room(); };
+  while (true) {
+    const uint64_t limit = this->limit(), byte_limit = this->byte_limit();
+    const bool is_full =
+        (limit != 0 && unfinished() >= limit) || (byte_limit != 0 && Queue::held_nbytes() >= byte_limit);
+    if (may_wait && is_full && !wait_for_turn(is_over, Deadline(-1), refusal)) return false;
+    // pairs with: Engine::set_executor, "no push beside a change"
+    unfinished_.fetch_add(1, std::memory_order_seq_cst);
+    // pairs with: Engine::set_executor, "no push beside a change"
+    if (!may_wait || !is_changing_.load(std::memory_order_seq_cst)) return true;
+    note_done();
+    if (!wait_for_turn(is_over, Deadline(-1), refusal)) return false;
+  }
+}
+
+bool Engine::is_within(uint64_t ops, uint64_t nbytes) const noexcept {
+  // pairs with: Engine::note_done, "somebody waits for all ops"
+  const uint64_t unfinished = unfinished_.load(std::memory_order_seq_cst);
+  return (limit() == 0 || unfinished <= ops) && (byte_limit() == 0 || Queue::held_nbytes() <= nbytes);
+}
+
+bool Engine::has_room() const noexcept {
+  // pairs with: Engine::set_executor, "no push beside a change"
+  return is_within(limit() / 2, byte_limit() / 2) && !is_changing_.load(std::memory_order_seq_cst);
+}
+
 void Engine::note_done() noexcept {
   // pairs with: Engine::wait_all, "somebody waits for all ops"
   const uint64_t left = unfinished_.fetch_sub(1, std::memory_order_seq_cst) - 1;
-  const bool may_end_waits = left == 0 || left == limit_.load(std::memory_order_relaxed) / 2;
+  const bool may_end_waits =
+      left == 0 || left == limit() / 2 || short_of_memory_.load(std::memory_order_relaxed) != 0;
   // pairs with: Engine::wait_all, "somebody waits for all ops"
   if (!may_end_waits || waiters_.load(std::memory_order_seq_cst) == 0) return;
   // pairs with: engine::wait, "what was waited for"
@@ -85,19 +124,19 @@ bool help() noexcept {
   return !engine.has_own_threads() && engine.executor().try_run_one();
 }
 
-bool Engine::wait_for_room(Refusal* refusal) noexcept {
-  const auto has_room = [this](uint32_t) {
-    const uint64_t limit = limit_.load(std::memory_order_relaxed);
-    // pairs with: Engine::note_done, "somebody waits for all ops"
-    return limit == 0 || unfinished_.load(std::memory_order_seq_cst) <= limit / 2;
-  };
+bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
+                           Refusal* refusal) noexcept {
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
+  const uint32_t short_of_memory = Queue::held_nbytes() > byte_limit() / 2 ? 1 : 0;
+  short_of_memory_.fetch_add(short_of_memory, std::memory_order_relaxed);
   // pairs with: Engine::note_done, "somebody waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);
-  const WaitEnd end = wait(waiter, turns_, has_room, Deadline(-1), &refusal->obstacle);
+  const auto is_over_now = [this, is_over](uint32_t) { return is_over(*this); };
+  const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &refusal->obstacle);
   waiters_.fetch_sub(1, std::memory_order_relaxed);
+  short_of_memory_.fetch_sub(short_of_memory, std::memory_order_relaxed);
   return engine::is_over(end, refusal);
 }
 
@@ -106,17 +145,11 @@ bool Engine::wait_all(const Deadline& deadline, Refusal* refusal) noexcept {
     refusal->reason = Refusal::Reason::kInBody;
     return false;
   }
-  // pairs with: Engine::note_done, "somebody waits for all ops"
-  const auto is_over = [this](uint32_t) { return unfinished_.load(std::memory_order_seq_cst) == 0; };
-  if (is_over(0)) return true;
-  Waiter waiter;
-  waiter.actor = current_actor();
-  waiter.waits_for_all = true;
-  // pairs with: Engine::note_done, "somebody waits for all ops"
-  waiters_.fetch_add(1, std::memory_order_seq_cst);
-  const WaitEnd end = wait(waiter, turns_, is_over, deadline, &refusal->obstacle);
-  waiters_.fetch_sub(1, std::memory_order_relaxed);
-  return engine::is_over(end, refusal);
+  const auto is_over = [](const Engine& engine) {
+    // pairs with: Engine::note_done, "somebody waits for all ops"
+    return engine.unfinished_.load(std::memory_order_seq_cst) == 0;
+  };
+  return is_over(*this) || wait_for_turn(is_over, deadline, refusal);
 }
 
 void Engine::note_failure(const Ref<Failure>& failure) noexcept {
@@ -137,20 +170,53 @@ Ref<Failure> Engine::take_failure() {
   return oldest;
 }
 
+// No push begins while it lives.
+class Engine::Change {
+ public:
+  explicit Change(Engine& engine) noexcept : engine_(engine), lock_(engine.changers_) {
+    // pairs with: Engine::begin_push, "no push beside a change"
+    engine_.is_changing_.store(true, std::memory_order_seq_cst);
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() {
+    // pairs with: Engine::begin_push, "no push beside a change"
+    engine_.is_changing_.store(false, std::memory_order_seq_cst);
+    // pairs with: engine::wait, "what was waited for"
+    engine_.turns_.fetch_add(1, std::memory_order_release);
+    futex_wake_all(engine_.turns_);
+  }
+
+ private:
+  Engine& engine_;
+  const std::scoped_lock<std::mutex> lock_;
+};
+
 void Engine::set_executor(const std::string& name, int workers) {
   const std::string wanted = name == "default" ? kDefault : name;
-  std::unique_ptr<Executor> fresh = make_executor(wanted, workers);
-  Refusal refusal;
-  if (!wait_all(Deadline(kChangeTimeoutNs), &refusal)) {
-    fresh->stop();
-    throw_error(Code::kTimeout, "the engine cannot be changed: ", unfinished(),
-                " ops did not end within a minute");
+  if (this_thread.running != 0) {
+    throw_error(Code::kLeaseConflict, "the body of an op cannot change the engine: it would wait for itself");
   }
+  std::unique_ptr<Executor> fresh = make_executor(wanted, workers);
+  const Change change(*this);
+  Refusal refusal;
+  if (wait_all(Deadline(kChangeTimeoutNs), &refusal)) return exchange_executor(std::move(fresh), wanted);
+  fresh->stop();
+  const Code code = refusal.reason == Refusal::Reason::kDeadlock      ? Code::kDeadlock
+                    : refusal.reason == Refusal::Reason::kInterrupted ? Code::kInterrupted
+                                                                      : Code::kTimeout;
+  throw_error(code, "the engine cannot be changed while ops are unfinished: ", text_of(refusal.obstacle));
+}
+
+void Engine::exchange_executor(std::unique_ptr<Executor> fresh, const std::string& name) {
   const std::scoped_lock lock(change_);
+  former_.reserve(former_.size() + 1);
   // pairs with: Engine::executor, "an executor is complete"
-  const std::unique_ptr<Executor> old(executor_.exchange(fresh.release(), std::memory_order_acq_rel));
-  name_ = wanted;
-  if (old) old->stop();
+  std::unique_ptr<Executor> old(executor_.exchange(fresh.release(), std::memory_order_acq_rel));
+  name_ = name;
+  if (!old) return;
+  old->stop();
+  former_.push_back(std::move(old));
 }
 
 std::string Engine::executor_name() {
@@ -171,7 +237,10 @@ void Engine::lock_for_fork() noexcept { failures_lock_.lock(); }
 void Engine::unlock_after_fork() noexcept { failures_lock_.unlock(); }
 
 void Engine::start_anew_after_fork() noexcept {
+  new (&changers_) std::mutex;
   new (&change_) std::mutex;
+  is_changing_.store(false, std::memory_order_relaxed);
+  short_of_memory_.store(0, std::memory_order_relaxed);
   executor_.store(nullptr, std::memory_order_relaxed);  // its threads are not here
   unfinished_.store(0, std::memory_order_relaxed);
   waiters_.store(0, std::memory_order_relaxed);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/fork_mark.h"
 #include "engine/executor.h"
@@ -23,8 +24,9 @@ class Engine {
  public:
   static Engine& instance() noexcept;
 
-  // Takes an op: all of its entries at once, or none. False: refused. Waits when too many ops are unfinished,
-  // unless the caller is the body of an op. Fails with kClosed at the process' end, and as set_executor.
+  // Takes an op: all of its entries at once, or none. False: refused. Waits while too many ops are unfinished
+  // or hold too much memory, unless the caller is the body of an op. Fails with kClosed at the process' end,
+  // and as set_executor.
   bool push(const Ref<Op>& op, OnHost on_host, Refusal* refusal);
 
   // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the refusal says
@@ -34,14 +36,20 @@ class Engine {
   // The oldest failure that began with an op of its own and has not been taken; null: none.
   Ref<Failure> take_failure();
 
-  // "pool", "tbb", "inline", "seeded:N", "default". Waits for all ops first. Fails with kValue, kNotFound,
-  // kSystem, and with kTimeout when ops do not end within a minute.
+  // "pool", "tbb", "inline", "seeded:N", "default". Waits for all ops first; pushes of others wait meanwhile.
+  // Fails with kValue, kNotFound, kSystem, and with kTimeout when ops do not end within a minute.
   void set_executor(const std::string& name, int workers);
   std::string executor_name();
   int concurrency();
 
-  // How many ops may be unfinished before a push waits. 0: any number.
-  void set_limit(uint64_t ops) noexcept { limit_.store(ops, std::memory_order_relaxed); }
+  // How many ops may be unfinished, and how many bytes of memory they may hold, before a push waits; it then
+  // waits until half of that is left. 0: any number.
+  void set_limits(uint64_t ops, uint64_t nbytes) noexcept {
+    limit_.store(ops, std::memory_order_relaxed);
+    byte_limit_.store(nbytes, std::memory_order_relaxed);
+  }
+  uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+  uint64_t byte_limit() const noexcept { return byte_limit_.load(std::memory_order_relaxed); }
   uint64_t unfinished() const noexcept { return unfinished_.load(std::memory_order_relaxed); }
 
   // No further pushes; waits for what can end. False: the refusal says why.
@@ -60,23 +68,36 @@ class Engine {
   void start_anew_after_fork() noexcept;
 
  private:
-  Engine() = default;
+  class Change;
+  Engine() noexcept;
   void make_default();
-  bool wait_for_room(Refusal* refusal) noexcept;
+  bool is_within(uint64_t ops, uint64_t nbytes) const noexcept;
+  bool has_room() const noexcept;
+  bool begin_push(Refusal* refusal) noexcept;
+  bool wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
+                     Refusal* refusal) noexcept;
+  void exchange_executor(std::unique_ptr<Executor> fresh, const std::string& name);
 
   // Shared.
   std::atomic<Executor*> executor_{nullptr};
   std::atomic<uint64_t> unfinished_{0};
   std::atomic<uint64_t> limit_{10'000};
+  std::atomic<uint64_t> byte_limit_;  // half of the machine's memory at first
   std::atomic<uint32_t> waiters_{0};
-  std::atomic<uint32_t> turns_{0};  // moves and wakes when something that waiters wait for may be true
+  std::atomic<uint32_t> short_of_memory_{0};  // waiters that wait for ops to let go of memory
+  std::atomic<uint32_t> turns_{0};        // moves and wakes when something that waiters wait for may be true
+  std::atomic<bool> is_changing_{false};  // no push begins
   std::atomic<bool> is_closed_{false};
 
   SpinLock failures_lock_;
   std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_
 
-  std::mutex change_;  // held while executors are exchanged
-  std::string name_;   // guarded by change_
+  std::mutex changers_;  // held by whoever changes the executor, also while it waits; before change_
+  std::mutex change_;    // held while executors are exchanged
+  // Guarded by change_.
+  std::string name_;
+  // A thread that helps may still look into one: they are stopped, and kept.
+  std::vector<std::unique_ptr<Executor>> former_;
 };
 
 }  // namespace tenon::engine

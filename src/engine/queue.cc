@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/queue.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace tenon::engine {
@@ -17,13 +15,6 @@ bool is_own(const Claim& claim) noexcept {
   if (claim.is_detached.load(std::memory_order_relaxed)) return false;
   if (claim.owner.thread != this_thread_id()) return false;
   return claim.owner.task == 0 || claim.owner.task == current_task();
-}
-
-void copy_text(char* to, size_t size, const char* text) noexcept {
-  if (text == nullptr) return;
-  const size_t length = std::min(std::strlen(text), size - 1);
-  std::memcpy(to, text, length);
-  to[length] = '\0';
 }
 
 template <class T>
@@ -67,12 +58,24 @@ void Queue::grant(Entry* entry, ReadyList* ready) noexcept {
   if (entry->claim->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(entry->claim);
 }
 
+void Queue::count_holder() noexcept {
+  if (holders_++ != 0) return;
+  held_nbytes_ = bounds_.end - bounds_.begin;
+  held_by_ops.fetch_add(held_nbytes_, std::memory_order_relaxed);
+}
+
+void Queue::uncount_holder() noexcept {
+  if (--holders_ == 0) held_by_ops.fetch_sub(std::exchange(held_nbytes_, 0), std::memory_order_relaxed);
+}
+
 bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->queue = this;
   entry->views = nullptr;
   entry->sequence = next_sequence_++;
   entry->blockers = 0;
   entry->is_granted = false;
+  entry->holds_memory = entry->claim->kind == Kind::kOp && is_large();
+  if (entry->holds_memory) count_holder();
   if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host)) begin_counting(ready);
   if (is_counted_) {
     for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
@@ -94,6 +97,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
 void Queue::insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept {
   entry->queue = this;
   entry->views = nullptr;
+  entry->holds_memory = false;
   entry->sequence = holder->sequence;
   entry->blockers = 0;
   if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
@@ -115,6 +119,7 @@ void Queue::insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept
 bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
   Entry* const next = entry->next;
   unlink(entry);
+  if (entry->holds_memory) uncount_holder();
   const bool has_escaped = entry->views != nullptr && move_views_to_host(entry);
   if (waiting_views_ != 0) open_waiting_views(*entry, ready);
   if (is_counted_) {
@@ -304,32 +309,6 @@ void Queue::take_over(Queue& other) noexcept {
     poison(node);
   }
   other.has_poison.store(false, std::memory_order_relaxed);
-}
-
-Obstacle Queue::describe(const Entry& entry) noexcept {
-  Obstacle o;
-  const Claim& claim = *entry.claim;
-  o.party = claim.kind == Kind::kOp      ? Obstacle::Party::kOp
-            : claim.kind == Kind::kLease ? Obstacle::Party::kLease
-                                         : Obstacle::Party::kCall;
-  o.mode = entry.mode;
-  o.is_granted = entry.is_granted;
-  o.thread = claim.owner.thread;
-  o.since_ms = claim.since_ms;
-  copy_text(o.name, sizeof o.name, claim.name);
-  copy_text(o.site, sizeof o.site, claim.site);
-  return o;
-}
-
-Obstacle Queue::describe(const View& view) noexcept {
-  Obstacle o;
-  o.party = Obstacle::Party::kHost;
-  o.mode = view.mode;
-  o.is_granted = view.is_open.load(std::memory_order_relaxed) != 0;
-  o.thread = view.thread;
-  o.since_ms = view.opened_ms;
-  copy_text(o.site, sizeof o.site, view.site);
-  return o;
 }
 
 }  // namespace tenon::engine

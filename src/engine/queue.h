@@ -16,20 +16,9 @@
 #include "base/spin_lock.h"
 #include "engine/claim.h"
 #include "engine/failure.h"
+#include "engine/obstacle.h"
 
 namespace tenon::engine {
-
-// What stands in the way, copied so that it can be spoken of without the lock.
-struct Obstacle {
-  enum class Party : uint8_t { kHost, kOp, kLease, kCall };
-  Party party = Party::kHost;
-  Mode mode = Mode::kRead;
-  bool is_granted = false;
-  uint32_t thread = 0;
-  int64_t since_ms = 0;
-  char name[64] = {};
-  char site[192] = {};
-};
 
 // Bytes that an op failed to write. Owned by the queue in which it lies.
 struct Poison {
@@ -105,6 +94,10 @@ class Queue {
     return version_.load(std::memory_order_relaxed);
   }
 
+  // Bytes of all memory that unfinished ops hold, each counted once; memory of less than kSmall bytes not.
+  static uint64_t held_nbytes() noexcept { return held_by_ops.load(std::memory_order_relaxed); }
+  static constexpr uint64_t kSmall = 64 * 1024;
+
   // Takes over the node.
   void poison(Poison* node) noexcept;
   // Takes out what lies inside of extent; the caller deletes it, without the lock.
@@ -113,9 +106,6 @@ class Queue {
 
   // For a merge: everything that `other`, which holds no entries and views, knows.
   void take_over(Queue& other) noexcept;
-
-  static Obstacle describe(const Entry& entry) noexcept;
-  static Obstacle describe(const View& view) noexcept;
 
  private:
   bool is_whole(const Entry& entry) const noexcept { return entry.extent.contains(bounds_); }
@@ -136,6 +126,14 @@ class Queue {
   void begin_counting(ReadyList* ready) noexcept;
   void open_waiting_views(const Entry& removed, ReadyList* ready) noexcept;
   bool move_views_to_host(Entry* entry) noexcept;
+  bool is_large() const noexcept {
+    const uint64_t nbytes = bounds_.end - bounds_.begin;
+    return nbytes >= kSmall && nbytes <= PTRDIFF_MAX;  // more: the bounds have not been set
+  }
+  void count_holder() noexcept;
+  void uncount_holder() noexcept;
+
+  static constinit inline std::atomic<uint64_t> held_by_ops{0};
 
   Extent bounds_;
   uint64_t birth_ = 0;
@@ -143,6 +141,8 @@ class Queue {
 
   Entry* head_ = nullptr;
   Entry* tail_ = nullptr;
+  uint32_t holders_ = 0;      // entries that hold memory
+  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
   // Means something only in a queue that is not counted.
   Entry* first_waiting_ = nullptr;

@@ -214,7 +214,7 @@ TEST_F(Stress, APushWaitsAtTheLimitAndGoesOn) {
   constexpr uint64_t kPushers = 3;
   const uint64_t count = soaked(3'000, 300'000);
   Engine& engine = Engine::instance();
-  engine.set_limit(kLimit);
+  engine.set_limits(kLimit, 0);
   Cell cells[kPushers];
   std::atomic<uint64_t> most{0};
   std::vector<std::thread> pushers;
@@ -230,7 +230,7 @@ TEST_F(Stress, APushWaitsAtTheLimitAndGoesOn) {
   }
   for (std::thread& pusher : pushers) pusher.join();
   wait_all();
-  engine.set_limit(10'000);
+  engine.set_limits(10'000, 0);
   EXPECT_LT(most, kLimit + kPushers) << "each pusher may find room for one more at the same time";
   for (const Cell& cell : cells) EXPECT_EQ(static_cast<uint64_t>(cell.value), count);
 }
@@ -352,7 +352,7 @@ TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
     });
   }
   const uint64_t count = soaked(kHasSanitizer ? 1'000 : 10'000, 1'000'000);
-  Engine::instance().set_limit(60);  // a queue that counts is slow when it is long
+  Engine::instance().set_limits(60, 0);  // a queue that counts is slow when it is long
   for (uint64_t i = 1; i <= count; ++i) {
     Cell &from = cells[i % kCells], &to = cells[i * 5 / 3 % kCells];
     const OnHost on_host = i % 3 == 0 ? OnHost::kRaise : OnHost::kWait;
@@ -361,7 +361,7 @@ TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
   is_over = true;
   for (std::thread& viewer : viewers) viewer.join();
   wait_all();
-  Engine::instance().set_limit(10'000);
+  Engine::instance().set_limits(10'000, 0);
   int64_t sum = 0;
   for (const Cell& cell : cells) sum += cell.value;
   EXPECT_EQ(sum, written);
@@ -472,10 +472,51 @@ TEST_F(Wakes, WhoWaitsForRoomIsWoken) {
   run(
       [&] {
         p.push();
-        Engine::instance().set_limit(1);
+        Engine::instance().set_limits(1, 0);
       },
       [&] { engine::push({write(others)}, [] {}); }, [&] { return p.is_over.load(); }, [&] { p.end(); });
-  Engine::instance().set_limit(10'000);
+  Engine::instance().set_limits(10'000, 0);
+}
+
+TEST(ChangeOfTheEngine, BesidePushesOfOthersLosesNoOpAndRunsEachOnce) {
+  constexpr int kPushers = 3;
+  const int changes = kHasSanitizer ? 40 : 200;
+  std::atomic<bool> is_over{false};
+  std::atomic<int64_t> runs{0}, pushed{0};
+  std::vector<std::thread> pushers;
+  for (int p = 0; p < kPushers; ++p) {
+    pushers.emplace_back([&] {
+      Cell mine;
+      while (!is_over) {
+        for (int i = 0; i < 20; ++i, ++pushed) push({write(mine)}, [&] { ++runs; });
+        wait(push({read(mine)}, [] {}));
+      }
+    });
+  }
+  const char* const names[] = {"pool", "inline", "seeded:5", "pool"};
+  for (int i = 0; i < changes; ++i) {
+    Engine::instance().set_executor(names[i % 4], 1 + i % 3);
+    std::this_thread::yield();
+  }
+  is_over = true;
+  for (std::thread& pusher : pushers) pusher.join();
+  wait_all();
+  EXPECT_EQ(runs, pushed);
+  EXPECT_GT(pushed, 0);
+  Engine::instance().set_executor("pool", 2);
+}
+
+TEST(ChangeOfTheEngine, InTheBodyOfAnOpIsRefused) {
+  Cell cell;
+  std::atomic<int> code{0};
+  wait(push({write(cell)}, [&] {
+    try {
+      Engine::instance().set_executor("inline", 0);
+    } catch (const Error& e) {
+      code = static_cast<int>(e.code());
+    }
+  }));
+  EXPECT_EQ(code, static_cast<int>(Code::kLeaseConflict));
 }
 
 }  // namespace

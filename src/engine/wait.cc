@@ -6,10 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/engine.h"
 
 namespace tenon::engine {
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
+constexpr int64_t kFirstLookNs = kSliceNs;
 constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
@@ -80,6 +82,15 @@ bool WaitGraph::enter(Waiter* waiter, Obstacle* obstacle) noexcept {
   return false;
 }
 
+bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  const std::scoped_lock lock(lock_);
+  try {
+    return finds_host(waiter, obstacle);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 void WaitGraph::leave(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
   (waiter->previous != nullptr ? waiter->previous->next : first_) = waiter->next;
@@ -98,20 +109,24 @@ class Walk {
     for (Claim* op : ops_) op->drop();
   }
 
-  bool comes_back(Obstacle* obstacle) {
+  // Goes on until it meets the one or has seen all.
+  bool meets(std::optional<Obstacle> Walk::* what, Obstacle* obstacle) {
     follow(from_);
     size_t next_op = 0;
     size_t next_actor = 0;
-    while (!is_back_ && (next_op < ops_.size() || next_actor < actors_.size())) {
+    while (!(this->*what) && (next_op < ops_.size() || next_actor < actors_.size())) {
       if (next_op < ops_.size()) {
         follow(*ops_[next_op++]);
       } else {
         follow_waits_of(actors_[next_actor++]);
       }
     }
-    if (is_back_ && obstacle != nullptr) *obstacle = obstacle_;
-    return is_back_;
+    if (this->*what && obstacle != nullptr) *obstacle = *(this->*what);
+    return (this->*what).has_value();
   }
+
+  std::optional<Obstacle> own_lease;  // of whoever the walk started from
+  std::optional<Obstacle> host_view;  // for which an op waits
 
  private:
   void follow(const Waiter& waiter) {
@@ -146,6 +161,9 @@ class Walk {
       for (const Entry* e = entry.queue->first(); e != &entry; e = e->next) {
         if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
       }
+      if (!entry.waits_for_host) continue;
+      const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+      if (view != nullptr) host_view = Obstacle::of(*view);
     }
   }
 
@@ -162,8 +180,7 @@ class Walk {
     if (claim.is_detached.load(std::memory_order_relaxed)) return;
     const Actor owner = claim.owner;
     if (entry.is_granted && is_from(owner)) {
-      is_back_ = true;
-      obstacle_ = Queue::describe(entry);
+      own_lease = Obstacle::of(entry);
       return;
     }
     if (std::find(actors_.begin(), actors_.end(), owner) == actors_.end()) actors_.push_back(owner);
@@ -184,50 +201,80 @@ class Walk {
   const Waiter* const all_;
   std::vector<Claim*> ops_;
   std::vector<Actor> actors_;
-  bool is_back_ = false;
-  Obstacle obstacle_;
 };
 
 }  // namespace
 
 bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) const {
-  return Walk(waiter, first_).comes_back(obstacle);
+  return Walk(waiter, first_).meets(&Walk::own_lease, obstacle);
+}
+
+bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) const {
+  return Walk(waiter, first_).meets(&Walk::host_view, obstacle);
 }
 
 namespace detail {
 
+namespace {
+
+// Whatever keeps an entry, which its claim waits for, from being granted; an op that runs is in its own way.
+// True: it is not the entry itself. Requires the lock of the queue.
+bool describe_what_blocks(const Entry& entry, Obstacle* obstacle) noexcept {
+  *obstacle = Obstacle::of(entry);
+  if (entry.is_granted) return false;
+  const Entry* e = entry.queue->first();
+  while (e != &entry &&
+         (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent))) {
+    e = e->next;
+  }
+  const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+  if (e != &entry) {
+    *obstacle = Obstacle::of(*e);
+  } else if (entry.waits_for_host && view != nullptr) {
+    *obstacle = Obstacle::of(*view);
+  }
+  return e != &entry || view != nullptr;
+}
+
+// Of all ops: who blocks the first one found that waits, else one that runs.
+void describe_any_op(Obstacle* obstacle) noexcept {
+  struct Search {
+    Obstacle* obstacle;
+    bool is_over;
+  } search{obstacle, false};
+  const auto look = [](Queue& queue, void* context) {
+    auto& s = *static_cast<Search*>(context);
+    if (s.is_over) return;
+    const std::scoped_lock lock(queue.lock);
+    for (const Entry* e = queue.first(); e != nullptr && !s.is_over; e = e->next) {
+      if (e->claim->kind == Kind::kOp) s.is_over = describe_what_blocks(*e, s.obstacle);
+    }
+  };
+  if (visit_queues != nullptr) visit_queues(look, &search);
+}
+
+}  // namespace
+
 void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
   if (obstacle == nullptr) return;
+  if (waiter.waits_for_all) return describe_any_op(obstacle);
   if (waiter.view != nullptr) {
     const std::scoped_lock lock(waiter.view->queue->lock);
     const Entry* const e = waiter.view->queue->first_conflict(waiter.view->mode, waiter.view->extent, false);
-    if (e != nullptr) *obstacle = Queue::describe(*e);
+    if (e != nullptr) *obstacle = Obstacle::of(*e);
     return;
   }
-  if (waiter.claim == nullptr) return;
   for (const Entry& entry : waiter.claim->entries) {
     if (entry.sequence == 0) continue;
     const std::scoped_lock lock(entry.queue->lock);
     if (!entry.is_queued) continue;
-    *obstacle = Queue::describe(entry);  // an op that runs is what its own waiter waits for
-    if (entry.is_granted) continue;
-    const Entry* e = entry.queue->first();
-    while (e != &entry &&
-           (e->claim == waiter.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent))) {
-      e = e->next;
-    }
-    const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
-    if (e != &entry) {
-      *obstacle = Queue::describe(*e);
-    } else if (view != nullptr) {
-      *obstacle = Queue::describe(*view);
-    }
-    return;
+    (void)describe_what_blocks(entry, obstacle);
+    if (!entry.is_granted) return;
   }
 }
 
-Sleep::Sleep(const Deadline& deadline) noexcept
-    : deadline_(deadline), began_ns_(now_ns()), reported_ns_(began_ns_) {
+Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
+    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kFirstLookNs) {
   if (hooks.begin != nullptr) token_ = hooks.begin();
 }
 
@@ -235,24 +282,37 @@ Sleep::~Sleep() {
   if (hooks.end != nullptr) hooks.end(token_);
 }
 
-WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value) noexcept {
+WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
   const int64_t left = deadline_.left_ns();
   if (left <= 0) return WaitEnd::kTimeout;
   const int64_t slice = Engine::instance().has_own_threads() ? kSliceNs : kHelperSliceNs;
   const FutexWait woken = futex_wait_for(word, value, std::min(left, slice));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;
   if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
-  if (now_ns() - reported_ns_ >= kReportNs) report_long_wait();
+  return now_ns() < next_look_ns_ ? WaitEnd::kOver : look_at_obstacles(obstacle);
+}
+
+WaitEnd Sleep::look_at_obstacles(Obstacle* obstacle) noexcept {
+  const int64_t waited_ns = now_ns() - began_ns_;
+  next_look_ns_ = began_ns_ + (waited_ns / kReportNs + 1) * kReportNs;
+  WaitGraph& graph = WaitGraph::instance();
+  if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
+      graph.is_behind_host(waiter_, obstacle)) {
+    return WaitEnd::kDeadlock;
+  }
+  if (waited_ns >= kReportNs) report(waited_ns);
   return WaitEnd::kOver;
 }
 
-void Sleep::report_long_wait() noexcept {
-  reported_ns_ = now_ns();
+void Sleep::report(int64_t waited_ns) noexcept {
   if (hooks.report == nullptr) return;
-  char text[512];
-  const int seconds = static_cast<int>((reported_ns_ - began_ns_) / 1'000'000'000);
-  std::snprintf(text, sizeof text, "waiting for %d s", seconds);
-  hooks.report(text);
+  Obstacle obstacle;
+  describe_obstacle(waiter_, &obstacle);
+  try {
+    hooks.report(concat("waiting for ", waited_ns / 1'000'000'000, " s behind ", text_of(obstacle)).c_str());
+  } catch (const std::bad_alloc&) {
+    // The next one may say it.
+  }
 }
 
 }  // namespace detail

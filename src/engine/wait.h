@@ -22,7 +22,10 @@ struct WaitHooks {
   int32_t (*poll)(void* token) = nullptr;      // every 50 ms and after signals; not 0 ends the wait
   void (*end)(void* token) = nullptr;          // after it
   uint64_t (*current_task)() = nullptr;        // see actor.h
-  void (*report)(const char* text) = nullptr;  // a wait that takes more than 5 s says on whom
+  void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
+  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those that
+  // nobody refers to, and says (not 0) whether no other thread could close the rest.
+  int32_t (*is_alone)(void* token) = nullptr;
 };
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
 
@@ -54,6 +57,9 @@ class WaitGraph {
   bool enter(Waiter* waiter, Obstacle* obstacle) noexcept;
   void leave(Waiter* waiter) noexcept;
 
+  // Some op, on whose end this waiter's wait depends, waits for a view of the host to be closed: obstacle.
+  bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
+
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
   // In a forked child: the other threads are gone, and what they waited for.
@@ -62,6 +68,7 @@ class WaitGraph {
  private:
   WaitGraph() = default;
   bool has_cycle(const Waiter& waiter, Obstacle* obstacle) const;
+  bool finds_host(const Waiter& waiter, Obstacle* obstacle) const;
 
   SpinLock lock_;
   Waiter* first_ = nullptr;  // guarded by lock_
@@ -74,27 +81,29 @@ bool help() noexcept;
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;
 
 namespace detail {
-// What a waiter that gives up has waited for.
+// What a waiter waits for, or has waited for when it gives up.
 void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept;
 
 // A sleeping thread's dealings with the hooks, in slices.
 class Sleep {
  public:
-  explicit Sleep(const Deadline& deadline) noexcept;
+  Sleep(const Waiter& waiter, const Deadline& deadline) noexcept;
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep();
 
-  // Sleeps a slice while word == value. kOver: look again.
-  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value) noexcept;
+  // Sleeps a slice while word == value. kOver: look again. With kDeadlock obstacle is set.
+  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept;
 
  private:
-  void report_long_wait() noexcept;
+  WaitEnd look_at_obstacles(Obstacle* obstacle) noexcept;
+  void report(int64_t waited_ns) noexcept;
 
+  const Waiter& waiter_;
   const Deadline& deadline_;
   void* token_ = nullptr;
   int64_t began_ns_ = 0;
-  int64_t reported_ns_ = 0;
+  int64_t next_look_ns_ = 0;
 };
 
 // Polling before sleeping: to be put asleep and woken costs more than most ops take.
@@ -115,16 +124,16 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
   if (!graph.enter(&waiter, obstacle)) return WaitEnd::kDeadlock;
   WaitEnd end = WaitEnd::kOver;
   {
-    detail::Sleep sleep(deadline);
+    detail::Sleep sleep(waiter, deadline);
     while (end == WaitEnd::kOver) {
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
       if (is_over(value)) break;
-      if (!help()) end = sleep.while_equal(word, value);
+      if (!help()) end = sleep.while_equal(word, value, obstacle);
     }
   }
   graph.leave(&waiter);
-  if (end != WaitEnd::kOver) detail::describe_obstacle(waiter, obstacle);
+  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_obstacle(waiter, obstacle);
   return end;
 }
 

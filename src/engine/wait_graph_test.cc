@@ -7,10 +7,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -280,14 +282,132 @@ TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
   {
     Lease lease(write(a));
     ASSERT_TRUE(lease.acquire(&refusal));
-    Engine::instance().set_limit(4);
+    Engine::instance().set_limits(4, 0);
     for (int i = 0; i < 4; ++i) ASSERT_TRUE(push({write(a)}, [] {}));
     const Ref<Op> one_more = make({write(a)}, [](Op* self) { self->complete(); });
     EXPECT_EQ(reason_of([&](Refusal* r) { return submit(one_more, OnHost::kRaise, r); }),
               Refusal::Reason::kDeadlock);
-    Engine::instance().set_limit(10'000);
+    Engine::instance().set_limits(10'000, 0);
   }
   wait_all();
+}
+
+// What the hooks are asked, and answer.
+std::atomic<int> asked_alone{0};
+std::atomic<bool> is_alone{false};
+std::function<void()> collect_garbage;
+std::string last_report;
+
+class BehindAView : public WaitGraphOf {
+ protected:
+  void SetUp() override {
+    WaitGraphOf::SetUp();
+    WaitHooks hooks;
+    hooks.report = [](const char* text) { last_report = text; };
+    hooks.is_alone = [](void*) {
+      ++asked_alone;
+      if (collect_garbage) collect_garbage();
+      return is_alone ? 1 : 0;
+    };
+    set_wait_hooks(hooks);
+    asked_alone = 0;
+    is_alone = false;
+    collect_garbage = nullptr;
+    last_report.clear();
+    ASSERT_TRUE(view.open(nullptr));
+    behind = push({write(a), write(b)}, [] {}, OnHost::kWait);
+  }
+
+  Cell a, b;
+  Sight view{read(a), "train.py:12"};
+  Ref<Op> behind;
+};
+
+TEST_F(BehindAView, WhoIsAloneAndWaitsForAnOpBehindAViewIsToldAndNotHung) {
+  is_alone = true;
+  Refusal refusal;
+  EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kHost);
+  EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
+  Lease after(read(b));  // behind the op, which is behind the view
+  EXPECT_EQ(reason_of([&](Refusal* r) { return after.acquire(r, kWatchdogNs); }), Refusal::Reason::kDeadlock);
+  listed_cells = {&b, &a};
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+            Refusal::Reason::kDeadlock);
+  view.close();
+  wait(behind);
+}
+
+TEST_F(BehindAView, AViewThatACollectionClosesIsInNobodysWay) {
+  is_alone = true;
+  collect_garbage = [this] { view.close(); };
+  wait(behind);
+  EXPECT_EQ(asked_alone, 1);
+}
+
+TEST_F(BehindAView, WhoIsNotAloneWaitsForOthersToCloseTheView) {
+  std::thread other([this] {
+    while (asked_alone == 0) std::this_thread::yield();
+    view.close();
+  });
+  wait(behind);
+  other.join();
+}
+
+TEST_F(BehindAView, AWaitBehindSomethingElseDoesNotAskWhetherItIsAlone) {
+  view.close();
+  wait(behind);
+  Refusal refusal;
+  Lease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  const Ref<Op> op = push({write(a)}, [] {});
+  EXPECT_FALSE(op->wait(Deadline(200'000'000), &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+  EXPECT_EQ(asked_alone, 0);
+  lease.release();
+  wait(op);
+}
+
+TEST_F(BehindAView, AWaitOfMoreThanFiveSecondsSaysOnWhom) {
+  Refusal refusal;
+  EXPECT_FALSE(behind->wait(Deadline(5'300'000'000), &refusal));
+  EXPECT_NE(last_report.find("waiting for 5 s behind a view of it, taken at train.py:12"), std::string::npos)
+      << last_report;
+  view.close();
+  wait(behind);
+}
+
+// Memory as large as its bounds say; nobody touches it.
+TEST_F(WaitGraphOf, OpsThatHoldTooMuchMemoryMakePushersWaitAndAreCountedOnce) {
+  constexpr uint64_t kBytes = uint64_t{1} << 20;
+  const uint64_t before = Queue::held_nbytes();
+  Cell a, b, small;
+  a.queue.set_bounds({a.extent().begin, a.extent().begin + kBytes});
+  b.queue.set_bounds({b.extent().begin, b.extent().begin + kBytes});
+  Engine::instance().set_limits(0, 2 * kBytes);
+  Refusal refusal;
+  Lease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  for (int i = 0; i < 100; ++i) push({write(a)}, [] {});
+  push({write(small), write(a)}, [] {});
+  EXPECT_EQ(Queue::held_nbytes() - before, kBytes);
+  push({write(a), write(b)}, [] {});
+  EXPECT_EQ(Queue::held_nbytes() - before, 2 * kBytes);
+  std::atomic<bool> is_pushed{false};
+  std::thread pusher([&] {
+    push({write(small)}, [] {});
+    is_pushed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(is_pushed);
+  lease.release();
+  pusher.join();
+  wait_all();
+  EXPECT_EQ(Queue::held_nbytes(), before);
+  Engine::instance().set_limits(10'000, 0);
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ static void ops(const char* engine) {
   OK(tenon_engine_set(engine, 2, &error));
   tenon_engine_name(name, sizeof name);
   CHECK(strcmp(name, engine) == 0);
-  tenon_engine_set_limit(100);
+  tenon_engine_set_limits(100, TENON_KEEP);
   memset(&context, 0, sizeof context);
   context.from = elements(from);
   context.to = elements(to);

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stands in the way of a request, copied so that it can be spoken of without the lock of its queue.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/claim.h"
+
+namespace tenon::engine {
+
+struct Obstacle {
+  enum class Party : uint8_t { kHost, kOp, kLease, kCall };
+  Party party = Party::kHost;
+  Mode mode = Mode::kRead;
+  bool is_granted = false;
+  uint32_t thread = 0;  // 0: nothing is known
+  int64_t since_ms = 0;
+  char name[64] = {};
+  char site[192] = {};
+
+  static Obstacle of(const Entry& entry) noexcept;  // requires the lock of the queue
+  static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
+};
+
+// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago". Throws std::bad_alloc.
+std::string text_of(const Obstacle& obstacle);
+
+}  // namespace tenon::engine
