@@ -211,6 +211,35 @@ TENON_API void tenon_array_release(tenon_array* array);
 /* The owner given at adoption if the array's storage was adopted with this deleter, else NULL. */
 TENON_API void* tenon_array_owner(const tenon_array* array, void (*deleter)(void* owner));
 
+/* Memory that was moved out of an array. */
+typedef struct tenon_memory {
+  uint32_t struct_size;
+  int32_t is_readonly;
+  void* data;
+  uint64_t nbytes;
+  void* owner; /* deleter(owner) gives the memory back: to be called once, if it is not NULL */
+  void (*deleter)(void* owner);
+} tenon_memory;
+
+/* Takes the memory out of the array's storage: it is the caller's, and the array, like every other one on the
+ * storage, fails with MOVED from then on. Waits for work that was pushed before. site: where, for messages;
+ * NULL or a text that lives for ever. Fails with LEASE_CONFLICT (a view, lease or op holds the memory, or
+ * another array was imported over the same bytes), DEADLOCK, OP, INTERRUPTED, MOVED. */
+TENON_API tenon_status tenon_array_move_out(tenon_array* array, const char* site, tenon_memory* out,
+                                            tenon_error* error);
+
+/* Where the memory of the array was moved out ("" if that is not known); NULL: it was not. */
+TENON_API const char* tenon_array_moved_at(const tenon_array* array);
+
+/* An array as this one on new memory, not set: for who overwrites all of it, and leaves the old values to their
+ * readers. Fails with BUFFER (read-only), VALUE (the array is a part of its memory, or not in C order),
+ * LEASE_CONFLICT (a writable view is open, whose writes would be lost), NO_MEMORY. */
+TENON_API tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, tenon_error* error);
+
+/* The same window outside of the contract: it waits for nobody, nobody waits for it, and its users order their
+ * accesses themselves. Keeps the memory alive. */
+TENON_API tenon_status tenon_array_unchecked(tenon_array* array, tenon_array** out, tenon_error* error);
+
 /* A number that has moved when elements may have changed: after every write through this library,
  * and at every call while a writable view is open. */
 TENON_API uint64_t tenon_array_version(const tenon_array* array);

@@ -26,7 +26,10 @@ using Getter = PyObject* (*)(PyObject* self, const tenon_array_desc& desc);
 
 template <Getter getter>
 PyObject* get(PyObject* self, void*) noexcept {
-  return guarded([&] { return getter(self, desc_of(self)); });
+  return guarded([&] {
+    const Array keep = share(self);
+    return getter(self, keep.desc());
+  });
 }
 
 template <Getter getter>
@@ -49,7 +52,11 @@ PyObject* get_nbytes(PyObject*, const tenon_array_desc& d) { return PyLong_FromU
 PyObject* get_itemsize(PyObject*, const tenon_array_desc& d) {
   return PyLong_FromUnsignedLongLong(d.itemsize);
 }
-PyObject* get_data_ptr(PyObject*, const tenon_array_desc& d) { return PyLong_FromVoidPtr(d.data); }
+PyObject* get_data_ptr(PyObject* self, const tenon_array_desc& d) {
+  const char* const at = tenon_array_moved_at(array_of(self));
+  if (at == nullptr) return PyLong_FromVoidPtr(d.data);
+  throw Error(TENON_ERR_MOVED, std::string("the array has no address: its memory was moved out at ") + at);
+}
 PyObject* get_writable(PyObject*, const tenon_array_desc& d) {
   return PyBool_FromLong((d.flags & TENON_READONLY) == 0);
 }

@@ -36,10 +36,11 @@ const char* format_of(DType dtype) {
   }
 }
 
-// What one Py_buffer holds: the view, and its strides behind it.
+// What one Py_buffer holds: the view, and behind it the shape and the strides: the NDArray may have got new
+// memory before the buffer is released.
 struct Export {
   tenon_view view;
-  Py_ssize_t strides[];
+  Py_ssize_t dims[];
 };
 struct Free {
   void operator()(Export* held) const noexcept { std::free(held); }
@@ -93,29 +94,29 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   check_request(self, desc, flags);
   const auto ndim = static_cast<size_t>(desc.ndim);
   std::unique_ptr<Export, Free> held(
-      static_cast<Export*>(std::malloc(sizeof(Export) + ndim * sizeof(Py_ssize_t))));
+      static_cast<Export*>(std::malloc(sizeof(Export) + 2 * ndim * sizeof(Py_ssize_t))));
   if (held == nullptr) throw std::bad_alloc();
   held->view = TENON_VIEW_INIT;
-  for (size_t i = 0; i < ndim; ++i)
-    held->strides[i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  for (size_t i = 0; i < ndim; ++i) {
+    held->dims[i] = desc.shape[i];
+    held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
+  }
+  const bool has_shape = wants(flags, PyBUF_ND);
+  buffer->buf = desc.data;
+  buffer->len = static_cast<Py_ssize_t>(desc.nbytes);
+  buffer->itemsize = static_cast<Py_ssize_t>(desc.itemsize);
+  buffer->ndim = has_shape ? desc.ndim : 1;
+  buffer->format = wants(flags, PyBUF_FORMAT) ? const_cast<char*>(format) : nullptr;
+  buffer->shape = has_shape ? held->dims : nullptr;
+  buffer->strides = wants(flags, PyBUF_STRIDES) ? held->dims + ndim : nullptr;
+  buffer->suboffsets = nullptr;
   const int32_t wanted = (desc.flags & TENON_READONLY) != 0 ? TENON_READ
                          : wants(flags, PyBUF_WRITABLE)     ? TENON_WRITE
                                                             : TENON_WRITE_OR_READ;
   call(tenon_view_open, &held->view, array_of(self), wanted, current_site());
-  const int32_t access = tenon_view_access(&held->view);
-  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
-  const bool has_shape = wants(flags, PyBUF_ND);
-  buffer->buf = desc.data;
+  buffer->readonly = tenon_view_access(&held->view) == TENON_READ ? 1 : 0;
   buffer->obj = Py_NewRef(self);
-  buffer->len = static_cast<Py_ssize_t>(desc.nbytes);
-  buffer->itemsize = static_cast<Py_ssize_t>(desc.itemsize);
-  buffer->readonly = access == TENON_READ ? 1 : 0;
-  buffer->ndim = has_shape ? desc.ndim : 1;
-  buffer->format = wants(flags, PyBUF_FORMAT) ? const_cast<char*>(format) : nullptr;
-  buffer->shape =
-      has_shape ? const_cast<Py_ssize_t*>(reinterpret_cast<const Py_ssize_t*>(desc.shape)) : nullptr;
-  buffer->strides = wants(flags, PyBUF_STRIDES) ? held->strides : nullptr;
-  buffer->suboffsets = nullptr;
   buffer->internal = held.release();
 }
 

@@ -11,6 +11,7 @@
 #include "numpy_api.h"
 #include "numpy_lend.h"
 #include "numpy_view.h"
+#include "ownership.h"
 
 namespace tenon::python {
 namespace {
@@ -115,7 +116,7 @@ Array find_known(const tenon_adoption& adoption) {
 }
 
 void check_movable(PyArrayObject* x) {
-  if ((PyArray_FLAGS(x) & NPY_ARRAY_OWNDATA) == 0) {
+  if ((PyArray_FLAGS(x) & NPY_ARRAY_OWNDATA) == 0 && !has_moved_memory(reinterpret_cast<PyObject*>(x))) {
     raise(PyExc_ValueError,
           "keep='move' takes an array that owns its memory, but x is a view: pass x.copy()");
   }
@@ -220,8 +221,8 @@ Array lend_numpy(nb::handle object, Keep keep) {
   return array;
 }
 
-Array share_if_numpy(nb::handle object) {
-  return is_numpy(object) ? lend_numpy(object, Keep::kWritable) : Array();
+Array share_if_numpy(nb::handle object, Keep keep) {
+  return is_numpy(object) ? lend_numpy(object, keep) : Array();
 }
 
 Array read_if_numpy(nb::handle object) {

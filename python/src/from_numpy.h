@@ -17,7 +17,7 @@ Array lend_numpy(nb::handle x, Keep keep);
 
 // Both give an empty Array when object is no NumPy array, and import NumPy only if that could be. The first
 // shares the memory and refuses what cannot be shared; the second copies byte-swapped and unaligned arrays.
-Array share_if_numpy(nb::handle object);
+Array share_if_numpy(nb::handle object, Keep keep = Keep::kWritable);
 Array read_if_numpy(nb::handle object);
 
 void add_from_numpy(nb::module_& module);

@@ -64,22 +64,9 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
 // An argument of one call: the array and its open view, until the call is over.
 class Pointer {
  public:
-  Pointer(const Function& function, int32_t i, nb::handle value) : array_(array_for(function, i, value)) {
-    const tenon_parameter parameter = function.parameter(i);
-    if (!is_compatible(parameter, array_.dtype())) {
-      raise(PyExc_TypeError, "%s cannot take an array of %s: pass .astype(...) of it",
-            parameter_text(function, i).c_str(), dtype_name(array_.dtype()).c_str());
-    }
-    if (!array_.is_contiguous()) {
-      raise(PyExc_BufferError, "%s takes arrays in C order without gaps: pass .copy()",
-            parameter_text(function, i).c_str());
-    }
-    if (parameter.is_const == 0 && array_.is_readonly()) {
-      raise(PyExc_BufferError,
-            "%s is written to, but the array is read-only: pass a writable one, or declare it const",
-            parameter_text(function, i).c_str());
-    }
-    view_.emplace(array_, parameter.is_const != 0 ? Access::kRead : Access::kWrite);
+  Pointer(const Function& function, int32_t i, nb::handle value)
+      : array_(pointer_array(function, i, value, Keep::kWritable)) {
+    view_.emplace(array_, function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite);
   }
   void* data() const noexcept { return array_.data(); }
 
@@ -87,16 +74,6 @@ class Pointer {
   Array array_;
   std::optional<HostView> view_;
 };
-
-nb::object result_from(const tenon_parameter& result, const tenon_value& value) {
-  if (result.is_void != 0 || result.is_status != 0) return nb::none();
-  switch (result.dtype.code) {
-    case TENON_FLOAT: return nb::float_(value.f);
-    case TENON_BOOL: return nb::bool_(value.i != 0);
-    case TENON_UINT: return nb::int_(value.u);
-    default: return nb::int_(value.i);
-  }
-}
 
 // pointer keeps the array and its view.
 tenon_value argument_for(const Function& function, int32_t i, nb::handle value,
@@ -108,23 +85,18 @@ tenon_value argument_for(const Function& function, int32_t i, nb::handle value,
 }
 
 nb::object call_function(const Function& function, const nb::args& arguments) {
-  const int32_t n = function.parameter_count();
-  if (arguments.size() != static_cast<size_t>(n)) {
-    raise(PyExc_TypeError, "'%s' takes %d arguments, not %zu: %s", function.name(), n, arguments.size(),
-          function.prototype());
-  }
-  std::vector<tenon_value> values(static_cast<size_t>(n));
+  check_argument_count(function, arguments.size());
+  std::vector<tenon_value> values(arguments.size());
   std::vector<std::optional<Pointer>> pointers(values.size());
-  for (int32_t i = 0; i < n; ++i) {
-    const auto at = static_cast<size_t>(i);
-    values[at] = argument_for(function, i, arguments[at], pointers[at]);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers[i]);
   }
   tenon_value result;
   {
     const nb::gil_scoped_release released;
     result = function.call_with(values);
   }
-  return result_from(function.result(), result);
+  return result_object(function.result(), result);
 }
 
 // Whether value would do as argument i. Throws if not.
@@ -158,6 +130,41 @@ std::string parameter_text(const Function& function, int32_t i) {
   return "parameter " + name + " (" + type + ") of '" + function.name() + "'";
 }
 
+void check_argument_count(const Function& function, size_t n) {
+  if (n == static_cast<size_t>(function.parameter_count())) return;
+  raise(PyExc_TypeError, "'%s' takes %d arguments, not %zu: %s", function.name(), function.parameter_count(),
+        n, function.prototype());
+}
+
+nb::object result_object(const tenon_parameter& result, const tenon_value& value) {
+  if (result.is_void != 0 || result.is_status != 0) return nb::none();
+  switch (result.dtype.code) {
+    case TENON_FLOAT: return nb::float_(value.f);
+    case TENON_BOOL: return nb::bool_(value.i != 0);
+    case TENON_UINT: return nb::int_(value.u);
+    default: return nb::int_(value.i);
+  }
+}
+
+Array pointer_array(const Function& function, int32_t i, nb::handle value, Keep keep) {
+  Array array = array_for(function, i, value, keep);
+  const tenon_parameter parameter = function.parameter(i);
+  if (!is_compatible(parameter, array.dtype())) {
+    raise(PyExc_TypeError, "%s cannot take an array of %s: pass .astype(...) of it",
+          parameter_text(function, i).c_str(), dtype_name(array.dtype()).c_str());
+  }
+  if (!array.is_contiguous()) {
+    raise(PyExc_BufferError, "%s takes arrays in C order without gaps: pass .copy()",
+          parameter_text(function, i).c_str());
+  }
+  if (parameter.is_const == 0 && array.is_readonly()) {
+    raise(PyExc_BufferError,
+          "%s is written to, but the array is read-only: pass a writable one, or declare it const",
+          parameter_text(function, i).c_str());
+  }
+  return array;
+}
+
 tenon_value number_for(const Function& function, int32_t i, nb::handle value) {
   const tenon_dtype dtype = function.parameter(i).dtype;
   tenon_value number{};
@@ -180,14 +187,14 @@ tenon_value number_for(const Function& function, int32_t i, nb::handle value) {
   return number;
 }
 
-Array array_for(const Function& function, int32_t i, nb::handle value) {
+Array array_for(const Function& function, int32_t i, nb::handle value, Keep keep) {
   if (is_ndarray(value.ptr())) return share(value.ptr());
-  if (Array numpy = share_if_numpy(value)) return numpy;
+  if (Array numpy = share_if_numpy(value, keep)) return numpy;
   if (PyObject_CheckBuffer(value.ptr()) != 0) {
     // NumPy reads every format, keeps the buffer open, and says whether it is writable. By way of a
     // memoryview it takes bytes as numbers and shares the memory of its own scalars.
     const nb::object buffer = owned(PyMemoryView_FromObject(value.ptr()));
-    return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer));
+    return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer), keep);
   }
   if (has_dlpack(value)) return import_dlpack(value);
   raise(PyExc_TypeError, "%s takes an array, or None for NULL, not %R", parameter_text(function, i).c_str(),

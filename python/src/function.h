@@ -3,6 +3,7 @@
 // Native functions as Python sees them: what binds an argument to a parameter, and the class Function.
 #pragma once
 
+#include "from_numpy.h"
 #include "python.h"
 #include "tenon/feed.hpp"
 
@@ -14,9 +15,18 @@ std::string parameter_text(const Function& function, int32_t i);
 // A number for a parameter that is no pointer. Throws TypeError, OverflowError.
 tenon_value number_for(const Function& function, int32_t i, nb::handle value);
 
-// An array for a pointer, sharing memory: any NDArray, NumPy array, buffer or DLPack tensor. Its dtype and
-// layout are not checked. Throws TypeError.
-Array array_for(const Function& function, int32_t i, nb::handle value);
+// An array for a pointer, sharing memory: any NDArray, NumPy array, buffer or DLPack tensor. keep: of a NumPy
+// array. Its dtype and layout are not checked. Throws TypeError.
+Array array_for(const Function& function, int32_t i, nb::handle value, Keep keep = Keep::kWritable);
+
+// The same, of the dtype and layout that the function takes. Throws TypeError, BufferError.
+Array pointer_array(const Function& function, int32_t i, nb::handle value, Keep keep);
+
+// Throws TypeError.
+void check_argument_count(const Function& function, size_t n);
+
+// None for a status and where there is no result.
+nb::object result_object(const tenon_parameter& result, const tenon_value& value);
 
 void add_function_type(nb::module_& module);
 

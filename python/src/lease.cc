@@ -5,12 +5,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "elements.h"
 #include "methods.h"
+#include "op.h"
 #include "owners.h"
 #include "sites.h"
 #include "waiting.h"
@@ -18,24 +18,18 @@
 namespace tenon::python {
 namespace {
 
-int64_t nanoseconds(std::optional<double> seconds) {
-  if (!seconds) return -1;
-  if (!(*seconds >= 0)) raise(PyExc_ValueError, "a timeout is seconds, or None");
-  return static_cast<int64_t>(std::min(*seconds * 1e9, 9e18));
-}
-
 class NativeLease {
  public:
-  // owner: (thread, task) of the kernel and of asyncio; None: the calling thread.
+  // owner: (thread, task) of the kernel and of asyncio; None: the calling thread. site: None: this line.
   NativeLease(const Array& array, bool is_write, bool is_overwrite, std::optional<double> timeout,
-              std::optional<std::pair<uint32_t, uint64_t>> owner)
+              std::optional<std::pair<uint32_t, uint64_t>> owner, std::optional<std::string> site)
       : array_(array) {
     tenon_lease_options options{};
     options.struct_size = sizeof options;
     options.access = is_write ? TENON_WRITE : TENON_READ;
     options.flags = is_overwrite ? TENON_OVERWRITE : 0;
     options.timeout_ns = nanoseconds(timeout);
-    options.site = current_site();
+    options.site = site ? kept_site(*site) : current_site();
     if (owner) {
       options.thread = owner->first;
       options.task = owner->second;
@@ -91,12 +85,20 @@ void wait_for(const Array& array, int32_t access, std::optional<double> timeout)
 void add_leases(nb::module_& module) {
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
       .def(nb::init<const Array&, bool, bool, std::optional<double>,
-                    std::optional<std::pair<uint32_t, uint64_t>>>(),
+                    std::optional<std::pair<uint32_t, uint64_t>>, std::optional<std::string>>(),
            nb::arg("array"), nb::arg("is_write"), nb::arg("is_overwrite") = false,
-           nb::arg("timeout").none() = nb::none(), nb::arg("owner").none() = nb::none())
+           nb::arg("timeout").none() = nb::none(), nb::arg("owner").none() = nb::none(),
+           nb::arg("site").none() = nb::none())
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
       .def("detach", &NativeLease::detach);
+  module.def(
+      "site",
+      []() -> nb::object {
+        const char* const site = current_site();
+        return site != nullptr ? nb::object(nb::str(site)) : nb::none();
+      },
+      nb::sig("def site() -> str | None"), "The line of the user's program that runs, as 'train.py:12'.");
   module.def(
       "holders", holders, nb::arg("array"),
       nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),

@@ -14,6 +14,7 @@
 #include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "owners.h"
+#include "ownership.h"
 #include "waiting.h"
 
 namespace {
@@ -51,6 +52,7 @@ NB_MODULE(core, module) {
   add_waiting(module);
   add_leases(module);
   add_ops(module);
+  add_ownership(module);
   is_loaded = true;
 }
 

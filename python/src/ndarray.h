@@ -8,7 +8,7 @@
 
 namespace tenon::python {
 
-// Immutable after creation; owns one reference to the array. Not a container for Python's garbage
+// Owns one reference to the array, which only exchange() changes. Not a container for Python's garbage
 // collector: references to Python objects are held by storages (owners.h).
 struct NDArray {
   PyObject_HEAD tenon_array* array;
@@ -27,6 +27,10 @@ inline const tenon_array_desc& desc_of(PyObject* object) noexcept {
   return *reinterpret_cast<NDArray*>(object)->desc;
 }
 inline Array share(PyObject* object) noexcept { return Array::share(array_of(object)); }
+
+// Each gets the other one's array. Under the GIL: whoever may give the GIL away in the middle of using an
+// NDArray's array has a reference of its own, or leaves it to a call of the C library to keep what it needs.
+void exchange(PyObject* a, PyObject* b) noexcept;
 
 // A new NDArray over array. Throws nb::python_error.
 PyObject* wrap(Array array);

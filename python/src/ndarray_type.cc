@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "ndarray_parts.h"
@@ -80,6 +81,11 @@ PyObject* wrap(Array array) {
   object->desc = tenon_array_describe(object->array);
   object->weak_references = nullptr;
   return reinterpret_cast<PyObject*>(object);
+}
+
+void exchange(PyObject* a, PyObject* b) noexcept {
+  std::swap(reinterpret_cast<NDArray*>(a)->array, reinterpret_cast<NDArray*>(b)->array);
+  std::swap(reinterpret_cast<NDArray*>(a)->desc, reinterpret_cast<NDArray*>(b)->desc);
 }
 
 void add_ndarray(nb::module_& module) {

@@ -46,21 +46,23 @@ nb::object view_holder(const Array& array) {
   return object;
 }
 
-nb::object numpy_view(const Array& array) {
+nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly) {
   const tenon_array_desc& desc = array.desc();
   PyArray_Descr* const dtype = numpy_dtype_of(desc.dtype, (desc.flags & TENON_SUBBYTE_PADDED) != 0);
   npy_intp strides[TENON_MAX_NDIM];
   for (int i = 0; i < desc.ndim; ++i) strides[i] = desc.strides[i] * static_cast<npy_intp>(desc.itemsize);
-  const nb::object keep_dtype = nb::steal(reinterpret_cast<PyObject*>(dtype));
-  nb::object holder = view_holder(array);
-  const bool is_readonly =
-      tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view) == TENON_READ;
-  Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // the next call takes one over, also when it fails
+  // The next call takes the dtype over, also when it fails.
   nb::object view = owned(PyArray_NewFromDescr(
       &PyArray_Type, dtype, desc.ndim, const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
       strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
-  check_python(PyArray_SetBaseObject(as_numpy(view.ptr()), holder.release().ptr()));
+  check_python(PyArray_SetBaseObject(as_numpy(view.ptr()), base.inc_ref().ptr()));
   return view;
+}
+
+nb::object numpy_view(const Array& array) {
+  const nb::object holder = view_holder(array);
+  const int32_t access = tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view);
+  return numpy_array_over(array, holder, access == TENON_READ);
 }
 
 bool may_view_ndarray(PyObject* exporter) {

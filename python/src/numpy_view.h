@@ -12,6 +12,9 @@ namespace tenon::python {
 // such dtype).
 nb::object numpy_view(const Array& array);
 
+// A NumPy array on the same memory that keeps base alive, and is no view of the array. Throws TypeError.
+nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly);
+
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);
 

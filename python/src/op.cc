@@ -6,12 +6,11 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "methods.h"
 #include "numpy_lend.h"
+#include "op.h"
 #include "owners.h"
 #include "sites.h"
 #include "waiting.h"
@@ -22,15 +21,25 @@ namespace {
 // A Python object that any thread may let go of.
 void drop_object(void* object) { owners::release(object); }
 
-// The body of an op and where its result goes: one list, shared with the NativeOp.
+// What a body in Python has returned. Whoever drops it last holds the GIL.
+class PythonResult final : public Result {
+ public:
+  void set(nb::object value) { value_ = std::move(value); }
+  nb::object get() const override { return value_; }
+
+ private:
+  nb::object value_;
+};
+
+// The body of an op and where its result goes.
 struct Body : owners::Node {
-  Body(nb::object callable, nb::object result_list)
+  Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body)
       : Node([](Node* node) { delete static_cast<Body*>(node); }),
         body(std::move(callable)),
-        results(std::move(result_list)) {}
+        result(std::move(result_of_body)) {}
 
   nb::object body;
-  nb::object results;
+  std::shared_ptr<PythonResult> result;
 };
 
 void fail(tenon_op* op, nb::object exception) {
@@ -42,7 +51,7 @@ void fail(tenon_op* op, nb::object exception) {
 void run_body(Body& self, tenon_op* op) {
   nb::object exception;
   try {
-    self.results.attr("append")(self.body());
+    self.result->set(self.body());
   } catch (nb::python_error& error) {
     exception = nb::borrow(error.value());
   }
@@ -69,56 +78,6 @@ void run(void* context, tenon_op* op) {
   PyGILState_Release(state);
 }
 
-class NativeOp {
- public:
-  NativeOp(tenon_op* op, nb::object results) : op_(op), results_(std::move(results)) {}
-  NativeOp(NativeOp&& other) noexcept
-      : op_(std::exchange(other.op_, nullptr)), results_(std::move(other.results_)) {}
-  NativeOp& operator=(NativeOp&&) = delete;
-  ~NativeOp() {
-    const owners::Collector collector;
-    tenon_op_release(op_);
-  }
-
-  // Seconds; nothing is thrown for a failure of the op itself.
-  void wait(std::optional<double> timeout) const {
-    owners::drain();
-    tenon_error error = TENON_ERROR_INIT;
-    const int64_t ns = timeout ? static_cast<int64_t>(std::min(std::max(*timeout, 0.0) * 1e9, 9e18)) : -1;
-    const tenon_status status = tenon_op_wait(op_, ns, &error);
-    owners::drain();
-    if (status != TENON_OK && status != TENON_ERR_OP) throw Error(status, error.message);
-  }
-  bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
-  nb::object results() const { return results_; }
-  nb::object failure() const { return failure_tuple(tenon_op_failure(op_)); }
-
-  void on_done(nb::object function) const {
-    auto* const node = new owners::Object(function);
-    try {
-      call(
-          tenon_op_on_done, op_,
-          +[](void* context) {
-            const PyGILState_STATE state = PyGILState_Ensure();
-            auto* const object = static_cast<owners::Object*>(context);
-            PyObject* const result = PyObject_CallNoArgs(object->object);
-            if (result == nullptr) PyErr_WriteUnraisable(object->object);
-            Py_XDECREF(result);
-            owners::release(object);
-            PyGILState_Release(state);
-          },
-          static_cast<void*>(node));
-    } catch (...) {
-      owners::release(node);
-      throw;
-    }
-  }
-
- private:
-  tenon_op* op_;
-  nb::object results_;
-};
-
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anyone holds it.
 void check_original(const tenon_use& use, const char* name) {
   auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
@@ -133,41 +92,91 @@ void check_original(const tenon_use& use, const char* name) {
           "before the op is done");
 }
 
-// uses: (array, is write, is overwrite) of each array.
-NativeOp push(nb::object body, const nb::list& uses, const char* name, int32_t on_conflict) {
-  std::vector<tenon_use> described;
-  for (nb::handle use : uses) {
-    const nb::tuple parts = nb::borrow<nb::tuple>(use);
-    described.push_back({array_of(nb::object(parts[0]).ptr()),
-                         nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
-                         nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u});
-  }
-  nb::list results;
-  auto* const context = new Body(std::move(body), results);
+NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict) {
+  const auto result = std::make_shared<PythonResult>();
+  auto context = std::make_unique<Body>(std::move(body), result);
   tenon_work work{};
   work.struct_size = sizeof work;
   work.on_conflict = on_conflict;
-  work.context = context;
+  work.context = context.get();
   work.run = run;
   work.drop = drop_object;
   work.name = name;
-  work.site = current_site();
-  owners::drain();
-  tenon_op* op = nullptr;
-  try {
-    if (on_conflict != TENON_CONFLICT_IGNORE) {
-      for (const tenon_use& use : described) check_original(use, name);
-    }
-    call(tenon_push, &work, static_cast<int32_t>(described.size()),
-         static_cast<const tenon_use*>(described.data()), &op);
-  } catch (...) {
-    delete context;
-    throw;
-  }
-  return NativeOp(op, results);
+  NativeOp op = push(work, uses_from(rows), result);
+  (void)context.release();
+  return op;
 }
 
 }  // namespace
+
+NativeOp::NativeOp(tenon_op* op, std::shared_ptr<const Result> result) noexcept
+    : op_(op), result_(std::move(result)) {}
+
+NativeOp::NativeOp(NativeOp&& other) noexcept
+    : op_(std::exchange(other.op_, nullptr)), result_(std::move(other.result_)) {}
+
+NativeOp::~NativeOp() {
+  const owners::Collector collector;
+  tenon_op_release(op_);
+}
+
+void NativeOp::wait(std::optional<double> timeout) const {
+  owners::drain();
+  tenon_error error = TENON_ERROR_INIT;
+  const tenon_status status = tenon_op_wait(op_, nanoseconds(timeout), &error);
+  owners::drain();
+  if (status != TENON_OK && status != TENON_ERR_OP) throw Error(status, error.message);
+}
+
+nb::object NativeOp::failure() const { return failure_tuple(tenon_op_failure(op_)); }
+
+void NativeOp::on_done(nb::object function) const {
+  auto* const node = new owners::Object(function);
+  try {
+    call(
+        tenon_op_on_done, op_,
+        +[](void* context) {
+          const PyGILState_STATE state = PyGILState_Ensure();
+          auto* const object = static_cast<owners::Object*>(context);
+          PyObject* const result = PyObject_CallNoArgs(object->object);
+          if (result == nullptr) PyErr_WriteUnraisable(object->object);
+          Py_XDECREF(result);
+          owners::release(object);
+          PyGILState_Release(state);
+        },
+        static_cast<void*>(node));
+  } catch (...) {
+    owners::release(node);
+    throw;
+  }
+}
+
+NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result) {
+  work.site = current_site();
+  owners::drain();
+  if (work.on_conflict != TENON_CONFLICT_IGNORE) {
+    for (const tenon_use& use : uses) check_original(use, work.name);
+  }
+  tenon_op* op = nullptr;
+  call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
+  return {op, std::move(result)};
+}
+
+std::vector<tenon_use> uses_from(const nb::list& rows) {
+  std::vector<tenon_use> uses;
+  for (nb::handle row : rows) {
+    const nb::tuple parts = nb::borrow<nb::tuple>(row);
+    uses.push_back({array_of(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
+                    nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u});
+  }
+  return uses;
+}
+
+int64_t nanoseconds(std::optional<double> seconds) {
+  if (!seconds) return -1;
+  if (!(*seconds >= 0)) raise(PyExc_ValueError, "a timeout is seconds, or None");
+  return static_cast<int64_t>(std::min(*seconds * 1e9, 9e18));
+}
 
 nb::object failure_tuple(tenon_failure* failure) {
   if (failure == nullptr) return nb::none();
@@ -184,12 +193,12 @@ void add_ops(nb::module_& module) {
   nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
       .def("wait", &NativeOp::wait, nb::arg("timeout").none())
       .def("done", &NativeOp::is_done)
-      .def("results", &NativeOp::results, nb::sig("def results(self) -> list[Any]"))
+      .def("result", &NativeOp::result, nb::sig("def result(self) -> Any"))
       .def("failure", &NativeOp::failure,
            nb::sig("def failure(self) -> tuple[str, str, str, int, BaseException | None] | None"))
       .def("on_done", &NativeOp::on_done, nb::arg("function"),
            nb::sig("def on_done(self, function: Callable[[], object]) -> None"));
-  module.def("push", push, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
+  module.def("push", push_body, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
              nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
                      "on_conflict: int) -> NativeOp"));
   module.def(
@@ -203,7 +212,7 @@ void add_ops(nb::module_& module) {
       "wait_all",
       [](std::optional<double> timeout) {
         owners::drain();
-        call(tenon_wait_all, timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : int64_t{-1});
+        call(tenon_wait_all, nanoseconds(timeout));
         owners::drain();
       },
       nb::arg("timeout").none());
@@ -227,6 +236,7 @@ void add_ops(nb::module_& module) {
         call(tenon_engine_shut_down, static_cast<int64_t>(timeout * 1e9));
       },
       nb::arg("timeout"));
+  add_pushed_functions(module);
 }
 
 }  // namespace tenon::python

@@ -41,9 +41,8 @@ bool is_library_file(std::string_view file) {
 void describe(PyObject* code, PyFrameObject* frame, Place& place) {
   const nb::object file = nb::getattr(nb::handle(code), "co_filename");
   const std::string name(text_of(file));
-  if (texts == nullptr) texts = new std::unordered_set<std::string>;
   place.is_library = is_library_file(name);
-  place.text = texts->insert(name + ":" + std::to_string(PyFrame_GetLineNumber(frame))).first->c_str();
+  place.text = kept_site(name + ":" + std::to_string(PyFrame_GetLineNumber(frame)));
 }
 
 const Place& place_of(PyFrameObject* frame) {
@@ -64,6 +63,11 @@ const Place& place_of(PyFrameObject* frame) {
 }
 
 }  // namespace
+
+const char* kept_site(const std::string& site) {
+  if (texts == nullptr) texts = new std::unordered_set<std::string>;
+  return texts->insert(site).first->c_str();
+}
 
 const char* current_site() noexcept {
   static GetBack* const get_back = looked_up<GetBack>("PyFrame_GetBack");

@@ -3,6 +3,8 @@
 // Where in the user's program something happens: "train.py:12", for messages that name a view or an op.
 #pragma once
 
+#include <string>
+
 #include "python.h"
 
 namespace tenon::python {
@@ -10,5 +12,8 @@ namespace tenon::python {
 // The innermost line outside of site-packages and of Python's own library. A text that lives for ever;
 // nullptr where no Python code runs. Requires the GIL; keeps an exception in flight.
 const char* current_site() noexcept;
+
+// The same text, living for ever. Requires the GIL.
+const char* kept_site(const std::string& site);
 
 }  // namespace tenon::python

@@ -15,12 +15,40 @@ void end_wait(void* token) {
   if (token != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(token));
 }
 
+// The GIL for a moment of a wait: of the thread that gave it away at the wait's begin, or (no token) before it.
+class Moment {
+ public:
+  explicit Moment(void* token) : state_(static_cast<PyThreadState*>(token)) {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    } else if (PyGILState_GetThisThreadState() != nullptr) {
+      before_ = PyGILState_Ensure();
+      is_ensured_ = true;
+    }
+  }
+  Moment(const Moment&) = delete;
+  Moment& operator=(const Moment&) = delete;
+  ~Moment() {
+    if (state_ != nullptr) {
+      (void)PyEval_SaveThread();
+    } else if (is_ensured_) {
+      PyGILState_Release(before_);
+    }
+  }
+  // False: this is no thread of Python's.
+  explicit operator bool() const noexcept { return state_ != nullptr || is_ensured_; }
+
+ private:
+  PyThreadState* const state_;
+  PyGILState_STATE before_{};
+  bool is_ensured_ = false;
+};
+
 int32_t poll_wait(void* token) {
-  if (token == nullptr) return 0;
-  PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+  const Moment moment(token);
+  if (!moment) return 0;
   const int result = PyErr_CheckSignals();
   if (result == 0) owners::drain();
-  (void)PyEval_SaveThread();
   return result;
 }
 
@@ -38,21 +66,17 @@ uint64_t current_task() {
 
 // After a collection: only this thread runs Python code.
 int32_t is_alone(void* token) {
-  if (token == nullptr) return 0;
-  PyEval_RestoreThread(static_cast<PyThreadState*>(token));
-  int32_t answer = 0;
-  {
-    const KeepError keep_error;
-    try {
-      PyGC_Collect();
-      owners::drain();
-      answer = nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("tenon");
-    }
+  const Moment moment(token);
+  if (!moment) return 0;
+  const KeepError keep_error;
+  try {
+    PyGC_Collect();
+    owners::drain();
+    return nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("tenon");
+    return 0;
   }
-  (void)PyEval_SaveThread();
-  return answer;
 }
 
 void report_wait(const char* text) {

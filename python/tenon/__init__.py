@@ -61,7 +61,7 @@ from ._creation import (
 from ._errors import DeadlockError, LeaseConflict, LeaseEscaped, MovedError, OpError, TenonError
 from ._files import load, save
 from ._typing import DTypeLike
-from .engine import Op, cast, copy, fill, inout, out, push, set_engine, waitall
+from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
 from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
@@ -129,6 +129,7 @@ __all__ = [
     "save",
     "schema",
     "set_engine",
+    "set_engine_limits",
     "uint8",
     "uint16",
     "uint32",

@@ -570,6 +570,31 @@ class NDArray:
         Says that the memory holds a value although an op that was to write it has failed.
         """
 
+    def move_to_numpy(self) -> Any:
+        """
+        The elements as a NumPy array that owns the memory from then on: this array, and every other on the same
+        memory, raises MovedError. Nothing is copied. Waits for ops that were pushed before.
+
+        Returns
+        -------
+        numpy.ndarray
+            Read-only if this array is. ``tn.from_numpy(x, keep='move')`` takes it back.
+
+        Raises
+        ------
+        LeaseConflict
+            A view, lease or op holds the memory, or another array was imported over the same
+            bytes, or somebody refers to the NumPy array that it was imported from.
+        MovedError
+            It was moved before; the message says where.
+        """
+
+    def unchecked(self) -> NDArray:
+        """
+        The same window outside of the contract: it waits for nobody and nobody waits for it. Whoever uses it orders the
+        accesses himself. Shares the memory and keeps it alive.
+        """
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
@@ -791,13 +816,16 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
 class NativeLease:
     """The native part of tenon.Lease."""
 
-    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, timeout: float | None = None, owner: tuple[int, int] | None = None) -> None: ...
+    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, timeout: float | None = None, owner: tuple[int, int] | None = None, site: str | None = None) -> None: ...
 
     def release(self) -> _bool: ...
 
     def fail(self, message: str) -> _bool: ...
 
     def detach(self) -> None: ...
+
+def site() -> str | None:
+    """The line of the user's program that runs, as 'train.py:12'."""
 
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
     """
@@ -811,7 +839,7 @@ class NativeOp:
 
     def done(self) -> _bool: ...
 
-    def results(self) -> list[Any]: ...
+    def result(self) -> Any: ...
 
     def failure(self) -> tuple[str, str, str, int, BaseException | None] | None: ...
 
@@ -829,6 +857,22 @@ def set_engine(name: str, workers: int) -> None: ...
 
 def engine_name() -> str: ...
 
-def set_engine_limit(ops: int) -> None: ...
+def set_engine_limits(ops: int, nbytes: int) -> None: ...
 
 def shut_down_engine(timeout: float) -> None: ...
+
+def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int) -> NativeOp:
+    """
+    An op whose body calls a native function. Raises what a call with these arguments would raise.
+    """
+
+def renewed(array: NDArray) -> NDArray:
+    """
+    An array as this one on new memory, for a whole overwrite that leaves the old to its readers.
+    """
+
+def exchange_memory(a: NDArray, b: NDArray) -> None:
+    """Each array gets what the other one was."""
+
+def moved_at(array: NDArray) -> str | None:
+    """Where the memory was moved out, or None."""

@@ -6,13 +6,24 @@ from __future__ import annotations
 from math import prod
 
 from . import _core
+from ._errors import OpError
 
 _SHOWN_WHOLE = 1000  # elements up to which an array is printed whole
 _EDGE = 3  # rows shown at each end of an axis of a larger one
 
 
-def _summary(array: _core.NDArray) -> str:
-    return f"<tenon.NDArray of shape {array.shape}, dtype={array.dtype}>"
+def _summary(array: _core.NDArray, state: str = "") -> str:
+    return f"<tenon.NDArray of shape {array.shape}, dtype={array.dtype}{state and ', ' + state}>"
+
+
+def _obstacle(array: _core.NDArray) -> str:
+    """Why the elements cannot be read at once."""
+    for kind, mode, _, thread, _, name, _ in _core.holders(array):
+        if mode == "w" and kind == "op":
+            return f"pending: op {name!r}"
+        if mode == "w" and kind == "lease":
+            return f"leased for writing by thread {thread}"
+    return "in use"
 
 
 def _elements(array: _core.NDArray, prefix: str) -> str | None:
@@ -33,17 +44,27 @@ def _elements(array: _core.NDArray, prefix: str) -> str | None:
 
 
 def array_repr(array: _core.NDArray) -> str:
-    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``."""
+    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``; never waits: of an array that cannot be read at
+    once it says why."""
     prefix = "tenon.array("
+    moved_at = _core.moved_at(array)
+    if moved_at is not None:
+        return _summary(array, f"moved to NumPy at {moved_at}")
+    if array.size == 0:
+        return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
     try:
-        if array.size == 0:
-            return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
+        lease = _core.NativeLease(array, False, timeout=0)
+    except OpError as error:
+        return _summary(array, f"failed: op {error.op!r}")
+    except Exception:
+        return _summary(array, _obstacle(array))
+    try:
         text = _elements(array, prefix)
     except Exception:
         text = None
-    if text is None:
-        return _summary(array)
-    return f"{prefix}{text}, dtype={array.dtype})"
+    finally:
+        lease.release()
+    return _summary(array) if text is None else f"{prefix}{text}, dtype={array.dtype})"
 
 
 def array_format(array: _core.NDArray, spec: str) -> str:

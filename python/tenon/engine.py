@@ -20,8 +20,7 @@ _log = logging.getLogger("tenon")
 
 _EXIT_SECONDS = 1.5
 
-_ON_CONFLICT = {"raise": 0, "wait": 1}
-_IGNORE = 2
+_RAISE, _WAIT, _IGNORE = 0, 1, 2
 
 
 class _Use:
@@ -81,7 +80,7 @@ class Op:
     def result(self, timeout: float | None = None) -> Any:
         """What the op's function returned, after `wait`."""
         self.wait(timeout)
-        return self._native.results()[0]
+        return self._native.result()
 
     def done(self) -> bool:
         """It has ended, with success or without. Does not wait."""
@@ -129,7 +128,7 @@ def push(
     writes: Iterable[NDArray] = (),
     overwrites: Iterable[NDArray] = (),
     name: str | None = None,
-    on_conflict: Literal["raise", "wait"] = "raise",
+    on_conflict: Literal["raise", "wait", "copy"] = "raise",
     host: Literal["idle"] | None = None,
 ) -> Op:
     """Runs a function on a thread of the engine when all that it needs is free.
@@ -140,17 +139,19 @@ def push(
     ----------
     fn : callable or CFunction
         A Python function gets a NumPy array for each NDArray among ``args``, read-only where the op reads. It
-        may not keep them, and may not touch other NDArrays. A `CFunction` gets the arrays; it reads those
-        whose parameter is const and writes the others.
+        may not keep them, and may not touch other NDArrays. A `CFunction` runs without the interpreter's lock;
+        it gets the addresses, reads what its prototype declares const and writes the rest.
     *args
-        NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on.
+        NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on. The
+        pointers of a `CFunction` take whatever a call of it takes; its numbers are read now.
     reads, writes, overwrites : iterables of NDArray
         What the function uses besides its arguments; or arguments that it writes.
     name : str, optional
         For messages.
-    on_conflict : {'raise', 'wait'}
-        What happens when views of ordinary code conflict: LeaseConflict at once, or the op waits until they
-        are gone.
+    on_conflict : {'raise', 'wait', 'copy'}
+        What happens when views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
+        until they are gone. 'copy': an array that is overwritten as a whole, and that ordinary code only reads,
+        gets new memory; whatever was made of it before (views, slices) keeps the old memory and its values.
     host : {'idle'}, optional
         The caller's promise that nobody uses such views before the op is done.
 
@@ -158,48 +159,92 @@ def push(
     ------
     LeaseConflict
         A view of ordinary code conflicts; the message says where it was taken. Nothing has been queued.
+    MovedError
+        The memory of an array has been moved out.
     ValueError, TypeError, BufferError
         Arguments that cannot work.
     """
-    if on_conflict not in _ON_CONFLICT:
-        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise' or 'wait'")
+    if on_conflict not in ("raise", "wait", "copy"):
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait' or 'copy'")
     if host not in (None, "idle"):
         raise ValueError(f"host is {host!r}: it must be 'idle' or None")
     if not callable(fn):
         raise TypeError(f"an op runs a function, not {type(fn).__name__}")
-    uses = _Uses()
-    for array in reads:
-        uses.add(array, False, False)
-    for array in writes:
-        uses.add(array, True, False)
-    for array in overwrites:
-        uses.add(array, True, True)
-    arrays: list[Any] = []
-    for i, argument in enumerate(args):
-        if isinstance(argument, _Use):
-            uses.add(argument.array, True, argument.is_overwrite)
-            arrays.append(argument.array)
-            continue
-        if isinstance(argument, NDArray) and not uses.knows(argument):
-            is_write = isinstance(fn, CFunction) and _is_written(fn, i)
-            uses.add(argument, is_write, False)
-        arrays.append(argument)
+    uses = _Uses(reads, writes, overwrites)
+    arguments = [uses.unwrapped(argument) for argument in args]
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
-    body = _native_body(fn, arrays) if isinstance(fn, CFunction) else _python_body(fn, arrays, uses)
-    code = _IGNORE if host == "idle" else _ON_CONFLICT[on_conflict]
+    policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
+    work = _Work(fn, arguments, uses, name, policy)
     try:
-        return Op(_core.push(body, uses.rows, name, code), name)
+        return work.submit()
     except LeaseConflict:
         gc.collect()  # so that the answer does not depend on when dead cycles are found
-    return Op(_core.push(body, uses.rows, name, code), name)
+    try:
+        return work.submit()
+    except LeaseConflict as conflict:
+        if on_conflict != "copy":
+            raise conflict from None
+    return _submit_on_new_memory(work)
+
+
+class _Work:
+    """What is to be pushed."""
+
+    def __init__(
+        self, fn: Callable[..., Any], arguments: list[Any], uses: _Uses, name: str, policy: int
+    ) -> None:
+        self.uses = uses
+        self._fn = fn
+        self._arguments = fn._all_arguments(arguments) if isinstance(fn, CFunction) else arguments
+        self._name = name
+        self._policy = policy
+        if not isinstance(fn, CFunction):
+            for argument in arguments:
+                if isinstance(argument, NDArray) and not uses.knows(argument):
+                    uses.add(argument, False, False)
+
+    def submit(self) -> Op:
+        if isinstance(self._fn, CFunction):
+            native = _core.push_function(
+                self._fn._native, self._arguments, self.uses.rows, self._name, self._policy
+            )
+        else:
+            body = _python_body(self._fn, self._arguments, self.uses)
+            native = _core.push(body, self.uses.rows, self._name, self._policy)
+        return Op(native, self._name)
+
+
+def _submit_on_new_memory(work: _Work) -> Op:
+    """Pushes work whose outputs are viewed: they get new memory, or nothing has happened."""
+    overwritten = work.uses.overwritten()
+    viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
+    exchanged: list[tuple[NDArray, NDArray]] = []
+    try:
+        for array in viewed or overwritten:
+            old = _core.renewed(array)
+            _core.exchange_memory(array, old)
+            exchanged.append((array, old))
+        return work.submit()
+    except BaseException:
+        for array, old in exchanged:
+            _core.exchange_memory(array, old)
+        raise
 
 
 class _Uses:
     """What an op does to which array: (array, is write, is overwrite)."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, reads: Iterable[NDArray], writes: Iterable[NDArray], overwrites: Iterable[NDArray]
+    ) -> None:
         self.rows: list[tuple[NDArray, bool, bool]] = []
         self._modes: dict[int, bool] = {}
+        for array in reads:
+            self.add(array, False, False)
+        for array in writes:
+            self.add(array, True, False)
+        for array in overwrites:
+            self.add(array, True, True)
 
     def add(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
         if not isinstance(array, NDArray):
@@ -209,32 +254,39 @@ class _Uses:
         self.rows.append((array, is_write, is_overwrite))
         self._modes[id(array)] = self._modes.get(id(array), False) or is_write
 
+    def unwrapped(self, argument: Any) -> Any:
+        """The argument itself; what `out` and `inout` say of it is noted."""
+        if not isinstance(argument, _Use):
+            return argument
+        self.add(argument.array, True, argument.is_overwrite)
+        return argument.array
+
     def knows(self, array: NDArray) -> bool:
         return id(array) in self._modes
 
     def writes(self, array: NDArray) -> bool:
         return self._modes.get(id(array), False)
 
+    def overwritten(self) -> list[NDArray]:
+        """The arrays of which the op reads nothing, each once."""
+        kept = {id(array) for array, _, is_overwrite in self.rows if not is_overwrite}
+        found = {id(array): array for array, _, _ in self.rows if id(array) not in kept}
+        return list(found.values())
+
 
 def _python_body(fn: Callable[..., Any], arguments: list[Any], uses: _Uses) -> Callable[[], Any]:
-    arguments = [
-        argument.readonly() if isinstance(argument, NDArray) and not uses.writes(argument) else argument
+    # Handles of the op's own: the caller's may get other memory before it runs.
+    handles = [
+        (argument[...] if uses.writes(argument) else argument.readonly())
+        if isinstance(argument, NDArray)
+        else argument
         for argument in arguments
     ]
 
     def body() -> Any:
-        return fn(*[a.numpy() if isinstance(a, NDArray) else a for a in arguments])
+        return fn(*[handle.numpy() if isinstance(handle, NDArray) else handle for handle in handles])
 
     return body
-
-
-def _is_written(fn: CFunction, i: int) -> bool:
-    parameters = fn._native.parameters
-    return i < len(parameters) and parameters[i][1] and not parameters[i][2]
-
-
-def _native_body(fn: CFunction, arguments: list[Any]) -> Callable[[], Any]:
-    return lambda: fn(*arguments)
 
 
 def copy(source: Any, destination: Any) -> None:
@@ -296,6 +348,24 @@ class set_engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _core.set_engine(self._before, 0)
+
+
+def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> None:
+    """How far pushes may run ahead of the engine. At a limit a push waits until half of it is left.
+
+    Parameters
+    ----------
+    ops : int, optional
+        How many ops may be unfinished; 10,000 at first. 0: any number. None: as it is.
+    nbytes : int, optional
+        How many bytes of memory they may use, each array counted once, and memory of less than 64 KiB not; half
+        of the machine's memory at first. 0: any number. None: as it is.
+    """
+    for what, limit in (("ops", ops), ("nbytes", nbytes)):
+        if limit is not None and limit < 0:
+            raise ValueError(f"{what} is {limit}: a limit is at least 1, or 0 for none")
+    keep = 2**64 - 1
+    _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
 
 
 @atexit.register

@@ -93,10 +93,10 @@ class Block:
         self._root: Any = None
         self._view: Any = None
 
-    def _begin(self, owner: tuple[int, int] | None) -> Any:
+    def _begin(self, owner: tuple[int, int] | None = None, site: str | None = None) -> Any:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
-        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, None, owner)
+        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, None, owner, site)
         return self._lease
 
     def _view_of_array(self) -> Any:
@@ -111,7 +111,7 @@ class Block:
         return self._view
 
     def __enter__(self) -> Any:
-        self._begin(None)
+        self._begin()
         return self._view_of_array()
 
     def __exit__(
@@ -122,7 +122,7 @@ class Block:
     async def __aenter__(self) -> Any:
         task = asyncio.current_task()
         owner = (threading.get_native_id(), 0 if task is None else id(task))
-        await asyncio.get_running_loop().run_in_executor(None, self._begin, owner)
+        await asyncio.get_running_loop().run_in_executor(None, self._begin, owner, _core.site())
         return self._view_of_array()
 
     async def __aexit__(

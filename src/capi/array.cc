@@ -8,6 +8,7 @@
 #include "core/access.h"
 #include "core/dtype.h"
 #include "core/known_memory.h"
+#include "core/ownership.h"
 
 using namespace tenon;        // NOLINT(google-build-using-namespace)
 using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
@@ -80,6 +81,38 @@ void tenon_array_release(tenon_array* array) {
 
 void* tenon_array_owner(const tenon_array* array, void (*deleter)(void*)) {
   return unwrap(array)->storage().owner_with(deleter);
+}
+
+tenon_status tenon_array_move_out(tenon_array* array, const char* site, tenon_memory* out,
+                                  tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    check_struct_size(out->struct_size, sizeof *out, "tenon_memory");
+    const Memory memory = move_out(*capi::unwrap(not_null(array, "array")), site);
+    out->is_readonly = memory.is_readonly ? 1 : 0;
+    out->data = memory.data;
+    out->nbytes = memory.nbytes;
+    out->owner = memory.owner;
+    out->deleter = memory.deleter;
+  });
+}
+
+const char* tenon_array_moved_at(const tenon_array* array) {
+  return capi::unwrap(array)->storage().moved_at();
+}
+
+tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = wrap(renew(*capi::unwrap(not_null(array, "array"))));
+  });
+}
+
+tenon_status tenon_array_unchecked(tenon_array* array, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = wrap(unchecked(*capi::unwrap(not_null(array, "array"))));
+  });
 }
 
 uint64_t tenon_array_version(const tenon_array* array) { return unwrap(array)->storage().region().version(); }

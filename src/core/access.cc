@@ -29,6 +29,17 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
       throw_error(Code::kLeaseConflict, what,
                   " in the body of an op that has not declared it: name it in "
                   "reads= or writes= of the push");
+    case Refusal::Reason::kMoved: {
+      const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
+      throw_error(Code::kMoved, what, ": its memory was moved out",
+                  at != nullptr && *at != '\0' ? concat(" at ", at) : "",
+                  "; use what it was moved to, or import that again");
+    }
+    case Refusal::Reason::kHeld:
+      throw_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
+    case Refusal::Reason::kShared:
+      throw_error(Code::kLeaseConflict, what,
+                  ": another array was imported over the same bytes; drop that one first");
     case Refusal::Reason::kInBody:
       throw_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
     case Refusal::Reason::kWaitsForHost:
@@ -67,11 +78,13 @@ void HostView::open(Storage& storage, engine::Extent extent, Access access, cons
   view_.mode = mode_of(access);
   view_.site = site;
   Refusal refusal;
+  Ref<Array> keep;  // the caller's reference may go while it waits
   const char* const doing = access == Access::kWrite ? "write" : "read";
   switch (engine::open_view(view_, may_weaken, &refusal)) {
     case engine::Appended::kGranted: break;
     case engine::Appended::kRefused: throw_refusal(refusal, doing, array);
     case engine::Appended::kWaiting:
+      keep = Ref<Array>::share(const_cast<Array*>(array));
       if (!engine::is_over(engine::wait_for_view(view_, Deadline(-1), &refusal.obstacle), &refusal)) {
         throw_refusal(refusal, doing, array);
       }

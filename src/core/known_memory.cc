@@ -64,13 +64,91 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   storage->memory_ = memory;
   storage->heap_nbytes_ = heap_nbytes;
   storage->home_.store(region, std::memory_order_relaxed);
+  link(storage, region);
+  ++storages_;
+  heap_nbytes_ += heap_nbytes;
+  return Ref<Storage>::adopt(storage);
+}
+
+Ref<Storage> KnownMemory::add_unlisted(const Memory& memory) {
+  const uintptr_t begin = address(memory.extent);
+  const std::scoped_lock lock(lock_);
+  sweep();
+  Storage* const storage = new_storage();
+  Region* region = nullptr;
+  try {
+    region = new_region();
+  } catch (...) {
+    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    throw;
+  }
+  set_extent(region, begin, begin + memory.extent_nbytes);
+  region->set_birth(engine::this_thread.running);
+  storage->memory_ = memory;
+  storage->heap_nbytes_ = 0;
+  storage->home_.store(region, std::memory_order_relaxed);
+  link(storage, region);
+  ++storages_;
+  ++regions_;
+  return Ref<Storage>::adopt(storage);
+}
+
+namespace {
+
+bool is_free_but_for(const engine::Claim& claim, engine::Queue& queue, const engine::Extent& extent,
+                     engine::Refusal* refusal) noexcept {
+  refusal->reason = engine::Refusal::Reason::kHeld;
+  for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) {
+    if (e->claim == &claim || !e->extent.overlaps(extent)) continue;
+    refusal->obstacle = engine::Obstacle::of(*e);
+    return false;
+  }
+  const engine::View* const view = queue.host_conflict(engine::Mode::kWrite, extent);
+  if (view == nullptr) return true;
+  refusal->obstacle = engine::Obstacle::of(*view);
+  return false;
+}
+
+}  // namespace
+
+bool KnownMemory::take_out(Storage& storage, const engine::Claim& claim, const char* at,
+                           engine::Refusal* refusal) {
+  const std::scoped_lock lock(lock_);
+  sweep();
+  Region* const region = &storage.region();
+  const engine::Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
+  for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
+    const engine::Extent other{address(s->data()), address(s->data()) + s->nbytes()};
+    if (s == &storage || !other.overlaps(extent)) continue;
+    refusal->reason = engine::Refusal::Reason::kShared;
+    return false;
+  }
+  {
+    const std::scoped_lock queue(region->lock);
+    if (!is_free_but_for(claim, *region, extent, refusal)) return false;
+    // pairs with: Storage::moved_at, "moved"
+    storage.moved_at_.store(at != nullptr ? at : "", std::memory_order_release);
+    // pairs with: engine::lock_home, "a home and its queue"
+    storage.home_.store(&gone_, std::memory_order_release);
+  }
+  unlink_from(&storage, region);
+  link(&storage, &gone_);
+  heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
+  return true;
+}
+
+void KnownMemory::link(Storage* storage, Region* region) noexcept {
   storage->previous_on_region_ = nullptr;
   storage->next_on_region_ = region->storages_;
   if (region->storages_ != nullptr) region->storages_->previous_on_region_ = storage;
   region->storages_ = storage;
-  ++storages_;
-  heap_nbytes_ += heap_nbytes;
-  return Ref<Storage>::adopt(storage);
+}
+
+void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
+  Storage* const previous = storage->previous_on_region_;
+  (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
+  if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
+  if (region->storages_ == nullptr && region != &gone_) make_idle(region);
 }
 
 Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access access) {
@@ -99,11 +177,7 @@ void KnownMemory::sweep() noexcept {
   Storage* storage = dead_.exchange(nullptr, std::memory_order_acquire);
   while (storage != nullptr) {
     Storage* const next = storage->next_dead_;
-    Region* const region = &storage->region();
-    Storage* const previous = storage->previous_on_region_;
-    (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
-    if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
-    if (region->storages_ == nullptr) make_idle(region);
+    unlink_from(storage, &storage->region());
     --storages_;
     heap_nbytes_ -= storage->heap_nbytes_;
     spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
@@ -273,6 +347,7 @@ Storage* KnownMemory::new_storage() {
   Storage* const storage = spare_storages_.back();
   spare_storages_.pop_back();
   storage->refs_.reset();
+  storage->moved_at_.store(nullptr, std::memory_order_relaxed);
   return storage;
 }
 

@@ -16,6 +16,7 @@
 #include "base/ref.h"
 #include "base/spin_lock.h"
 #include "core/storage.h"
+#include "engine/claims.h"
 
 namespace tenon {
 
@@ -28,6 +29,14 @@ class KnownMemory {
 
   // A storage with one reference over memory, on the region of its extent.
   Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
+
+  // The same on a region of its own that is not in the map, whatever else is known of these bytes.
+  Ref<Storage> add_unlisted(const Memory& memory);
+
+  // The storage leaves its region, and whoever uses it from then on is refused. Requires that claim holds it
+  // for writing. False: somebody else uses its bytes, as the refusal says, and nothing has happened. at: where;
+  // lives for ever.
+  bool take_out(Storage& storage, const engine::Claim& claim, const char* at, engine::Refusal* refusal);
 
   // A living storage that contains the bytes and keeps them alive, or null. Looks through the storages of
   // their region: with thousands of imports of parts of one memory that is what an import costs.
@@ -50,10 +59,12 @@ class KnownMemory {
  private:
   using Map = std::map<uintptr_t, Region*>;
 
-  KnownMemory() = default;
+  KnownMemory() noexcept { gone_.set_gone(); }
 
   // All of these require lock_.
   void sweep() noexcept;
+  void link(Storage* storage, Region* region) noexcept;
+  void unlink_from(Storage* storage, Region* region) noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end);
   static size_t idle_slot(uintptr_t begin) noexcept { return begin * 0x9E3779B97F4A7C15u >> 58; }
   void make_idle(Region* region) noexcept;
@@ -81,6 +92,7 @@ class KnownMemory {
   std::vector<Storage*> spare_storages_;
   // Regions are used again but never freed: a thread may still lock one that its memory was merged out of.
   Region* spare_regions_ = nullptr;
+  Region gone_;  // of storages whose memory was moved out; in no map
   std::vector<Map::node_type> spare_nodes_;
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages

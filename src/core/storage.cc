@@ -27,8 +27,9 @@ Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) 
 void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   const Memory memory = memory_;
+  const bool is_moved = moved_at() != nullptr;
   KnownMemory::instance().retire(this);  // from here on the object may be recycled
-  if (memory.deleter == nullptr) return;
+  if (memory.deleter == nullptr || is_moved) return;
   try {
     memory.deleter(memory.owner);
   } catch (...) {

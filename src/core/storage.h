@@ -30,7 +30,8 @@ struct Memory {
 // Counted; made and recycled by KnownMemory.
 // Threads: everything public may be used by any thread.
 // Invariants: the deleter runs exactly once, after the last reference has gone, on the thread that
-// dropped it; a storage with count zero is never handed out again.
+// dropped it, unless the memory has been moved out before; a storage with count zero is never handed out
+// again.
 class Storage {
  public:
   // New memory, aligned to 64 bytes, to pages from 1 MiB on. Fails with kNoMemory.
@@ -46,6 +47,10 @@ class Storage {
   std::byte* data() const noexcept { return memory_.data; }
   size_t nbytes() const noexcept { return memory_.nbytes; }
   bool is_readonly() const noexcept { return memory_.is_readonly; }
+  const Memory& memory() const noexcept { return memory_; }
+  // Where the memory was moved out, so that it is not this storage's any more; null: it was not.
+  // pairs with: KnownMemory::take_out, "moved"
+  const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }
   // May change while the caller looks, when an import bridges two regions.
   // pairs with: KnownMemory::merge, "a home and its queue"
   Region& region() const noexcept { return static_cast<Region&>(*home_.load(std::memory_order_acquire)); }
@@ -78,6 +83,8 @@ class Storage {
 
   // Shared; written under KnownMemory::lock_ and the locks of both queues.
   engine::Home home_{nullptr};
+  // Shared; written under KnownMemory::lock_ and the lock of the queue that it leaves.
+  std::atomic<const char*> moved_at_{nullptr};
 
   // Guarded by KnownMemory::lock_.
   Storage* next_on_region_ = nullptr;

@@ -72,6 +72,7 @@ bool is_undeclared(const Queue& queue) noexcept {
 
 Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
   entry.waits_for_host = false;
+  if (entry.queue->is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (on_host == OnHost::kIgnore || !entry.queue->has_views()) return Appended::kGranted;
   const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
   if (view == nullptr) return Appended::kGranted;
@@ -85,6 +86,7 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
   Queue& queue = *entry.queue;
   entry.waits_for_host = false;
   *holder = nullptr;
+  if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (queue.has_entries()) {
     Entry* const own = queue.holder_for(entry.extent, entry.mode);
     if (own != nullptr && Queue::allows(*own, entry.extent, entry.mode)) {
@@ -221,7 +223,9 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   Entry* holder = nullptr;
   bool may_join = true;
   Appended result = Appended::kGranted;
-  if (queue.has_entries() || is_undeclared(queue)) {
+  if (queue.is_gone()) {
+    result = refuse(refusal, Refusal::Reason::kMoved, {});
+  } else if (queue.has_entries() || is_undeclared(queue)) {
     holder = queue.holder_for(view.extent, view.mode);
     if (holder != nullptr && !Queue::allows(*holder, view.extent, view.mode)) {
       if (may_weaken && Queue::allows(*holder, view.extent, Mode::kRead)) {

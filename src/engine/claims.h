@@ -33,6 +33,9 @@ struct Refusal {
     kUndeclared,    // the body of an op touches what the op has not declared
     kWaitsForHost,  // the host would wait for work that waits for the host
     kInBody,        // the body of an op would have to wait
+    kMoved,         // the memory was moved out
+    kHeld,          // it cannot be moved out: somebody holds it
+    kShared,        // it cannot be moved out: another import uses the same bytes
     kTimeout,
     kDeadlock,
     kInterrupted,

@@ -216,6 +216,16 @@ View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
   return nullptr;
 }
 
+const View* Queue::first_writer(const Extent& extent) const noexcept {
+  const auto find = [&extent](const View* v) {
+    while (v != nullptr && (v->mode != Mode::kWrite || !v->extent.overlaps(extent))) v = v->next;
+    return v;
+  };
+  const View* found = find(views_);
+  for (const Entry* e = head_; e != nullptr && found == nullptr; e = e->next) found = find(e->views);
+  return found;
+}
+
 bool Queue::host_holds(Mode mode, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
     const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;

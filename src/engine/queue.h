@@ -47,6 +47,9 @@ class Queue {
   // The op in whose body the memory was made; 0: none.
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
+  // The queue of memory that is not there any more: whoever comes is refused.
+  void set_gone() noexcept { is_gone_ = true; }
+  bool is_gone() const noexcept { return is_gone_; }
 
   bool has_entries() const noexcept { return head_ != nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
@@ -73,6 +76,8 @@ class Queue {
 
   // The host's view that conflicts, or null.
   View* host_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A view for writing that overlaps, of the host or under an entry; or null.
+  const View* first_writer(const Extent& extent) const noexcept;
   // A view of the host covers extent and allows mode: another one joins it.
   bool host_holds(Mode mode, const Extent& extent) const noexcept;
   // The first entry that conflicts; with is_for_host, the first such that a view of the host keeps from being
@@ -144,6 +149,7 @@ class Queue {
   uint32_t holders_ = 0;      // entries that hold memory
   uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
+  bool is_gone_ = false;
   // Means something only in a queue that is not counted.
   Entry* first_waiting_ = nullptr;
   uint32_t active_readers_ = 0;

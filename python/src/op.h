@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ops as the bindings see them: a handle, and where the result of the body goes.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "python.h"
+
+namespace tenon::python {
+
+// The result of a body, made when somebody asks. Threads: made under the GIL.
+class Result {
+ public:
+  Result() = default;
+  Result(const Result&) = delete;
+  Result& operator=(const Result&) = delete;
+  virtual ~Result() = default;
+  virtual nb::object get() const = 0;
+};
+
+// A pushed op.
+class NativeOp {
+ public:
+  NativeOp(tenon_op* op, std::shared_ptr<const Result> result) noexcept;
+  NativeOp(NativeOp&& other) noexcept;
+  NativeOp& operator=(NativeOp&&) = delete;
+  ~NativeOp();
+
+  // Seconds; nothing is thrown for a failure of the op itself.
+  void wait(std::optional<double> timeout) const;
+  bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
+  // Requires: it is done and has not failed.
+  nb::object result() const { return result_->get(); }
+  nb::object failure() const;
+  void on_done(nb::object function) const;
+
+ private:
+  tenon_op* op_;
+  std::shared_ptr<const Result> result_;
+};
+
+// Pushes what work describes, with the line of the program that does so. Throws when it is refused; then
+// work's context is still the caller's.
+NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result);
+
+// (array, is write, is overwrite) of each.
+std::vector<tenon_use> uses_from(const nb::list& rows);
+
+// nullopt: for ever.
+int64_t nanoseconds(std::optional<double> seconds);
+
+// Ops that run native functions: pushed_function.cc.
+void add_pushed_functions(nb::module_& module);
+
+}  // namespace tenon::python

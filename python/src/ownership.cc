@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arrays that change what they have to do with their memory: it moves out to NumPy, it is left to its readers,
+// it is used outside of the contract.
+#include <utility>
+
+#include "methods.h"
+#include "numpy_api.h"
+#include "numpy_lend.h"
+#include "numpy_view.h"
+#include "ownership.h"
+#include "sites.h"
+
+namespace tenon::python {
+namespace {
+
+// The base of a NumPy array whose memory was an NDArray's. Gives the memory back when it dies.
+struct MovedMemory {
+  PyObject_HEAD void* owner;
+  void (*deleter)(void* owner);
+};
+
+PyTypeObject* moved_memory_type = nullptr;
+
+void free_moved_memory(PyObject* self) {
+  {
+    const owners::Collector collector;
+    auto* const memory = reinterpret_cast<MovedMemory*>(self);
+    if (memory->deleter != nullptr) memory->deleter(memory->owner);
+  }
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot moved_memory_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_moved_memory)},
+    {Py_tp_doc, const_cast<char*>("Owns memory that has moved out of an NDArray.")},
+    {0, nullptr},
+};
+PyType_Spec moved_memory_spec = {"tenon._core.MovedMemory", sizeof(MovedMemory), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, moved_memory_slots};
+
+void check_original(const Array& array) {
+  auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
+  PyObject* const original = original_of(node);
+  if (original == nullptr || !is_used_elsewhere(original, true)) return;
+  throw Error(
+      TENON_ERR_LEASE_CONFLICT,
+      "cannot move memory of a NumPy array x that was given to from_numpy() and is still referred to, or "
+      "a base of it: `del x` first, or go on with x");
+}
+
+nb::object move_to_numpy(const Array& array) {
+  need_numpy();
+  check_original(array);
+  auto* const base = PyObject_New(MovedMemory, moved_memory_type);
+  const nb::object keep = owned(reinterpret_cast<PyObject*>(base));
+  base->owner = nullptr;
+  base->deleter = nullptr;
+  nb::object result = numpy_array_over(array, keep, array.is_readonly());
+  tenon_memory memory{};
+  memory.struct_size = sizeof memory;
+  call(tenon_array_move_out, array.get(), current_site(), &memory);
+  base->owner = memory.owner;
+  base->deleter = memory.deleter;
+  return result;
+}
+
+}  // namespace
+
+bool has_moved_memory(PyObject* numpy_array) noexcept {
+  PyObject* const base = PyArray_BASE(as_numpy(numpy_array));
+  return base != nullptr && Py_TYPE(base) == moved_memory_type && Py_REFCNT(base) == 1;
+}
+
+void add_ownership(nb::module_& module) {
+  moved_memory_type = reinterpret_cast<PyTypeObject*>(
+      owned(PyType_FromModuleAndSpec(module.ptr(), &moved_memory_spec, nullptr)).release().ptr());
+  def_method("move_to_numpy", move_to_numpy, nb::sig("def move_to_numpy(self) -> Any"),
+             "The elements as a NumPy array that owns the memory from then on: this array, and every other "
+             "on the same\n"
+             "memory, raises MovedError. Nothing is copied. Waits for ops that were pushed before.\n\n"
+             "Returns\n-------\nnumpy.ndarray\n    Read-only if this array is. ``tn.from_numpy(x, "
+             "keep='move')`` takes "
+             "it back.\n\n"
+             "Raises\n------\nLeaseConflict\n    A view, lease or op holds the memory, or another array was "
+             "imported "
+             "over the same\n    bytes, or somebody refers to the NumPy array that it was imported from.\n"
+             "MovedError\n    It was moved before; the message says where.\n");
+  def_method(
+      "unchecked",
+      [](const Array& self) {
+        tenon_array* handle = nullptr;
+        call(tenon_array_unchecked, self.get(), &handle);
+        return Array::steal(handle);
+      },
+      "The same window outside of the contract: it waits for nobody and nobody waits for it. Whoever uses it "
+      "orders the\n"
+      "accesses himself. Shares the memory and keeps it alive.\n");
+  module.def(
+      "renewed",
+      [](const Array& array) {
+        auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
+        PyObject* const original = original_of(node);
+        if (original != nullptr && is_used_elsewhere(original, false)) check_original(array);
+        tenon_array* handle = nullptr;
+        call(tenon_array_renew, array.get(), &handle);
+        return Array::steal(handle);
+      },
+      nb::arg("array"),
+      "An array as this one on new memory, for a whole overwrite that leaves the old to its readers.");
+  module.def(
+      "exchange_memory", [](const Self& a, const Self& b) { exchange(a.object.ptr(), b.object.ptr()); },
+      nb::arg("a"), nb::arg("b"), nb::sig("def exchange_memory(a: NDArray, b: NDArray) -> None"),
+      "Each array gets what the other one was.");
+  module.def(
+      "moved_at",
+      [](const Array& array) -> nb::object {
+        const char* const at = tenon_array_moved_at(array.get());
+        return at == nullptr ? nb::none() : nb::object(nb::str(at));
+      },
+      nb::arg("array"), nb::sig("def moved_at(array: NDArray) -> str | None"),
+      "Where the memory was moved out, or None.");
+}
+
+}  // namespace tenon::python

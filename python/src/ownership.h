@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// The memory of this NumPy array has moved out of an NDArray, and no other array stands on it.
+bool has_moved_memory(PyObject* numpy_array) noexcept;
+
+void add_ownership(nb::module_& module);
+
+}  // namespace tenon::python

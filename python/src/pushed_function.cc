@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Native functions as the bodies of ops: a worker calls them without ever touching Python.
+#include <nanobind/stl/string.h>
+
+#include "elements.h"
+#include "function.h"
+#include "ndarray.h"
+#include "op.h"
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+// A call to be made once. The arrays behind its pointers are kept by the op.
+class PushedCall final : public Result {
+ public:
+  PushedCall(const Function& function, std::vector<tenon_value> arguments)
+      : function_(function), arguments_(std::move(arguments)) {}
+
+  // Any thread. One that waits for the op while it holds the GIL, and runs it, gives the GIL away.
+  void run(tenon_op* op) {
+    PyThreadState* const state = owners::holds_gil() ? PyEval_SaveThread() : nullptr;
+    tenon_error error = TENON_ERROR_INIT;
+    const tenon_status status = tenon_function_call(function_.get(), static_cast<int32_t>(arguments_.size()),
+                                                    arguments_.data(), &result_, &error);
+    if (state != nullptr) PyEval_RestoreThread(state);
+    if (status == TENON_OK) {
+      tenon_op_complete(op);
+    } else {
+      tenon_op_fail(op, error.op_code, error.message, nullptr, nullptr);
+    }
+  }
+
+  nb::object get() const override { return result_object(function_.result(), result_); }
+
+ private:
+  const Function function_;
+  const std::vector<tenon_value> arguments_;
+  tenon_value result_{};
+};
+
+using Context = std::shared_ptr<PushedCall>;
+
+bool is_written(const std::vector<tenon_use>& uses, const tenon_array* array) {
+  for (const tenon_use& use : uses) {
+    if (use.array == array && use.access == TENON_WRITE) return true;
+  }
+  return false;
+}
+
+// rows: what the caller declared beyond the prototype.
+NativeOp push_function(const Function& function, const nb::list& arguments, const nb::list& rows,
+                       const char* name, int32_t on_conflict) {
+  check_argument_count(function, arguments.size());
+  std::vector<tenon_use> uses = uses_from(rows);
+  std::vector<tenon_value> values(arguments.size());
+  std::vector<Array> arrays;  // until the op has its own references
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto at = static_cast<int32_t>(i);
+    const nb::object argument = arguments[i];
+    const tenon_parameter parameter = function.parameter(at);
+    if (parameter.is_pointer == 0) {
+      values[i] = number_for(function, at, argument);
+    } else if (!argument.is_none()) {
+      const bool is_read = parameter.is_const != 0;
+      arrays.push_back(pointer_array(function, at, argument, is_read ? Keep::kReadonly : Keep::kWritable));
+      values[i].p = arrays.back().data();
+      tenon_array* const array = arrays.back().get();
+      if (!is_written(uses, array)) uses.push_back({array, is_read ? TENON_READ : TENON_WRITE, 0});
+    }
+  }
+  const auto call = std::make_shared<PushedCall>(function, std::move(values));
+  auto context = std::make_unique<Context>(call);
+  tenon_work work{};
+  work.struct_size = sizeof work;
+  work.on_conflict = on_conflict;
+  work.context = context.get();
+  work.run = [](void* c, tenon_op* op) { (*static_cast<Context*>(c))->run(op); };
+  work.drop = [](void* c) { delete static_cast<Context*>(c); };
+  work.name = name;
+  NativeOp op = push(work, uses, call);
+  (void)context.release();
+  return op;
+}
+
+}  // namespace
+
+void add_pushed_functions(nb::module_& module) {
+  module.def(
+      "push_function", push_function, nb::arg("function"), nb::arg("arguments"), nb::arg("uses"),
+      nb::arg("name"), nb::arg("on_conflict"),
+      nb::sig("def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, "
+              "bool, bool]], name: str, on_conflict: int) -> NativeOp"),
+      "An op whose body calls a native function. Raises what a call with these arguments would raise.");
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ownership.h"
+
+#include <mutex>
+
+#include "base/error.h"
+#include "core/access.h"
+#include "core/known_memory.h"
+
+namespace tenon {
+namespace {
+
+engine::Extent extent_of(const Storage& storage) noexcept {
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  return {begin, begin + storage.nbytes()};
+}
+
+}  // namespace
+
+Memory move_out(Array& array, const char* site) {
+  Storage& storage = array.storage();
+  engine::Entry entry;
+  entry.home = &storage.home();
+  entry.extent = extent_of(storage);
+  entry.mode = engine::Mode::kWrite;
+  engine::BlockingClaim claim(engine::Kind::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
+  claim.name = "move";
+  claim.site = site;
+  claim.owner.thread = engine::this_thread_id();
+  claim.since_ms = engine::coarse_now_ms();
+  engine::Refusal refusal;
+  if (!claim.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, "move", &array);
+  struct Release {
+    engine::Claim& claim;
+    ~Release() { engine::release(claim); }
+  } const release{claim};
+  if (const Ref<engine::Failure> failure = engine::failure_of(claim)) throw OpFailure(failure);
+  if (!KnownMemory::instance().take_out(storage, claim, site, &refusal)) {
+    throw_refusal(refusal, "move", &array);
+  }
+  return storage.memory();
+}
+
+Ref<Array> renew(const Array& array) {
+  const Storage& storage = array.storage();
+  if (array.is_readonly()) {
+    throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
+                " cannot get new memory");
+  }
+  const bool is_all = array.data() == storage.data() && array.desc().nbytes == storage.nbytes();
+  if (!is_all || !array.is_contiguous()) {
+    throw_error(Code::kValue, "the array of shape ", shape_text(array.shape()),
+                " cannot get new memory: it is a part of ", storage.nbytes(),
+                " bytes, or not in C order; overwrite the whole of it");
+  }
+  {
+    engine::Queue& queue = engine::lock_home(array.storage().home());
+    const std::unique_lock lock(queue.lock, std::adopt_lock);
+    if (const engine::View* const view = queue.first_writer(array.extent())) {
+      engine::Refusal refusal{engine::Refusal::Reason::kHostView, engine::Obstacle::of(*view), nullptr};
+      throw_refusal(refusal, "leave the old values of", &array);
+    }
+  }
+  return Array::create(array.dtype(), array.shape(), array.desc().flags & TENON_SUBBYTE_PADDED);
+}
+
+Ref<Array> unchecked(const Array& array) {
+  Storage& storage = array.storage();
+  Memory memory;
+  memory.data = memory.extent = storage.data();
+  memory.nbytes = memory.extent_nbytes = storage.nbytes();
+  memory.is_readonly = storage.is_readonly();
+  storage.retain();
+  memory.owner = &storage;
+  memory.deleter = [](void* owner) { static_cast<Storage*>(owner)->release(); };
+  try {
+    return Array::make(KnownMemory::instance().add_unlisted(memory), array.layout());
+  } catch (...) {
+    storage.release();
+    throw;
+  }
+}
+
+}  // namespace tenon
