@@ -539,6 +539,8 @@ TENON_API void tenon_engine_name(char* buffer, size_t size);
 TENON_API void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes);
 #define TENON_KEEP UINT64_MAX
 TENON_API uint64_t tenon_engine_unfinished(void);
+/* Before a fork: waits until no body runs but the caller's own. Fails with TIMEOUT. */
+TENON_API tenon_status tenon_engine_wait_for_bodies(int64_t timeout_ns, tenon_error* error);
 /* No further pushes; waits for what can end. Fails with TIMEOUT, DEADLOCK. */
 TENON_API tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error);
 

@@ -230,6 +230,14 @@ void add_ops(nb::module_& module) {
   });
   module.def("set_engine_limits", tenon_engine_set_limits, nb::arg("ops"), nb::arg("nbytes"));
   module.def(
+      "wait_for_bodies",
+      [](double timeout) {
+        const nb::gil_scoped_release released;
+        tenon_error error = TENON_ERROR_INIT;
+        return tenon_engine_wait_for_bodies(nanoseconds(timeout), &error) == TENON_OK;
+      },
+      nb::arg("timeout"));
+  module.def(
       "shut_down_engine",
       [](double timeout) {
         const nb::gil_scoped_release released;

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import gc
 import logging
+import os
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from .function import CFunction
 _log = logging.getLogger("tenon")
 
 _EXIT_SECONDS = 1.5
+_FORK_SECONDS = 1.0  # how long a fork waits for bodies that run
 
 _RAISE, _WAIT, _IGNORE = 0, 1, 2
 
@@ -54,6 +57,7 @@ class Op:
     def __init__(self, native: NativeOp, name: str) -> None:
         self._native = native
         self.name = name
+        self._is_interrupt_told = False
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the op is done, and runs it in this thread if it is ready.
@@ -71,11 +75,17 @@ class Op:
             The op waits behind a lease of the caller's own.
         TimeoutError
             The time has passed.
+        KeyboardInterrupt
+            Ctrl-C. If it came while the body ran in this thread, the op has failed by it.
         """
         self._native.wait(timeout)
         error = self._error()
-        if error is not None:
-            raise error
+        if error is None:
+            return
+        if isinstance(error.__cause__, KeyboardInterrupt) and not self._is_interrupt_told:
+            self._is_interrupt_told = True  # it was for the program, which waited and ran the body
+            raise error.__cause__
+        raise error
 
     def result(self, timeout: float | None = None) -> Any:
         """What the op's function returned, after `wait`."""
@@ -366,6 +376,10 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
             raise ValueError(f"{what} is {limit}: a limit is at least 1, or 0 for none")
     keep = 2**64 - 1
     _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
+
+
+# A fork in the middle of a body would leave the child with memory that is half written.
+os.register_at_fork(before=functools.partial(_core.wait_for_bodies, _FORK_SECONDS))
 
 
 @atexit.register

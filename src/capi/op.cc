@@ -244,6 +244,14 @@ void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes) {
 
 uint64_t tenon_engine_unfinished(void) { return Engine::instance().unfinished(); }
 
+tenon_status tenon_engine_wait_for_bodies(int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] {
+    if (!Engine::instance().wait_for_bodies(Deadline(timeout_ns))) {
+      throw_error(Code::kTimeout, "bodies of ops still run");
+    }
+  });
+}
+
 tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
     Refusal refusal;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine.h"
 
+#include <time.h>
 #include <unistd.h>
 
 #include <new>
@@ -230,6 +231,15 @@ int Engine::concurrency() { return executor().concurrency(); }
 bool Engine::shut_down(const Deadline& deadline, Refusal* refusal) noexcept {
   is_closed_.store(true, std::memory_order_relaxed);
   return wait_all(deadline, refusal);
+}
+
+bool Engine::wait_for_bodies(const Deadline& deadline) noexcept {
+  constexpr timespec kMoment{0, 200'000};
+  while (is_any_body_running()) {
+    if (deadline.left_ns() <= 0) return false;
+    nanosleep(&kMoment, nullptr);
+  }
+  return true;
 }
 
 void Engine::lock_for_fork() noexcept { failures_lock_.lock(); }

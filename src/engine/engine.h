@@ -62,6 +62,9 @@ class Engine {
   void note_done() noexcept;
   void note_failure(const Ref<Failure>& failure) noexcept;
 
+  // Before a fork: waits until no body runs but that of the caller. What it has half written would stay so in
+  // the child. False: the time has passed.
+  bool wait_for_bodies(const Deadline& deadline) noexcept;
   // A forked child has no threads but one: a new pool, and no op is unfinished.
   void lock_for_fork() noexcept;
   void unlock_after_fork() noexcept;

@@ -53,6 +53,11 @@ class Op final : public Claim, public Task {
   // why.
   bool wait(const Deadline& deadline, Refusal* refusal) noexcept;
 
+  // The body has begun and not ended; a hint.
+  bool is_running() const noexcept {
+    return (state_.load(std::memory_order_relaxed) & kStateBits) == kRunning;
+  }
+
   // Requires is_done(). Null: it succeeded.
   const Ref<Failure>& failure() const noexcept { return failure_; }
 

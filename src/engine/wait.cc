@@ -57,6 +57,19 @@ bool is_over(WaitEnd end, Refusal* refusal) noexcept {
   return false;
 }
 
+bool is_any_body_running() noexcept {
+  bool is_running = false;
+  const auto look = [](Queue& queue, void* found) {
+    const std::scoped_lock lock(queue.lock);
+    for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
+      if (e->claim->kind != Kind::kOp || e->claim == this_thread.running_claim) continue;
+      if (static_cast<const Op*>(e->claim)->is_running()) *static_cast<bool*>(found) = true;
+    }
+  };
+  if (visit_queues != nullptr) visit_queues(look, &is_running);
+  return is_running;
+}
+
 WaitGraph& WaitGraph::instance() noexcept {
   static auto* const graph = new WaitGraph;
   return *graph;

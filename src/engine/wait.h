@@ -77,6 +77,9 @@ class WaitGraph {
 // Runs one op that is ready, where the executor has no threads that would. False: there is none.
 bool help() noexcept;
 
+// The body of an op that has entries runs in another thread.
+bool is_any_body_running() noexcept;
+
 // True if the wait is over; else the refusal says why not.
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;
 

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that change what they have to do with their memory: moved to NumPy, given new memory beside readers,
+used outside of the contract; and what repr says meanwhile."""
+
+import gc
+import re
+import threading
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+
+@pytest.fixture(autouse=True)
+def engine():
+    with tn.set_engine("pool"):
+        yield
+
+
+# ------------------------------------------------------------------------------------------- move
+
+
+def test_a_move_takes_the_memory_and_leaves_an_array_that_says_where_it_went():
+    a = tn.array([[1.0, 2.0], [3.0, 4.0]])
+    part = a[1]
+    address = a.data_ptr
+    x = a.move_to_numpy()
+    assert x.ctypes.data == address
+    assert x.tolist() == [[1, 2], [3, 4]]
+    assert x.flags.writeable
+    uses = [
+        a.tolist,
+        part.tolist,
+        lambda: np.asarray(a),
+        lambda: memoryview(a),
+        a.__dlpack__,
+        a.move_to_numpy,
+        lambda: a.data_ptr,
+        lambda: a.__setitem__(..., 1),
+        lambda: a.lease("r"),
+        lambda: tn.push(tn.fill, tn.out(a), 1),
+        lambda: tn.push(np.sum, part),
+        a.wait_to_read,
+        lambda: a + 1,
+    ]
+    for use in uses:
+        with pytest.raises(tn.MovedError, match=r"test_ownership\.py:\d+"):
+            use()
+    assert a.shape == (2, 2) and a.dtype == "float64"
+    x[0, 0] = 9
+    assert re.search(r"moved to NumPy at .*test_ownership\.py:\d+", repr(a))
+
+
+def test_a_moved_array_can_come_back_without_a_copy():
+    a = tn.array([0.0, 1.0, 2.0, 3.0])
+    x = a.move_to_numpy()
+    address = x.ctypes.data
+    b = tn.from_numpy(x, keep="move")
+    del x
+    assert b.data_ptr == address
+    assert b.tolist() == [0, 1, 2, 3]
+    y = b.move_to_numpy()
+    assert y.tolist() == [0, 1, 2, 3]
+    with pytest.raises(tn.MovedError):
+        a.tolist()
+
+
+def test_memory_that_moved_dies_with_the_numpy_array_and_not_with_the_handle():
+    before = tn._core.statistics()
+    a = tn.zeros(1 << 20)
+    x = a.move_to_numpy()
+    assert tn._core.statistics()["heap_nbytes"] == before["heap_nbytes"]
+    del a
+    x[:] = 1
+    assert x.sum() == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("hold", "words"),
+    [
+        (np.asarray, r"a writable view of it, taken at .*test_ownership\.py"),
+        (lambda a: memoryview(a.readonly()), "a view of it, taken at"),
+        (lambda a: a.__dlpack__(), "a writable view of it, taken at"),
+    ],
+)
+def test_a_move_beside_a_view_is_refused_and_loses_nothing(hold, words):
+    a = tn.ones(3)
+    held = hold(a)
+    with pytest.raises(tn.LeaseConflict, match=words):
+        a.move_to_numpy()
+    del held
+    assert a.tolist() == [1, 1, 1]
+    assert a.move_to_numpy().tolist() == [1, 1, 1]
+
+
+def test_a_move_inside_of_a_lease_is_refused():
+    a = tn.ones(3)
+    with a.write(), pytest.raises(tn.LeaseConflict, match="a lease for writing, taken at"):
+        a.move_to_numpy()
+    assert a.tolist() == [1, 1, 1]
+
+
+def test_a_move_waits_for_ops_that_were_pushed_before():
+    a = tn.zeros(3)
+    gate = threading.Event()
+    op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a))
+    threading.Timer(0.05, gate.set).start()
+    x = a.move_to_numpy()
+    assert op.done()
+    assert x.tolist() == [7, 7, 7]
+
+
+def test_memory_of_a_numpy_array_that_is_still_referred_to_does_not_move():
+    x = np.ones(3)
+    a = tn.from_numpy(x)
+    with pytest.raises(tn.LeaseConflict, match="del x"):
+        a.move_to_numpy()
+    del x
+    y = a.move_to_numpy()
+    assert y.tolist() == [1, 1, 1]
+
+
+def test_a_read_only_array_moves_read_only_and_a_failed_one_not_at_all():
+    assert not tn.ones(3).readonly().move_to_numpy().flags.writeable
+    a = tn.zeros(3)
+
+    def fail(_):
+        raise ValueError("no data")
+
+    tn.push(fail, tn.inout(a))
+    with pytest.raises(tn.OpError, match="no data"):
+        a.move_to_numpy()
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
+
+
+# ------------------------------------------------------------------- new memory beside readers
+
+
+def test_copy_on_conflict_leaves_the_old_values_to_their_readers():
+    a = tn.array([1.0, 2.0])
+    reader = np.asarray(a.readonly())
+    with pytest.raises(tn.LeaseConflict):
+        tn.push(tn.fill, tn.out(a), 5)
+    tn.push(tn.fill, tn.out(a), 5, on_conflict="copy").wait()
+    assert a.tolist() == [5, 5]
+    assert reader.tolist() == [1, 2]
+    address = a.data_ptr
+    tn.push(tn.fill, tn.out(a), 6, on_conflict="copy").wait()
+    assert a.data_ptr == address, "nobody reads the present version: it is overwritten in place"
+
+
+def test_copy_on_conflict_keeps_each_version_for_its_own_readers():
+    a = tn.zeros(1000)
+    kept = []
+    for i in range(20):
+        tn.push(tn.fill, tn.out(a), i, on_conflict="copy")
+        kept.append(np.asarray(a.readonly()))
+    tn.waitall()
+    assert [version[999] for version in kept] == list(range(20))
+
+
+def test_ops_that_were_pushed_before_use_the_version_of_their_push():
+    a, b = tn.ones(3), tn.zeros(3)
+    gate = threading.Event()
+    first = tn.push(lambda v, w: (gate.wait(10), w.__setitem__(..., v)), a, tn.out(b))
+    reader = np.asarray(a.readonly())
+    tn.push(tn.fill, tn.out(a), 8, on_conflict="copy").wait()
+    gate.set()
+    first.wait()
+    assert (a.tolist(), b.tolist(), reader.tolist()) == ([8] * 3, [1] * 3, [1] * 3)
+
+
+def test_copy_on_conflict_is_for_whole_overwrites_beside_readers_only():
+    a, b = tn.ones(4), tn.ones(4)
+    address = a.data_ptr
+    reader = np.asarray(a.readonly())
+    with pytest.raises(tn.LeaseConflict):
+        tn.push(lambda v: None, tn.inout(a), on_conflict="copy")
+    with pytest.raises(ValueError, match="a part of"):
+        tn.push(tn.fill, tn.out(a[:2]), 1, on_conflict="copy")
+    writer = np.asarray(b)
+    with pytest.raises(tn.LeaseConflict, match="writable view"):
+        tn.push(tn.fill, tn.out(b), 1, on_conflict="copy")
+    with pytest.raises(tn.LeaseConflict):  # a is fine, b is not: nothing has happened to either
+        tn.push(lambda v, w: None, tn.out(a), tn.out(b), on_conflict="copy")
+    assert a.data_ptr == address
+    assert (reader.tolist(), writer.tolist()) == ([1] * 4, [1] * 4)
+
+
+def test_buffers_of_an_array_that_got_new_memory_keep_their_shape():
+    a = tn.zeros((3, 4))
+    views = [memoryview(a.readonly()) for _ in range(3)]
+    old = memoryview(a.readonly())
+    tn.push(tn.fill, tn.out(a), 2, on_conflict="copy").wait()
+    del a
+    gc.collect()
+    assert old.shape == (3, 4) and old.strides == (16, 4)
+    assert all(view.tolist() == [[0.0] * 4] * 3 for view in views)
+
+
+def test_the_original_of_from_numpy_keeps_the_old_version():
+    x = np.ones(3)
+    a = tn.from_numpy(x)
+    tn.push(tn.fill, tn.out(a), 4, on_conflict="copy").wait()
+    assert a.tolist() == [4, 4, 4]
+    assert x.tolist() == [1, 1, 1]
+    assert x.flags.writeable, "nobody borrows it any more"
+
+
+# -------------------------------------------------------------------------------------- unchecked
+
+
+def test_an_unchecked_array_waits_for_nobody_and_nobody_for_it():
+    a = tn.zeros(3)
+    gate = threading.Event()
+    op = tn.push(lambda v: gate.wait(10), tn.inout(a))
+    free = a.unchecked()
+    free[...] = 3
+    assert np.asarray(free).tolist() == [3, 3, 3]
+    held = np.asarray(free)
+    gate.set()
+    op.wait()
+    tn.push(tn.fill, tn.out(a), 4).wait()
+    assert held.tolist() == [4, 4, 4]
+    address = a.data_ptr
+    del a
+    gc.collect()
+    assert free.data_ptr == address and free.tolist() == [4, 4, 4]
+
+
+# ------------------------------------------------------------------------------------------- repr
+
+
+def test_repr_never_waits_and_says_why_there_are_no_elements():
+    a = tn.ones(3)
+    assert repr(a) == "tenon.array([1., 1., 1.], dtype=float32)"
+    gate, entered = threading.Event(), threading.Event()
+
+    def slow(v):
+        entered.set()
+        gate.wait(10)
+        v.fill(2)
+
+    op = tn.push(slow, tn.out(a), name="decode")
+    entered.wait()
+    assert repr(a) == "<tenon.NDArray of shape (3,), dtype=float32, pending: op 'decode'>"
+    gate.set()
+    op.wait()
+    assert repr(a) == "tenon.array([2., 2., 2.], dtype=float32)"
+    done = threading.Event()
+
+    def hold():
+        with a.write():
+            entered.set()
+            done.wait(10)
+
+    entered.clear()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    assert "leased for writing by thread" in repr(a)
+    done.set()
+    thread.join()
+    with a.write() as v:
+        v[:] = 5
+        assert repr(a) == "tenon.array([5., 5., 5.], dtype=float32)"
+
+    def broken(_):
+        raise RuntimeError("no")
+
+    tn.push(broken, tn.inout(a)).exception()
+    assert repr(a) == "<tenon.NDArray of shape (3,), dtype=float32, failed: op 'broken'>"
+    a[...] = 0
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
