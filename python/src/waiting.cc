@@ -70,7 +70,7 @@ int32_t is_alone(void* token) {
   if (!moment) return 0;
   const KeepError keep_error;
   try {
-    PyGC_Collect();
+    nb::module_::import_("gc").attr("collect")();  // that of the C API heeds gc.disable()
     owners::drain();
     return nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
   } catch (nb::python_error& error) {

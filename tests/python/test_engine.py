@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops from Python: order, results, failures, native functions, engines, the end of a program."""
+"""Ops from Python: order, results, failures, native functions, waits."""
 
 import asyncio
-import os
+import gc
 import random
-import subprocess
-import sys
-import textwrap
 import threading
 
 import native_library
@@ -209,72 +206,149 @@ def test_engines_are_named():
         tn.set_engine("bogus")
 
 
-# --------------------------------------------------------------------------- other processes
+# ----------------------------------------------------------------------- native functions as ops
 
 
-def run(script, **options):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **options},
+def native(prototype, **options):
+    return tn.c_function(native_library.generators(), prototype, **options)
+
+
+def test_a_native_body_runs_while_python_goes_on_and_its_result_comes_later(engine):
+    if engine != "pool":
+        pytest.skip("the body would run in this thread")
+    set_gate, await_waiting = native("void set_gate(int open)"), native("void await_waiting(int n)")
+    write = native("void write_at_gate(double *values, size_t n)", threadsafe=True)
+    a = tn.zeros(4, "f8")
+    set_gate(0)
+    try:
+        op = tn.push(write, a, 4)
+        await_waiting(1)  # the body is inside, and this thread holds the interpreter's lock
+        assert not op.done()
+        assert "pending: op 'write_at_gate'" in repr(a)
+    finally:
+        set_gate(1)
+    assert a.tolist() == [1] * 4
+    assert op.result() is None
+    assert tn.push(native("double half(float x)"), 3.0).result() == 1.5
+    assert tn.push(native("uint64_t largest(void)")).result() == 2**64 - 1
+
+
+def test_a_status_of_a_native_body_is_the_op_s_failure():
+    a = tn.zeros(1, "i8")
+    fail_at = native(
+        "int fail_at(int64_t *label, uint64_t index, uint64_t epoch, uint64_t bad_index, int code)"
     )
+    op = tn.push(fail_at, a, 3, 0, 3, 42)
+    with pytest.raises(tn.OpError, match="'fail_at' returned 42") as caught:
+        op.wait()
+    assert caught.value.code == 42
+    with pytest.raises(tn.OpError):
+        a.tolist()
+    tn.push(fail_at, tn.out(a), 2, 0, 3, 42).wait()
+    assert a.tolist() == [2]
 
 
-def test_a_program_ends_with_queued_ops_and_live_views():
-    done = run("""
-        import time, numpy as np, tenon as tn
-        a, b = tn.zeros(3), tn.zeros(3)
-        x = np.asarray(b)
-        lease = a.lease("w")
-        ops = [tn.push(tn.fill, tn.inout(a), i) for i in range(100)]
-        print("end", flush=True)
-        begin = time.monotonic()
-        import atexit
-    """)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "end\n"
-    assert "ops are left behind at exit" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ((tn.ones(4), tn.zeros(4), 4), TypeError, "takes 4 arguments, not 3"),
+        ((tn.ones(4), tn.zeros(4, "i4"), 4, 1.0), TypeError, "cannot take an array of int32"),
+        ((tn.ones(4), tn.zeros(4).readonly(), 4, 1.0), BufferError, "read-only"),
+        ((tn.ones((4, 2))[:, 0], tn.zeros(4), 4, 1.0), BufferError, "in C order"),
+        ((tn.ones(4), tn.zeros(4), -1, 1.0), OverflowError, "outside of the range"),
+        ((tn.ones(4), "text", 4, 1.0), TypeError, "takes an array"),
+    ],
+)
+def test_arguments_of_a_native_body_are_checked_by_the_push(arguments, kind, words):
+    scale = native("int scale(const float *source, float *destination, size_t n, float factor)")
+    with pytest.raises(kind, match=words):
+        tn.push(scale, *arguments)
 
 
-def test_a_forked_child_runs_ops_of_its_own_and_none_of_the_parent_s():
-    done = run("""
-        import os, threading, tenon as tn
-        gate, entered = threading.Event(), threading.Event()
-        a, b = tn.zeros(3), tn.zeros(3)
-        def slow(x):
-            entered.set()
-            gate.wait()
-            x += 1
-        op = tn.push(slow, tn.inout(a))
-        behind = tn.push(tn.fill, tn.inout(a), 5)
-        entered.wait()
-        child = os.fork()
-        if child == 0:
-            try:
-                a.tolist()
-            except tn.OpError as error:
-                print("process forked" in str(error), behind.done())
-            tn.push(tn.fill, tn.out(b), 2).wait()
-            a[...] = 7
-            print(a.tolist(), b.tolist(), flush=True)
-            os._exit(0)
-        print("child:", os.waitpid(child, 0)[1])
-        gate.set()
-        behind.wait()
-        print(a.tolist(), b.tolist())
-    """)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines == [
-        "True True",
-        "[7.0, 7.0, 7.0] [2.0, 2.0, 2.0]",
-        "child: 0",
-        "[5.0, 5.0, 5.0] [0.0, 0.0, 0.0]",
-    ], (lines, done.stderr)
+def test_constants_of_a_native_function_are_uses_of_the_op():
+    table, result = tn.ones(4), tn.zeros(4)
+    scale = native(
+        "int scale(const float *source, float *destination, size_t n, float factor)", source=table, n=4
+    )
+    tn.push(tn.fill, tn.out(table), 3)
+    tn.push(scale, result, 2.0)
+    tn.push(tn.fill, tn.out(table), 9)
+    assert result.tolist() == [6.0] * 4
 
 
-def test_the_engine_may_be_named_by_the_environment():
-    done = run("import tenon as tn; print(tn.set_engine('inline')._before)", TENON_ENGINE="seeded:9")
-    assert done.stdout == "seeded:9\n", done.stderr
+def test_a_native_body_reads_a_numpy_array_which_is_read_only_meanwhile(engine):
+    scale = native("int scale(const float *source, float *destination, size_t n, float factor)")
+    x, result = np.ones(4, "f4"), tn.zeros(4)
+    tn.push(scale, x, result, 4, 2.0).wait()
+    assert result.tolist() == [2.0] * 4
+    with pytest.raises(tn.LeaseConflict, match="del x"):
+        tn.push(scale, result, x, 4, 1.0)
+    tn.push(scale, result, x, 4, 3.0, host="idle").wait()
+    assert x.tolist() == [6.0] * 4
+    assert x.flags.writeable
+
+
+# -------------------------------------------------------------------------- waits that cannot end
+
+
+def test_a_lone_thread_that_waits_behind_its_own_view_is_told(engine):
+    a, b = tn.zeros(3), tn.zeros(3)
+    x = np.asarray(a)
+    op = tn.push(lambda v, w: (v.fill(1), w.fill(2)), tn.out(a), tn.out(b), on_conflict="wait")
+    for wait in (op.wait, b.tolist, tn.waitall, lambda: b.lease("r")):
+        with pytest.raises(tn.DeadlockError, match=r"a writable view of it, taken at .*test_engine\.py"):
+            wait()
+    del x
+    op.wait()
+    assert b.tolist() == [2] * 3
+
+
+def test_a_wait_behind_a_view_in_a_dead_cycle_ends():
+    a = tn.zeros(3)
+    cycle = [np.asarray(a)]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        tn.push(tn.fill, tn.out(a), 1, on_conflict="wait", name="first").wait()
+    finally:
+        gc.enable()
+    assert a.tolist() == [1] * 3
+
+
+def test_a_wait_behind_the_view_of_another_thread_waits_for_it(engine):
+    a = tn.zeros(3)
+    shown, seen = threading.Event(), threading.Event()
+
+    def look():
+        x = np.asarray(a)
+        shown.set()
+        seen.wait(10)
+        del x
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    shown.wait()
+    op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
+    threading.Timer(0.2, seen.set).start()
+    op.wait()
+    thread.join()
+    assert a.tolist() == [1] * 3
+
+
+def test_pushes_wait_when_ops_hold_too_much_memory(engine):
+    if engine != "pool":
+        pytest.skip("nobody else ends the ops")
+    a, b = tn.zeros(1 << 20, "u1"), tn.zeros(1 << 20, "u1")
+    gate = threading.Event()
+    tn.set_engine_limits(nbytes=1 << 20)
+    try:
+        tn.push(lambda v: gate.wait(10), tn.inout(a))
+        threading.Timer(0.1, gate.set).start()
+        tn.push(tn.fill, tn.out(b), 1)
+        assert gate.is_set(), "the push waited"
+        tn.waitall()
+    finally:
+        tn.set_engine_limits(nbytes=1 << 34)
+    with pytest.raises(ValueError, match="a limit"):
+        tn.set_engine_limits(ops=-1)

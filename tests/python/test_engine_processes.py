@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops where they meet the process: its end, forks, signals, logs. Each test is a program of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(script, **options):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **options},
+    )
+
+
+def test_a_program_ends_with_queued_ops_and_live_views():
+    done = run("""
+        import time, numpy as np, tenon as tn
+        a, b = tn.zeros(3), tn.zeros(3)
+        x = np.asarray(b)
+        lease = a.lease("w")
+        ops = [tn.push(tn.fill, tn.inout(a), i) for i in range(100)]
+        print("end", flush=True)
+        begin = time.monotonic()
+        import atexit
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "end\n"
+    assert "ops are left behind at exit" in done.stderr
+    assert "behind a lease for writing" in done.stderr or "a lease for writing, taken at" in done.stderr
+
+
+def test_a_forked_child_runs_ops_of_its_own_and_none_of_the_parent_s():
+    done = run("""
+        import os, threading, tenon as tn
+        gate, entered = threading.Event(), threading.Event()
+        a, b = tn.zeros(3), tn.zeros(3)
+        def slow(x):
+            entered.set()
+            gate.wait()
+            x += 1
+        op = tn.push(slow, tn.inout(a))
+        behind = tn.push(tn.fill, tn.inout(a), 5)
+        entered.wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                a.tolist()
+            except tn.OpError as error:
+                print("process forked" in str(error), behind.done())
+            tn.push(tn.fill, tn.out(b), 2).wait()
+            a[...] = 7
+            print(a.tolist(), b.tolist(), flush=True)
+            os._exit(0)
+        print("child:", os.waitpid(child, 0)[1])
+        gate.set()
+        behind.wait()
+        print(a.tolist(), b.tolist())
+    """)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == [
+        "True True",
+        "[7.0, 7.0, 7.0] [2.0, 2.0, 2.0]",
+        "child: 0",
+        "[5.0, 5.0, 5.0] [0.0, 0.0, 0.0]",
+    ], (lines, done.stderr)
+
+
+def test_the_engine_may_be_named_by_the_environment():
+    done = run("import tenon as tn; print(tn.set_engine('inline')._before)", TENON_ENGINE="seeded:9")
+    assert done.stdout == "seeded:9\n", done.stderr
+
+
+def test_ctrl_c_in_a_body_that_the_waiter_runs_reaches_the_waiter_and_fails_the_op():
+    done = run("""
+        import _thread, tenon as tn
+        tn.set_engine("seeded:1")
+        a = tn.zeros(3)
+        def interrupted(v):
+            _thread.interrupt_main()
+            while True:
+                pass
+        op = tn.push(interrupted, tn.out(a))
+        try:
+            op.wait()
+        except KeyboardInterrupt:
+            print("interrupted")
+        try:
+            a.tolist()
+        except tn.OpError as error:
+            print(repr(error.__cause__))
+        a[...] = 1
+        print(a.tolist())
+    """)
+    assert done.stdout.splitlines() == ["interrupted", "KeyboardInterrupt()", "[1.0, 1.0, 1.0]"], done.stderr
+
+
+@pytest.mark.parametrize("wait", ["a.tolist()", "big[...] = 1", "np.asarray(a)", "op.wait()", "tn.waitall()"])
+def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
+    done = run(f"""
+        import _thread, os, signal, threading, time, numpy as np, tenon as tn
+        a, big = tn.zeros(3), tn.zeros(1 << 20)
+        def hold():
+            with a.write(), big.write():
+                taken.set()
+                over.wait(30)
+        taken, over = threading.Event(), threading.Event()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait()
+        op = tn.push(tn.fill, tn.inout(a), 1)
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - begin < 5)
+        over.set()
+        thread.join()
+        op.wait()
+        print(a.tolist())
+    """)
+    assert done.stdout.splitlines() == ["interrupted True", "[1.0, 1.0, 1.0]"], (done.stdout, done.stderr)
+
+
+def test_a_wait_of_more_than_five_seconds_says_behind_whom():
+    done = run("""
+        import logging, threading, tenon as tn
+        logging.basicConfig(format="%(name)s: %(message)s")
+        a = tn.zeros(3)
+        def hold():
+            with a.write():
+                taken.set()
+                over.wait(6)
+        taken, over = threading.Event(), threading.Event()
+        threading.Thread(target=hold).start()
+        taken.wait()
+        a.tolist()
+    """)
+    assert done.returncode == 0
+    assert "tenon: waiting for 5 s behind a lease for writing, taken at <string>:6" in done.stderr, (
+        done.stderr
+    )
+
+
+def test_a_fork_waits_for_the_body_that_runs():
+    done = run("""
+        import os, threading, time, tenon as tn
+        a = tn.zeros(2)
+        entered = threading.Event()
+        def two_halves(v):
+            v[0] = 1
+            entered.set()
+            time.sleep(0.3)
+            v[1] = 1
+        op = tn.push(two_halves, tn.inout(a))
+        entered.wait()
+        child = os.fork()
+        if child == 0:
+            print(a.tolist(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    """)
+    assert done.stdout == "[1.0, 1.0]\n", done.stderr
