@@ -30,6 +30,7 @@ PUBLIC = {
     "tenon.h": {"version.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
+    "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }
 
 # Only the bindings may see Python.

@@ -35,36 +35,6 @@
 namespace tenon {
 inline namespace api0 {
 
-namespace detail {
-
-// One counted handle of tenon.h. Empty after default construction and after a move.
-template <class T, void (*Retain)(T*), void (*Release)(T*)>
-class Handle {
- public:
-  Handle() noexcept = default;
-  explicit Handle(T* owned) noexcept : handle_(owned) {}
-  Handle(const Handle& other) noexcept : handle_(other.handle_) {
-    if (handle_ != nullptr) Retain(handle_);
-  }
-  Handle(Handle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Handle& operator=(Handle other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~Handle() {
-    if (handle_ != nullptr) Release(handle_);
-  }
-  T* get() const noexcept { return handle_; }
-
- private:
-  T* handle_ = nullptr;
-};
-
-}  // namespace detail
-
-// As a timeout: no end.
-inline constexpr std::chrono::nanoseconds forever{-1};
-
 // ------------------------------------------------------------------------------------- schema
 
 struct Field {
@@ -394,11 +364,11 @@ class Feed {
   // Nothing at the end of the epoch. Fails with TIMEOUT, OP (at the batch's place), CLOSED.
   std::optional<Batch> next(std::chrono::nanoseconds timeout = forever) {
     tenon_batch* batch = nullptr;
-    call(tenon_feed_next, handle_.get(), static_cast<int64_t>(timeout.count()), &batch);
+    call(tenon_feed_next, handle_.get(), detail::timeout_ns(timeout), &batch);
     if (batch == nullptr) return std::nullopt;
     return Batch(batch, schema_);
   }
-  void close(std::chrono::nanoseconds timeout = forever) { close(static_cast<int64_t>(timeout.count())); }
+  void close(std::chrono::nanoseconds timeout = forever) { close(detail::timeout_ns(timeout)); }
   void close(int64_t timeout_ns) { call(tenon_feed_close, handle_.get(), timeout_ns); }
 
   const Schema& schema() const noexcept { return schema_; }

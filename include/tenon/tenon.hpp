@@ -8,12 +8,16 @@
 #ifndef TENON_TENON_HPP_
 #define TENON_TENON_HPP_
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <complex>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <memory>
+#include <source_location>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -51,7 +55,77 @@ class Error : public std::runtime_error {
   int32_t op_code_;
 };
 
-// Calls a function of tenon.h whose last parameter is the error; throws what it reports.
+namespace detail {
+
+// Deletes the T behind a payload of tenon.h. T is part of the name: other standard libraries' are others.
+template <class T>
+void drop(void* dropped) {
+  delete static_cast<T*>(dropped);
+}
+
+}  // namespace detail
+
+// Why an op, or memory that was to be written, has no value. Copies share it; a default-constructed one is
+// empty and may only be assigned to, tested and destroyed.
+class Failure {
+ public:
+  Failure() noexcept = default;
+  // Takes over a reference that the caller owns.
+  static Failure steal(tenon_failure* owned) {
+    Failure failure;
+    if (owned != nullptr) failure.handle_.reset(owned, tenon_failure_release);
+    return failure;
+  }
+
+  tenon_failure* get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  const char* message() const noexcept { return tenon_failure_message(get()); }
+  // The name of the op that failed first, and where it was pushed.
+  const char* op() const noexcept { return tenon_failure_op(get()); }
+  const char* site() const noexcept { return tenon_failure_site(get()); }
+  int32_t op_code() const noexcept { return tenon_failure_code(get()); }
+  // What the body of the op threw; empty when it was not C++ code that threw it.
+  std::exception_ptr cause() const noexcept {
+    const void* const payload = tenon_failure_payload(get(), detail::drop<std::exception_ptr>);
+    return payload != nullptr ? *static_cast<const std::exception_ptr*>(payload) : nullptr;
+  }
+
+ private:
+  std::shared_ptr<tenon_failure> handle_;
+};
+
+// The value that was asked for does not exist, because the op that was to make it has failed.
+class OpError : public Error {
+ public:
+  OpError(const std::string& message, Failure failure)
+      : Error(TENON_ERR_OP, message, failure.op_code()), failure_(std::move(failure)) {}
+
+  const Failure& failure() const noexcept { return failure_; }
+  // Throws what the body of the op threw; where that is not known, this error.
+  [[noreturn]] void rethrow_cause() const {
+    if (const std::exception_ptr cause = failure_.cause()) std::rethrow_exception(cause);
+    throw *this;
+  }
+
+ private:
+  Failure failure_;
+};
+
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_reported(tenon_status status,
+                                                                  const tenon_error& error) {
+  if (status == TENON_ERR_OP) {
+    if (Failure failure = Failure::steal(tenon_failure_last()))
+      throw OpError(error.message, std::move(failure));
+  }
+  throw Error(status, error.message, error.op_code);
+}
+
+}  // namespace detail
+
+// Calls a function of tenon.h whose last parameter is the error; throws what it reports: an OpError where an
+// op has failed, else an Error.
 template <class Function, class... Arguments>
 void call(Function* function, Arguments... arguments) {
   tenon_error error;  // only what is read below is set: clearing the text would cost more than the call
@@ -59,8 +133,7 @@ void call(Function* function, Arguments... arguments) {
   error.op_code = 0;
   error.message[0] = '\0';
   const tenon_status status = function(arguments..., &error);
-  if (status == TENON_OK) return;
-  throw Error(status, error.message, error.op_code);
+  if (status != TENON_OK) detail::throw_reported(status, error);
 }
 
 // ------------------------------------------------------------------------------------- dtypes
@@ -170,8 +243,43 @@ enum class Copy : int32_t {
   kAlways = TENON_COPY_ALWAYS
 };
 
+// As a timeout: no end. Any other time below zero has passed already.
+inline constexpr std::chrono::nanoseconds forever{-1};
+
+namespace detail {
+
+inline int64_t timeout_ns(std::chrono::nanoseconds timeout) noexcept {
+  return timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
+}
+
+// One counted handle of tenon.h. Empty after default construction and after a move.
+template <class T, void (*Retain)(T*), void (*Release)(T*)>
+class Handle {
+ public:
+  Handle() noexcept = default;
+  explicit Handle(T* owned) noexcept : handle_(owned) {}
+  Handle(const Handle& other) noexcept : handle_(other.handle_) {
+    if (handle_ != nullptr) Retain(handle_);
+  }
+  Handle(Handle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Handle& operator=(Handle other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Handle() {
+    if (handle_ != nullptr) Release(handle_);
+  }
+  T* get() const noexcept { return handle_; }
+
+ private:
+  T* handle_ = nullptr;
+};
+
+}  // namespace detail
+
 template <class T, size_t N, bool Checked>
 class View;
+class Lease;  // tenon/engine.hpp
 
 // ------------------------------------------------------------------------------------- arrays
 
@@ -347,6 +455,23 @@ class Array {
   template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
   View<T, N, Checked> as() const;
 
+  // A turn in the queue of the memory; see Lease, in tenon/engine.hpp. overwrite: every element is written
+  // before any is read.
+  Lease read(std::chrono::nanoseconds timeout = forever,
+             std::source_location where = std::source_location::current()) const;
+  Lease write(std::chrono::nanoseconds timeout = forever,
+              std::source_location where = std::source_location::current()) const;
+  Lease overwrite(std::chrono::nanoseconds timeout = forever,
+                  std::source_location where = std::source_location::current()) const;
+
+  // Wait until the writes, or all uses, that were pushed before are done.
+  void wait_to_read(std::chrono::nanoseconds timeout = forever) const { wait(Access::kRead, timeout); }
+  void wait_to_write(std::chrono::nanoseconds timeout = forever) const { wait(Access::kWrite, timeout); }
+  // Why the elements hold no value; empty: they hold one.
+  Failure failure() const { return Failure::steal(tenon_array_failure(handle_)); }
+  // The elements hold a value again, because the caller says so.
+  void clear_error() const noexcept { tenon_array_clear_error(handle_); }
+
   // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller calls the tensor's deleter, or hands
   // the tensor to a consumer that does.
   // site: where the memory is lent, for messages; a text that outlives the tensor.
@@ -369,6 +494,9 @@ class Array {
   }
 
  private:
+  void wait(Access access, std::chrono::nanoseconds timeout) const {
+    call(tenon_array_wait, handle_, static_cast<int32_t>(access), detail::timeout_ns(timeout));
+  }
   template <class Make>
   static Array made(Make&& make) {
     Array array;
@@ -433,6 +561,19 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
+  // The array, if it can be viewed so. Fails with TYPE, VALUE.
+  static const Array& check(const Array& array) {
+    if (array.dtype() != dtype_of<T>()) {
+      throw Error(TENON_ERR_TYPE, "array of " + array.dtype().name() + " viewed as " + dtype_of<T>().name() +
+                                      ": copy(dtype) casts, reinterpret(dtype) keeps the bytes");
+    }
+    if (array.ndim() != static_cast<int32_t>(N)) {
+      throw Error(TENON_ERR_VALUE, "array of " + std::to_string(array.ndim()) + " axes viewed with " +
+                                       std::to_string(N) + ": index or reshape it first");
+    }
+    return array;
+  }
+
   template <class... I>
     requires(sizeof...(I) == N && (std::is_convertible_v<I, int64_t> && ...))
   T& operator()(I... indices) const noexcept(!Checked) {
@@ -465,18 +606,6 @@ class View {
 
  private:
   static constexpr Access kAccess = std::is_const_v<T> ? Access::kRead : Access::kWrite;
-
-  static const Array& check(const Array& array) {
-    if (array.dtype() != dtype_of<T>()) {
-      throw Error(TENON_ERR_TYPE, "array of " + array.dtype().name() + " viewed as " + dtype_of<T>().name() +
-                                      ": copy(dtype) casts, reinterpret(dtype) keeps the bytes");
-    }
-    if (array.ndim() != static_cast<int32_t>(N)) {
-      throw Error(TENON_ERR_VALUE, "array of " + std::to_string(array.ndim()) + " axes viewed with " +
-                                       std::to_string(N) + ": index or reshape it first");
-    }
-    return array;
-  }
 
   void check_index(size_t axis, int64_t at) const {
     if (at < 0 || at >= shape_[axis]) {

@@ -42,7 +42,9 @@ void set_error(const Error& error) noexcept {
   if (error.code() == TENON_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) return;
   try {
     if (error.code() == TENON_ERR_OP) {
-      const nb::object failure = failure_tuple(tenon_failure_last());
+      const auto* const failed = dynamic_cast<const OpError*>(&error);
+      const nb::object failure =
+          failed != nullptr ? describe_failure(failed->failure().get()) : failure_tuple(tenon_failure_last());
       if (!failure.is_none()) {
         const nb::object reason = nb::module_::import_("tenon.engine").attr("op_error")(failure);
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(reason.ptr())), reason.ptr());

@@ -178,12 +178,16 @@ int64_t nanoseconds(std::optional<double> seconds) {
   return static_cast<int64_t>(std::min(*seconds * 1e9, 9e18));
 }
 
-nb::object failure_tuple(tenon_failure* failure) {
-  if (failure == nullptr) return nb::none();
+nb::object describe_failure(const tenon_failure* failure) {
   auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure, drop_object));
   nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
-  nb::object result = nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
-                                     tenon_failure_site(failure), tenon_failure_code(failure), exception);
+  return nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
+                        tenon_failure_site(failure), tenon_failure_code(failure), exception);
+}
+
+nb::object failure_tuple(tenon_failure* failure) {
+  if (failure == nullptr) return nb::none();
+  nb::object result = describe_failure(failure);
   const owners::Collector collector;
   tenon_failure_release(failure);
   return result;

@@ -8,7 +8,9 @@ namespace tenon::python {
 // Takes part in the waits of the C library.
 void add_waiting(nb::module_& module);
 
-// (message, op, site, code, exception or None), or None. Takes over the failure.
+// (message, op, site, code, exception or None).
+nb::object describe_failure(const tenon_failure* failure);
+// The same, or None. Takes over the failure.
 nb::object failure_tuple(tenon_failure* failure);
 
 // Leases, and ops whose bodies are Python's or native functions.

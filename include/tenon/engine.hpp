@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// engine.hpp - the part of tenon.hpp for leases and for work that is pushed:
+//
+//     auto a = tenon::Array::empty<float>({1000});
+//     tenon::push([](tenon::View<float, 1> out) { fill(out.span()); }, tenon::overwrite(a));
+//     tenon::Op op = tenon::push([](tenon::View<const float, 1> in) { send(in.span()); }, tenon::read(a));
+//     op.wait();
+//
+//     auto lease = a.write();
+//     lease.view<float, 1>()(3) = 7;
+//
+// Functions throw tenon::Error; tenon::OpError where an op has failed. Who may touch what, and when:
+// docs/contract.md.
+#ifndef TENON_ENGINE_HPP_
+#define TENON_ENGINE_HPP_
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "tenon/tenon.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon {
+inline namespace api0 {
+
+namespace detail {
+
+// "loader.cc:12"; of a path that is too long the end.
+class Site {
+ public:
+  explicit Site(const std::source_location& where) noexcept {
+    const char* const file = where.file_name();
+    const size_t length = std::strlen(file);
+    const size_t kept = std::min(length, sizeof text_ - 12);
+    std::memcpy(text_, file + (length - kept), kept);
+    text_[kept] = ':';
+    *std::to_chars(text_ + kept + 1, text_ + sizeof text_ - 1, where.line()).ptr = '\0';
+  }
+  const char* text() const noexcept { return text_; }
+
+ private:
+  char text_[128];
+};
+
+}  // namespace detail
+
+// ------------------------------------------------------------------------------------- leases
+
+// A turn in the queue of an array's memory, from construction to release() or the end of the scope. What the
+// thread that took it does to the array meanwhile acts under it; pushed work that conflicts waits behind it.
+// A scope that is left by an exception fails a lease for writing: the memory holds no value until it is
+// overwritten as a whole.
+// Neither copied nor moved, because the queue points to it: `auto lease = array.write();`. Allocates nothing.
+// Threads: it belongs to the one that took it; release, fail and detach from any.
+class Lease {
+ public:
+  // Waits for its turn. flags: TENON_OVERWRITE. Fails as tenon_lease_acquire.
+  Lease(const Array& array, Access access, uint32_t flags = 0, std::chrono::nanoseconds timeout = forever,
+        std::source_location where = std::source_location::current())
+      : array_(array), access_(access), site_(where) {
+    tenon_lease_options options{};
+    options.struct_size = sizeof options;
+    options.access = static_cast<int32_t>(access);
+    options.flags = flags;
+    options.timeout_ns = detail::timeout_ns(timeout);
+    options.site = site_.text();
+    call(tenon_lease_acquire, &lease_, array.get(), &options);
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() {
+    if (access_ == Access::kWrite && std::uncaught_exceptions() > exceptions_) {
+      fail("the scope that wrote it was left by an exception");
+    } else {
+      (void)tenon_lease_release(&lease_);
+    }
+  }
+
+  const Array& array() const noexcept { return array_; }
+
+  // A typed view of the array, to be destroyed before the lease is released; see Array::as.
+  template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
+  View<T, N, Checked> view() const {
+    return array_.as<T, N, Checked>();
+  }
+
+  // Idempotent; never waits. Fails with LEASE_ESCAPED when a view that was taken under the lease lives on and
+  // work waits behind it: the lease is released, the work waits for the view.
+  void release() {
+    if (tenon_lease_release(&lease_) == 0) return;
+    throw Error(TENON_ERR_LEASE_ESCAPED,
+                "a view that was taken under the lease lives on, and work waits behind it: destroy it before "
+                "the lease is released, or copy what is to be kept");
+  }
+  // Releases a lease whose writing did not come to its end; see above.
+  void fail(const char* message) noexcept { (void)tenon_lease_fail(&lease_, message); }
+  void fail(const std::string& message) noexcept { fail(message.c_str()); }
+  // From now on it belongs to nobody: any thread may release it, and no deadlock is seen in it.
+  void detach() noexcept { tenon_lease_detach(&lease_); }
+
+ private:
+  Array array_;
+  Access access_;
+  int exceptions_ = access_ == Access::kWrite ? std::uncaught_exceptions() : 0;
+  detail::Site site_;
+  tenon_lease lease_ = TENON_LEASE_INIT;
+};
+
+inline Lease Array::read(std::chrono::nanoseconds timeout, std::source_location where) const {
+  return Lease(*this, Access::kRead, 0, timeout, where);
+}
+inline Lease Array::write(std::chrono::nanoseconds timeout, std::source_location where) const {
+  return Lease(*this, Access::kWrite, 0, timeout, where);
+}
+inline Lease Array::overwrite(std::chrono::nanoseconds timeout, std::source_location where) const {
+  return Lease(*this, Access::kWrite, TENON_OVERWRITE, timeout, where);
+}
+
+// ---------------------------------------------------------------------------------------- ops
+
+// Work that was pushed. A default-constructed Op is empty and may only be assigned to, tested and destroyed;
+// letting go of one changes nothing about the work. Threads: as handles of tenon.h.
+class Op {
+ public:
+  Op() noexcept = default;
+  // Takes over a reference that the caller owns.
+  static Op steal(tenon_op* owned) noexcept {
+    Op op;
+    op.handle_ = decltype(handle_)(owned);
+    return op;
+  }
+
+  tenon_op* get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return get() != nullptr; }
+
+  // Waits until it is done; runs it in this thread if it is ready. Fails with OpError (its body failed, or
+  // what it reads), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
+  void wait(std::chrono::nanoseconds timeout = forever) const {
+    call(tenon_op_wait, get(), detail::timeout_ns(timeout));
+  }
+  bool is_done() const noexcept { return tenon_op_is_done(get()) != 0; }
+  // Why it has no result; empty: it is not done, or has succeeded.
+  Failure failure() const { return Failure::steal(tenon_op_failure(get())); }
+
+  // Calls function() once, when it is done, on the thread that ends it; at once if it is. An exception out of
+  // it ends the program. Fails with NO_MEMORY.
+  template <class Function>
+    requires std::invocable<Function&>
+  void on_done(Function function) const {
+    auto held = std::make_unique<Function>(std::move(function));
+    const auto run = [](void* context) noexcept {
+      const std::unique_ptr<Function> owned(static_cast<Function*>(context));
+      (void)(*owned)();
+    };
+    call(tenon_op_on_done, get(), static_cast<void (*)(void*)>(run), static_cast<void*>(held.get()));
+    (void)held.release();
+  }
+
+ private:
+  detail::Handle<tenon_op, tenon_op_retain, tenon_op_release> handle_;
+};
+
+namespace detail {
+
+// Ends an op with what was thrown.
+inline void fail_with(tenon_op* op, const std::exception_ptr& cause) noexcept {
+  std::unique_ptr<std::exception_ptr> payload;
+  try {
+    payload = std::make_unique<std::exception_ptr>(cause);
+  } catch (const std::bad_alloc&) {
+    // The text of the failure remains.
+  }
+  const auto fail = [&](int32_t op_code, const char* text) {
+    const auto drop_payload = payload != nullptr ? drop<std::exception_ptr> : nullptr;
+    tenon_op_fail(op, op_code, text, payload.release(), drop_payload);
+  };
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& e) {
+    fail(e.op_code(), e.what());
+  } catch (const std::exception& e) {
+    fail(0, e.what());
+  } catch (...) {
+    fail(0, "an exception that is no std::exception");
+  }
+}
+
+}  // namespace detail
+
+// The end of an op whose body does not end it by returning: taken as the body's last parameter, it completes
+// or fails the op later, from any thread. Dropped without that, and while the body does not run, it fails the
+// op. The first of complete, fail and an exception of the body counts; what comes later does nothing.
+// Moved, not copied. Whoever holds it may use the arrays of the op through Array::data() until then.
+class Completion {
+ public:
+  Completion(Completion&&) noexcept = default;
+  Completion& operator=(Completion&&) noexcept = default;
+
+  void complete() noexcept {
+    if (tenon_op* const op = take()) tenon_op_complete(op);
+  }
+  void fail(const char* message, int32_t op_code = 0) noexcept {
+    if (tenon_op* const op = take()) tenon_op_fail(op, op_code, message, nullptr, nullptr);
+  }
+  void fail(const std::string& message, int32_t op_code = 0) noexcept { fail(message.c_str(), op_code); }
+  // With an exception, which becomes the cause.
+  void fail(const std::exception_ptr& cause) noexcept {
+    if (tenon_op* const op = take()) detail::fail_with(op, cause);
+  }
+
+ private:
+  template <class Body, size_t N>
+  friend class PushedBody;
+
+  // The op until it has been ended. Held by the token, and by the body while it runs: who lets go last, with
+  // the op not ended, fails it.
+  struct State {
+    explicit State(tenon_op* running) noexcept : op(running) {}
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
+    ~State() {
+      if (tenon_op* const left = take()) {
+        tenon_op_fail(left, 0, "its completion was dropped: complete() or fail() was not called", nullptr,
+                      nullptr);
+      }
+    }
+    tenon_op* take() noexcept { return op.exchange(nullptr, std::memory_order_relaxed); }
+
+    std::atomic<tenon_op*> op;
+  };
+
+  explicit Completion(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  tenon_op* take() noexcept {
+    const std::shared_ptr<State> state = std::move(state_);
+    return state != nullptr ? state->take() : nullptr;
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+// What an op does to an array: a parameter of push. where: the line that messages about the op name.
+template <Access kAccess>
+struct Use {
+  Array array;
+  uint32_t flags;
+  std::source_location where;
+};
+
+inline Use<Access::kRead> read(Array array, std::source_location where = std::source_location::current()) {
+  return {std::move(array), 0, where};
+}
+// The op may read what it writes.
+inline Use<Access::kWrite> write(Array array, std::source_location where = std::source_location::current()) {
+  return {std::move(array), 0, where};
+}
+// Every element is written before any is read.
+inline Use<Access::kWrite> overwrite(Array array,
+                                     std::source_location where = std::source_location::current()) {
+  return {std::move(array), TENON_OVERWRITE, where};
+}
+
+// What happens where the views of ordinary code conflict with an op.
+enum class OnConflict : int32_t {
+  kRaise = TENON_CONFLICT_RAISE,   // the push fails with LEASE_CONFLICT, and nothing is queued
+  kWait = TENON_CONFLICT_WAIT,     // the op waits until they are closed
+  kIgnore = TENON_CONFLICT_IGNORE  // the caller promises that nobody uses them before the op is done
+};
+
+struct PushOptions {
+  const char* name = "lambda";  // of the op, in messages
+  OnConflict on_conflict = OnConflict::kRaise;
+  std::source_location where = std::source_location::current();
+};
+
+namespace detail {
+
+template <class... P>
+struct Parameters {
+  using Tuple = std::tuple<std::type_identity<P>...>;
+  static constexpr size_t kCount = sizeof...(P);
+  template <size_t I>
+  using At = typename std::tuple_element_t<I, Tuple>::type;
+};
+
+// The parameters and the result of a function or of a class with one operator().
+template <class C, class R, class... P>
+std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (C::*)(P...));
+template <class C, class R, class... P>
+std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (C::*)(P...) const);
+template <class R, class... P>
+std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (*)(P...));
+
+template <class Body>
+struct SignatureOf;
+template <class Body>
+  requires requires { signature_of(&Body::operator()); }
+struct SignatureOf<Body> {
+  using Pair = decltype(signature_of(&Body::operator()));
+};
+template <class R, class... P>
+struct SignatureOf<R (*)(P...)> {
+  using Pair = decltype(signature_of(static_cast<R (*)(P...)>(nullptr)));
+};
+template <class R, class... P>
+struct SignatureOf<R (*)(P...) noexcept> : SignatureOf<R (*)(P...)> {};
+
+template <class Body>
+concept HasSignature = requires { typename SignatureOf<Body>::Pair; };
+template <class Body>
+using ParametersOf = typename SignatureOf<Body>::Pair::second_type;
+template <class Body>
+using ResultOf = typename SignatureOf<Body>::Pair::first_type::type;
+
+template <class Body>
+constexpr bool takes_completion() {
+  using P = ParametersOf<Body>;
+  if constexpr (P::kCount > 0) {
+    return std::is_same_v<std::remove_cvref_t<typename P::template At<P::kCount - 1>>, Completion>;
+  }
+  return false;
+}
+
+// A parameter of a body: how it is made of an array, and whether an array will do.
+template <class P>
+struct Argument {
+  static constexpr bool is_known = false;
+};
+template <>
+struct Argument<Array> {
+  static constexpr bool is_known = true;
+  static constexpr Access kNeeds = Access::kRead;
+  static const Array& from(const Array& array) noexcept { return array; }
+  static void check(const Array&) noexcept {}
+};
+template <class T, size_t N, bool Checked>
+struct Argument<View<T, N, Checked>> {
+  static constexpr bool is_known = true;
+  static constexpr Access kNeeds = std::is_const_v<T> ? Access::kRead : Access::kWrite;
+  static View<T, N, Checked> from(const Array& array) { return View<T, N, Checked>(array); }
+  static void check(const Array& array) { (void)View<T, N, Checked>::check(array); }
+};
+
+template <class P, Access kAccess>
+void check_argument(const Array& array) {
+  using A = Argument<std::remove_cvref_t<P>>;
+  static_assert(A::is_known, "a body takes a View or const Array& for each use, then perhaps a Completion");
+  if constexpr (A::is_known) {
+    static_assert(A::kNeeds == Access::kRead || kAccess == Access::kWrite,
+                  "read(array) is for View<const T, N>: use write(array) or overwrite(array)");
+    A::check(array);
+  }
+}
+
+}  // namespace detail
+
+// What the engine holds of a pushed callable, until the op is done or the push is refused.
+template <class Body, size_t N>
+class PushedBody {
+ public:
+  template <class... Arrays>
+  explicit PushedBody(Body&& body, Arrays&&... arrays)
+      : body_(std::move(body)), arrays_{std::move(arrays)...} {}
+
+  tenon_array* array(size_t i) const noexcept { return arrays_[i].get(); }
+
+  static void run(void* context, tenon_op* op) noexcept {
+    auto& self = *static_cast<PushedBody*>(context);
+    if constexpr (kIsAsynchronous) {
+      self.start(op);
+    } else {
+      try {
+        self.call_body();
+        if (tenon_op_has_views(op) != 0) {
+          throw Error(TENON_ERR_LEASE_ESCAPED,
+                      "a view that the op's body took lives on after it: copy what is to be kept");
+        }
+      } catch (...) {
+        detail::fail_with(op, std::current_exception());
+        return;
+      }
+      tenon_op_complete(op);
+    }
+  }
+  static void drop(void* context) noexcept { delete static_cast<PushedBody*>(context); }
+
+ private:
+  using Parameters = detail::ParametersOf<Body>;
+  static constexpr bool kIsAsynchronous = detail::takes_completion<Body>();
+  static constexpr size_t kArguments = Parameters::kCount - (kIsAsynchronous ? 1 : 0);
+
+  void start(tenon_op* op) noexcept {
+    std::shared_ptr<Completion::State> state;
+    try {
+      state = std::make_shared<Completion::State>(op);
+      call_body(Completion(state));
+    } catch (...) {
+      tenon_op* const left = state != nullptr ? state->take() : op;
+      if (left != nullptr) detail::fail_with(left, std::current_exception());
+    }
+  }
+
+  template <class... Token>
+  void call_body(Token&&... token) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      const auto run_body = [&] {
+        return body_(
+            detail::Argument<std::remove_cvref_t<typename Parameters::template At<I>>>::from(arrays_[I])...,
+            std::forward<Token>(token)...);
+      };
+      if constexpr (std::is_void_v<detail::ResultOf<Body>>) {
+        run_body();
+      } else if (const int32_t status = run_body(); status != 0) {
+        throw Error(TENON_ERR_OP, "its body returned " + std::to_string(status), status);
+      }
+    }(std::make_index_sequence<kArguments>());
+  }
+
+  Body body_;
+  std::array<Array, N> arrays_;
+};
+
+// Queues body as an op that does to arrays what the uses say, and returns at once. It is called once, on a
+// thread of the engine, unless something that it reads has failed; it is destroyed once in every case, before
+// the op is done.
+// Its parameters: none; or for each use a View (of const elements where the op only reads) or a const
+// Array&; and behind them a Completion if the op goes on after the body has returned. Its result: none, or an
+// int that is not 0 when it has failed. What it throws, of whatever type, is the op's failure. It may not
+// wait, may not touch other arrays and may not keep views.
+// Fails with LEASE_CONFLICT, BUFFER (writing to a read-only array), TYPE and VALUE (an array that cannot be
+// viewed as the body's parameter says), CLOSED.
+template <class Body, Access... kAccess>
+Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
+  static_assert(detail::HasSignature<Body>, "the parameters of a body have types, not auto");
+  using Parameters = detail::ParametersOf<Body>;
+  using Result = detail::ResultOf<Body>;
+  constexpr bool kIsAsynchronous = detail::takes_completion<Body>();
+  constexpr size_t kArguments = Parameters::kCount - (kIsAsynchronous ? 1 : 0);
+  constexpr size_t kUses = sizeof...(uses);
+  static_assert(kArguments == 0 || kArguments == kUses, "a body takes one parameter for each use, or none");
+  static_assert(std::is_void_v<Result> || (std::is_same_v<Result, int> && !kIsAsynchronous),
+                "the result of a body is void, or int where it takes no Completion");
+  if constexpr (kArguments != 0) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (detail::check_argument<typename Parameters::template At<I>, kAccess>(uses.array), ...);
+    }(std::make_index_sequence<kUses>());
+  }
+  std::array<tenon_use, kUses> described{
+      tenon_use{uses.array.get(), static_cast<int32_t>(kAccess), uses.flags}...};
+  const detail::Site site(options.where);
+  auto pushed = std::make_unique<PushedBody<Body, kUses>>(std::move(body), std::move(uses.array)...);
+  tenon_work work{};
+  work.struct_size = sizeof work;
+  work.on_conflict = static_cast<int32_t>(options.on_conflict);
+  work.context = pushed.get();
+  work.run = PushedBody<Body, kUses>::run;
+  work.drop = PushedBody<Body, kUses>::drop;
+  work.name = options.name;
+  work.site = site.text();
+  tenon_op* op = nullptr;
+  call(tenon_push, static_cast<const tenon_work*>(&work), static_cast<int32_t>(kUses),
+       static_cast<const tenon_use*>(described.data()), &op);
+  (void)pushed.release();
+  return Op::steal(op);
+}
+
+// The same; messages name the line of the first use.
+template <class Body, Access kFirst, Access... kAccess>
+Op push(Body body, Use<kFirst> first, Use<kAccess>... uses) {
+  const PushOptions options{.where = first.where};
+  return push(options, std::move(body), std::move(first), std::move(uses)...);
+}
+template <class Body>
+  requires detail::HasSignature<Body>
+Op push(Body body, std::source_location where = std::source_location::current()) {
+  return push(PushOptions{.where = where}, std::move(body));
+}
+
+// ------------------------------------------------------------------------------------- engine
+
+// Waits until no op is unfinished, and runs ops meanwhile. Does not throw for ops that failed; see
+// take_failure(). Fails with TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
+inline void wait_all(std::chrono::nanoseconds timeout = forever) {
+  call(tenon_wait_all, detail::timeout_ns(timeout));
+}
+
+// The oldest failure that has not been taken; empty: none is left.
+inline Failure take_failure() { return Failure::steal(tenon_failures_take()); }
+
+// name: "pool", "tbb", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for
+// all ops first. Fails with VALUE, NOT_FOUND (oneTBB is not there), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the
+// body of an op), SYSTEM.
+inline void set_engine(const char* name, int32_t workers = 0) { call(tenon_engine_set, name, workers); }
+inline void set_engine(const std::string& name, int32_t workers = 0) { set_engine(name.c_str(), workers); }
+
+inline std::string engine_name() {
+  char buffer[64];
+  tenon_engine_name(buffer, sizeof buffer);
+  return buffer;
+}
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_ENGINE_HPP_
