@@ -231,13 +231,13 @@ TENON_API tenon_status tenon_array_move_out(tenon_array* array, const char* site
 /* Where the memory of the array was moved out ("" if that is not known); NULL: it was not. */
 TENON_API const char* tenon_array_moved_at(const tenon_array* array);
 
-/* An array as this one on new memory, not set: for who overwrites all of it, and leaves the old values to their
- * readers. Fails with BUFFER (read-only), VALUE (the array is a part of its memory, or not in C order),
+/* An array as this one on new memory, not set: for who overwrites all of it, and leaves the old values to
+ * their readers. Fails with BUFFER (read-only), VALUE (the array is a part of its memory, or not in C order),
  * LEASE_CONFLICT (a writable view is open, whose writes would be lost), NO_MEMORY. */
 TENON_API tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, tenon_error* error);
 
-/* The same window outside of the contract: it waits for nobody, nobody waits for it, and its users order their
- * accesses themselves. Keeps the memory alive. */
+/* The same window outside of the contract: it waits for nobody, nobody waits for it, and its users order
+ * their accesses themselves. Keeps the memory alive. */
 TENON_API tenon_status tenon_array_unchecked(tenon_array* array, tenon_array** out, tenon_error* error);
 
 /* A number that has moved when elements may have changed: after every write through this library,
@@ -513,8 +513,8 @@ TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int6
 /* Why memory holds no value. Counted; constant. */
 TENON_API tenon_failure* tenon_op_failure(tenon_op* op);          /* NULL: not done, or no failure */
 TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the array holds a value */
-/* Behind the last TENON_ERR_OP that a call in this thread has returned: given once, and kept (with its payload)
- * until then or until the next. NULL: no op's. */
+/* Behind the last TENON_ERR_OP that a call in this thread has returned: given once, and kept (with its
+ * payload) until then or until the next. NULL: no op's. */
 TENON_API tenon_failure* tenon_failure_last(void);
 /* A failure that began since the last call; NULL: none is left. */
 TENON_API tenon_failure* tenon_failures_take(void);
@@ -534,8 +534,8 @@ TENON_API void tenon_array_clear_error(tenon_array* array);
 TENON_API tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error);
 TENON_API void tenon_engine_name(char* buffer, size_t size);
 /* How many ops may be unfinished, and how many bytes of memory they may use (each array counted once, memory
- * of less than 64 KiB not), before a push waits until half of that is left. 0: any number; TENON_KEEP: as it is.
- * At first 10,000 ops and half of the machine's memory. */
+ * of less than 64 KiB not), before a push waits until half of that is left. 0: any number; TENON_KEEP: as it
+ * is. At first 10,000 ops and half of the machine's memory. */
 TENON_API void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes);
 #define TENON_KEEP UINT64_MAX
 TENON_API uint64_t tenon_engine_unfinished(void);

@@ -283,6 +283,27 @@ class Lease;  // tenon/engine.hpp
 
 // ------------------------------------------------------------------------------------- arrays
 
+// Memory that was moved out of an array. It goes back to where it came from when this ends.
+class Memory {
+ public:
+  explicit Memory(const tenon_memory& memory) noexcept : memory_(memory) {}
+  Memory(Memory&& other) noexcept : memory_(std::exchange(other.memory_, {})) {}
+  Memory& operator=(Memory other) noexcept {
+    std::swap(memory_, other.memory_);
+    return *this;
+  }
+  ~Memory() {
+    if (memory_.deleter != nullptr) memory_.deleter(memory_.owner);
+  }
+
+  void* data() const noexcept { return memory_.data; }
+  size_t nbytes() const noexcept { return memory_.nbytes; }
+  bool is_readonly() const noexcept { return memory_.is_readonly != 0; }
+
+ private:
+  tenon_memory memory_;
+};
+
 // One counted handle; a default-constructed Array is empty (get() == nullptr) and may only be assigned
 // to, tested and destroyed. Threads: as handles of tenon.h.
 class Array {
@@ -438,6 +459,18 @@ class Array {
   Array readonly() const {
     return made([&](auto out) { call(tenon_array_readonly, handle_, out); });
   }
+
+  // The same window outside of the contract; an array as this one on new memory. See tenon.h.
+  Array unchecked() const {
+    return made([&](auto out) { call(tenon_array_unchecked, handle_, out); });
+  }
+  Array renewed() const {
+    return made([&](auto out) { call(tenon_array_renew, handle_, out); });
+  }
+  // Takes the memory out of the array, and of every other on it. site: lives for ever; may be null.
+  Memory move_out(const char* site = nullptr) const;
+  // Where that was done; null: it was not.
+  const char* moved_at() const noexcept { return tenon_array_moved_at(handle_); }
 
   // Elements.
   Array copy() const { return copy(dtype()); }
@@ -621,6 +654,13 @@ class View {
   std::array<int64_t, N> shape_{};
   std::array<int64_t, N> strides_{};
 };
+
+inline Memory Array::move_out(const char* site) const {
+  tenon_memory memory{};
+  memory.struct_size = sizeof memory;
+  call(tenon_array_move_out, handle_, site, &memory);
+  return Memory(memory);
+}
 
 template <class T, size_t N, bool Checked>
 View<T, N, Checked> Array::as() const {

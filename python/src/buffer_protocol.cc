@@ -126,7 +126,7 @@ struct Refused {
   PyObject* array = nullptr;  // not owned: only compared
   nb::object error;
 };
-Refused refused;  // under the GIL
+Refused& refused = *new Refused;  // under the GIL; never destroyed, because the interpreter ends before it
 
 int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   buffer->obj = nullptr;

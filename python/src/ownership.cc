@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays that change what they have to do with their memory: it moves out to NumPy, it is left to its readers,
-// it is used outside of the contract.
+// Arrays that change what they have to do with their memory: it moves out to NumPy, it is left to its
+// readers, it is used outside of the contract.
 #include <utility>
 
 #include "methods.h"

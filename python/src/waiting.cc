@@ -15,7 +15,7 @@ void end_wait(void* token) {
   if (token != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(token));
 }
 
-// The GIL for a moment of a wait: of the thread that gave it away at the wait's begin, or (no token) before it.
+// The GIL for a moment of a wait: of the thread that gave it away at the wait's begin, or (no token) before.
 class Moment {
  public:
   explicit Moment(void* token) : state_(static_cast<PyThreadState*>(token)) {

@@ -148,9 +148,9 @@ def push(
     Parameters
     ----------
     fn : callable or CFunction
-        A Python function gets a NumPy array for each NDArray among ``args``, read-only where the op reads. It
-        may not keep them, and may not touch other NDArrays. A `CFunction` runs without the interpreter's lock;
-        it gets the addresses, reads what its prototype declares const and writes the rest.
+        A Python function gets a NumPy array for each NDArray among ``args``, read-only where the op reads.
+        It may not keep them, and may not touch other NDArrays. A `CFunction` runs without the interpreter's
+        lock; it gets the addresses, reads what its prototype declares const and writes the rest.
     *args
         NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on. The
         pointers of a `CFunction` take whatever a call of it takes; its numbers are read now.
@@ -159,9 +159,10 @@ def push(
     name : str, optional
         For messages.
     on_conflict : {'raise', 'wait', 'copy'}
-        What happens when views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
-        until they are gone. 'copy': an array that is overwritten as a whole, and that ordinary code only reads,
-        gets new memory; whatever was made of it before (views, slices) keeps the old memory and its values.
+        What happens when views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op
+        waits until they are gone. 'copy': an array that is overwritten as a whole, and that ordinary code
+        only reads, gets new memory; whatever was made of it before (views, slices) keeps the old memory and
+        its values.
     host : {'idle'}, optional
         The caller's promise that nobody uses such views before the op is done.
 
@@ -368,8 +369,8 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
     ops : int, optional
         How many ops may be unfinished; 10,000 at first. 0: any number. None: as it is.
     nbytes : int, optional
-        How many bytes of memory they may use, each array counted once, and memory of less than 64 KiB not; half
-        of the machine's memory at first. 0: any number. None: as it is.
+        How many bytes of memory they may use, each array counted once, and memory of less than 64 KiB not;
+        half of the machine's memory at first. 0: any number. None: as it is.
     """
     for what, limit in (("ops", ops), ("nbytes", nbytes)):
         if limit is not None and limit < 0:

@@ -42,6 +42,10 @@ const std::map<std::string, Call>& entries() {
       {"tenon_array_broadcast",
        [](tenon_error* e) { return tenon_array_broadcast(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_array_readonly", [](tenon_error* e) { return tenon_array_readonly(nullptr, nullptr, e); }},
+      {"tenon_array_move_out",
+       [](tenon_error* e) { return tenon_array_move_out(nullptr, nullptr, nullptr, e); }},
+      {"tenon_array_renew", [](tenon_error* e) { return tenon_array_renew(nullptr, nullptr, e); }},
+      {"tenon_array_unchecked", [](tenon_error* e) { return tenon_array_unchecked(nullptr, nullptr, e); }},
       {"tenon_array_copy_to", [](tenon_error* e) { return tenon_array_copy_to(nullptr, nullptr, e); }},
       {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
       {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
@@ -54,6 +58,7 @@ const std::map<std::string, Call>& entries() {
       {"tenon_wait_all", [](tenon_error* e) { return tenon_wait_all(0, e); }},
       {"tenon_array_wait", [](tenon_error* e) { return tenon_array_wait(nullptr, 0, 0, e); }},
       {"tenon_engine_set", [](tenon_error* e) { return tenon_engine_set(nullptr, 0, e); }},
+      {"tenon_engine_wait_for_bodies", [](tenon_error* e) { return tenon_engine_wait_for_bodies(0, e); }},
       {"tenon_engine_shut_down", [](tenon_error* e) { return tenon_engine_shut_down(0, e); }},
       {"tenon_array_to_dlpack",
        [](tenon_error* e) { return tenon_array_to_dlpack(nullptr, 0, nullptr, nullptr, e); }},
@@ -166,7 +171,8 @@ TEST(Boundary, SuccessLeavesTheErrorAlone) {
 }
 
 TEST(Boundary, NullArgumentsAreErrors) {
-  const std::set<std::string> without_pointers{"tenon_wait_all", "tenon_engine_shut_down"};
+  const std::set<std::string> without_pointers{"tenon_wait_all", "tenon_engine_shut_down",
+                                               "tenon_engine_wait_for_bodies"};
   for (const auto& [name, call] : entries()) {
     if (without_pointers.contains(name)) continue;
     EXPECT_NE(call(nullptr), TENON_OK) << name;

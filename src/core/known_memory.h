@@ -34,8 +34,8 @@ class KnownMemory {
   Ref<Storage> add_unlisted(const Memory& memory);
 
   // The storage leaves its region, and whoever uses it from then on is refused. Requires that claim holds it
-  // for writing. False: somebody else uses its bytes, as the refusal says, and nothing has happened. at: where;
-  // lives for ever.
+  // for writing. False: somebody else uses its bytes, as the refusal says, and nothing has happened. at:
+  // where; lives for ever.
   bool take_out(Storage& storage, const engine::Claim& claim, const char* at, engine::Refusal* refusal);
 
   // A living storage that contains the bytes and keeps them alive, or null. Looks through the storages of

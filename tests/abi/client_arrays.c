@@ -132,6 +132,35 @@ static void copies_and_fills(void) {
 }
 
 /* An open view keeps the memory and is counted, and closing it twice is harmless. */
+static void memory_that_changes_hands(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array *array = client_counting(2, 3), *fresh = NULL, *unchecked = NULL;
+  tenon_memory memory;
+  tenon_view view = TENON_VIEW_INIT;
+  const int64_t last[2] = {1, 2};
+  OK(tenon_array_unchecked(array, &unchecked, &error));
+  CHECK(tenon_array_describe(unchecked)->data == tenon_array_describe(array)->data);
+  OK(tenon_view_open(&view, unchecked, TENON_WRITE, NULL, &error));
+  OK(tenon_array_renew(array, &fresh, &error)); /* a view outside of the contract is in nobody's way */
+  CHECK(tenon_array_describe(fresh)->data != tenon_array_describe(array)->data);
+  tenon_view_close(&view);
+  tenon_array_release(unchecked);
+  tenon_array_release(fresh);
+  memset(&memory, 0, sizeof memory);
+  FAILS(TENON_ERR_VALUE, tenon_array_move_out(array, "client_arrays.c", &memory, &error));
+  memory.struct_size = sizeof memory;
+  CHECK(tenon_array_moved_at(array) == NULL);
+  OK(tenon_array_move_out(array, "client_arrays.c", &memory, &error));
+  CHECK(strcmp(tenon_array_moved_at(array), "client_arrays.c") == 0);
+  CHECK(memory.nbytes == 24 && !memory.is_readonly);
+  CHECK(((float*)memory.data)[5] == client_element(array, last));
+  CHECK(tenon_view_open(&view, array, TENON_READ, NULL, &error) == TENON_ERR_MOVED);
+  CHECK(strstr(error.message, "client_arrays.c") != NULL);
+  tenon_array_release(array);
+  ((float*)memory.data)[5] = 1;
+  memory.deleter(memory.owner);
+}
+
 static void announced_views(void) {
   tenon_error error = TENON_ERROR_INIT;
   tenon_view reader = TENON_VIEW_INIT, writer = TENON_VIEW_INIT;
@@ -162,5 +191,6 @@ void client_arrays(void) {
   created_memory();
   adopted_memory();
   copies_and_fills();
+  memory_that_changes_hands();
   announced_views();
 }

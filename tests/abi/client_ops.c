@@ -208,6 +208,7 @@ void client_ops(void) {
   ops("pool");
   ops("inline");
   ops("seeded:3");
+  OK(tenon_engine_wait_for_bodies(0, &error));
   OK(tenon_engine_shut_down(-1, &error));
   FAILS(TENON_ERR_CLOSED, tenon_push(&work, 0, NULL, NULL, &error));
 }

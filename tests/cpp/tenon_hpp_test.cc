@@ -12,6 +12,8 @@ namespace {
 
 using tenon::Array;
 using tenon::dtype_of;
+using tenon::Error;
+using tenon::Memory;
 
 // What the call threw; TENON_OK when nothing.
 template <class Body>
@@ -155,6 +157,27 @@ TEST(Array, CopiesAndFillsElements) {
   EXPECT_EQ((a.as<float, 2>()(1, 1)), 7);
   EXPECT_EQ((Array::zeros<double>({2}).as<double, 1>()(1)), 0);
   EXPECT_TRUE(a.transpose().reshape({12}, tenon::Copy::kIfNeeded).is_contiguous());
+}
+
+TEST(Array, GivesItsMemoryAwayOrUsesItOutsideOfTheContract) {
+  const Array a = Array::zeros<float>({4});
+  const Array free = a.unchecked();
+  EXPECT_EQ(free.data(), a.data());
+  EXPECT_NE(a.renewed().data(), a.data());
+  EXPECT_EQ(a.moved_at(), nullptr);
+  {
+    const Memory memory = a.move_out("here:1");
+    EXPECT_EQ(memory.nbytes(), 16U);
+    EXPECT_FALSE(memory.is_readonly());
+    EXPECT_STREQ(a.moved_at(), "here:1");
+    static_cast<float*>(memory.data())[3] = 1;
+  }
+  try {
+    (void)a.as<float, 1>();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), TENON_ERR_MOVED);
+  }
 }
 
 TEST(View, ChecksDTypeAndAxes) {

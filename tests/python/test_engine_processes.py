@@ -169,3 +169,18 @@ def test_a_fork_waits_for_the_body_that_runs():
         os.waitpid(child, 0)
     """)
     assert done.stdout == "[1.0, 1.0]\n", done.stderr
+
+
+def test_a_refused_buffer_does_not_outlive_the_interpreter():
+    done = run("""
+        import tenon as tn
+        a = tn.zeros(3)
+        def fail(_):
+            raise ValueError
+        tn.push(fail, tn.inout(a)).exception()
+        try:
+            memoryview(a)
+        except tn.OpError:
+            print("refused")
+    """)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
