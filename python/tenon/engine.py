@@ -194,8 +194,11 @@ def push(
         return work.submit()
     except LeaseConflict as conflict:
         if on_conflict != "copy":
-            raise conflict from None
-    return _submit_on_new_memory(work)
+            raise work.explained(conflict) from None
+    try:
+        return _submit_on_new_memory(work)
+    except LeaseConflict as conflict:
+        raise work.explained(conflict) from None
 
 
 class _Work:
@@ -223,6 +226,17 @@ class _Work:
             body = _python_body(self._fn, self._arguments, self.uses)
             native = _core.push(body, self.uses.rows, self._name, self._policy)
         return Op(native, self._name)
+
+    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
+        """With where the views hang, if that is found."""
+        from ._views import explain
+
+        uses = list(self.uses.rows)
+        if isinstance(self._fn, CFunction):
+            for argument, parameter in zip(self._arguments, self._fn._native.parameters):
+                if isinstance(argument, NDArray) and not self.uses.knows(argument):
+                    uses.append((argument, not parameter[2], False))
+        return explain(conflict, uses)
 
 
 def _submit_on_new_memory(work: _Work) -> Op:

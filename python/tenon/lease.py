@@ -36,6 +36,8 @@ class Holder:
         Of an op or a call, else empty.
     site : str
         Where it was taken or pushed, as 'train.py:12'; empty where no Python code ran.
+    where : str
+        What `NDArray.drop_views` has found that it hangs on, else empty.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Holder:
     age: float
     name: str
     site: str
+    where: str = ""
 
 
 def leases(array: NDArray) -> list[Holder]:
@@ -191,7 +194,17 @@ def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
     # Before Python 3.13 f_locals of a function is a copy of the variables that the frame keeps: each counts
     # twice. From then on it shows the variables themselves; elsewhere it is the dictionary that holds them.
     is_copy = sys.version_info < (3, 13) and (frame.f_code.co_flags & inspect.CO_OPTIMIZED) != 0
-    for value in list(frame.f_locals.values()):
+    variables = frame.f_locals
+    values = list(variables.values())
+    is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
+    # A copy that nobody else uses would keep values that the variables let go of later. The count is of the
+    # frame, the variable here and the argument. A debugger writes the copy back into the variables.
+    if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
+        variables.clear()
+        is_copy = False
+    del variables
+    while values:
+        value = values.pop()
         if isinstance(value, np.ndarray) and value.base is root:
             found[id(value)] = (value, found.get(id(value), (value, 0))[1] + (2 if is_copy else 1))
     return found
