@@ -38,6 +38,7 @@ from .lease import Block
 _OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
 _MAX_CONTAINERS = 16  # of those that only the collector knows: each costs a look at the whole heap
 _MAX_HOPS = 6
+_EXPANSION = 5  # what a look into a container costs, in looks at objects
 _MAX_FUNCTIONS = 200  # of torch's graph of one tensor
 
 # What an object is to the search. Views come before DICT.
@@ -91,7 +92,7 @@ class Limits:
 
 
 # Of the search in the way of a message, of the one for `drop_views`, and of its look at one object.
-QUICK = Limits(depth=2, objects=6_000, items=1_000, frames=100)
+QUICK = Limits(depth=2, objects=8_000, items=1_000, frames=100)
 THOROUGH = Limits(depth=4, objects=5_000_000, items=1_000_000, frames=10_000)
 ONE_OBJECT = Limits(depth=4, objects=100_000, items=10_000, frames=1_000)
 
@@ -202,6 +203,7 @@ class Search:
     def run(self) -> None:
         """Follows what `visit` noted, until everything in reach is seen or the limit is."""
         while self._queue and self._left > 0:
+            self._left -= _EXPANSION
             self._expand(self._queue.popleft())
         self._queue.clear()
 
@@ -430,17 +432,28 @@ class Search:
     def _saved_by(self, function: Any) -> list[Any]:
         assert self._torch is not None
         cls = type(function)
+        base = cls
         if class_flags_of(cls) & IS_HEAP_TYPE:  # of a torch.autograd.Function in Python
-            return list(self._torch._C._FunctionBase.saved_tensors.__get__(function))
+            base = self._torch._C._FunctionBase
         saved: list[Any] = []
-        for name in dir(cls):
-            if name.startswith("_saved_") or name == "variable":
+        for name in dir(base):
+            if name in ("saved_tensors", "variable") or name.startswith("_saved_"):
                 try:
-                    value = getattr(function, name)
+                    saved += _values_of(function, class_dict_of(base), name)
                 except Exception:  # freed by a backward pass
                     continue
-                saved += value if type(value) in (list, tuple) else [value]
         return saved
+
+
+def _values_of(function: Any, attributes: Any, name: str) -> list[Any]:
+    """What a function of torch has saved under a name, without the user's hooks that would unpack it."""
+    raw = attributes.get(f"_raw{name}" if name[0] == "_" else f"_raw_{name}")
+    packed = [] if raw is None else raw.__get__(function)
+    packed = list(packed) if type(packed) in (list, tuple) else [packed]
+    if any(part.unpack_hook is not None for part in packed):
+        return [part.data for part in packed]
+    value = attributes[name].__get__(function)
+    return list(value) if type(value) in (list, tuple) else [value]
 
 
 def _node_of(container: Any, skipped: set[int]) -> Node:

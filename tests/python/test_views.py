@@ -244,6 +244,23 @@ def test_the_search_leaves_nothing_behind(thorough):
     fill(a)
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+def test_the_search_makes_no_cycles(thorough):
+    a = tn.zeros(4)
+    kept = [np.asarray(a)]
+    places(a, thorough)
+    gc.collect()
+    gc.disable()
+    try:
+        places(a, thorough)
+        if not thorough:
+            drop_views(a)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert len(kept) == 1
+
+
 def test_a_block_leaves_nothing_behind_in_its_frame():
     a, b = tn.zeros(4), tn.zeros(4)
     x = np.asarray(a)
@@ -616,6 +633,23 @@ def test_a_function_of_autograd_s_user_is_looked_at():
     a = tn.ones(4)
     loss = Times.apply(torch.from_dlpack(a), torch.ones(4, requires_grad=True)).sum()
     assert texts(a) == [f"the autograd graph of variable `loss` of {here()}"]
+    del loss
+    fill(a)
+
+
+def test_hooks_on_what_autograd_has_saved_are_not_called():
+    torch = pytest.importorskip("torch")
+    calls = []
+
+    def unpack(packed):
+        calls.append(packed)
+        return packed
+
+    a = tn.ones(4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        loss = (torch.from_dlpack(a) * torch.ones(4, requires_grad=True)).sum()
+    assert texts(a) == [f"the autograd graph of variable `loss` of {here()}"]
+    assert calls == []
     del loss
     fill(a)
 
