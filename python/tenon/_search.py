@@ -189,6 +189,10 @@ class Search:
         finally:
             tops.clear()  # it holds this frame, which holds it
 
+    def is_running(self, frame: FrameType) -> bool:
+        """It was when `leave_out_running_code` was called."""
+        return id(frame) in self._running
+
     def leads_to_view(self, value: Any) -> bool:
         """A view hangs on an object, up to the limits."""
         self._seen = set(self._running)

@@ -384,7 +384,7 @@ def _clear_errors(search: Search) -> None:
             _set_object_of(value, None)
     del value
     for frame in frames.values():
-        if id(frame) in suspended:
+        if id(frame) in suspended or search.is_running(frame):
             continue
         if any(search.leads_to_view(variable) for _, variable in variables_of(frame)):
             try:

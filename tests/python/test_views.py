@@ -431,9 +431,25 @@ def test_a_copy_of_variables_that_a_reader_of_the_traceback_made_is_let_go_of_to
         raise_with(np.asarray(a))
     except ValueError as error:
         kept = error
-    assert "v" in kept.__traceback__.tb_next.tb_frame.f_locals
+    copy = kept.__traceback__.tb_next.tb_frame.f_locals
+    assert "v" in copy
     assert drop_views(a) == []
     fill(a)
+    assert "v" not in copy
+
+
+def test_the_object_of_an_attribute_error_is_found_named_and_let_go_of():
+    a = tn.zeros(4)
+    try:
+        np.asarray(a).no_attribute  # noqa: B018
+    except AttributeError as error:
+        kept = error
+    assert texts(a) == [f"attribute `obj` of AttributeError `kept` of {here()}"]
+    with pytest.raises(tn.LeaseConflict, match=r"call `a\.drop_views\(\)`"):
+        fill(a)
+    assert drop_views(a) == []
+    fill(a)
+    assert "no_attribute" in str(kept)
 
 
 @pytest.mark.parametrize("name", ["last_value", "last_exc", "last_traceback"])
