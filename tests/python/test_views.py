@@ -17,6 +17,7 @@ import textwrap
 import threading
 import types
 
+import native_library
 import numpy as np
 import pytest
 
@@ -89,6 +90,27 @@ def test_a_conflict_with_an_original_names_it():
     del x, caught
     assert drop_views(a) == []
     fill(a)
+
+
+def test_a_conflict_of_a_native_function_names_what_its_pointers_write():
+    scale = tn.c_function(
+        native_library.generators(),
+        "int scale(const float *source, float *destination, size_t n, float factor)",
+    )
+    a, b = tn.ones(8), tn.zeros(8)
+    source, destination = np.asarray(a.readonly()), np.asarray(b.readonly())
+    with pytest.raises(tn.LeaseConflict) as caught:
+        tn.push(scale, a, b, 8, 3.0)
+    assert f". It hangs on: variable `destination` of {here(-1)}. To go on" in str(caught.value)
+    assert source.size == destination.size == 8
+
+
+def test_a_conflict_that_new_memory_does_not_end_names_the_variable():
+    a = tn.zeros(4)
+    x = np.asarray(a)
+    with pytest.raises(tn.LeaseConflict, match=r"It hangs on: variable `x` of "):
+        tn.push(tn.fill, tn.inout(a), 1, on_conflict="copy")
+    assert x.tolist() == [0] * 4
 
 
 def test_a_conflict_that_no_view_makes_is_told_as_it_is():
@@ -200,6 +222,45 @@ def test_variables_of_other_threads_are_looked_at():
     finally:
         go.set()
         thread.join(30)
+
+
+def test_functions_of_other_threads_run_on_unharmed():
+    # Each call checks by itself that its variables, and the dictionary of them, are as it has left them.
+    a = tn.zeros(4)
+    stop = threading.Event()
+    failures, calls = [], []
+
+    def generate(x, n):
+        for i in range(n):
+            yield i, x
+
+    def run(n):
+        x, twice = np.asarray(a.readonly()), 2 * n
+        mine = locals()
+        total = sum(i for i, _ in generate(x, n))
+        last = (lambda: (n, x.size))()
+        if (mine["twice"], total, last) != (2 * n, n * (n - 1) // 2, (n, 4)):
+            failures.append((n, mine))
+
+    def churn():
+        while not stop.is_set():
+            run(len(calls) % 50)
+            calls.append(None)
+
+    threads = [threading.Thread(target=churn) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    before = 0
+    try:
+        for i in range(100):
+            places(a, thorough=i % 50 == 49)
+            before = max(before, len(calls))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert failures == []
+    assert before > 0
 
 
 def test_the_views_of_an_op_that_runs_are_its_own():
