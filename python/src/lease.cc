@@ -136,6 +136,18 @@ void add_leases(nb::module_& module) {
       nb::sig("def leases(self) -> list[Any]"),
       "Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.\n");
   def_method(
+      "drop_views",
+      [](const Self& self) { return nb::module_::import_("tenon._views").attr("drop_views")(self.object); },
+      nb::sig("def drop_views(self) -> list[Any]"),
+      "Lets go of views that nobody holds on purpose: a notebook's ``Out``, ``sys.last_value``, the "
+      "variables of "
+      "finished\n"
+      "functions that the traceback of a caught exception keeps. Variables of running code stay as they "
+      "are.\n\n"
+      "Returns\n-------\nlist of Holder\n    The views that are left; ``where`` says on what they hang, if "
+      "that "
+      "is found.\n");
+  def_method(
       "snapshot", [](const Array& self) { return copied(self); },
       "A copy of all elements at one moment: waits for ops that write and were pushed before.\n");
   def_method(

@@ -536,6 +536,17 @@ class NDArray:
         Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.
         """
 
+    def drop_views(self) -> list[Any]:
+        """
+        Lets go of views that nobody holds on purpose: a notebook's ``Out``, ``sys.last_value``, the variables of finished
+        functions that the traceback of a caught exception keeps. Variables of running code stay as they are.
+
+        Returns
+        -------
+        list of Holder
+            The views that are left; ``where`` says on what they hang, if that is found.
+        """
+
     def snapshot(self) -> NDArray:
         """
         A copy of all elements at one moment: waits for ops that write and were pushed before.

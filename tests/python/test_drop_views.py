@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon._views import drop_views, places
+from tenon._views import places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -62,7 +62,7 @@ def test_a_caught_exception_is_found_named_and_let_go_of():
     assert f"It hangs on: {frame} kept in variable `kept` of {here(-1)}." in str(caught.value)
     assert "`a.drop_views()`" in str(caught.value)
     del caught
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     fill(a)
     assert str(kept) == "text"
     assert kept.__traceback__ is not None
@@ -76,7 +76,7 @@ def test_an_exception_that_is_being_handled_is_found():
         [text] = texts(a)
         with pytest.raises(tn.LeaseConflict, match="ValueError that is being handled"):
             fill(a)
-        assert drop_views(a) == []
+        assert a.drop_views() == []
         fill(a)
     assert text.endswith("a frame of the traceback of ValueError that is being handled")
 
@@ -93,7 +93,7 @@ def test_a_cause_of_an_exception_is_found_and_let_go_of():
         kept.append(error)
     [text] = texts(a)
     assert "of the traceback of ValueError kept in item 0 of list `kept` of " in text
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     fill(a)
 
 
@@ -105,7 +105,7 @@ def test_a_copy_of_variables_that_a_reader_of_the_traceback_made_is_let_go_of_to
         kept = error
     copy = kept.__traceback__.tb_next.tb_frame.f_locals
     assert "v" in copy
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     fill(a)
     assert "v" not in copy
 
@@ -119,7 +119,7 @@ def test_the_object_of_an_attribute_error_is_found_named_and_let_go_of():
     assert texts(a) == [f"attribute `obj` of AttributeError `kept` of {here()}"]
     with pytest.raises(tn.LeaseConflict, match=r"call `a\.drop_views\(\)`"):
         fill(a)
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     fill(a)
     assert "no_attribute" in str(kept)
 
@@ -136,7 +136,7 @@ def test_the_last_error_of_a_session_is_found_named_and_let_go_of(name):
     assert texts(a) == [text]
     with pytest.raises(tn.LeaseConflict, match=f"It hangs on: sys.{name}: variable `v`"):
         fill(a)
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     assert not hasattr(sys, name)
     fill(a)
 
@@ -145,7 +145,7 @@ def test_the_last_error_stays_where_it_leads_to_no_view(monkeypatch):
     a = tn.zeros(4)
     x = np.asarray(a)
     monkeypatch.setattr(sys, "last_value", ValueError("another"), raising=False)
-    assert [holder.where for holder in drop_views(a)] == [f"variable `x` of {here()}"]
+    assert [holder.where for holder in a.drop_views()] == [f"variable `x` of {here()}"]
     assert str(sys.last_value) == "another"
     assert x.size == 4
 
@@ -154,7 +154,7 @@ def test_the_last_result_of_the_prompt_is_found_named_and_let_go_of():
     a = tn.zeros(4)
     builtins._ = np.asarray(a)
     assert texts(a) == ["`_`"]
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     assert not hasattr(builtins, "_")
     fill(a)
 
@@ -167,7 +167,7 @@ def test_variables_of_code_that_runs_are_left():
         try:
             raise_with(None)
         except ValueError as error:
-            return drop_views(a), error, v.size
+            return a.drop_views(), error, v.size
 
     holders, error, size = run(kept[0])
     assert size == 4
@@ -195,7 +195,7 @@ def test_a_suspended_generator_is_named_and_left():
     [text] = texts(a)
     assert text.startswith("variable `x` of generate (")
     assert f", kept by generator `generator` of {here(-2)}" in text
-    assert len(drop_views(a)) == 1
+    assert len(a.drop_views()) == 1
     assert next(generator) == 4
     del error, generator
     fill(a)
@@ -214,7 +214,7 @@ def test_a_generator_that_has_ended_is_let_go_of():
     except ValueError as error:
         kept = error
     assert "variable `x` of generate (" in texts(a)[0]
-    assert drop_views(a) == []
+    assert a.drop_views() == []
     fill(a)
     assert kept is not None
 
@@ -246,7 +246,7 @@ def test_containers_that_no_variable_leads_to_are_found_by_the_thorough_search()
     del module
     try:
         assert texts(a) == []
-        [holder] = drop_views(a)
+        [holder] = a.drop_views()
         assert holder.where == (
             "item 0 of the list in item 0 of the deque in attribute `batch` of the <Trainer> in "
             "item 0 of the list in item 'loaders' of dict `registry` of module tests_of_views"
@@ -260,7 +260,7 @@ def test_containers_that_no_variable_leads_to_are_found_by_the_thorough_search()
 def test_of_several_views_each_names_all_places():
     a = tn.zeros(4)
     x, y = np.asarray(a), memoryview(a)
-    first, second = drop_views(a)
+    first, second = a.drop_views()
     assert (first.where, second.where) == (
         f"of 2 views: variable `x` of {here(-2)}; variable `y` of {here(-2)}",
     ) * 2
@@ -276,7 +276,7 @@ def test_a_dead_cycle_is_let_go_of():
         cycle = [np.asarray(a)]
         cycle.append(cycle)
         del cycle
-        assert drop_views(a) == []
+        assert a.drop_views() == []
     finally:
         gc.enable()
 
@@ -315,11 +315,11 @@ def test_in_a_session_of_python_results_and_errors_are_let_go_of():
         + """\
         np.asarray(a)
         say(found())
-        say(len(drop_views(a)))
+        say(len(a.drop_views()))
         say(can_push())
         (lambda v: v.no_attribute)(np.asarray(a))
         say(found())
-        say(len(drop_views(a)))
+        say(len(a.drop_views()))
         say(can_push())
         """.replace("        ", ""),
     )
@@ -348,16 +348,16 @@ def test_in_ipython_results_and_errors_are_let_go_of(tmp_path, monkeypatch):
         (np.asarray(a)[1:], 2)
         7
         say(len(found()))
-        say(len(drop_views(a)))
+        say(len(a.drop_views()))
         say(can_push())
         _
         (lambda v: v.no_attribute)(np.asarray(a))
         say(found())
-        say(len(drop_views(a)))
+        say(len(a.drop_views()))
         say(can_push())
         kept = np.asarray(a)
         kept
-        say([holder.where for holder in drop_views(a)])
+        say([holder.where for holder in a.drop_views()])
         say([kept.size, sorted(key for key in Out)])
         """.replace("        ", ""),
     )
