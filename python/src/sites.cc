@@ -45,21 +45,54 @@ void describe(PyObject* code, PyFrameObject* frame, Place& place) {
   place.text = kept_site(name + ":" + std::to_string(PyFrame_GetLineNumber(frame)));
 }
 
+// What a frame executes. The code is a reference that the caller owns.
+struct Position {
+  PyObject* code;
+  int instruction;
+
+  static Position of(PyFrameObject* frame) {
+    static GetLasti* const get_lasti = looked_up<GetLasti>("PyFrame_GetLasti");
+    return {reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)),
+            get_lasti != nullptr ? get_lasti(frame) : PyFrame_GetLineNumber(frame)};
+  }
+  // Where it is remembered, if it is.
+  Place& place() const noexcept {
+    const uintptr_t key = reinterpret_cast<uintptr_t>(code) / 16 + static_cast<uintptr_t>(instruction);
+    return places[key * 0x9E3779B97F4A7C15u >> 54];
+  }
+  bool is_at(const Place& place) const noexcept {
+    return place.code == code && place.instruction == instruction;
+  }
+};
+
 const Place& place_of(PyFrameObject* frame) {
-  static GetLasti* const get_lasti = looked_up<GetLasti>("PyFrame_GetLasti");
-  const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  const int instruction = get_lasti != nullptr ? get_lasti(frame) : PyFrame_GetLineNumber(frame);
-  const uintptr_t key = reinterpret_cast<uintptr_t>(code.ptr()) / 16 + static_cast<uintptr_t>(instruction);
-  Place& place = places[key * 0x9E3779B97F4A7C15u >> 54];
-  if (place.code != code.ptr() || place.instruction != instruction) {
+  const Position position = Position::of(frame);
+  const nb::object code = nb::steal(position.code);
+  Place& place = position.place();
+  if (!position.is_at(place)) {
     Place fresh;
     describe(code.ptr(), frame, fresh);
     fresh.code = Py_NewRef(code.ptr());
-    fresh.instruction = instruction;
+    fresh.instruction = position.instruction;
     const nb::object replaced = nb::steal(place.code);
     place = fresh;
   }
   return place;
+}
+
+// The innermost line that is not a library's.
+const char* site_from(nb::object frame) {
+  static GetBack* const get_back = looked_up<GetBack>("PyFrame_GetBack");
+  const char* first = nullptr;
+  for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
+    auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    const Place& place = place_of(object);
+    if (!place.is_library) return place.text;
+    if (first == nullptr) first = place.text;
+    if (get_back == nullptr) break;
+    frame = nb::steal(reinterpret_cast<PyObject*>(get_back(object)));
+  }
+  return first;
 }
 
 }  // namespace
@@ -70,22 +103,20 @@ const char* kept_site(const std::string& site) {
 }
 
 const char* current_site() noexcept {
-  static GetBack* const get_back = looked_up<GetBack>("PyFrame_GetBack");
-  PyFrameObject* innermost = PyThreadState_GetFrame(PyThreadState_Get());
+  PyFrameObject* const innermost = PyThreadState_GetFrame(PyThreadState_Get());
   if (innermost == nullptr) return nullptr;
+  // As a rule it is a line of the program itself that was here before: no error can come up then.
+  const Position position = Position::of(innermost);
+  const Place& place = position.place();
+  const bool is_known = position.is_at(place) && !place.is_library;
+  Py_DECREF(position.code);
+  if (is_known) {
+    Py_DECREF(reinterpret_cast<PyObject*>(innermost));
+    return place.text;
+  }
   const KeepError keep_error;
-  nb::object frame = nb::steal(reinterpret_cast<PyObject*>(innermost));
   try {
-    const char* first = nullptr;
-    for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
-      auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
-      const Place& place = place_of(object);
-      if (!place.is_library) return place.text;
-      if (first == nullptr) first = place.text;
-      if (get_back == nullptr) break;
-      frame = nb::steal(reinterpret_cast<PyObject*>(get_back(object)));
-    }
-    return first;
+    return site_from(nb::steal(reinterpret_cast<PyObject*>(innermost)));
   } catch (...) {
     PyErr_Clear();
     return nullptr;

@@ -25,8 +25,8 @@ void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) no
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
   to->age_ns = (now_ms - from.since_ms) * 1'000'000;
-  std::memcpy(to->name, from.name, sizeof to->name);
-  std::memcpy(to->site, from.site, sizeof to->site);
+  std::memcpy(to->name, from.name, std::strlen(from.name));
+  std::memcpy(to->site, from.site, std::strlen(from.site));
 }
 static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
               static_cast<int32_t>(engine::Obstacle::Party::kOp) == TENON_HOLDER_OP &&

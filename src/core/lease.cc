@@ -24,9 +24,11 @@ void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine
   claim_.since_ms = engine::coarse_now_ms();
   engine::Refusal refusal;
   if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing, &array);
-  if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
-    engine::release(claim_);
-    throw OpFailure(failure);
+  if (storage.region().has_poison.load(std::memory_order_relaxed)) {
+    if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
+      engine::release(claim_);
+      throw OpFailure(failure);
+    }
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);

@@ -57,7 +57,7 @@ Ref<Array> renew(const Array& array) {
     engine::Queue& queue = engine::lock_home(array.storage().home());
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     if (const engine::View* const view = queue.first_writer(array.extent())) {
-      engine::Refusal refusal{engine::Refusal::Reason::kHostView, engine::Obstacle::of(*view), nullptr};
+      const engine::Refusal refusal{engine::Refusal::Reason::kHostView, nullptr, engine::Obstacle::of(*view)};
       throw_refusal(refusal, "leave the old values of", &array);
     }
   }

@@ -30,6 +30,10 @@ void unlock_queues(std::span<Entry> entries) noexcept {
 
 // Finds the queues, puts the entries into their order and locks them.
 void lock_homes(std::span<Entry> entries) noexcept {
+  if (entries.size() == 1) {
+    entries[0].queue = &lock_home(*entries[0].home);
+    return;
+  }
   const auto is_at_home = [](const Entry& e) {
     // pairs with: KnownMemory::merge, "a home and its queue"
     return e.home->load(std::memory_order_acquire) == e.queue;
@@ -37,10 +41,8 @@ void lock_homes(std::span<Entry> entries) noexcept {
   while (true) {
     // pairs with: KnownMemory::merge, "a home and its queue"
     for (Entry& e : entries) e.queue = e.home->load(std::memory_order_acquire);
-    if (entries.size() > 1) {
-      std::sort(entries.begin(), entries.end(),
-                [](const Entry& a, const Entry& b) { return a.queue < b.queue; });
-    }
+    std::sort(entries.begin(), entries.end(),
+              [](const Entry& a, const Entry& b) { return a.queue < b.queue; });
     lock_queues(entries);
     if (std::all_of(entries.begin(), entries.end(), is_at_home)) return;
     unlock_queues(entries);
@@ -61,7 +63,7 @@ void merge_wholes(std::span<Entry> entries) noexcept {
 }
 
 Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
-  if (refusal != nullptr) *refusal = {reason, obstacle, nullptr};
+  if (refusal != nullptr) *refusal = {reason, nullptr, obstacle};
   return Appended::kRefused;
 }
 

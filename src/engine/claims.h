@@ -41,8 +41,8 @@ struct Refusal {
     kInterrupted,
   };
   Reason reason = Reason::kHostView;
-  Obstacle obstacle;
   const Entry* entry = nullptr;  // of the claim: the one that was refused, if it was one
+  Obstacle obstacle;
 };
 
 // Appends all entries of a claim, or none. Entries that act under one of the same actor's are granted there.

@@ -17,9 +17,10 @@ struct Obstacle {
   bool is_granted = false;
   uint32_t thread = 0;  // 0: nothing is known
   int64_t since_ms = 0;
-  char name[64] = {};
-  char site[192] = {};
+  char name[64];  // texts, set up to their NUL: to clear the rest takes longer than a lease
+  char site[192];
 
+  Obstacle() noexcept { name[0] = site[0] = '\0'; }
   static Obstacle of(const Entry& entry) noexcept;  // requires the lock of the queue
   static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
 };
