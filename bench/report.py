@@ -21,6 +21,14 @@ def table(header, rows):
     return "\n".join([line(header), f"| {' | '.join(rule)} |", *map(line, lines[1:])])
 
 
+def nanoseconds(value):
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def plural(n, word, ending):
+    return f"{n} {word}{'' if n == 1 else ending}"
+
+
 def processor():
     with open("/proc/cpuinfo") as lines:
         facts = dict(line.split(":", 1) for line in lines if ":" in line)

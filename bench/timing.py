@@ -32,10 +32,14 @@ class Call:
 
 
 class Loop:
-    """A native function that does its work n times and returns the nanoseconds."""
+    """A native function that does its work n times and returns the nanoseconds.
 
-    def __init__(self, body):
+    repeats: n in each turn, where that is not to follow from the time.
+    """
+
+    def __init__(self, body, repeats=None):
         self.elapsed_ns = body
+        self.repeats = repeats
 
 
 def repeats_per_turn(contender):
@@ -47,7 +51,8 @@ def repeats_per_turn(contender):
 
 def measure(contenders, n_rounds):
     """Nanoseconds per call, one number for each round, by name."""
-    repeats = {name: repeats_per_turn(contender) for name, contender in contenders.items()}
+    repeats = {name: getattr(c, "repeats", None) for name, c in contenders.items()}
+    repeats = {name: n or repeats_per_turn(contenders[name]) for name, n in repeats.items()}
     rounds = {name: [] for name in contenders}
     names = list(contenders)
     for i in range(n_rounds):

@@ -1,32 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the measurement in fresh processes, pools their rounds and writes the section of docs/benchmarks.md.
+"""Measures in fresh processes, pools their rounds and writes the section of docs/benchmarks.md."""
 
-Several processes, because where the loader puts code and the allocator puts objects moves such numbers by
-some percent from one process to the next.
-"""
-
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
-from report import machine, table, versions
+from processes import run_module
+from report import machine, nanoseconds, plural, table, versions
 from timing import summarise
 
 from . import build
 
 PACKAGES = ("tenon", "numpy", "torch", "apache-tvm-ffi", "nanobind")
-
-
-def run_process(n_rounds):
-    path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    command = [sys.executable, "-m", "exchange.measure", str(n_rounds)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if result.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
-    return json.loads(result.stdout)
 
 
 def pooled(processes):
@@ -37,14 +20,6 @@ def pooled(processes):
         for heading, calls in headings.items()
         for call in calls
     }
-
-
-def nanoseconds(value):
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def plural(n, word, ending):
-    return f"{n} {word}{'' if n == 1 else ending}"
 
 
 def goal_table(summaries, goals, kinds):
@@ -83,7 +58,7 @@ def run(options):
     processes = []
     for i in range(options.processes):
         print(f"exchange: process {i + 1} of {options.processes}", file=sys.stderr, flush=True)
-        processes.append(run_process(options.rounds))
+        processes.append(run_module("exchange.measure", options.rounds))
     summaries, kinds = pooled(processes), list(inputs.KINDS)
     effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds, pinned to one core"
     lines = [

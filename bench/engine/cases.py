@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: which contenders stand beside each other in which case, and the goals."""
+
+from dataclasses import dataclass
+
+from . import native
+
+POOL, INLINE, BUSY = "Tenon, pool", "Tenon, inline", "Tenon, its worker busy"
+EXECUTOR = "Tenon's executor alone"
+
+CASES = {
+    native.INDEPENDENT: "Independent ops: each writes an array of its own",
+    native.CHAIN: "Chain: each op writes the same array",
+    native.READS_WRITE: "2 reads + 1 write, at random among 64 arrays",
+    native.TRIP: "Push + wait, again and again",
+    native.RESTED_TRIP: "Push + wait, after 0.5 ms of rest",
+}
+TRIPS = (native.TRIP, native.RESTED_TRIP)
+WITHOUT_DEPENDENCIES = (native.INDEPENDENT, *TRIPS)
+
+LEGEND = {
+    POOL: "the default executor, through the C ABI",
+    "Tenon, tbb": "the same on oneTBB",
+    INLINE: "the same, each op run by the push that makes it ready: no other thread",
+    BUSY: "the pool with one worker that another op keeps, so that whoever waits for an op runs it",
+    EXECUTOR: "tasks that lie ready, posted to the pool: no dependencies, no memory taken",
+    "layer on ...": "the least that puts dependencies on an executor that knows none (`native/layer.h`)",
+    "OpenMP depend": "tasks of libgomp; not a peer of the goals: the thread that pushes runs ops too, each "
+    "at once while more than 64 for each thread wait, and no other thread may push",
+}
+
+# MXNet's engine by case and workers, as known before (apache/mxnet b84609d, one engine for each device).
+MXNET = "MXNet (known, not of this run)"
+MXNET_NS = {
+    (native.INDEPENDENT, 1): 493,
+    (native.INDEPENDENT, 2): 601,
+    (native.CHAIN, 1): 459,
+    (native.CHAIN, 2): 474,
+    (native.READS_WRITE, 1): 609,
+    (native.READS_WRITE, 2): 1136,
+    (native.TRIP, 1): 45_179,
+    (native.TRIP, 2): 44_498,
+}
+
+CHECKED_OPS = dict.fromkeys(CASES, 2000) | {native.RESTED_TRIP: 5}
+OPS_PER_TURN = {
+    native.INDEPENDENT: 16_384,
+    native.CHAIN: 16_384,
+    native.READS_WRITE: 16_384,
+    native.TRIP: 1024,
+    native.RESTED_TRIP: 12,
+}
+# The case with many arrays last: they stay, and what looks at all arrays takes longer from then on.
+IN_TURN = (native.CHAIN, native.READS_WRITE, *TRIPS, native.INDEPENDENT)
+
+
+def workers_of(contender):
+    return (1,) if contender in (INLINE, BUSY) else (1, 2)
+
+
+def contenders(case):
+    """Pairs (contender, number of workers)."""
+    for name in native.CONTENDERS:
+        if name == BUSY and case != native.TRIP:
+            continue
+        if name == EXECUTOR and case not in WITHOUT_DEPENDENCIES:
+            continue
+        for workers in workers_of(name):
+            yield name, workers
+
+
+def layers():
+    return tuple(name for name in native.CONTENDERS if name.startswith("layer on "))
+
+
+@dataclass
+class Goal:
+    """Of a contender's median: at most ratio of the best peer's, or at most ns."""
+
+    work: str
+    case: int
+    contender: str = POOL
+    peers: tuple[str, ...] = ()
+    ratio: float | None = None
+    ns: float | None = None
+
+
+@dataclass
+class StepGoal:
+    work: str
+    step: str
+    ns: float
+
+
+GOALS = [
+    Goal("independent", native.INDEPENDENT, peers=layers(), ratio=1.0),
+    Goal("independent", native.INDEPENDENT, peers=(EXECUTOR,), ratio=1.05),
+    Goal("chain", native.CHAIN, peers=layers(), ratio=1.0),
+    Goal("chain", native.CHAIN, ns=100),
+    Goal("2 reads + 1 write", native.READS_WRITE, peers=layers(), ratio=1.0),
+    Goal("push + wait", native.TRIP, ns=1000),
+    Goal("push + wait, run by who waits", native.TRIP, contender=BUSY, ns=200),
+]
+
+
+LEASE = "tenon_lease_acquire, _release: to write"
+CLAIM = "C++: a claim on one queue"
+STEP_GOALS = [
+    StepGoal("lease, C ABI", LEASE, 30),
+    StepGoal("lease, C++ without the array", CLAIM, 30),
+]
+STEPS_WITHOUT_ALLOCATION = (LEASE, CLAIM)
+# What is known of others' steps, not of this run.
+KNOWN_STEPS = {
+    "MXNet: wait for an array that is ready": 9.3,
+    "StarPU 1.3: acquire and release, idle": 1285,
+}

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements in fresh processes: where the loader puts code and the allocator puts objects moves short
+times by some percent from one process to the next."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_module(module, *arguments):
+    """python -m module, with bench/ on the path; returns what it prints, read as JSON."""
+    path = [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
+    return json.loads(result.stdout)
