@@ -12,7 +12,7 @@
 
 namespace bench {
 
-// Threads: begin() and the waits from one, end() from any.
+// Outlives the threads that call end(). Threads: begin() and the waits from one, end() from any.
 class Backlog {
  public:
   void begin() noexcept {
@@ -20,7 +20,7 @@ class Backlog {
     unfinished_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Nothing of the op is touched afterwards, and perhaps the backlog is gone.
+  // An op is done; whoever waits may go on at once.
   void end() noexcept {
     // pairs with: Backlog::wait_until, "what the ops have done"
     const uint32_t left = unfinished_.fetch_sub(1, std::memory_order_acq_rel) - 1;
