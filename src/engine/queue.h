@@ -86,6 +86,13 @@ class Queue {
   // Both entries cover all of the memory.
   bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
 
+  // For a walk through the graph of waits: all entries before this one have been visited. 0 at its begin.
+  uint64_t& seen_to(uint64_t walk) noexcept {
+    if (seen_by_ != walk) seen_to_ = 0;
+    seen_by_ = walk;
+    return seen_to_;
+  }
+
   // Adds a view: under holder, or joining the host (may_join), or waiting for the entries that conflict.
   // True if it is open.
   bool add_view(View* view, Entry* holder, bool may_join) noexcept;
@@ -159,6 +166,9 @@ class Queue {
   uint32_t waiting_views_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
+
+  uint64_t seen_by_ = 0;
+  uint64_t seen_to_ = 0;
 
   std::atomic<uint64_t> version_{0};  // a plain counter
   Poison* poison_ = nullptr;

@@ -21,7 +21,8 @@ namespace {
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
-constexpr int64_t kFirstLookNs = kSliceNs;
+constexpr int64_t kWalkNs = 1'000'000;         // most waits are over before that
+constexpr int64_t kViewsNs = kSliceNs;
 constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
@@ -75,24 +76,23 @@ WaitGraph& WaitGraph::instance() noexcept {
   return *graph;
 }
 
-bool WaitGraph::enter(Waiter* waiter, Obstacle* obstacle) noexcept {
+void WaitGraph::enter(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
   waiter->previous = nullptr;
   waiter->next = first_;
   if (first_ != nullptr) first_->previous = waiter;
   first_ = waiter;
-  bool is_deadlock = false;
+}
+
+bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  const std::scoped_lock lock(lock_);
   try {
     // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
     // was. An edge of a true circle stays.
-    is_deadlock = has_cycle(*waiter, obstacle) && has_cycle(*waiter, obstacle);
+    return has_cycle(waiter, obstacle) && has_cycle(waiter, obstacle);
   } catch (const std::bad_alloc&) {
-    // Without memory for the walk it waits; the report of long waits names the obstacle.
+    return false;  // without memory for the walk it waits; the report of long waits names the obstacle
   }
-  if (!is_deadlock) return true;
-  first_ = waiter->next;
-  if (first_ != nullptr) first_->previous = nullptr;
-  return false;
 }
 
 bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept {
@@ -112,10 +112,11 @@ void WaitGraph::leave(Waiter* waiter) noexcept {
 
 namespace {
 
-// One walk. Ops that it has seen are kept alive until it ends, owners are known by name.
+// One walk, under the graph's lock. Ops that it has seen bear its number and are kept alive until it ends, owners
+// are known by name.
 class Walk {
  public:
-  Walk(const Waiter& from, const Waiter* all) : from_(from), all_(all) {}
+  Walk(const Waiter& from, const Waiter* all, uint64_t number) : from_(from), all_(all), number_(number) {}
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
@@ -171,9 +172,13 @@ class Walk {
       if (entry.sequence == 0) continue;
       const std::scoped_lock lock(entry.queue->lock);
       if (!entry.is_queued || entry.is_granted) continue;
-      for (const Entry* e = entry.queue->first(); e != &entry; e = e->next) {
+      // What comes before the last entry that was looked back from and excludes all others has been visited.
+      uint64_t& seen_to = entry.queue->seen_to(number_);
+      const bool excludes_all = entry.mode == Mode::kWrite && entry.queue->are_whole(entry, entry);
+      for (const Entry* e = entry.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
         if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
       }
+      if (excludes_all) seen_to = std::max(seen_to, entry.sequence);
       if (!entry.waits_for_host) continue;
       const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
       if (view != nullptr) host_view = Obstacle::of(*view);
@@ -184,9 +189,9 @@ class Walk {
   void visit(const Entry& entry) {
     Claim& claim = *entry.claim;
     if (claim.kind == Kind::kOp) {
-      const bool is_known = std::find(ops_.begin(), ops_.end(), &claim) != ops_.end();
-      if (claim.missing.load(std::memory_order_relaxed) == 0 || is_known) return;
+      if (claim.missing.load(std::memory_order_relaxed) == 0 || claim.seen_by == number_) return;
       ops_.push_back(&claim);
+      claim.seen_by = number_;
       claim.hold();
       return;
     }
@@ -212,18 +217,19 @@ class Walk {
 
   const Waiter& from_;
   const Waiter* const all_;
+  const uint64_t number_;
   std::vector<Claim*> ops_;
   std::vector<Actor> actors_;
 };
 
 }  // namespace
 
-bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) const {
-  return Walk(waiter, first_).meets(&Walk::own_lease, obstacle);
+bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) {
+  return Walk(waiter, first_, ++walks_).meets(&Walk::own_lease, obstacle);
 }
 
-bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) const {
-  return Walk(waiter, first_).meets(&Walk::host_view, obstacle);
+bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) {
+  return Walk(waiter, first_, ++walks_).meets(&Walk::host_view, obstacle);
 }
 
 namespace detail {
@@ -287,7 +293,7 @@ void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
 }
 
 Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
-    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kFirstLookNs) {
+    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kWalkNs) {
   if (hooks.begin != nullptr) token_ = hooks.begin();
 }
 
@@ -297,15 +303,27 @@ Sleep::~Sleep() {
 
 WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
   const int64_t left = deadline_.left_ns();
-  if (left <= 0) return WaitEnd::kTimeout;
+  if (left <= 0) {
+    return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
+  }
   const int64_t slice = Engine::instance().has_own_threads() ? kSliceNs : kHelperSliceNs;
-  const FutexWait woken = futex_wait_for(word, value, std::min(left, slice));
+  const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
+  const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;
   if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
-  return now_ns() < next_look_ns_ ? WaitEnd::kOver : look_at_obstacles(obstacle);
+  if (now_ns() < next_look_ns_) return WaitEnd::kOver;
+  return has_walked_ ? look_at_views(obstacle) : look_at_own_leases(obstacle);
 }
 
-WaitEnd Sleep::look_at_obstacles(Obstacle* obstacle) noexcept {
+// Once: a circle that closes later is seen by who closes it.
+WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
+  if (has_walked_) return WaitEnd::kOver;
+  has_walked_ = true;
+  next_look_ns_ = began_ns_ + kViewsNs;
+  return WaitGraph::instance().is_deadlock(waiter_, obstacle) ? WaitEnd::kDeadlock : WaitEnd::kOver;
+}
+
+WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
   const int64_t waited_ns = now_ns() - began_ns_;
   next_look_ns_ = began_ns_ + (waited_ns / kReportNs + 1) * kReportNs;
   WaitGraph& graph = WaitGraph::instance();

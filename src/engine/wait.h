@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
-// for, *then* walks from there: along the earlier entries that conflict, from a granted lease to what its
-// owner waits for. A way back to a lease of the caller's own is a deadlock, and the caller is told instead of
-// sleeping. In the other order two callers could both look before either was to be seen.
+// for and sleeps a moment; *then* it walks from there: along the earlier entries that conflict, from a granted
+// lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the caller is
+// told instead of sleeping on. In the other order two callers could both look before either was to be seen.
 #pragma once
 
 #include <atomic>
@@ -52,11 +52,11 @@ class WaitGraph {
  public:
   static WaitGraph& instance() noexcept;
 
-  // Registers the waiter, then walks. False: it would wait for itself; it is not registered, and obstacle
-  // is the lease of its own that stands in the way.
-  bool enter(Waiter* waiter, Obstacle* obstacle) noexcept;
+  void enter(Waiter* waiter) noexcept;
   void leave(Waiter* waiter) noexcept;
 
+  // This waiter, which has entered, waits for itself; obstacle is the lease of its own in the way.
+  bool is_deadlock(const Waiter& waiter, Obstacle* obstacle) noexcept;
   // Some op, on whose end this waiter's wait depends, waits for a view of the host to be closed: obstacle.
   bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
 
@@ -67,11 +67,13 @@ class WaitGraph {
 
  private:
   WaitGraph() = default;
-  bool has_cycle(const Waiter& waiter, Obstacle* obstacle) const;
-  bool finds_host(const Waiter& waiter, Obstacle* obstacle) const;
+  bool has_cycle(const Waiter& waiter, Obstacle* obstacle);
+  bool finds_host(const Waiter& waiter, Obstacle* obstacle);
 
   SpinLock lock_;
-  Waiter* first_ = nullptr;  // guarded by lock_
+  // Guarded by lock_.
+  Waiter* first_ = nullptr;
+  uint64_t walks_ = 0;
 };
 
 // Runs one op that is ready, where the executor has no threads that would. False: there is none.
@@ -99,14 +101,16 @@ class Sleep {
   WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept;
 
  private:
-  WaitEnd look_at_obstacles(Obstacle* obstacle) noexcept;
+  WaitEnd look_at_own_leases(Obstacle* obstacle) noexcept;
+  WaitEnd look_at_views(Obstacle* obstacle) noexcept;
   void report(int64_t waited_ns) noexcept;
 
   const Waiter& waiter_;
   const Deadline& deadline_;
   void* token_ = nullptr;
-  int64_t began_ns_ = 0;
-  int64_t next_look_ns_ = 0;
+  const int64_t began_ns_;
+  int64_t next_look_ns_;
+  bool has_walked_ = false;
 };
 
 // Polling before sleeping: to be put asleep and woken costs more than most ops take.
@@ -123,8 +127,7 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
     if (is_over(word.load(std::memory_order_acquire))) return WaitEnd::kOver;
     relax_processor();
   }
-  WaitGraph& graph = WaitGraph::instance();
-  if (!graph.enter(&waiter, obstacle)) return WaitEnd::kDeadlock;
+  WaitGraph::instance().enter(&waiter);
   WaitEnd end = WaitEnd::kOver;
   {
     detail::Sleep sleep(waiter, deadline);
@@ -135,7 +138,7 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
       if (!help()) end = sleep.while_equal(word, value, obstacle);
     }
   }
-  graph.leave(&waiter);
+  WaitGraph::instance().leave(&waiter);
   if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_obstacle(waiter, obstacle);
   return end;
 }

@@ -141,10 +141,13 @@ TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
   aside.actor = current_actor();
   aside.is_thread = false;
   aside.claim = behind.get();
-  EXPECT_TRUE(WaitGraph::instance().enter(&aside, &refusal.obstacle));
+  WaitGraph::instance().enter(&aside);
+  EXPECT_FALSE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle));
   WaitGraph::instance().leave(&aside);
   aside.actor.task = 1;
-  EXPECT_FALSE(WaitGraph::instance().enter(&aside, &refusal.obstacle)) << "it would wait for itself";
+  WaitGraph::instance().enter(&aside);
+  EXPECT_TRUE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle)) << "it would wait for itself";
+  WaitGraph::instance().leave(&aside);
   lease.release();
   wait(behind);
 }
@@ -257,6 +260,40 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
   thread_b.join();
   thread_c.join();
   RecordProperty("refused", refused);
+}
+
+// The walk goes through each queue once, whatever the mixture of reads, writes and parts in it.
+TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
+  std::array<Cell, 6> cells;
+  listed_cells = {&cells[5], &cells[4], &cells[3], &cells[2], &cells[1], &cells[0]};
+  for (const bool is_detached : {false, true}) {
+    Refusal refusal;
+    Lease lease(write(cells[0], 0, 4));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    if (is_detached) lease.detach();
+    Ref<Op> last;
+    std::mt19937 random(7);
+    for (size_t k = 0; k + 1 < cells.size(); ++k) {
+      for (int i = 0; i < 300; ++i) {
+        Cell &from = cells[k], &to = cells[k + 1];
+        switch (random() % 4) {
+          case 0: last = push({read(from), write(to)}, [] {}); break;
+          case 1: last = push({read(from), read(to)}, [] {}); break;
+          case 2: last = push({write(from), write(to, 0, 4)}, [] {}); break;
+          default: last = push({read(from, 2, 6), write(to)}, [] {});
+        }
+      }
+    }
+    last = push({write(cells[5])}, [] {});
+    const Refusal::Reason reason = is_detached ? Refusal::Reason::kTimeout : Refusal::Reason::kDeadlock;
+    EXPECT_EQ(reason_of([&](Refusal* r) { return last->wait(Deadline(30'000'000), r); }), reason);
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(30'000'000), r); }),
+              reason);
+    Lease behind(read(cells[5]));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r, 30'000'000); }), reason);
+    lease.release();
+    wait_all();
+  }
 }
 
 TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
