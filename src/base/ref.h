@@ -20,17 +20,17 @@ class RefCount {
   // Of an object that is born with several owners.
   explicit RefCount(uint64_t n) noexcept : count_(n) {}
 
-  void increment() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  void increment(uint64_t n = 1) noexcept { count_.fetch_add(n, std::memory_order_relaxed); }
 
-  // True if this was the last reference.
+  // True if these were the last references.
   // pairs with: RefCount::decrement, "uses before destruction"
-  bool decrement() noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  bool decrement(uint64_t n = 1) noexcept { return count_.fetch_sub(n, std::memory_order_acq_rel) == n; }
 
-  // The same where no table can make a new reference (increment_if_alive): a lone reference stays alone, so
-  // that looking is enough, and an atomic change is saved.
-  bool decrement_unlisted() noexcept {
+  // The same where no table can make a new reference (increment_if_alive): who holds all that there are stays
+  // alone, so that looking is enough, and an atomic change is saved.
+  bool decrement_unlisted(uint64_t n = 1) noexcept {
     // pairs with: RefCount::decrement, "uses before destruction"
-    return count_.load(std::memory_order_acquire) == 1 || decrement();
+    return count_.load(std::memory_order_acquire) == n || decrement(n);
   }
 
   // A new reference unless the count has reached zero: for lookups in tables that do not own.

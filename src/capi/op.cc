@@ -29,18 +29,23 @@ tenon_failure* wrap(Ref<Failure> failure) noexcept {
   return reinterpret_cast<tenon_failure*>(failure.detach());
 }
 
-// The work of a caller in C and the arrays that it uses.
+// The work of a caller in C and the arrays that it uses. Lies in its op's memory.
 struct PushedWork {
   tenon_work work;
-  std::vector<Ref<Array>> arrays;
+  size_t n;
+  Array* arrays[];  // references
 
   static void run(void* context, Op* op) {
     const tenon_work& work = static_cast<PushedWork*>(context)->work;
     work.run(work.context, wrap(op));
   }
   static void drop(void* context) {
-    const std::unique_ptr<PushedWork> self(static_cast<PushedWork*>(context));
+    auto* const self = static_cast<PushedWork*>(context);
     if (self->work.drop != nullptr) self->work.drop(self->work.context);
+    self->release_arrays();
+  }
+  void release_arrays() noexcept {
+    for (size_t i = 0; i < n; ++i) arrays[i]->release();
   }
 };
 
@@ -62,27 +67,30 @@ void describe(const tenon_use& use, engine::Entry& entry) {
   entry.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
 }
 
+void check(const tenon_work& work, const tenon_use& use) {
+  const Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
+  check_flags(use.flags, TENON_OVERWRITE, "tenon_push");
+  if (checked_access(use.access) == Access::kRead || !array.is_readonly()) return;
+  throw_error(Code::kBuffer, "op '", work.name != nullptr ? work.name : "",
+              "' cannot write the array of shape ", shape_text(array.shape()), ": it is read-only");
+}
+
 Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
-  auto pushed = std::make_unique<PushedWork>();
-  pushed->work = work;
-  pushed->arrays.reserve(uses.size());
   size_t n = 0;
   for (const tenon_use& use : uses) {
-    Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
-    check_flags(use.flags, TENON_OVERWRITE, "tenon_push");
-    if (checked_access(use.access) == Access::kWrite && array.is_readonly()) {
-      throw_error(Code::kBuffer, "op '", work.name != nullptr ? work.name : "",
-                  "' cannot write the array of shape ", shape_text(array.shape()), ": it is read-only");
-    }
-    pushed->arrays.push_back(Ref<Array>::share(&array));
-    n += array.size() != 0 ? 1 : 0;
+    check(work, use);
+    n += capi::unwrap(use.array)->size() != 0 ? 1 : 0;
   }
-  Ref<Op> op = Op::create({pushed.get(), PushedWork::run, PushedWork::drop}, n, work.name, work.site);
-  size_t i = 0;
-  for (const tenon_use& use : uses) {
-    if (capi::unwrap(use.array)->size() != 0) describe(use, op->entries[i++]);
+  Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, n, work.name, work.site,
+                          sizeof(PushedWork) + uses.size() * sizeof(Array*));
+  auto* const pushed = new (op->context()) PushedWork{work, uses.size()};
+  size_t entry = 0;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    Array* const array = capi::unwrap(uses[i].array);
+    array->retain();
+    pushed->arrays[i] = array;
+    if (array->size() != 0) describe(uses[i], op->entries[entry++]);
   }
-  (void)pushed.release();
   return op;
 }
 
@@ -111,16 +119,13 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
     const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
     Ref<Op> op = make_op(*work, used);
     Refusal refusal;
-    bool is_pushed = false;
     try {
-      is_pushed = Engine::instance().push(op, on_host, &refusal);
+      if (!Engine::instance().push(op, on_host, &refusal)) {
+        throw_refusal(refusal, "push an op on", array_in_question(refusal, used));
+      }
     } catch (...) {
-      delete static_cast<PushedWork*>(op->give_up());
+      static_cast<PushedWork*>(op->give_up())->release_arrays();
       throw;
-    }
-    if (!is_pushed) {
-      const std::unique_ptr<PushedWork> unused(static_cast<PushedWork*>(op->give_up()));
-      throw_refusal(refusal, "push an op on", array_in_question(refusal, used));
     }
     if (out != nullptr) *out = wrap(op.detach());
   });

@@ -57,8 +57,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
     note_done();
     throw;
   }
-  op->retain();  // the engine's
-  op->retain();  // the executor's
+  op->retain(2);  // the engine's and the executor's
   switch (append(*op, on_host, refusal)) {
     case Appended::kGranted:
       op->begin_ready();
@@ -68,8 +67,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
     case Appended::kRefused: break;
   }
   note_done();
-  op->release();
-  op->release();
+  op->release(2);
   return false;
 }
 
@@ -80,10 +78,10 @@ bool Engine::begin_push(Refusal* refusal) noexcept {
   while (true) {
     const uint64_t limit = this->limit(), byte_limit = this->byte_limit();
     const bool is_full =
-        (limit != 0 && unfinished() >= limit) || (byte_limit != 0 && Queue::held_nbytes() >= byte_limit);
+        (limit != 0 && has_reached(limit)) || (byte_limit != 0 && Queue::held_nbytes() >= byte_limit);
     if (may_wait && is_full && !wait_for_turn(is_over, Deadline(-1), refusal)) return false;
     // pairs with: Engine::set_executor, "no push beside a change"
-    unfinished_.fetch_add(1, std::memory_order_seq_cst);
+    pushed_.fetch_add(1, std::memory_order_seq_cst);
     // pairs with: Engine::set_executor, "no push beside a change"
     if (!may_wait || !is_changing_.load(std::memory_order_seq_cst)) return true;
     note_done();
@@ -91,10 +89,16 @@ bool Engine::begin_push(Refusal* refusal) noexcept {
   }
 }
 
+bool Engine::has_reached(uint64_t limit) noexcept {
+  const uint64_t pushed = pushed_.load(std::memory_order_relaxed);
+  if (pushed - seen_finished_.load(std::memory_order_relaxed) < limit) return false;
+  const uint64_t finished = finished_.load(std::memory_order_relaxed);
+  seen_finished_.store(finished, std::memory_order_relaxed);
+  return pushed - finished >= limit;
+}
+
 bool Engine::is_within(uint64_t ops, uint64_t nbytes) const noexcept {
-  // pairs with: Engine::note_done, "somebody waits for all ops"
-  const uint64_t unfinished = unfinished_.load(std::memory_order_seq_cst);
-  return (limit() == 0 || unfinished <= ops) && (byte_limit() == 0 || Queue::held_nbytes() <= nbytes);
+  return (limit() == 0 || unfinished() <= ops) && (byte_limit() == 0 || Queue::held_nbytes() <= nbytes);
 }
 
 bool Engine::has_room() const noexcept {
@@ -104,11 +108,13 @@ bool Engine::has_room() const noexcept {
 
 void Engine::note_done() noexcept {
   // pairs with: Engine::wait_all, "somebody waits for all ops"
-  const uint64_t left = unfinished_.fetch_sub(1, std::memory_order_seq_cst) - 1;
+  finished_.fetch_add(1, std::memory_order_seq_cst);
+  // pairs with: Engine::wait_for_turn, "somebody waits for all ops"
+  if (waiters_.load(std::memory_order_seq_cst) == 0) return;
+  const uint64_t left = unfinished();
   const bool may_end_waits =
       left == 0 || left == limit() / 2 || short_of_memory_.load(std::memory_order_relaxed) != 0;
-  // pairs with: Engine::wait_all, "somebody waits for all ops"
-  if (!may_end_waits || waiters_.load(std::memory_order_seq_cst) == 0) return;
+  if (!may_end_waits) return;
   // pairs with: engine::wait, "what was waited for"
   turns_.fetch_add(1, std::memory_order_release);
   futex_wake_all(turns_);
@@ -146,10 +152,7 @@ bool Engine::wait_all(const Deadline& deadline, Refusal* refusal) noexcept {
     refusal->reason = Refusal::Reason::kInBody;
     return false;
   }
-  const auto is_over = [](const Engine& engine) {
-    // pairs with: Engine::note_done, "somebody waits for all ops"
-    return engine.unfinished_.load(std::memory_order_seq_cst) == 0;
-  };
+  const auto is_over = [](const Engine& engine) { return engine.unfinished() == 0; };
   return is_over(*this) || wait_for_turn(is_over, deadline, refusal);
 }
 
@@ -252,7 +255,7 @@ void Engine::start_anew_after_fork() noexcept {
   is_changing_.store(false, std::memory_order_relaxed);
   short_of_memory_.store(0, std::memory_order_relaxed);
   executor_.store(nullptr, std::memory_order_relaxed);  // its threads are not here
-  unfinished_.store(0, std::memory_order_relaxed);
+  finished_.store(pushed_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   waiters_.store(0, std::memory_order_relaxed);
 }
 

@@ -50,7 +50,13 @@ class Engine {
   }
   uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   uint64_t byte_limit() const noexcept { return byte_limit_.load(std::memory_order_relaxed); }
-  uint64_t unfinished() const noexcept { return unfinished_.load(std::memory_order_relaxed); }
+  uint64_t unfinished() const noexcept {
+    // In this order: nothing is finished that was not pushed.
+    // pairs with: Engine::note_done, "somebody waits for all ops"
+    const uint64_t finished = finished_.load(std::memory_order_seq_cst);
+    // pairs with: Engine::set_executor, "no push beside a change"
+    return pushed_.load(std::memory_order_seq_cst) - finished;
+  }
 
   // No further pushes; waits for what can end. False: the refusal says why.
   bool shut_down(const Deadline& deadline, Refusal* refusal) noexcept;
@@ -75,6 +81,7 @@ class Engine {
   Engine() noexcept;
   void make_default();
   bool is_within(uint64_t ops, uint64_t nbytes) const noexcept;
+  bool has_reached(uint64_t limit) noexcept;
   bool has_room() const noexcept;
   bool begin_push(Refusal* refusal) noexcept;
   bool wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
@@ -83,7 +90,6 @@ class Engine {
 
   // Shared.
   std::atomic<Executor*> executor_{nullptr};
-  std::atomic<uint64_t> unfinished_{0};
   std::atomic<uint64_t> limit_{10'000};
   std::atomic<uint64_t> byte_limit_;  // half of the machine's memory at first
   std::atomic<uint32_t> waiters_{0};
@@ -95,8 +101,14 @@ class Engine {
   SpinLock failures_lock_;
   std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_
 
-  std::mutex changers_;  // held by whoever changes the executor, also while it waits; before change_
-  std::mutex change_;    // held while executors are exchanged
+  // Pushers and workers each have a line to write to.
+  alignas(64) std::atomic<uint64_t> pushed_{0};
+  std::atomic<uint64_t> seen_finished_{0};  // what a pusher has last seen of finished_
+  alignas(64) std::atomic<uint64_t> finished_{0};
+
+  // Held by whoever changes the executor, also while it waits; before change_.
+  alignas(64) std::mutex changers_;
+  std::mutex change_;  // held while executors are exchanged
   // Guarded by change_.
   std::string name_;
   // A thread that helps may still look into one: they are stopped, and kept.

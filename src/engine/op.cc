@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/block_cache.h"
 #include "engine/engine.h"
 
 namespace tenon::engine {
@@ -23,28 +24,33 @@ uint64_t next_number() noexcept {
 Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
     : Claim(Kind::kOp, op_entries), work_(work), number_(next_number()) {}
 
-Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site) {
+Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site,
+                   size_t context_size) {
   static_assert(alignof(Op) >= alignof(Entry) && sizeof(Op) % alignof(Entry) == 0);
   const size_t name_size = name != nullptr ? std::strlen(name) + 1 : 0;
   const size_t site_size = site != nullptr ? std::strlen(site) + 1 : 0;
   const size_t entries_size = n_entries * sizeof(Entry);
-  auto* const block =
-      static_cast<std::byte*>(::operator new(sizeof(Op) + entries_size + name_size + site_size));
+  const size_t texts_at = sizeof(Op) + entries_size + context_size;
+  const size_t size = texts_at + name_size + site_size;
+  auto* const block = static_cast<std::byte*>(BlockCache::take(size));
   auto* const entries = reinterpret_cast<Entry*>(block + sizeof(Op));
   for (size_t i = 0; i < n_entries; ++i) new (entries + i) Entry;
   auto* const op = new (block) Op(work, {entries, n_entries});
-  char* text = reinterpret_cast<char*>(block + sizeof(Op) + entries_size);
+  if (context_size != 0) op->work_.context = block + sizeof(Op) + entries_size;
+  char* text = reinterpret_cast<char*>(block + texts_at);
   if (name != nullptr) op->name = static_cast<char*>(std::memcpy(text, name, name_size));
   if (site != nullptr) op->site = static_cast<char*>(std::memcpy(text + name_size, site, site_size));
+  op->size_ = static_cast<uint32_t>(size);
   op->owner.thread = this_thread_id();
   op->since_ms = coarse_now_ms();
   return Ref<Op>::adopt(op);
 }
 
-void Op::release() noexcept {
-  if (!refs_.decrement()) return;
+void Op::release(uint64_t n) noexcept {
+  if (!refs_.decrement_unlisted(n)) return;
+  const size_t size = size_;
   this->~Op();
-  ::operator delete(this);
+  BlockCache::give(this, size);
 }
 
 void Op::become_ready() noexcept {
@@ -54,9 +60,9 @@ void Op::become_ready() noexcept {
 }
 
 Task* Op::run() noexcept {
-  Task* const next = begin_running() ? execute() : nullptr;
-  release();  // the executor's
-  return next;
+  const Outcome outcome = begin_running() ? execute() : Outcome{};
+  release(outcome.is_done ? 2 : 1);  // the executor's, and the engine's
+  return outcome.next;
 }
 
 bool Op::begin_running() noexcept {
@@ -71,11 +77,10 @@ bool Op::begin_running() noexcept {
   return false;
 }
 
-// Runs the body. What it returns is ready to run next.
-Task* Op::execute() noexcept {
+Op::Outcome Op::execute() noexcept {
   if (Ref<Failure> inherited = failure_of(*this)) {
     failure_ = std::move(inherited);
-    return finish();
+    return {finish(), true};
   }
   const ThisThread outer = this_thread;
   this_thread.running = number_;
@@ -83,9 +88,10 @@ Task* Op::execute() noexcept {
   work_.run(work_.context, this);
   this_thread.running = outer.running;
   this_thread.running_claim = outer.running_claim;
-  if (has_ended_in_place_) return finish();
+  if (has_ended_in_place_) return {finish(), true};
   // pairs with: Op::end_body, "the body has ended and returned"
-  return parts_.fetch_sub(1, std::memory_order_acq_rel) == 1 ? finish() : nullptr;
+  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
+  return {finish(), true};
 }
 
 void Op::complete() noexcept { end_body(); }
@@ -104,9 +110,11 @@ void Op::end_body() noexcept {
   // pairs with: Op::execute, "the body has ended and returned"
   if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (Task* const next = finish()) Engine::instance().executor().post(next);
+  release();  // the engine's
 }
 
-// The memory first, because what comes after may give it back; then whoever waits.
+// The memory first, because what comes after may give it back; then whoever waits. The engine's reference is
+// left to the caller. What it returns is ready to run next.
 Task* Op::finish() noexcept {
   settle(*this, failure_);
   ReadyList ready;
@@ -124,13 +132,13 @@ Task* Op::finish() noexcept {
     }
     claim = after;
   }
+  // pairs with: Op::is_done, "an op's result"
+  // pairs with: Op::set_bit, "somebody waits for an op"
+  const uint32_t before = state_.exchange(kDone, std::memory_order_acq_rel);
+  if ((before & kHasWaiters) != 0) futex_wake_all(state_);
   DoneCall* calls = nullptr;
-  {
+  if ((before & kHasCalls) != 0) {
     const std::scoped_lock lock(calls_lock_);
-    // pairs with: Op::is_done, "an op's result"
-    // pairs with: Op::wait, "somebody waits for an op"
-    const uint32_t before = state_.exchange(kDone, std::memory_order_acq_rel);
-    if ((before & kHasWaiters) != 0) futex_wake_all(state_);
     calls = std::exchange(calls_, nullptr);
   }
   while (calls != nullptr) {
@@ -138,14 +146,28 @@ Task* Op::finish() noexcept {
     call->call(call->context);
   }
   Engine::instance().note_done();
-  release();  // the engine's
   return next;
+}
+
+// Tells whoever ends the op of something. False: it is done.
+bool Op::set_bit(uint32_t bit) noexcept {
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  while ((state & kStateBits) != kDone) {
+    // pairs with: Op::finish, "somebody waits for an op"
+    if ((state & bit) != 0 || state_.compare_exchange_weak(state, state | bit, std::memory_order_acq_rel,
+                                                           std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  // pairs with: Op::finish, "an op's result"
+  (void)state_.load(std::memory_order_acquire);
+  return false;
 }
 
 void Op::call_when_done(DoneCall* call) noexcept {
   {
     const std::scoped_lock lock(calls_lock_);
-    if (!is_done()) {
+    if (set_bit(kHasCalls)) {
       call->next = std::exchange(calls_, call);
       return;
     }
@@ -160,17 +182,12 @@ bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
     return false;
   }
   if (begin_running()) {
-    if (Task* const next = execute()) Engine::instance().executor().post(next);
+    const Outcome outcome = execute();
+    if (outcome.next != nullptr) Engine::instance().executor().post(outcome.next);
+    if (outcome.is_done) release();  // the engine's: the executor has its own, and the caller
     if (is_done()) return true;
   }
-  uint32_t state = state_.load(std::memory_order_relaxed);
-  while ((state & kStateBits) != kDone && (state & kHasWaiters) == 0) {
-    // pairs with: Op::finish, "somebody waits for an op"
-    if (state_.compare_exchange_weak(state, state | kHasWaiters, std::memory_order_acq_rel,
-                                     std::memory_order_relaxed)) {
-      break;
-    }
-  }
+  if (!set_bit(kHasWaiters)) return true;
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.claim = this;

@@ -37,8 +37,10 @@ struct DoneCall {
 // Threads: any; wait() not from inside of a body.
 class Op final : public Claim, public Task {
  public:
-  // With room for n entries, which the caller fills in. name and site are copied. Throws std::bad_alloc.
-  static Ref<Op> create(const Work& work, size_t n_entries, const char* name, const char* site);
+  // With room for n entries, which the caller fills in. context_size: room for the work's context in the op's
+  // own memory; 0: the context is elsewhere. name and site are copied. Throws std::bad_alloc.
+  static Ref<Op> create(const Work& work, size_t n_entries, const char* name, const char* site,
+                        size_t context_size = 0);
 
   bool is_done() const noexcept {
     // pairs with: Op::finish, "an op's result"
@@ -67,8 +69,8 @@ class Op final : public Claim, public Task {
   const char* op_name() const noexcept { return name; }
   uint64_t number() const noexcept { return number_; }
 
-  void retain() noexcept { refs_.increment(); }
-  void release() noexcept;
+  void retain(uint64_t n = 1) noexcept { refs_.increment(n); }
+  void release(uint64_t n = 1) noexcept;
 
   // For the engine.
   void begin_ready() noexcept { state_.store(kReady, std::memory_order_relaxed); }
@@ -76,6 +78,7 @@ class Op final : public Claim, public Task {
   Task* run() noexcept override;
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }
+  void* context() const noexcept { return work_.context; }
   // Of an op that was not pushed: its context stays the caller's, and is returned.
   void* give_up() noexcept { return std::exchange(work_.context, nullptr); }
   // Ends an op that will never run, of which only this thread knows: after a fork.
@@ -90,18 +93,26 @@ class Op final : public Claim, public Task {
   static constexpr uint32_t kDone = 3;
   static constexpr uint32_t kStateBits = 3;
   static constexpr uint32_t kHasWaiters = 4;
+  static constexpr uint32_t kHasCalls = 8;  // calls_ is not empty
 
   Op(const Work& work, std::span<Entry> op_entries) noexcept;
   ~Op() = default;
 
+  // What came of it: ops that became ready, of which one is to run next; and whether the op is done.
+  struct Outcome {
+    Task* next = nullptr;
+    bool is_done = false;
+  };
   bool begin_running() noexcept;
-  Task* execute() noexcept;
+  bool set_bit(uint32_t bit) noexcept;
+  Outcome execute() noexcept;
   void end_body() noexcept;
   Task* finish() noexcept;
 
   // Constant once pushed.
   Work work_;
   uint64_t number_ = 0;
+  uint32_t size_ = 0;  // of its block
   // Of the thread that runs the body, then of whoever finishes.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;

@@ -112,8 +112,8 @@ void WaitGraph::leave(Waiter* waiter) noexcept {
 
 namespace {
 
-// One walk, under the graph's lock. Ops that it has seen bear its number and are kept alive until it ends, owners
-// are known by name.
+// One walk, under the graph's lock. Ops that it has seen bear its number and are kept alive until it ends,
+// owners are known by name.
 class Walk {
  public:
   Walk(const Waiter& from, const Waiter* all, uint64_t number) : from_(from), all_(all), number_(number) {}

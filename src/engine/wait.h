@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
-// for and sleeps a moment; *then* it walks from there: along the earlier entries that conflict, from a granted
-// lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the caller is
-// told instead of sleeping on. In the other order two callers could both look before either was to be seen.
+// for and sleeps a moment; *then* it walks from there: along the earlier entries that conflict, from a
+// granted lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the
+// caller is told instead of sleeping on. In the other order two callers could both look before either was to
+// be seen.
 #pragma once
 
 #include <atomic>

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/block_cache.h"
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+namespace tenon {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kMayReuse = false;  // so that a late use of an object is seen
+#else
+constexpr bool kMayReuse = true;
+#endif
+
+// How many blocks a thread keeps to itself.
+constexpr int kMostKept = 64;
+
+struct Block {
+  Block* next;
+};
+
+constinit std::atomic<Block*> common{nullptr};
+
+void give_to_all(Block* first, Block* last) noexcept {
+  Block* head = common.load(std::memory_order_relaxed);
+  do {
+    last->next = head;
+    // pairs with: BlockCache::take, "a block that another thread has freed"
+  } while (!common.compare_exchange_weak(head, first, std::memory_order_release, std::memory_order_relaxed));
+}
+
+// The blocks of one thread: those that it has freed itself, and those that it got from the others.
+struct Kept {
+  Block* freed = nullptr;
+  Block* last_freed = nullptr;
+  int n_freed = 0;
+  Block* got = nullptr;
+  bool has_ended = false;
+
+  void give_freed() noexcept {
+    if (freed != nullptr) give_to_all(std::exchange(freed, nullptr), last_freed);
+    n_freed = 0;
+  }
+  ~Kept() {
+    has_ended = true;
+    give_freed();
+    while (got != nullptr) {
+      Block* const block = std::exchange(got, got->next);
+      give_to_all(block, block);
+    }
+  }
+};
+
+thread_local Kept kept;
+
+}  // namespace
+
+void* BlockCache::take(size_t size) {
+  if (!kMayReuse || size > kBlock) return ::operator new(size);
+  Kept& mine = kept;
+  if (mine.freed != nullptr) {
+    --mine.n_freed;
+    return std::exchange(mine.freed, mine.freed->next);
+  }
+  // pairs with: give_to_all, "a block that another thread has freed"
+  if (mine.got == nullptr) mine.got = common.exchange(nullptr, std::memory_order_acquire);
+  if (mine.got == nullptr) return ::operator new(kBlock);
+  return std::exchange(mine.got, mine.got->next);
+}
+
+void BlockCache::give(void* memory, size_t size) noexcept {
+  if (!kMayReuse || size > kBlock) return ::operator delete(memory);
+  auto* const block = static_cast<Block*>(memory);
+  Kept& mine = kept;
+  if (mine.has_ended) return give_to_all(block, block);
+  if (mine.freed == nullptr) mine.last_freed = block;
+  block->next = std::exchange(mine.freed, block);
+  if (++mine.n_freed >= kMostKept) mine.give_freed();
+}
+
+}  // namespace tenon
