@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory for small objects that one thread makes and another one ends, thousands of times: what malloc is
-// slow at. A thread keeps the blocks that it frees and takes from them; what it has too many of goes to a list
-// of all threads, from which whoever has none takes everything.
+// slow at. A thread keeps the blocks that it frees and takes from them; what it has too many of goes to a
+// list of all threads, from which whoever has none takes everything.
 #pragma once
 
 #include <cstddef>
