@@ -215,7 +215,7 @@ class Search:
 
     def visit_threads(self) -> None:
         """The variables of all functions that run, outside of Tenon and of the bodies of ops, and of their
-        modules."""
+        modules: each with what hangs on it, the innermost function of this thread first."""
         modules: list[tuple[str, dict[str, Any]]] = []
         main = module_dict(sys.modules.get("__main__"))
         modules.append(("__main__", main))
@@ -231,6 +231,7 @@ class Search:
                         modules.append((_module_of(frame), frame.f_globals))
                     for name, value in variables_of(frame):
                         self.visit(value, ("variable", name, frame, frame.f_lineno, False))
+                    self.run()  # before the next, so that a caller with many objects does not use up the limit
         finally:
             del frame
             tops.clear()  # it holds this frame, which holds it
@@ -263,6 +264,7 @@ class Search:
             else:
                 self.visit(value, ("global", name, module))
         self._left -= len(variables)
+        self.run()
 
     def visit_leftovers(self) -> None:
         """What the interpreter keeps: the last exception of a session, its last result, exceptions that are
@@ -279,6 +281,7 @@ class Search:
             error: Any = handled[1] if type(handled) is tuple else handled  # a tuple before Python 3.12
             if error is not None:
                 self.visit(error, ("handled",))
+        self.run()
 
     def visit_heap(self) -> None:
         """All containers, tracebacks and suspended generators that the collector knows."""

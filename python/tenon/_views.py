@@ -172,9 +172,8 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
 def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:
     """Each place with the number of its array, in the order of likelihood."""
     search = Search(arrays, THOROUGH if thorough else QUICK)
-    search.visit_threads()
     search.visit_leftovers()
-    search.run()
+    search.visit_threads()
     if thorough:
         search.visit_heap()
     found: dict[str, tuple[int, Place]] = {}
