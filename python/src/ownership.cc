@@ -98,6 +98,33 @@ void add_ownership(nb::module_& module) {
       "The same window outside of the contract: it waits for nobody and nobody waits for it. Whoever uses it "
       "orders the\n"
       "accesses himself. Shares the memory and keeps it alive.\n");
+  def_method(
+      "__enter__", [](const Self& self) { return self.object; }, nb::sig("def __enter__(self) -> NDArray"),
+      "``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back "
+      "to "
+      "its owner:\n``x`` is writable again, and ``a`` raises MovedError.\n\nRaises\n------\nLeaseConflict\n"
+      "    At the end: a view, lease or another import still holds the memory; it stays lent.\nOpError\n"
+      "    At the end: an op that was to write it has failed.\n");
+  def_method(
+      "__exit__",
+      [](const Self& self, const nb::object& kind, const nb::object& error, const nb::object& trace) {
+        nb::module_::import_("tenon.lease").attr("give_back")(self.object, error);
+        (void)kind;
+        (void)trace;
+      },
+      nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none(),
+      nb::sig("def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, "
+              "trace: types.TracebackType | None) -> None"));
+  module.def(
+      "give_back",
+      [](const Array& array) {
+        tenon_memory memory{};
+        memory.struct_size = sizeof memory;
+        call(tenon_array_move_out, array.get(), current_site(), &memory);
+        const owners::Collector collector;
+        if (memory.deleter != nullptr) memory.deleter(memory.owner);
+      },
+      nb::arg("array"), "Waits for ops, and gives the memory of the array back to its owner.");
   module.def(
       "renewed",
       [](const Array& array) {

@@ -9,6 +9,7 @@ import functools
 import gc
 import logging
 import os
+import zlib
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -164,7 +165,8 @@ def push(
         only reads, gets new memory; whatever was made of it before (views, slices) keeps the old memory and
         its values.
     host : {'idle'}, optional
-        The caller's promise that nobody uses such views before the op is done.
+        The caller's promise that nobody uses such views before the op is done. With ``TENON_DEBUG=1`` in the
+        environment an op fails if somebody wrote between its push and its begin.
 
     Raises
     ------
@@ -201,6 +203,30 @@ def push(
         raise work.explained(conflict) from None
 
 
+class _Promise:
+    """That nobody writes to the arrays of an op, given with ``host="idle"``. In the debug mode it is taken when
+    the op is pushed, and checked when its body begins. Of arrays that other ops use it knows nothing."""
+
+    def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
+        self._sums = [
+            (array.unchecked(), _checksum(array.unchecked()))
+            for array, _, _ in uses
+            if not any(holder[0] == "op" for holder in _core.holders(array))
+        ]
+
+    def check(self) -> None:
+        for array, checksum in self._sums:
+            if _checksum(array) != checksum:
+                raise LeaseConflict(
+                    "the promise of host='idle' was broken: somebody wrote to the array of shape "
+                    f"{array.shape} and dtype {array.dtype} between the push and the op"
+                )
+
+
+def _checksum(array: NDArray) -> int:
+    return zlib.crc32(array.asnumpy().tobytes())
+
+
 class _Work:
     """What is to be pushed."""
 
@@ -218,25 +244,46 @@ class _Work:
                     uses.add(argument, False, False)
 
     def submit(self) -> Op:
-        if isinstance(self._fn, CFunction):
+        promise = None
+        if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
+            promise = _Promise(self._all_uses())
+        if isinstance(self._fn, CFunction) and promise is None:
             native = _core.push_function(
                 self._fn._native, self._arguments, self.uses.rows, self._name, self._policy
             )
         else:
-            body = _python_body(self._fn, self._arguments, self.uses)
-            native = _core.push(body, self.uses.rows, self._name, self._policy)
+            body = self._body(promise)
+            native = _core.push(body, self._all_uses(), self._name, self._policy)
         return Op(native, self._name)
 
-    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
-        """With where the views hang, if that is found."""
-        from ._views import explain
+    def _body(self, promise: _Promise | None) -> Callable[[], Any]:
+        if isinstance(self._fn, CFunction):
+            body: Callable[[], Any] = functools.partial(self._fn._native, *self._arguments)
+        else:
+            body = _python_body(self._fn, self._arguments, self.uses)
+        if promise is None:
+            return body
 
+        def checked_body() -> Any:
+            promise.check()
+            return body()
+
+        return checked_body
+
+    def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
+        """With those that follow from the prototype of a native function."""
         uses = list(self.uses.rows)
         if isinstance(self._fn, CFunction):
             for argument, parameter in zip(self._arguments, self._fn._native.parameters):
                 if isinstance(argument, NDArray) and not self.uses.knows(argument):
                     uses.append((argument, not parameter[2], False))
-        return explain(conflict, uses)
+        return uses
+
+    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
+        """With where the views hang, if that is found."""
+        from ._views import explain
+
+        return explain(conflict, self._all_uses())
 
 
 def _submit_on_new_memory(work: _Work) -> Op:

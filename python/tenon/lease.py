@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
-from ._errors import LeaseEscaped
+from ._errors import LeaseConflict, LeaseEscaped, OpError
 
 Mode = Literal["r", "w"]
 
@@ -53,6 +53,23 @@ class Holder:
 def leases(array: NDArray) -> list[Holder]:
     """Who holds the memory of ``array`` or waits for it, in the order of the queue, views last."""
     return [Holder(*row) for row in _core.holders(array)]
+
+
+def give_back(array: NDArray, error: BaseException | None) -> None:
+    """The end of ``with array:``; ``error`` is what ended it. No error of the end takes its place."""
+    failure: OpError | None = None
+    try:
+        array.wait_to_write()
+    except OpError as op_error:
+        failure = op_error
+        array.clear_error()
+    try:
+        _core.give_back(array)
+    except LeaseConflict:
+        if error is None:
+            raise
+    if failure is not None and error is None:
+        raise failure
 
 
 class Lease:

@@ -83,7 +83,7 @@ Ref<Storage> KnownMemory::add_unlisted(const Memory& memory) {
     throw;
   }
   set_extent(region, begin, begin + memory.extent_nbytes);
-  region->set_birth(engine::this_thread.running);
+  region->set_birth(engine::Queue::kAnyOp);
   storage->memory_ = memory;
   storage->heap_nbytes_ = 0;
   storage->home_.store(region, std::memory_order_relaxed);

@@ -194,6 +194,23 @@ TEST(Unchecked, WaitsForNobodyAndKeepsTheMemory) {
     std::memset(free->data(), 1, 4);
   }
   lease.release();
+  struct Context {
+    const Ref<Array>& array;
+    bool is_open = false;
+  } context{free};
+  const engine::Work work{&context,
+                          [](void* c, engine::Op* op) {
+                            auto& self = *static_cast<Context*>(c);
+                            self.is_open =
+                                code_of([&] { HostView view(*self.array, Access::kRead); }) == Code{0};
+                            op->complete();
+                          },
+                          nullptr};
+  const Ref<engine::Op> op = engine::Op::create(work, 0, "look", nullptr);
+  engine::Refusal refusal;
+  EXPECT_TRUE(engine::Engine::instance().push(op, engine::OnHost::kRaise, &refusal));
+  EXPECT_TRUE(op->wait(Deadline(-1), &refusal));
+  EXPECT_TRUE(context.is_open) << "also in the body of an op that has not declared it";
   a = {};
   EXPECT_EQ(std::to_integer<int>(free->data()[0]), 1) << "the memory is still there";
   EXPECT_EQ(statistics().views, before.views);

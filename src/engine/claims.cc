@@ -69,7 +69,7 @@ Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstac
 
 // The code of an op's body touches memory that was there before it, outside of what it declared.
 bool is_undeclared(const Queue& queue) noexcept {
-  return this_thread.running != 0 && queue.birth() != this_thread.running;
+  return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
 }
 
 Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {

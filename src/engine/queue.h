@@ -44,7 +44,8 @@ class Queue {
 
   // The memory that an entry must cover to be counted in the simple way.
   void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
-  // The op in whose body the memory was made; 0: none.
+  // The op in whose body the memory was made; 0: none. kAnyOp: every body may use it undeclared.
+  static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
   // The queue of memory that is not there any more: whoever comes is refused.

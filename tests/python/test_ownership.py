@@ -6,6 +6,7 @@ import gc
 import re
 import threading
 
+import native_library
 import numpy as np
 import pytest
 
@@ -133,6 +134,65 @@ def test_a_read_only_array_moves_read_only_and_a_failed_one_not_at_all():
     tn.push(fail, tn.inout(a))
     with pytest.raises(tn.OpError, match="no data"):
         a.move_to_numpy()
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
+
+
+# ------------------------------------------------------------------------------- with an array
+
+
+def test_a_block_with_an_array_waits_and_gives_the_memory_back():
+    x = np.zeros(3)
+    with tn.from_numpy(x) as a:
+        assert not x.flags.writeable
+        gate = threading.Event()
+        op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a), host="idle")
+        threading.Timer(0.05, gate.set).start()
+    assert op.done()
+    assert x.flags.writeable and x.tolist() == [7, 7, 7]
+    with pytest.raises(tn.MovedError, match="test_ownership"):
+        a.tolist()
+    b = tn.from_numpy(x)
+    assert b.tolist() == [7, 7, 7]
+
+
+def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_no_error():
+    x = np.zeros(3)
+    with pytest.raises(tn.LeaseConflict, match="a writable view of it"):
+        with tn.from_numpy(x) as a:
+            held = np.asarray(a)
+    assert not x.flags.writeable
+    with pytest.raises(KeyError):
+        with a:
+            raise KeyError
+    del held
+
+    def fail(_):
+        raise ValueError("no data")
+
+    with pytest.raises(tn.OpError, match="no data"):
+        with a:
+            tn.push(fail, tn.inout(a), host="idle")
+    assert x.flags.writeable
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_the_debug_mode_finds_a_broken_promise(monkeypatch, is_native):
+    monkeypatch.setenv("TENON_DEBUG", "1")
+    clear = tn.c_function(native_library.generators(), "void clear(void *bytes, size_t n)")
+    a, b = tn.zeros(3), tn.zeros(3)
+    held = np.asarray(a)
+    lease = b.lease("w").detach()
+    arguments = (clear, tn.out(a), 12) if is_native else (tn.fill, tn.out(a), 0)
+    broken = tn.push(*arguments, host="idle", reads=[b])
+    held[0] = 5
+    lease.release()
+    with pytest.raises(tn.OpError, match="the promise of host='idle' was broken"):
+        broken.wait()
+    tn.push(*arguments, host="idle", overwrites=[a]).wait()
+    assert held.tolist() == [0, 0, 0]
     with pytest.raises(ExceptionGroup):
         tn.waitall()
 
