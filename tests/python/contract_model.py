@@ -184,6 +184,13 @@ class Model:
     def host_holds(self, memory, extent, is_write):
         return any((v.is_write or not is_write) and contains(v.extent, extent) for v in memory.host_views())
 
+    def acts_without_a_turn(self, window, is_write):
+        """A call needs no turn of its own: a lease of this thread, or views, hold the memory for it."""
+        memory, extent = window.memory, window.extent
+        own = self.own_lease(memory, extent, is_write)
+        is_under = own is not None and own.allows(extent, is_write)
+        return is_under or self.host_holds(memory, extent, is_write)
+
     def is_host_in_the_way(self, entry):
         return any(view.conflicts(entry.extent, entry.is_write) for view in entry.memory.host_views())
 
