@@ -34,7 +34,7 @@ try:
 except ImportError:
     torch = None
 
-PROGRAMS = 4000 if os.environ.get("TENON_SOAK") == "1" else 200
+PROGRAMS = 2000 if os.environ.get("TENON_SOAK") == "1" else 100
 STEPS = 40
 MOST_ARRAYS = 8
 SHAPE = (4, 2)
