@@ -144,7 +144,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
       }
       set_error_from_exception();
       nb::python_error set;  // takes the error that is set
-      refused = {self, nb::borrow(set.value())};
+      refused = {self, nb::module_::import_("tenon._errors").attr("copied")(set.value())};
       throw set;
     }
     return 0;

@@ -37,14 +37,21 @@ PyType_Spec view_holder_spec = {"tenon._core.ViewHolder", sizeof(ViewHolder), 0,
 
 }  // namespace
 
-nb::object view_holder(const Array& array) {
+namespace {
+
+nb::object holder_for(const Array& array, int32_t access) {
   auto* const holder = PyObject_New(ViewHolder, view_holder_type);
   const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
   holder->view = TENON_VIEW_INIT;
-  call(tenon_view_open, &holder->view, array.get(),
-       static_cast<int32_t>(array.is_readonly() ? TENON_READ : TENON_WRITE_OR_READ), current_site());
+  call(tenon_view_open, &holder->view, array.get(), access, current_site());
   return object;
 }
+
+int32_t usual_access(const Array& array) { return array.is_readonly() ? TENON_READ : TENON_WRITE_OR_READ; }
+
+}  // namespace
+
+nb::object view_holder(const Array& array) { return holder_for(array, usual_access(array)); }
 
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly) {
   const tenon_array_desc& desc = array.desc();
@@ -63,6 +70,10 @@ nb::object numpy_view(const Array& array) {
   const nb::object holder = view_holder(array);
   const int32_t access = tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view);
   return numpy_array_over(array, holder, access == TENON_READ);
+}
+
+nb::object writable_numpy_view(const Array& array) {
+  return numpy_array_over(array, holder_for(array, TENON_WRITE), false);
 }
 
 bool may_view_ndarray(PyObject* exporter) {

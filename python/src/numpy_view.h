@@ -8,9 +8,12 @@
 
 namespace tenon::python {
 
-// A NumPy array on the same memory, writable if array is: a new reference. Throws TypeError (NumPy has no
-// such dtype).
+// A NumPy array on the same memory, writable if array is, but not inside of the caller's own lease for
+// reading: a new reference. Throws TypeError (NumPy has no such dtype).
 nb::object numpy_view(const Array& array);
+
+// The same, to be written to: inside of a lease for reading it is a LeaseConflict.
+nb::object writable_numpy_view(const Array& array);
 
 // A NumPy array on the same memory that keeps base alive, and is no view of the array. Throws TypeError.
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly);

@@ -44,7 +44,7 @@ template <Binary apply>
 PyObject* in_place(PyObject* self, PyObject* right) noexcept {
   return guarded([&] {
     check_writable(share(self));
-    const nb::object view = operand(self);
+    const nb::object view = writable_numpy_view(share(self));
     return written_in_place(self, view, apply(view.ptr(), operand(right).ptr()));
   });
 }
@@ -53,7 +53,7 @@ template <Ternary apply>
 PyObject* in_place_ternary(PyObject* self, PyObject* right, PyObject* third) noexcept {
   return guarded([&] {
     check_writable(share(self));
-    const nb::object view = operand(self);
+    const nb::object view = writable_numpy_view(share(self));
     return written_in_place(self, view, apply(view.ptr(), operand(right).ptr(), operand(third).ptr()));
   });
 }

@@ -50,6 +50,14 @@ class MovedError(TenonError):
     """The memory has been moved out of the array."""
 
 
+def copied(error: BaseException) -> BaseException:
+    """The same error, to be raised another time: without the frames that this one will lead to."""
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 def describe(error: BaseException) -> str:
     """The text of what the body of an op raised, with its traceback; the error lets go of its frames."""
     text = "".join(traceback.format_exception(error)).rstrip()

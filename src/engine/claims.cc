@@ -278,7 +278,7 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Claim& claim) noexcept {
   for (const Entry& e : claim.entries) {
-    if (e.is_overwrite || e.sequence == 0 || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (e.is_overwrite || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};
@@ -302,7 +302,7 @@ void clear_failures(Home& home, const Extent& extent) noexcept {
 
 void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
   for (const Entry& e : claim.entries) {
-    if (e.mode != Mode::kWrite || e.sequence == 0) continue;
+    if (e.mode != Mode::kWrite) continue;
     Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
     Poison* healed = nullptr;
     if (node != nullptr || (e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed))) {

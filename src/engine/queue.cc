@@ -178,35 +178,37 @@ void Queue::open_waiting_views(const Entry& removed, ReadyList* ready) noexcept 
   if (ready->has_opened_views) turns.fetch_add(1, std::memory_order_relaxed);
 }
 
-// The views go to another entry of the same actor that allows them, else to the host.
+// The views go to another entry of the same actor that allows them, else to the host. True if one of these
+// is in the way of work that waits.
 bool Queue::move_views_to_host(Entry* entry) noexcept {
+  bool is_in_the_way = false;
   while (View* const view = entry->views) {
     unlink_from(entry->views, view);
     Entry* const outer = holder_for(view->extent, view->mode);
     view->holder = outer != nullptr && allows(*outer, view->extent, view->mode) ? outer : nullptr;
     link_front(view->holder != nullptr ? view->holder->views : views_, view);
-  }
-  bool is_in_the_way = false;
-  for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (e->is_granted || !e->claim->heeds_host || !is_host_in_the_way(*e)) continue;
-    e->waits_for_host = true;
-    is_in_the_way = true;
+    for (Entry* e = view->holder != nullptr ? nullptr : head_; e != nullptr; e = e->next) {
+      if (e->is_granted || !e->claim->heeds_host) continue;
+      if (!conflict(view->mode, view->extent, e->mode, e->extent)) continue;
+      e->waits_for_host = true;
+      is_in_the_way = true;
+    }
   }
   return is_in_the_way;
 }
 
 Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {
   Entry* weaker = nullptr;
+  Entry* innermost = nullptr;  // what acts under an entry stands behind it
   for (Entry* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted) {
       if (!is_counted_) break;
       continue;
     }
     if (!e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
-    if (allows(*e, extent, mode)) return e;
-    weaker = e;
+    (allows(*e, extent, mode) ? innermost : weaker) = e;
   }
-  return weaker;
+  return innermost != nullptr ? innermost : weaker;
 }
 
 View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {

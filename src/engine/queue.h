@@ -68,8 +68,8 @@ class Queue {
   // become the host's. True if such a view is in the way of an entry that waits: it waits for the host then.
   bool remove(Entry* entry, ReadyList* ready) noexcept;
 
-  // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: one
-  // that allows the access if there is one. Null: none overlaps.
+  // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: the
+  // innermost that allows the access if there is one. Null: none overlaps.
   Entry* holder_for(const Extent& extent, Mode mode) const noexcept;
   static bool allows(const Entry& holder, const Extent& extent, Mode mode) noexcept {
     return (holder.mode == Mode::kWrite || mode == Mode::kRead) && holder.extent.contains(extent);
