@@ -92,6 +92,7 @@ void empty_view(nb::handle view, bool is_alone) {
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
   auto* const fields = reinterpret_cast<PyArrayObject_fields*>(view.ptr());
   if (fields->nd > 0) fields->dimensions[0] = 0;
+  PyArray_CLEARFLAGS(as_numpy(view.ptr()), NPY_ARRAY_WRITEABLE);  // one of no axes keeps its element
   fields->data = reinterpret_cast<char*>(nowhere);
   if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
 }

@@ -14,7 +14,7 @@ constexpr bool kMayReuse = false;  // so that a late use of an object is seen
 constexpr bool kMayReuse = true;
 #endif
 
-// How many blocks a thread keeps to itself.
+// How many blocks a thread keeps to itself, of each kind.
 constexpr int kMostKept = 64;
 
 struct Block {
@@ -27,8 +27,28 @@ void give_to_all(Block* first, Block* last) noexcept {
   Block* head = common.load(std::memory_order_relaxed);
   do {
     last->next = head;
-    // pairs with: BlockCache::take, "a block that another thread has freed"
+    // pairs with: get_some, "a block that another thread has freed"
   } while (!common.compare_exchange_weak(head, first, std::memory_order_release, std::memory_order_relaxed));
+}
+
+// Takes all, and gives back what is too much for one thread.
+Block* get_some() noexcept {
+  // pairs with: give_to_all, "a block that another thread has freed"
+  Block* const first = common.exchange(nullptr, std::memory_order_acquire);
+  Block* last = first;
+  for (int i = 1; i < kMostKept && last != nullptr; ++i) last = last->next;
+  if (last == nullptr) return first;
+  Block* const rest = std::exchange(last->next, nullptr);
+  Block* none = nullptr;
+  // pairs with: get_some, "a block that another thread has freed"
+  if (rest == nullptr ||
+      common.compare_exchange_strong(none, rest, std::memory_order_release, std::memory_order_relaxed)) {
+    return first;
+  }
+  Block* end = rest;
+  while (end->next != nullptr) end = end->next;
+  give_to_all(rest, end);
+  return first;
 }
 
 // The blocks of one thread: those that it has freed itself, and those that it got from the others.
@@ -64,8 +84,7 @@ void* BlockCache::take(size_t size) {
     --mine.n_freed;
     return std::exchange(mine.freed, mine.freed->next);
   }
-  // pairs with: give_to_all, "a block that another thread has freed"
-  if (mine.got == nullptr) mine.got = common.exchange(nullptr, std::memory_order_acquire);
+  if (mine.got == nullptr) mine.got = get_some();
   if (mine.got == nullptr) return ::operator new(kBlock);
   return std::exchange(mine.got, mine.got->next);
 }

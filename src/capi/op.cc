@@ -81,8 +81,9 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
     check(work, use);
     n += capi::unwrap(use.array)->size() != 0 ? 1 : 0;
   }
-  Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, n, work.name, work.site,
-                          sizeof(PushedWork) + uses.size() * sizeof(Array*));
+  Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, std::max<size_t>(n, 1), work.name,
+                          work.site, sizeof(PushedWork) + uses.size() * sizeof(Array*));
+  if (n == 0) op->entries[0].home = &Engine::instance().loose_home();
   auto* const pushed = new (op->context()) PushedWork{work, uses.size()};
   size_t entry = 0;
   for (size_t i = 0; i < uses.size(); ++i) {

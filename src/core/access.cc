@@ -39,7 +39,8 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
       throw_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
     case Refusal::Reason::kShared:
       throw_error(Code::kLeaseConflict, what,
-                  ": another array was imported over the same bytes; drop that one first");
+                  ": another array was imported over the same bytes, or uses them unchecked; drop that one "
+                  "first");
     case Refusal::Reason::kInBody:
       throw_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
     case Refusal::Reason::kWaitsForHost:
@@ -74,7 +75,7 @@ void HostView::open(const Array& array, Access access, const char* site, bool ma
 void HostView::open(Storage& storage, engine::Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
   view_.home = &storage.home();
-  view_.extent = extent;
+  view_.extent = extent.begin != extent.end ? extent : engine::Extent{0, 0};  // which is in nobody's way
   view_.mode = mode_of(access);
   view_.site = site;
   Refusal refusal;
@@ -121,6 +122,7 @@ HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
   claim_.entries = std::span(entries_).first(n);
   claim_.name = name;
   claim_.owner.thread = engine::this_thread_id();
+  claim_.since_ms = engine::coarse_now_ms();
   Refusal refusal;
   if (!claim_.acquire(Deadline(-1), &refusal)) {
     const Use* refused = uses.end() - 1;

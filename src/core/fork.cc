@@ -78,6 +78,9 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
 void in_child() {
   std::vector<Op*> ops;
   for (Queue* queue : locked_queues()) empty(*queue, &ops);
+  engine::this_thread.running = 0;  // what it forked in runs in the parent
+  engine::this_thread.running_claim = nullptr;
+  engine::this_thread.is_finishing = false;
   engine::WaitGraph::instance().clear_after_fork();
   engine::Engine::instance().start_anew_after_fork();
   unlock_all();

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "core/fork.h"
-#include "engine/wait.h"
+#include "engine/engine.h"
 
 namespace tenon {
 namespace {
@@ -70,10 +70,11 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   return Ref<Storage>::adopt(storage);
 }
 
-Ref<Storage> KnownMemory::add_unlisted(const Memory& memory) {
-  const uintptr_t begin = address(memory.extent);
+Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
+  const uintptr_t begin = address(of.data());
   const std::scoped_lock lock(lock_);
   sweep();
+  if (of.moved_at() != nullptr) return {};
   Storage* const storage = new_storage();
   Region* region = nullptr;
   try {
@@ -82,9 +83,17 @@ Ref<Storage> KnownMemory::add_unlisted(const Memory& memory) {
     spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
     throw;
   }
-  set_extent(region, begin, begin + memory.extent_nbytes);
+  set_extent(region, begin, begin + of.nbytes());
   region->set_birth(engine::Queue::kAnyOp);
-  storage->memory_ = memory;
+  region->is_unlisted_ = true;
+  region->next_unlisted_ = std::exchange(unlisted_, region);
+  of.retain();
+  of.unchecked_.fetch_add(1, std::memory_order_relaxed);
+  storage->memory_ = {of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, [](void* owner) {
+                        auto* const kept = static_cast<Storage*>(owner);
+                        kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
+                        kept->release();
+                      }};
   storage->heap_nbytes_ = 0;
   storage->home_.store(region, std::memory_order_relaxed);
   link(storage, region);
@@ -117,11 +126,11 @@ bool KnownMemory::take_out(Storage& storage, const engine::Claim& claim, const c
   sweep();
   Region* const region = &storage.region();
   const engine::Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
+  refusal->reason = engine::Refusal::Reason::kShared;
+  if (region->is_unlisted_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
   for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
     const engine::Extent other{address(s->data()), address(s->data()) + s->nbytes()};
-    if (s == &storage || !other.overlaps(extent)) continue;
-    refusal->reason = engine::Refusal::Reason::kShared;
-    return false;
+    if (s != &storage && other.overlaps(extent)) return false;
   }
   {
     const std::scoped_lock queue(region->lock);
@@ -334,6 +343,12 @@ void KnownMemory::make_idle(Region* region) noexcept {
 void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin_)] = nullptr; }
 
 void KnownMemory::unmap_region(Region* region) noexcept {
+  if (region->is_unlisted_) {
+    Region** place = &unlisted_;
+    while (*place != region) place = &(*place)->next_unlisted_;
+    *place = region->next_unlisted_;
+    region->is_unlisted_ = false;
+  }
   if (region->is_mapped_) {
     auto node = map_.extract(region->begin_);
     if (spare_nodes_.size() < kSpare) recycle(spare_nodes_, std::move(node));
@@ -348,6 +363,7 @@ Storage* KnownMemory::new_storage() {
   spare_storages_.pop_back();
   storage->refs_.reset();
   storage->moved_at_.store(nullptr, std::memory_order_relaxed);
+  storage->unchecked_.store(0, std::memory_order_relaxed);
   return storage;
 }
 
@@ -359,12 +375,18 @@ Region* KnownMemory::new_region() {
 void KnownMemory::visit_queues(void (*visit)(engine::Queue& queue, void* context), void* context) {
   const std::scoped_lock lock(lock_);
   for (const auto& [begin, region] : map_) visit(*region, context);
+  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
+    visit(*region, context);
+  visit(engine::Engine::instance().loose_queue(), context);
 }
 
 void KnownMemory::lock_for_fork(std::vector<engine::Queue*>* queues) {
   lock_.lock();
   queues->reserve(map_.size());
   for (const auto& [begin, region] : map_) queues->push_back(region);
+  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
+    queues->push_back(region);
+  queues->push_back(&engine::Engine::instance().loose_queue());
 }
 
 tenon_view_count Region::views() noexcept {

@@ -30,8 +30,9 @@ class KnownMemory {
   // A storage with one reference over memory, on the region of its extent.
   Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
 
-  // The same on a region of its own that is not in the map, whatever else is known of these bytes.
-  Ref<Storage> add_unlisted(const Memory& memory);
+  // A storage over the memory of another one, which it keeps, on a region of its own that is not in the map.
+  // Null: the memory was moved out.
+  Ref<Storage> add_unchecked(Storage& storage);
 
   // The storage leaves its region, and whoever uses it from then on is refused. Requires that claim holds it
   // for writing. False: somebody else uses its bytes, as the refusal says, and nothing has happened. at:
@@ -53,7 +54,8 @@ class KnownMemory {
   void lock_for_fork(std::vector<engine::Queue*>* queues);
   void unlock_after_fork() noexcept { lock_.unlock(); }
 
-  // Calls visit with the queue of every region that has bytes. Holds the map's lock meanwhile.
+  // Calls visit with the queue of every region that has bytes, and with that of ops that use no memory. Holds
+  // the map's lock meanwhile.
   void visit_queues(void (*visit)(engine::Queue& queue, void* context), void* context);
 
  private:
@@ -92,7 +94,8 @@ class KnownMemory {
   std::vector<Storage*> spare_storages_;
   // Regions are used again but never freed: a thread may still lock one that its memory was merged out of.
   Region* spare_regions_ = nullptr;
-  Region gone_;  // of storages whose memory was moved out; in no map
+  Region* unlisted_ = nullptr;  // those of unchecked storages
+  Region gone_;                 // of storages whose memory was moved out; in no map
   std::vector<Map::node_type> spare_nodes_;
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages

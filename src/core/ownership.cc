@@ -2,6 +2,7 @@
 #include "core/ownership.h"
 
 #include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "core/access.h"
@@ -65,20 +66,12 @@ Ref<Array> renew(const Array& array) {
 }
 
 Ref<Array> unchecked(const Array& array) {
-  Storage& storage = array.storage();
-  Memory memory;
-  memory.data = memory.extent = storage.data();
-  memory.nbytes = memory.extent_nbytes = storage.nbytes();
-  memory.is_readonly = storage.is_readonly();
-  storage.retain();
-  memory.owner = &storage;
-  memory.deleter = [](void* owner) { static_cast<Storage*>(owner)->release(); };
-  try {
-    return Array::make(KnownMemory::instance().add_unlisted(memory), array.layout());
-  } catch (...) {
-    storage.release();
-    throw;
+  if (Ref<Storage> storage = KnownMemory::instance().add_unchecked(array.storage())) {
+    return Array::make(std::move(storage), array.layout());
   }
+  engine::Refusal refusal;
+  refusal.reason = engine::Refusal::Reason::kMoved;
+  throw_refusal(refusal, "use", &array);
 }
 
 }  // namespace tenon

@@ -10,8 +10,8 @@ namespace tenon {
 
 // Takes the memory out of the array's storage: the caller owns it now, and every array on the storage is
 // refused from then on (kMoved). Waits for work that was pushed before. site: as of a view, but lives for
-// ever. Fails with kLeaseConflict when anybody else holds the memory or was given it by another import,
-// kDeadlock, kInterrupted, kOp, kMoved.
+// ever. Fails with kLeaseConflict when anybody else holds the memory, was given it by another import or uses
+// it unchecked, kDeadlock, kInterrupted, kOp, kMoved.
 Memory move_out(Array& array, const char* site);
 
 // An array as this one on new memory, for a whole overwrite that leaves the old values to their readers. The
@@ -20,7 +20,7 @@ Memory move_out(Array& array, const char* site);
 Ref<Array> renew(const Array& array);
 
 // The same window outside of the contract: on a queue of its own, so that it waits for nobody and nobody for
-// it. Keeps the memory alive.
+// it. Keeps the memory alive, and from being moved out. Fails with kMoved.
 Ref<Array> unchecked(const Array& array);
 
 }  // namespace tenon

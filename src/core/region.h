@@ -38,7 +38,9 @@ class Region : public engine::Queue {
   uintptr_t end_ = 0;
   Storage* storages_ = nullptr;  // the storages on this region, the dead ones that nobody swept included
   Region* next_spare_ = nullptr;
-  bool is_mapped_ = false;  // in the interval map: false for memory without bytes
+  Region* next_unlisted_ = nullptr;
+  bool is_unlisted_ = false;  // of an unchecked storage
+  bool is_mapped_ = false;    // in the interval map: false for memory without bytes
 };
 
 }  // namespace tenon

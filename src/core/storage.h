@@ -85,6 +85,8 @@ class Storage {
   engine::Home home_{nullptr};
   // Shared; written under KnownMemory::lock_ and the lock of the queue that it leaves.
   std::atomic<const char*> moved_at_{nullptr};
+  // Shared: unchecked storages over this one's memory. Incremented under KnownMemory::lock_.
+  std::atomic<uint32_t> unchecked_{0};
 
   // Guarded by KnownMemory::lock_.
   Storage* next_on_region_ = nullptr;

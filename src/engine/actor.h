@@ -14,6 +14,7 @@ struct ThisThread {
   uint32_t id = 0;                 // the kernel's; 0 until this_thread_id() has been called
   uint64_t running = 0;            // the number of the op whose body runs here; 0: none
   Claim* running_claim = nullptr;  // that op
+  bool is_finishing = false;       // what runs here belongs to the end of an op, which waits for it
 };
 
 // In the first block of thread-local memory, so that looking costs one instruction.

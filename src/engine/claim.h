@@ -115,6 +115,7 @@ class Claim {
   // Shared: a lease that belongs to nobody.
   std::atomic<bool> is_detached{false};
 
+  uint64_t born_in = 0;         // the op whose body took it; 0: none
   uint64_t seen_by = 0;         // the last walk through the graph of waits that came here
   Claim* next_ready = nullptr;  // of whoever collects claims that have become ready
 

@@ -135,6 +135,7 @@ void notify(ReadyList& ready) noexcept {
 Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   const std::span<Entry> entries = claim.entries;
   if (entries.empty()) return Appended::kGranted;
+  claim.born_in = this_thread.running;
   claim.heeds_host = claim.kind == Kind::kOp && on_host != OnHost::kIgnore;
   lock_homes(entries);
   for (Entry& e : entries) {
@@ -227,6 +228,8 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   Appended result = Appended::kGranted;
   if (queue.is_gone()) {
     result = refuse(refusal, Refusal::Reason::kMoved, {});
+  } else if (view.extent.end == 0) {
+    // No byte: nothing is in its way.
   } else if (queue.has_entries() || is_undeclared(queue)) {
     holder = queue.holder_for(view.extent, view.mode);
     if (holder != nullptr && !Queue::allows(*holder, view.extent, view.mode)) {
@@ -289,14 +292,17 @@ bool has_views(const Claim& claim) noexcept {
     if (e.sequence == 0) continue;
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
+    if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
   }
   return false;
 }
 
 void clear_failures(Home& home, const Extent& extent) noexcept {
+  Poison* spare = new (std::nothrow) Poison;
   Queue& queue = lock_home(home);
-  Poison* healed = queue.heal(extent);
+  Poison* healed = queue.heal(extent, &spare);
   queue.lock.unlock();
+  delete spare;
   while (healed != nullptr) delete std::exchange(healed, healed->next);
 }
 
@@ -305,10 +311,15 @@ void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
     if (e.mode != Mode::kWrite) continue;
     Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
     Poison* healed = nullptr;
-    if (node != nullptr || (e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed))) {
-      const std::scoped_lock lock(e.queue->lock);
-      if (e.is_overwrite || node != nullptr) healed = e.queue->heal(e.extent);
-      if (node != nullptr) e.queue->poison(node);
+    const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
+    if (node != nullptr || may_heal) {
+      Poison* spare = new (std::nothrow) Poison;
+      {
+        const std::scoped_lock lock(e.queue->lock);
+        healed = e.queue->heal(e.extent, &spare);
+        if (node != nullptr) e.queue->poison(node);
+      }
+      delete spare;
     }
     while (healed != nullptr) delete std::exchange(healed, healed->next);
   }

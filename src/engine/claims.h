@@ -66,7 +66,7 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
 // Takes back a view, open or not. Any thread.
 void close_view(View& view) noexcept;
 
-// A view taken under one of the claim's entries lives.
+// A view or a lease that was taken under one of the claim's entries lives.
 bool has_views(const Claim& claim) noexcept;
 
 // Why bytes of this extent hold no value; null: they do.

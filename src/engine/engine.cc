@@ -73,7 +73,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
 
 // The op that is to be pushed counts as unfinished from here on, so that the executor stays the one it is.
 bool Engine::begin_push(Refusal* refusal) noexcept {
-  const bool may_wait = this_thread.running == 0;
+  const bool may_wait = this_thread.running == 0 && !this_thread.is_finishing;
   const auto is_over = [](const Engine& engine) { return engine.has_room(); };
   while (true) {
     const uint64_t limit = this->limit(), byte_limit = this->byte_limit();

@@ -25,8 +25,8 @@ class Engine {
   static Engine& instance() noexcept;
 
   // Takes an op: all of its entries at once, or none. False: refused. Waits while too many ops are unfinished
-  // or hold too much memory, unless the caller is the body of an op. Fails with kClosed at the process' end,
-  // and as set_executor.
+  // or hold too much memory, unless the caller is the body of an op or belongs to its end. Fails with kClosed
+  // at the process' end, and as set_executor.
   bool push(const Ref<Op>& op, OnHost on_host, Refusal* refusal);
 
   // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the refusal says
@@ -60,6 +60,10 @@ class Engine {
 
   // No further pushes; waits for what can end. False: the refusal says why.
   bool shut_down(const Deadline& deadline, Refusal* refusal) noexcept;
+
+  // In which an op stands that uses no memory, so that it is seen by forks and by waits for all ops.
+  Queue& loose_queue() noexcept { return loose_; }
+  Home& loose_home() noexcept { return loose_home_; }
 
   // Of ops and waits.
   Executor& executor();
@@ -97,6 +101,9 @@ class Engine {
   std::atomic<uint32_t> turns_{0};        // moves and wakes when something that waiters wait for may be true
   std::atomic<bool> is_changing_{false};  // no push begins
   std::atomic<bool> is_closed_{false};
+
+  Queue loose_;
+  Home loose_home_{&loose_};
 
   SpinLock failures_lock_;
   std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_

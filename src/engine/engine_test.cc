@@ -421,5 +421,97 @@ TEST_P(EngineOn, CrossedPairsFromTwoPushersDoNotStop) {
   EXPECT_EQ(b.value, 20'000);
 }
 
+TEST(Poison, IsHealedByPartsAndInTheMiddle) {
+  Cell cell;
+  const auto fails = [&cell](size_t begin, size_t end) {
+    const uintptr_t at = cell.extent().begin;
+    return failure_of(cell.home, {at + begin, at + end}).get() != nullptr;
+  };
+  const auto overwrite_part = [&cell](size_t begin, size_t end) {
+    Wanted wanted = write(cell, begin, end);
+    wanted.is_overwrite = true;
+    wait(push({wanted}, [] {}));
+  };
+  Refusal refusal;
+  ASSERT_TRUE(push_failing({write(cell)})->wait(Deadline(-1), &refusal));
+  take_failures();
+  overwrite_part(2, 4);  // in the middle
+  EXPECT_TRUE(fails(0, 2) && fails(4, 8));
+  EXPECT_FALSE(fails(2, 4));
+  overwrite_part(0, 3);
+  EXPECT_FALSE(fails(0, 4));
+  overwrite_part(6, 8);
+  EXPECT_TRUE(fails(4, 6));
+  EXPECT_FALSE(fails(6, 8));
+  overwrite_part(4, 6);
+  EXPECT_FALSE(fails(0, 8));
+}
+
+TEST(Bodies, WhatALeaseIsTakenInIsWhereItAllowsSomething) {
+  Engine::instance().set_executor("inline", 0);
+  Cell a, b;
+  Refusal refusal;
+  Lease outer(write(b));
+  ASSERT_TRUE(outer.acquire(&refusal));
+  wait(push({write(a)}, [&] {
+    Sight view(write(b));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kUndeclared)
+        << "the lease is of the code that pushed";
+    Lease inner(write(a));
+    EXPECT_TRUE(inner.acquire(&refusal));
+    Sight under(write(a));
+    EXPECT_TRUE(under.open(&refusal));
+  }));
+  outer.release();
+  Engine::instance().set_executor("pool", 2);
+}
+
+TEST(Bodies, ALeaseThatABodyKeepsIsSeenAtItsEnd) {
+  Cell cell;
+  Refusal refusal;
+  std::unique_ptr<Lease> kept;
+  std::atomic<bool> is_seen{false};
+  const Ref<Op> op = make({write(cell)}, [&](Op* self) {
+    EXPECT_FALSE(has_views(*self));
+    kept = std::make_unique<Lease>(write(cell));
+    EXPECT_TRUE(kept->acquire(&refusal));
+    is_seen = has_views(*self);
+    self->complete();
+  });
+  ASSERT_TRUE(submit(op));
+  wait(op);
+  EXPECT_TRUE(is_seen);
+  kept.reset();
+}
+
+TEST(Limits, WhatBelongsToTheEndOfAnOpPushesWithoutWaiting) {
+  Engine::instance().set_executor("pool", 1);
+  Engine::instance().set_limits(4, 0);
+  Cell cell;
+  std::atomic<int> runs{0};
+  struct Pusher : DoneCall {
+    Cell* cell;
+    std::atomic<int>* runs;
+  } pusher;
+  pusher.cell = &cell;
+  pusher.runs = &runs;
+  pusher.context = &pusher;
+  pusher.call = [](void* context) {
+    auto& self = *static_cast<Pusher*>(context);
+    for (int i = 0; i < 20; ++i) push({write(*self.cell)}, [&] { ++*self.runs; });
+  };
+  std::atomic<bool> may_end{false};
+  const Ref<Op> op = push({write(cell)}, [&] {
+    while (!may_end) std::this_thread::yield();
+  });
+  op->call_when_done(&pusher);
+  may_end = true;
+  wait(op);
+  wait_all();
+  EXPECT_EQ(runs, 20);
+  Engine::instance().set_limits(10'000, 0);
+  Engine::instance().set_executor("pool", 2);
+}
+
 }  // namespace
 }  // namespace tenon::engine

@@ -119,6 +119,7 @@ Task* Op::finish() noexcept {
   settle(*this, failure_);
   ReadyList ready;
   engine::release(*this, &ready);
+  const bool was_finishing = std::exchange(this_thread.is_finishing, true);
   if (work_.drop != nullptr) work_.drop(work_.context);
   Op* next = nullptr;
   for (Claim* claim = ready.take_all(); claim != nullptr;) {
@@ -145,6 +146,7 @@ Task* Op::finish() noexcept {
     DoneCall* const call = std::exchange(calls, calls->next);
     call->call(call->context);
   }
+  this_thread.is_finishing = was_finishing;
   Engine::instance().note_done();
   return next;
 }
@@ -181,7 +183,7 @@ bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
     refusal->reason = Refusal::Reason::kInBody;
     return false;
   }
-  if (begin_running()) {
+  if (deadline.is_never() && begin_running()) {
     const Outcome outcome = execute();
     if (outcome.next != nullptr) Engine::instance().executor().post(outcome.next);
     if (outcome.is_done) release();  // the engine's: the executor has its own, and the caller

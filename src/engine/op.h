@@ -51,8 +51,8 @@ class Op final : public Claim, public Task {
   void complete() noexcept;
   void fail(Ref<Failure> failure) noexcept;
 
-  // Waits until it is done, and runs it here if it is ready and nobody else does. False: the refusal says
-  // why.
+  // Waits until it is done; without a deadline it runs it here if it is ready and nobody else does. False:
+  // the refusal says why.
   bool wait(const Deadline& deadline, Refusal* refusal) noexcept;
 
   // The body has begun and not ended; a hint.

@@ -12,7 +12,7 @@ bool is_own(const Claim& claim) noexcept {
     case Kind::kCall: return false;
     case Kind::kLease: break;
   }
-  if (claim.is_detached.load(std::memory_order_relaxed)) return false;
+  if (claim.is_detached.load(std::memory_order_relaxed) || claim.born_in != this_thread.running) return false;
   if (claim.owner.thread != this_thread_id()) return false;
   return claim.owner.task == 0 || claim.owner.task == current_task();
 }
@@ -291,15 +291,29 @@ void Queue::poison(Poison* node) noexcept {
   has_poison.store(true, std::memory_order_relaxed);
 }
 
-Poison* Queue::heal(const Extent& extent) noexcept {
+Poison* Queue::heal(const Extent& extent, Poison** spare) noexcept {
   Poison* healed = nullptr;
   Poison** place = &poison_;
   while (Poison* const node = *place) {
-    if (extent.contains(node->extent)) {
+    Extent& bytes = node->extent;
+    if (extent.contains(bytes)) {
       *place = node->next;
       node->next = std::exchange(healed, node);
-    } else {
-      place = &node->next;
+      continue;
+    }
+    place = &node->next;
+    if (!extent.overlaps(bytes)) continue;
+    if (extent.begin <= bytes.begin) {
+      bytes.begin = extent.end;
+    } else if (extent.end >= bytes.end) {
+      bytes.end = extent.begin;
+    } else if (spare != nullptr && *spare != nullptr) {
+      Poison* const behind = std::exchange(*spare, nullptr);
+      behind->extent = {extent.end, bytes.end};
+      behind->failure = node->failure;
+      behind->next = std::exchange(node->next, behind);
+      bytes.end = extent.begin;
+      place = &behind->next;
     }
   }
   has_poison.store(poison_ != nullptr, std::memory_order_relaxed);

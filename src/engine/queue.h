@@ -113,8 +113,9 @@ class Queue {
 
   // Takes over the node.
   void poison(Poison* node) noexcept;
-  // Takes out what lies inside of extent; the caller deletes it, without the lock.
-  Poison* heal(const Extent& extent) noexcept;
+  // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
+  // in two; set to null if it was used; without one that stays as it is.
+  Poison* heal(const Extent& extent, Poison** spare = nullptr) noexcept;
   Ref<Failure> failure_in(const Extent& extent) const noexcept;
 
   // For a merge: everything that `other`, which holds no entries and views, knows.

@@ -304,6 +304,7 @@ Sleep::~Sleep() {
 WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
   const int64_t left = deadline_.left_ns();
   if (left <= 0) {
+    if (walked_ns_ != 0) return WaitEnd::kTimeout;
     return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
   }
   const int64_t slice = Engine::instance().has_own_threads() ? kSliceNs : kHelperSliceNs;
@@ -311,15 +312,19 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ob
   const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;
   if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
-  if (now_ns() < next_look_ns_) return WaitEnd::kOver;
-  return has_walked_ ? look_at_views(obstacle) : look_at_own_leases(obstacle);
+  const int64_t now = now_ns();
+  const bool may_walk_again = waiter_.waits_for_all && now - walked_ns_ >= kSliceNs;
+  if (walked_ns_ == 0 ? now >= next_look_ns_ : may_walk_again) {
+    if (look_at_own_leases(obstacle) == WaitEnd::kDeadlock) return WaitEnd::kDeadlock;
+  }
+  return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(obstacle);
 }
 
-// Once: a circle that closes later is seen by who closes it.
+// As a rule once: a circle that closes later is seen by who closes it. But to the ops that a wait for all of
+// them waits for a body may add others.
 WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
-  if (has_walked_) return WaitEnd::kOver;
-  has_walked_ = true;
-  next_look_ns_ = began_ns_ + kViewsNs;
+  if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;
+  walked_ns_ = now_ns();
   return WaitGraph::instance().is_deadlock(waiter_, obstacle) ? WaitEnd::kDeadlock : WaitEnd::kOver;
 }
 
@@ -386,7 +391,9 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
   // It was granted in the last moment: become_ready() is under way, and this must outlive it.
   // pairs with: BlockingClaim::become_ready, "what was waited for"
   while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
-  return true;
+  if (refusal->reason != Refusal::Reason::kInterrupted) return true;
+  release(*this);  // the interrupt is an error in flight
+  return false;
 }
 
 }  // namespace tenon::engine

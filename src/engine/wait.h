@@ -111,7 +111,7 @@ class Sleep {
   void* token_ = nullptr;
   const int64_t began_ns_;
   int64_t next_look_ns_;
-  bool has_walked_ = false;
+  int64_t walked_ns_ = 0;  // 0: not yet
 };
 
 // Polling before sleeping: to be put asleep and woken costs more than most ops take.
@@ -136,7 +136,7 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
       if (is_over(value)) break;
-      if (!help()) end = sleep.while_equal(word, value, obstacle);
+      if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, obstacle);
     }
   }
   WaitGraph::instance().leave(&waiter);

@@ -312,6 +312,23 @@ TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
   wait_all();
 }
 
+TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
+  Cell a, b;
+  listed_cells = {&a, &b};
+  Refusal refusal;
+  {
+    Lease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    push({write(b)}, [&a] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      push({write(a)}, [] {});
+    });
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+              Refusal::Reason::kDeadlock);
+  }
+  wait_all();
+}
+
 TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
   Cell a;
   listed_cells = {&a};

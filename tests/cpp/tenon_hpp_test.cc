@@ -161,8 +161,11 @@ TEST(Array, CopiesAndFillsElements) {
 
 TEST(Array, GivesItsMemoryAwayOrUsesItOutsideOfTheContract) {
   const Array a = Array::zeros<float>({4});
-  const Array free = a.unchecked();
-  EXPECT_EQ(free.data(), a.data());
+  {
+    const Array free = a.unchecked();
+    EXPECT_EQ(free.data(), a.data());
+    EXPECT_THROW((void)a.move_out(), Error) << "somebody may use it at any time";
+  }
   EXPECT_NE(a.renewed().data(), a.data());
   EXPECT_EQ(a.moved_at(), nullptr);
   {
