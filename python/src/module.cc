@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "exchange_table.h"
 #include "feed_parts.h"
+#include "fork_gate.h"
 #include "from_numpy.h"
 #include "function.h"
 #include "ndarray.h"
@@ -50,6 +51,7 @@ NB_MODULE(core, module) {
   add_feed(module);
   add_from_dlpack(module);
   add_waiting(module);
+  add_fork_gate(module);
   add_leases(module);
   add_ops(module);
   add_ownership(module);

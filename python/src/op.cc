@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fork_gate.h"
 #include "methods.h"
 #include "numpy_lend.h"
 #include "op.h"
@@ -68,14 +69,13 @@ void run_body(Body& self, tenon_op* op) {
 }
 
 void run(void* context, tenon_op* op) {
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const EngineThread gil;
   try {
     run_body(*static_cast<Body*>(context), op);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("an op of tenon");
     tenon_op_fail(op, 0, "its failure could not be described", nullptr, nullptr);
   }
-  PyGILState_Release(state);
 }
 
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anyone holds it.
@@ -136,13 +136,12 @@ void NativeOp::on_done(nb::object function) const {
     call(
         tenon_op_on_done, op_,
         +[](void* context) {
-          const PyGILState_STATE state = PyGILState_Ensure();
+          const EngineThread gil;
           auto* const object = static_cast<owners::Object*>(context);
           PyObject* const result = PyObject_CallNoArgs(object->object);
           if (result == nullptr) PyErr_WriteUnraisable(object->object);
           Py_XDECREF(result);
           owners::release(object);
-          PyGILState_Release(state);
         },
         static_cast<void*>(node));
   } catch (...) {
@@ -233,14 +232,6 @@ void add_ops(nb::module_& module) {
     return std::string(name);
   });
   module.def("set_engine_limits", tenon_engine_set_limits, nb::arg("ops"), nb::arg("nbytes"));
-  module.def(
-      "wait_for_bodies",
-      [](double timeout) {
-        const nb::gil_scoped_release released;
-        tenon_error error = TENON_ERROR_INIT;
-        return tenon_engine_wait_for_bodies(nanoseconds(timeout), &error) == TENON_OK;
-      },
-      nb::arg("timeout"));
   module.def(
       "shut_down_engine",
       [](double timeout) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "elements.h"
+#include "fork_gate.h"
 #include "function.h"
 #include "ndarray.h"
 #include "op.h"
@@ -22,8 +23,12 @@ class PushedCall final : public Result {
   void run(tenon_op* op) {
     PyThreadState* const state = owners::holds_gil() ? PyEval_SaveThread() : nullptr;
     tenon_error error = TENON_ERROR_INIT;
-    const tenon_status status = tenon_function_call(function_.get(), static_cast<int32_t>(arguments_.size()),
-                                                    arguments_.data(), &result_, &error);
+    tenon_status status = TENON_OK;
+    {
+      const GatePass pass;
+      status = tenon_function_call(function_.get(), static_cast<int32_t>(arguments_.size()),
+                                   arguments_.data(), &result_, &error);
+    }
     if (state != nullptr) PyEval_RestoreThread(state);
     if (status == TENON_OK) {
       tenon_op_complete(op);

@@ -4,6 +4,7 @@
 // threads let go of is freed.
 #include "waiting.h"
 
+#include "fork_gate.h"
 #include "owners.h"
 
 namespace tenon::python {
@@ -80,16 +81,13 @@ int32_t is_alone(void* token) {
 }
 
 void report_wait(const char* text) {
-  const PyGILState_STATE state = PyGILState_Ensure();
-  {
-    const KeepError keep_error;
-    try {
-      nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text);
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("tenon");
-    }
+  const EngineThread gil;
+  const KeepError keep_error;
+  try {
+    nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("tenon");
   }
-  PyGILState_Release(state);
 }
 
 }  // namespace

@@ -841,6 +841,15 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
         The capsule was consumed before; the device is unknown.
     """
 
+def before_fork(seconds: float) -> None:
+    """
+    Holds back bodies of ops that would begin, and waits for those that run.
+    """
+
+def after_fork_in_parent() -> None: ...
+
+def after_fork_in_child() -> None: ...
+
 class NativeLease:
     """The native part of tenon.Lease."""
 
@@ -886,8 +895,6 @@ def set_engine(name: str, workers: int) -> None: ...
 def engine_name() -> str: ...
 
 def set_engine_limits(ops: int, nbytes: int) -> None: ...
-
-def wait_for_bodies(timeout: float) -> _bool: ...
 
 def shut_down_engine(timeout: float) -> None: ...
 

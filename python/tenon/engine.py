@@ -441,7 +441,11 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
 
 
 # A fork in the middle of a body would leave the child with memory that is half written.
-os.register_at_fork(before=functools.partial(_core.wait_for_bodies, _FORK_SECONDS))
+os.register_at_fork(
+    before=functools.partial(_core.before_fork, _FORK_SECONDS),
+    after_in_parent=_core.after_fork_in_parent,
+    after_in_child=_core.after_fork_in_child,
+)
 
 
 @atexit.register

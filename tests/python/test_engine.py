@@ -5,6 +5,7 @@ import asyncio
 import gc
 import random
 import threading
+import time
 
 import native_library
 import numpy as np
@@ -206,6 +207,56 @@ def test_engines_are_named():
         tn.set_engine("bogus")
 
 
+def test_arrays_without_elements_are_uses_like_others():
+    a, b = tn.zeros((0, 3)), tn.zeros(4)
+    assert tn.push(lambda x: x.shape, a).result() == (0, 3)
+    assert tn.push(lambda x, y: (x.shape, y.shape), tn.out(b[2:2]), tn.inout(a)).result() == ((0,), (0, 3))
+
+
+def test_a_lease_of_the_waiter_allows_nothing_to_a_body_that_it_runs():
+    a, b = tn.zeros(3), tn.zeros(3)
+    with b.write():
+        op = tn.push(lambda x: b.tolist(), a)
+        with pytest.raises(tn.OpError, match="has not declared it"):
+            op.wait()
+
+
+def test_a_lease_that_a_body_keeps_fails_the_op():
+    a = tn.zeros(3)
+    kept = []
+    with pytest.raises(tn.OpError, match="lives on after it"):
+        tn.push(lambda x: kept.append(a.lease("w")), tn.inout(a)).wait()
+    kept.pop().release()
+    a[...] = 0
+
+
+def test_a_wait_with_a_timeout_does_not_run_the_body(engine):
+    if engine != "pool":
+        pytest.skip("the body would run in this thread")
+    a, b = tn.zeros(3), tn.zeros(3)
+    gate = threading.Event()
+    with tn.set_engine("pool", 1):
+        busy = tn.push(lambda x: gate.wait(10), a)
+        op = tn.push(lambda x: gate.wait(10), b)
+        with pytest.raises(TimeoutError):
+            op.wait(timeout=0.05)
+        gate.set()
+        busy.wait()
+        op.wait()
+
+
+def test_a_part_that_is_overwritten_holds_a_value_again():
+    a = tn.zeros((3, 2))
+    tn.push(fail, tn.inout(a)).exception()
+    a[1] = 1
+    assert a[1].tolist() == [1, 1]
+    with pytest.raises(tn.OpError):
+        a.tolist()
+    a[0] = 1
+    a[2] = 1
+    assert a.tolist() == [[1, 1]] * 3
+
+
 # ----------------------------------------------------------------------- native functions as ops
 
 
@@ -301,6 +352,16 @@ def test_a_lone_thread_that_waits_behind_its_own_view_is_told(engine):
     del x
     op.wait()
     assert b.tolist() == [2] * 3
+
+
+def test_waitall_sees_what_a_body_pushes_behind_the_caller_s_lease(engine):
+    if engine != "pool":
+        pytest.skip("the body would run in this thread")
+    a, b = tn.zeros(3), tn.zeros(3)
+    with a.write():
+        tn.push(lambda x: (time.sleep(0.05), tn.push(tn.fill, tn.out(a), 1)), tn.inout(b), name="pusher")
+        with pytest.raises(tn.DeadlockError):
+            tn.waitall()
 
 
 def test_a_wait_behind_a_view_in_a_dead_cycle_ends():

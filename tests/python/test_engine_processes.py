@@ -184,3 +184,81 @@ def test_a_refused_buffer_does_not_outlive_the_interpreter():
             print("refused")
     """)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+@pytest.mark.parametrize("wait", ["a.lease('r')", "a.wait_to_read()", "a.__setitem__(..., 1)"])
+def test_a_handler_that_gives_the_lease_back_and_raises_ends_the_wait_with_its_error(wait):
+    done = run(f"""
+        import os, signal, threading, tenon as tn
+        class Stop(Exception):
+            pass
+        a = tn.zeros(3)
+        def hold():
+            held.append(a.lease("w").detach())
+            taken.set()
+        held, taken = [], threading.Event()
+        threading.Thread(target=hold).start()
+        taken.wait()
+        def handler(*_):
+            held.pop().release()
+            raise Stop
+        signal.signal(signal.SIGUSR1, handler)
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        try:
+            {wait}
+        except Stop as error:
+            print("stopped", error.__cause__)
+        print(a.tolist(), a.leases())
+    """)
+    assert done.stdout == "stopped None\n[0.0, 0.0, 0.0] []\n", (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("push", ["tn.push(wait)", "tn.push(wait, a.unchecked())", "tn.push(wait, a)"])
+def test_an_op_of_any_kind_has_failed_in_a_forked_child(push):
+    done = run(f"""
+        import os, threading, tenon as tn
+        a = tn.zeros(3)
+        gate = threading.Event()
+        def wait(*_):
+            gate.wait(10)
+        op = {push}
+        child = os.fork()
+        if child == 0:
+            try:
+                op.wait(5)
+            except tn.OpError as error:
+                print("process forked" in str(error), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        gate.set()
+        op.wait()
+    """)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_forks_beside_bodies_that_begin_and_end_do_not_hang():
+    done = run("""
+        import os, threading, time, tenon as tn
+        a = [tn.zeros(3) for _ in range(4)]
+        is_over = False
+        def push():
+            while not is_over:
+                for array in a:
+                    tn.push(lambda x: x.fill(1), tn.inout(array)).wait()
+        threads = [threading.Thread(target=push) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        begin = time.monotonic()
+        forks = 0
+        while time.monotonic() - begin < 3:
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            forks += 1
+        is_over = True
+        for thread in threads:
+            thread.join()
+        print(forks > 20)
+    """)
+    assert done.stdout == "True\n", (done.stdout, done.stderr)

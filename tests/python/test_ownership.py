@@ -158,21 +158,18 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
 
 def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_no_error():
     x = np.zeros(3)
-    with pytest.raises(tn.LeaseConflict, match="a writable view of it"):
-        with tn.from_numpy(x) as a:
-            held = np.asarray(a)
+    with pytest.raises(tn.LeaseConflict, match="a writable view of it"), tn.from_numpy(x) as a:
+        held = np.asarray(a)
     assert not x.flags.writeable
-    with pytest.raises(KeyError):
-        with a:
-            raise KeyError
+    with pytest.raises(KeyError), a:
+        raise KeyError
     del held
 
     def fail(_):
         raise ValueError("no data")
 
-    with pytest.raises(tn.OpError, match="no data"):
-        with a:
-            tn.push(fail, tn.inout(a), host="idle")
+    with pytest.raises(tn.OpError, match="no data"), a:
+        tn.push(fail, tn.inout(a), host="idle")
     assert x.flags.writeable
     with pytest.raises(ExceptionGroup):
         tn.waitall()
@@ -290,6 +287,19 @@ def test_an_unchecked_array_waits_for_nobody_and_nobody_for_it():
     del a
     gc.collect()
     assert free.data_ptr == address and free.tolist() == [4, 4, 4]
+
+
+def test_memory_that_is_used_unchecked_does_not_move_and_moved_memory_is_not_used_unchecked():
+    a = tn.ones(3)
+    free = a.unchecked()
+    for array in (a, free):
+        with pytest.raises(tn.LeaseConflict, match="unchecked"):
+            array.move_to_numpy()
+    del array, free
+    x = a.move_to_numpy()
+    with pytest.raises(tn.MovedError):
+        a.unchecked()
+    assert x.tolist() == [1] * 3
 
 
 # ------------------------------------------------------------------------------------------- repr

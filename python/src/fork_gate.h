@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A fork in the middle of a body leaves the child with memory that is half written. And threads of the engine
+// run Python code: a fork must not meet one of them while CPython makes or ends its thread state, because that
+// takes a lock which in the child stays locked for ever. So bodies pass a gate, which a fork closes.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// A body runs while it lives. While a fork is under way a thread without the GIL waits here; one with it must
+// give it away before.
+class GatePass {
+ public:
+  explicit GatePass(bool is_needed = true) noexcept;
+  GatePass(const GatePass&) = delete;
+  GatePass& operator=(const GatePass&) = delete;
+  ~GatePass();
+
+ private:
+  const bool is_first_;  // of this thread
+};
+
+// The GIL, for a thread of which Python may know nothing.
+class EngineThread {
+ public:
+  EngineThread() noexcept;
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+  ~EngineThread();
+
+ private:
+  const GatePass pass_;
+  PyGILState_STATE state_;
+};
+
+// before_fork, after_fork_in_parent, after_fork_in_child.
+void add_fork_gate(nb::module_& module);
+
+}  // namespace tenon::python
