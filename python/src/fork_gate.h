@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A fork in the middle of a body leaves the child with memory that is half written. And threads of the engine
-// run Python code: a fork must not meet one of them while CPython makes or ends its thread state, because that
-// takes a lock which in the child stays locked for ever. So bodies pass a gate, which a fork closes.
+// run Python code: a fork must not meet one of them while CPython makes or ends its thread state, because
+// that takes a lock which in the child stays locked for ever. So bodies pass a gate, which a fork closes.
 #pragma once
 
 #include "python.h"

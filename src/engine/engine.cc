@@ -74,18 +74,17 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
 // The op that is to be pushed counts as unfinished from here on, so that the executor stays the one it is.
 bool Engine::begin_push(Refusal* refusal) noexcept {
   const bool may_wait = this_thread.running == 0 && !this_thread.is_finishing;
-  const auto is_over = [](const Engine& engine) { return engine.has_room(); };
   while (true) {
     const uint64_t limit = this->limit(), byte_limit = this->byte_limit();
     const bool is_full =
         (limit != 0 && has_reached(limit)) || (byte_limit != 0 && Queue::held_nbytes() >= byte_limit);
-    if (may_wait && is_full && !wait_for_turn(is_over, Deadline(-1), refusal)) return false;
+    if (may_wait && is_full && !wait_for_turn(has_room_in, Deadline(-1), refusal)) return false;
     // pairs with: Engine::set_executor, "no push beside a change"
     pushed_.fetch_add(1, std::memory_order_seq_cst);
     // pairs with: Engine::set_executor, "no push beside a change"
     if (!may_wait || !is_changing_.load(std::memory_order_seq_cst)) return true;
     note_done();
-    if (!wait_for_turn(is_over, Deadline(-1), refusal)) return false;
+    if (!wait_for_turn(has_room_in, Deadline(-1), refusal)) return false;
   }
 }
 
@@ -106,15 +105,16 @@ bool Engine::has_room() const noexcept {
   return is_within(limit() / 2, byte_limit() / 2) && !is_changing_.load(std::memory_order_seq_cst);
 }
 
+bool Engine::has_room_in(const Engine& engine) noexcept { return engine.has_room(); }
+
 void Engine::note_done() noexcept {
   // pairs with: Engine::wait_all, "somebody waits for all ops"
   finished_.fetch_add(1, std::memory_order_seq_cst);
   // pairs with: Engine::wait_for_turn, "somebody waits for all ops"
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
-  const uint64_t left = unfinished();
-  const bool may_end_waits =
-      left == 0 || left == limit() / 2 || short_of_memory_.load(std::memory_order_relaxed) != 0;
-  if (!may_end_waits) return;
+  const bool has_ended_wait =
+      unfinished() == 0 || (pushers_.load(std::memory_order_relaxed) != 0 && has_room());
+  if (!has_ended_wait) return;
   // pairs with: engine::wait, "what was waited for"
   turns_.fetch_add(1, std::memory_order_release);
   futex_wake_all(turns_);
@@ -136,14 +136,14 @@ bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
-  const uint32_t short_of_memory = Queue::held_nbytes() > byte_limit() / 2 ? 1 : 0;
-  short_of_memory_.fetch_add(short_of_memory, std::memory_order_relaxed);
+  const uint32_t is_pusher = is_over == has_room_in ? 1 : 0;
+  pushers_.fetch_add(is_pusher, std::memory_order_relaxed);
   // pairs with: Engine::note_done, "somebody waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);
   const auto is_over_now = [this, is_over](uint32_t) { return is_over(*this); };
   const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &refusal->obstacle);
   waiters_.fetch_sub(1, std::memory_order_relaxed);
-  short_of_memory_.fetch_sub(short_of_memory, std::memory_order_relaxed);
+  pushers_.fetch_sub(is_pusher, std::memory_order_relaxed);
   return engine::is_over(end, refusal);
 }
 
@@ -253,7 +253,7 @@ void Engine::start_anew_after_fork() noexcept {
   new (&changers_) std::mutex;
   new (&change_) std::mutex;
   is_changing_.store(false, std::memory_order_relaxed);
-  short_of_memory_.store(0, std::memory_order_relaxed);
+  pushers_.store(0, std::memory_order_relaxed);
   executor_.store(nullptr, std::memory_order_relaxed);  // its threads are not here
   finished_.store(pushed_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   waiters_.store(0, std::memory_order_relaxed);

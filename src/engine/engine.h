@@ -87,6 +87,7 @@ class Engine {
   bool is_within(uint64_t ops, uint64_t nbytes) const noexcept;
   bool has_reached(uint64_t limit) noexcept;
   bool has_room() const noexcept;
+  static bool has_room_in(const Engine& engine) noexcept;
   bool begin_push(Refusal* refusal) noexcept;
   bool wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
                      Refusal* refusal) noexcept;
@@ -97,7 +98,7 @@ class Engine {
   std::atomic<uint64_t> limit_{10'000};
   std::atomic<uint64_t> byte_limit_;  // half of the machine's memory at first
   std::atomic<uint32_t> waiters_{0};
-  std::atomic<uint32_t> short_of_memory_{0};  // waiters that wait for ops to let go of memory
+  std::atomic<uint32_t> pushers_{0};      // waiters that wait for room
   std::atomic<uint32_t> turns_{0};        // moves and wakes when something that waiters wait for may be true
   std::atomic<bool> is_changing_{false};  // no push begins
   std::atomic<bool> is_closed_{false};

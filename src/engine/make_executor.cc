@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
+#include <fstream>
+#include <string>
 
 #include "base/error.h"
 #include "engine/executor.h"
@@ -45,14 +48,25 @@ uint64_t parsed_seed(std::string_view name) {
   return seed;
 }
 
+// The file that code stands in, as the kernel knows it (proc(5), "/proc/pid/maps"): a path from the root,
+// also where it was loaded by another one and the process has changed its folder since.
+std::string file_of(const void* code) {
+  std::ifstream maps("/proc/self/maps");
+  const auto address = reinterpret_cast<uintptr_t>(code);
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx", &begin, &end) != 2 || address < begin || address >= end)
+      continue;
+    const size_t path = line.find('/');
+    return path == std::string::npos ? "" : line.substr(path);
+  }
+  return "";
+}
+
 // Beside the library, or the program, that this code stands in.
 std::string tbb_library_path() {
-  Dl_info here{};
-  dladdr(reinterpret_cast<const void*>(&make_tbb_executor), &here);
-  const std::string_view file = here.dli_fname != nullptr ? here.dli_fname : "";
-  const size_t slash = file.rfind('/');
-  const std::string_view folder = slash == std::string_view::npos ? "." : file.substr(0, slash);
-  return concat(folder, "/libtenon_tbb.so");
+  const std::string file = file_of(reinterpret_cast<const void*>(&make_tbb_executor));
+  return file.substr(0, file.rfind('/') + 1) + "libtenon_tbb.so";
 }
 
 }  // namespace

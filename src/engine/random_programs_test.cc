@@ -164,7 +164,17 @@ class Program {
     return all;
   }
   void heal(const Wanted& w) {
-    std::erase_if(poisoned_, [&](const Poisoned& p) { return contains(w, p.what); });
+    std::vector<Poisoned> rest;
+    for (const Poisoned& p : poisoned_) {
+      Poisoned before = p, behind = p;
+      if (p.what.cell == w.cell) {
+        before.what.end = std::min(p.what.end, w.begin);
+        behind.what.begin = std::max(p.what.begin, w.end);
+        if (behind.what.begin < behind.what.end) rest.push_back(behind);
+      }
+      if (before.what.begin < before.what.end) rest.push_back(before);
+    }
+    poisoned_ = std::move(rest);
   }
   void poison(const Wanted& w, const Causes& causes) {
     heal(w);
