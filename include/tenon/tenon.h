@@ -372,7 +372,7 @@ TENON_API void tenon_statistics_get(tenon_statistics* out);
  * belongs to its thread: what that thread does to the array meanwhile acts under it. */
 
 typedef struct tenon_lease {
-  void* reserved[32]; /* zero before the first use; must not move while held */
+  void* reserved[32]; /* zero before the first use; must not move while held or requested */
 } tenon_lease;
 
 #define TENON_LEASE_INIT {{0}}
@@ -405,6 +405,22 @@ TENON_API int32_t tenon_lease_fail(tenon_lease* lease, const char* message);
 
 /* From now on the lease belongs to nobody: any thread may release it, and no deadlock is seen in it. */
 TENON_API void tenon_lease_detach(tenon_lease* lease);
+
+/* tenon_lease_acquire for a task of an asynchronous program, whose thread must not sleep. *is_granted: 1: it is
+ * held. 0: done(context) is called once when it has been granted, from any thread, perhaps before this returns;
+ * nothing but tenon_lease_cancel may be called before that, then tenon_lease_check. timeout_ns is not used.
+ * Fails as tenon_lease_acquire, with DEADLOCK at once; then done is not called. */
+TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array,
+                                           const tenon_lease_options* options, void (*done)(void* context),
+                                           void* context, int32_t* is_granted, tenon_error* error);
+
+/* Takes a request back. Not 0: done will not be called. 0: it has been granted, and done has been or will be
+ * called: from then on it is to be released, and counts as not written. */
+TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
+
+/* To be called when a request has been granted, before the memory is used. Fails with OP as tenon_lease_acquire;
+ * the lease is not held then. */
+TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
 enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
 
@@ -502,6 +518,24 @@ TENON_API tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_err
  * NO_MEMORY. */
 TENON_API tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void* context), void* context,
                                         tenon_error* error);
+
+typedef struct tenon_await {
+  void* reserved[12]; /* zero before the first use; must not move between begin and end */
+} tenon_await;
+
+#define TENON_AWAIT_INIT {{0}}
+
+/* Says that a task of an asynchronous program on this thread waits for the op, of whose end tenon_op_on_done
+ * tells it: so that others see when they wait for each other. Fails with DEADLOCK (the op waits behind a
+ * lease of the task's own, also around other tasks and threads) and LEASE_CONFLICT (in the body of an op);
+ * then nothing has begun. task: as of tenon_lease_options. */
+TENON_API tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, tenon_error* error);
+/* The task goes on. Idempotent. */
+TENON_API void tenon_await_end(tenon_await* await);
+
+/* Runs an op that is ready in this thread, where the engine has no threads that would ("seeded:N"). 1: it has
+ * run one; 0: none is ready; -1: the engine has its own threads. */
+TENON_API int32_t tenon_engine_help(void);
 
 /* Waits until no op is unfinished. Fails as tenon_op_wait, but not with OP: tenon_failures_take. */
 TENON_API tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error);

@@ -52,9 +52,15 @@ const std::map<std::string, Call>& entries() {
       {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, nullptr, e); }},
       {"tenon_lease_acquire",
        [](tenon_error* e) { return tenon_lease_acquire(nullptr, nullptr, nullptr, e); }},
+      {"tenon_lease_request",
+       [](tenon_error* e) {
+         return tenon_lease_request(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, e);
+       }},
+      {"tenon_lease_check", [](tenon_error* e) { return tenon_lease_check(nullptr, e); }},
       {"tenon_push", [](tenon_error* e) { return tenon_push(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_op_wait", [](tenon_error* e) { return tenon_op_wait(nullptr, 0, e); }},
       {"tenon_op_on_done", [](tenon_error* e) { return tenon_op_on_done(nullptr, nullptr, nullptr, e); }},
+      {"tenon_await_begin", [](tenon_error* e) { return tenon_await_begin(nullptr, nullptr, 0, e); }},
       {"tenon_wait_all", [](tenon_error* e) { return tenon_wait_all(0, e); }},
       {"tenon_array_wait", [](tenon_error* e) { return tenon_array_wait(nullptr, 0, 0, e); }},
       {"tenon_engine_set", [](tenon_error* e) { return tenon_engine_set(nullptr, 0, e); }},

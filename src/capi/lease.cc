@@ -17,6 +17,21 @@ namespace {
 Lease* unwrap(tenon_lease* lease) noexcept { return reinterpret_cast<Lease*>(lease); }
 static_assert(sizeof(Lease) <= sizeof(tenon_lease) && alignof(Lease) <= alignof(tenon_lease));
 
+// Fails with kValue for arguments that cannot work.
+void check_arguments(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
+                     const char* function) {
+  not_null(lease, "lease");
+  not_null(array, "array");
+  not_null(options, "options");
+  check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
+  check_flags(options->flags, TENON_OVERWRITE, function);
+  if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
+}
+
+engine::Actor owner_in(const tenon_lease_options& options) noexcept {
+  return {options.thread != 0 ? options.thread : engine::this_thread_id(), options.task};
+}
+
 void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
   static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
   *to = {};
@@ -40,19 +55,33 @@ extern "C" {
 tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
                                  tenon_error* error) {
   return guarded(error, [&] {
-    not_null(lease, "lease");
-    not_null(array, "array");
-    not_null(options, "options");
-    check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
-    check_flags(options->flags, TENON_OVERWRITE, "tenon_lease_acquire");
-    if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
-    engine::Actor owner{options->thread, options->task};
-    if (owner.thread == 0) owner.thread = engine::this_thread_id();
+    check_arguments(lease, array, options, "tenon_lease_acquire");
     auto* const fresh = new (lease) Lease;
     fresh->acquire(*capi::unwrap(array), checked_access(options->access),
-                   (options->flags & TENON_OVERWRITE) != 0, owner, options->site,
+                   (options->flags & TENON_OVERWRITE) != 0, owner_in(*options), options->site,
                    Deadline(options->timeout_ns));
   });
+}
+
+tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
+                                 void (*done)(void*), void* context, int32_t* is_granted,
+                                 tenon_error* error) {
+  return guarded(error, [&] {
+    check_arguments(lease, array, options, "tenon_lease_request");
+    not_null(reinterpret_cast<const void*>(done), "done");
+    not_null(is_granted, "is_granted");
+    auto* const fresh = new (lease) Lease;
+    const bool is_held = fresh->request(*capi::unwrap(array), checked_access(options->access),
+                                        (options->flags & TENON_OVERWRITE) != 0, owner_in(*options),
+                                        options->site, done, context);
+    *is_granted = is_held ? 1 : 0;
+  });
+}
+
+int32_t tenon_lease_cancel(tenon_lease* lease) { return lease != nullptr && unwrap(lease)->cancel() ? 1 : 0; }
+
+tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(lease, "lease"))->check(); });
 }
 
 int32_t tenon_lease_release(tenon_lease* lease) {

@@ -49,6 +49,15 @@ struct PushedWork {
   }
 };
 
+// A task that waits for an op. Zero memory is one that has not begun.
+struct Await {
+  Ref<Op> op;
+  engine::Waiter waiter;
+};
+
+Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
+static_assert(sizeof(Await) <= sizeof(tenon_await) && alignof(Await) <= alignof(tenon_await));
+
 engine::OnHost on_host_from(int32_t on_conflict) {
   switch (on_conflict) {
     case TENON_CONFLICT_RAISE: return engine::OnHost::kRaise;
@@ -179,6 +188,40 @@ tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void*), void* context, 
     };
     unwrap(op)->call_when_done(call);
   });
+}
+
+tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(await, "await");
+    Op& self = *unwrap(not_null(op, "op"));
+    if (unwrap(await)->op) throw_error(Code::kValue, "the await has begun already: end it first");
+    if (self.is_done()) return;
+    Refusal refusal;
+    refusal.reason = Refusal::Reason::kInBody;
+    if (engine::this_thread.running != 0) throw_refusal(refusal, "wait for an op on", nullptr);
+    auto* const fresh = new (await) Await;
+    fresh->op = Ref<Op>::share(&self);
+    fresh->waiter.actor = {engine::this_thread_id(), task};
+    fresh->waiter.is_thread = false;
+    fresh->waiter.claim = &self;
+    engine::WaitGraph& graph = engine::WaitGraph::instance();
+    graph.enter(&fresh->waiter);
+    if (!graph.is_deadlock(fresh->waiter, &refusal.obstacle)) return;
+    tenon_await_end(await);
+    refusal.reason = Refusal::Reason::kDeadlock;
+    throw_refusal(refusal, "wait for an op on", nullptr);
+  });
+}
+
+void tenon_await_end(tenon_await* await) {
+  if (await == nullptr || !unwrap(await)->op) return;
+  engine::WaitGraph::instance().leave(&unwrap(await)->waiter);
+  unwrap(await)->op = {};
+}
+
+int32_t tenon_engine_help(void) {
+  if (Engine::instance().has_own_threads()) return -1;
+  return engine::help() ? 1 : 0;
 }
 
 tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {

@@ -46,16 +46,19 @@ void unlock_all() {
   engine::WaitGraph::instance().unlock_after_fork();
 }
 
+// What waits in the thread that forks is a task's request: its loop runs in the parent.
 bool is_void(const Claim& claim) {
-  if (claim.kind == Kind::kOp) return true;
+  if (claim.kind == Kind::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
   return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != engine::this_thread_id();
 }
 
 // Takes out of a queue what belongs to threads that are not there; the ops are to be ended.
 void empty(Queue& queue, std::vector<Op*>* ops) {
-  engine::ReadyList ready;  // whoever becomes ready is void as well
-  for (Entry* entry = queue.first(); entry != nullptr;) {
-    Entry* const next = entry->next;
+  engine::ReadyList ready;  // nobody becomes ready: what waits is taken out before what it waits for
+  Entry* last = queue.first();
+  while (last != nullptr && last->next != nullptr) last = last->next;
+  for (Entry* entry = last; entry != nullptr;) {
+    Entry* const previous = entry->previous;
     Claim& claim = *entry->claim;
     if (is_void(claim)) {
       queue.remove(entry, &ready);
@@ -63,7 +66,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
         ops->push_back(static_cast<Op*>(&claim));
       }
     }
-    entry = next;
+    entry = previous;
   }
   (void)ready.take_all();
   engine::ReadyList none;

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/lease.h"
 
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "base/error.h"
 #include "core/access.h"
 
 namespace tenon {
+namespace {
 
-void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
-                    const char* site, const Deadline& deadline) {
-  const char* const doing = access == Access::kWrite ? "lease for writing" : "lease for reading";
+const char* doing(Access access) noexcept {
+  return access == Access::kWrite ? "lease for writing" : "lease for reading";
+}
+
+}  // namespace
+
+void Lease::describe(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+                     const char* site) {
   if (access == Access::kWrite && array.is_readonly()) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
                 " cannot be leased for writing");
@@ -22,8 +32,14 @@ void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine
   claim_.owner = owner;
   claim_.site = site;
   claim_.since_ms = engine::coarse_now_ms();
+}
+
+void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+                    const char* site, const Deadline& deadline) {
+  describe(array, access, is_overwrite, owner, site);
+  Storage& storage = array.storage();
   engine::Refusal refusal;
-  if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing, &array);
+  if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing(access), &array);
   if (storage.region().has_poison.load(std::memory_order_relaxed)) {
     if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
       engine::release(claim_);
@@ -34,7 +50,60 @@ void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine
   storage_.store(&storage, std::memory_order_relaxed);
 }
 
+bool Lease::request(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+                    const char* site, void (*done)(void*), void* context) {
+  describe(array, access, is_overwrite, owner, site);
+  auto request = std::make_unique<engine::Request>();
+  request->done = done;
+  request->context = context;
+  Storage& storage = array.storage();
+  storage.retain();
+  storage_.store(&storage, std::memory_order_relaxed);
+  request_ = request.release();  // now, because done may be called before the next line
+  engine::Refusal refusal;
+  switch (claim_.request(request_, &refusal)) {
+    case engine::Appended::kWaiting: return false;
+    case engine::Appended::kGranted: check(); return true;
+    case engine::Appended::kRefused: break;
+  }
+  drop_request();
+  storage_.store(nullptr, std::memory_order_relaxed);
+  storage.release();
+  throw_refusal(refusal, doing(access), &array);
+}
+
+bool Lease::cancel() noexcept {
+  Storage* const storage = storage_.load(std::memory_order_relaxed);
+  if (storage == nullptr) return false;
+  if (request_ == nullptr || !engine::cancel(claim_)) {
+    entry_.is_overwrite = false;
+    return false;
+  }
+  engine::WaitGraph::instance().leave(&request_->waiter);
+  drop_request();
+  storage_.store(nullptr, std::memory_order_relaxed);
+  storage->release();
+  return true;
+}
+
+void Lease::check() {
+  const Storage* const storage = storage_.load(std::memory_order_relaxed);
+  if (storage == nullptr) throw_error(Code::kValue, "the lease is not held");
+  if (claim_.missing.load(std::memory_order_relaxed) != 0) {
+    throw_error(Code::kValue, "the lease has not been granted yet");
+  }
+  drop_request();
+  if (!storage->region().has_poison.load(std::memory_order_relaxed)) return;
+  if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
+    release();
+    throw OpFailure(failure);
+  }
+}
+
+void Lease::drop_request() noexcept { delete std::exchange(request_, nullptr); }
+
 bool Lease::release() noexcept {
+  if (request_ != nullptr && cancel()) return false;
   // Of several threads that release it, one gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
@@ -53,6 +122,7 @@ bool Lease::fail(std::string_view message) {
 }
 
 bool Lease::give_back(Storage* storage) noexcept {
+  drop_request();
   const bool has_escaped = engine::release(claim_);
   storage->release();
   return has_escaped;

@@ -11,7 +11,7 @@
 
 namespace tenon {
 
-// Never moves while it is held; keeps the storage alive.
+// Never moves while it is held or requested; keeps the storage alive.
 // Threads: acquire from one; release, fail and detach from any, as often as wanted.
 class Lease {
  public:
@@ -24,6 +24,17 @@ class Lease {
   void acquire(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site,
                const Deadline& deadline);
 
+  // Does not wait. True: it is held. Else done(context) is called once, from any thread, when it has been
+  // granted, and check() says whether it is held then; no other call but cancel() is allowed before that.
+  // Fails as tenon_lease_request.
+  bool request(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site,
+               void (*done)(void* context), void* context);
+  // Takes back what was requested. False: it has been granted, and done has been or will be called; then it
+  // is to be released, and counts as not written.
+  bool cancel() noexcept;
+  // After the grant. Fails with kOp when the memory holds no value: then it is released.
+  void check();
+
   // True if a view that was taken under it is in the way of work that waits.
   bool release() noexcept;
   // The memory holds no value from now on.
@@ -33,9 +44,12 @@ class Lease {
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
+  void describe(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site);
   bool give_back(Storage* storage) noexcept;
+  void drop_request() noexcept;
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while held; first: zero memory is a free lease
+  engine::Request* request_ = nullptr;      // owned
   engine::Entry entry_;
   engine::BlockingClaim claim_;
 };

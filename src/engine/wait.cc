@@ -80,6 +80,7 @@ void WaitGraph::enter(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
   waiter->previous = nullptr;
   waiter->next = first_;
+  waiter->is_entered = true;
   if (first_ != nullptr) first_->previous = waiter;
   first_ = waiter;
 }
@@ -106,8 +107,15 @@ bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcep
 
 void WaitGraph::leave(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
+  if (!waiter->is_entered) return;
+  waiter->is_entered = false;
   (waiter->previous != nullptr ? waiter->previous->next : first_) = waiter->next;
   if (waiter->next != nullptr) waiter->next->previous = waiter->previous;
+}
+
+void WaitGraph::clear_after_fork() noexcept {
+  for (Waiter* w = first_; w != nullptr; w = w->next) w->is_entered = false;
+  first_ = nullptr;
 }
 
 namespace {
@@ -367,6 +375,14 @@ WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) 
 }
 
 void BlockingClaim::become_ready() noexcept {
+  if (request_ != nullptr) {
+    Request& request = *request_;
+    // pairs with: BlockingClaim::request, "a request and its grant"
+    if (request.parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    WaitGraph::instance().leave(&request.waiter);
+    request.done(request.context);  // may end the claim and the request
+    return;
+  }
   // pairs with: BlockingClaim::acquire, "what was waited for"
   is_ready_.store(1, std::memory_order_release);
   futex_wake_all(is_ready_);
@@ -394,6 +410,33 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
   if (refusal->reason != Refusal::Reason::kInterrupted) return true;
   release(*this);  // the interrupt is an error in flight
   return false;
+}
+
+Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
+  request_ = request;
+  const Appended appended = append(*this, OnHost::kIgnore, refusal);
+  if (appended != Appended::kWaiting) return appended;
+  WaitGraph& graph = WaitGraph::instance();
+  request->waiter.actor = owner;
+  request->waiter.is_thread = false;
+  request->waiter.claim = this;
+  graph.enter(&request->waiter);
+  bool is_refused = true;
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+  } else if (graph.is_deadlock(request->waiter, &refusal->obstacle)) {
+    refusal->reason = Refusal::Reason::kDeadlock;
+  } else {
+    is_refused = false;
+  }
+  if (is_refused && cancel(*this)) {
+    graph.leave(&request->waiter);
+    return Appended::kRefused;
+  }
+  // pairs with: BlockingClaim::become_ready, "a request and its grant"
+  if (request->parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
+  graph.leave(&request->waiter);
+  return Appended::kGranted;
 }
 
 }  // namespace tenon::engine

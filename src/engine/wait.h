@@ -44,7 +44,8 @@ struct Waiter {
   const View* view = nullptr;
   bool waits_for_all = false;  // for all ops
 
-  Waiter* next = nullptr;  // guarded by the graph's lock
+  bool is_entered = false;  // guarded by the graph's lock
+  Waiter* next = nullptr;
   Waiter* previous = nullptr;
 };
 
@@ -54,7 +55,7 @@ class WaitGraph {
   static WaitGraph& instance() noexcept;
 
   void enter(Waiter* waiter) noexcept;
-  void leave(Waiter* waiter) noexcept;
+  void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
 
   // This waiter, which has entered, waits for itself; obstacle is the lease of its own in the way.
   bool is_deadlock(const Waiter& waiter, Obstacle* obstacle) noexcept;
@@ -64,7 +65,7 @@ class WaitGraph {
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
   // In a forked child: the other threads are gone, and what they waited for.
-  void clear_after_fork() noexcept { first_ = nullptr; }
+  void clear_after_fork() noexcept;
 
  private:
   WaitGraph() = default;
@@ -147,6 +148,15 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
 // Waits until a view that was told to wait is open. When it is not, it has been closed.
 WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) noexcept;
 
+// Of a task that goes on when its claim is granted. Lives until then, or until the claim has been taken back.
+struct Request {
+  void (*done)(void* context) = nullptr;
+  void* context = nullptr;
+
+  Waiter waiter;                   // of the claim
+  std::atomic<uint32_t> parts{2};  // the end of request() and the grant
+};
+
 // A claim of synchronous code: what it waits for is waited for here.
 class BlockingClaim final : public Claim {
  public:
@@ -157,8 +167,14 @@ class BlockingClaim final : public Claim {
   // Appends and waits until it is granted; else nothing has happened. Requires: entries and owner are set.
   bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
 
+  // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing
+  // that is done to the claim, perhaps before this returns; unless cancel() takes it back, after which
+  // request->waiter has to leave the graph. Else it is not called. Requires as acquire.
+  Appended request(Request* request, Refusal* refusal) noexcept;
+
  private:
   std::atomic<uint32_t> is_ready_{0};
+  Request* request_ = nullptr;
 };
 
 }  // namespace tenon::engine

@@ -105,6 +105,58 @@ static void count_drop(void* context) { ((doubling*)context)->drops++; }
 
 static void count_call(void* context) { ++*(int*)context; }
 
+/* A task's request is granted at once, or later, or taken back; waits of a task for itself are seen. */
+static void requests(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT, second = TENON_LEASE_INIT;
+  tenon_lease_options options = lease_for(TENON_WRITE);
+  tenon_array *array = client_counting(2, 2), *other = client_counting(2, 2);
+  int32_t is_granted = 0;
+  int called = 0;
+  options.task = 1;
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 1 && called == 0);
+  OK(tenon_lease_check(&lease, &error));
+  options.task = 2;
+  OK(tenon_lease_request(&second, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 0 && called == 0);
+  FAILS(TENON_ERR_VALUE, tenon_lease_check(&second, &error));
+  FAILS(TENON_ERR_VALUE,
+        tenon_lease_request(&second, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 2);
+  CHECK(tenon_lease_cancel(&second) != 0);
+  CHECK(tenon_array_holders(array, 0, NULL) == 1);
+
+  OK(tenon_lease_request(&second, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 0);
+  CHECK(tenon_lease_fail(&lease, "lost") == 0 && called == 1);
+  FAILS(TENON_ERR_OP, tenon_lease_check(&second, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 0);
+  tenon_array_clear_error(array);
+
+  /* Two tasks that wait for each other. */
+  options.task = 1;
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  options.task = 2;
+  OK(tenon_lease_request(&second, other, &options, count_call, &called, &is_granted, &error));
+  {
+    tenon_lease third = TENON_LEASE_INIT, fourth = TENON_LEASE_INIT;
+    OK(tenon_lease_request(&third, array, &options, count_call, &called, &is_granted, &error));
+    CHECK(is_granted == 0);
+    options.task = 1;
+    FAILS(TENON_ERR_DEADLOCK,
+          tenon_lease_request(&fourth, other, &options, count_call, &called, &is_granted, &error));
+    CHECK(tenon_lease_release(&lease) == 0 && called == 2);
+    /* Granted in the moment in which it is taken back. */
+    CHECK(tenon_lease_cancel(&third) == 0);
+    CHECK(tenon_lease_release(&third) == 0);
+  }
+  tenon_lease_release(&second);
+  CHECK(tenon_array_holders(array, 0, NULL) == 0 && tenon_array_holders(other, 0, NULL) == 0);
+  tenon_array_release(other);
+  tenon_array_release(array);
+}
+
 static tenon_work work_of(doubling* context) {
   tenon_work work;
   memset(&work, 0, sizeof work);
@@ -126,8 +178,13 @@ static void ops(const char* engine) {
   tenon_op* op = NULL;
   tenon_view view = TENON_VIEW_INIT;
   tenon_failure* failure;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_lease_options writing = lease_for(TENON_WRITE);
+  tenon_await await = TENON_AWAIT_INIT;
   char name[16];
+  int32_t is_granted = 0;
   int called = 0;
+  writing.task = 1;
   OK(tenon_engine_set(engine, 2, &error));
   tenon_engine_name(name, sizeof name);
   CHECK(strcmp(name, engine) == 0);
@@ -142,7 +199,16 @@ static void ops(const char* engine) {
   uses[1].access = TENON_WRITE;
   uses[1].flags = TENON_OVERWRITE;
 
+  /* A task that waits behind its own lease is told; another one waits. */
+  OK(tenon_lease_request(&lease, to, &writing, count_call, &called, &is_granted, &error));
   OK(tenon_push(&work, 2, uses, &op, &error));
+  FAILS(TENON_ERR_DEADLOCK, tenon_await_begin(&await, op, 1, &error));
+  OK(tenon_await_begin(&await, op, 2, &error));
+  FAILS(TENON_ERR_VALUE, tenon_await_begin(&await, op, 2, &error));
+  tenon_lease_release(&lease);
+  CHECK((tenon_engine_help() == 1) == (strcmp(engine, "seeded:3") == 0));
+  tenon_await_end(&await);
+  tenon_await_end(&await);
   tenon_op_retain(op);
   tenon_op_release(op);
   OK(tenon_op_wait(op, -1, &error));
@@ -205,6 +271,7 @@ void client_ops(void) {
   tenon_set_wait_hooks(&hooks);
   leases();
   failed_leases();
+  requests();
   ops("pool");
   ops("inline");
   ops("seeded:3");
