@@ -2,10 +2,9 @@
 //
 // Leases as tenon/lease.py uses them, and who holds an array.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "elements.h"
@@ -18,28 +17,57 @@
 namespace tenon::python {
 namespace {
 
+// A lease that is taken by acquire(), or by request() and told of later. What task means: tenon.h.
 class NativeLease {
  public:
-  // owner: (thread, task) of the kernel and of asyncio; None: the calling thread. site: None: this line.
-  NativeLease(const Array& array, bool is_write, bool is_overwrite, std::optional<double> timeout,
-              std::optional<std::pair<uint32_t, uint64_t>> owner, std::optional<std::string> site)
-      : array_(array) {
-    tenon_lease_options options{};
-    options.struct_size = sizeof options;
-    options.access = is_write ? TENON_WRITE : TENON_READ;
-    options.flags = is_overwrite ? TENON_OVERWRITE : 0;
-    options.timeout_ns = nanoseconds(timeout);
-    options.site = site ? kept_site(*site) : current_site();
-    if (owner) {
-      options.thread = owner->first;
-      options.task = owner->second;
-    }
-    owners::drain();
-    call(tenon_lease_acquire, &lease_, array.get(), &options);
+  NativeLease(const Array& array, bool is_write, bool is_overwrite) : array_(array) {
+    options_.struct_size = sizeof options_;
+    options_.access = is_write ? TENON_WRITE : TENON_READ;
+    options_.flags = is_overwrite ? TENON_OVERWRITE : 0;
   }
   NativeLease(const NativeLease&) = delete;
   NativeLease& operator=(const NativeLease&) = delete;
   ~NativeLease() { release(); }
+
+  void acquire(std::optional<double> timeout, uint64_t task) {
+    prepare(task);
+    options_.timeout_ns = nanoseconds(timeout);
+    call(tenon_lease_acquire, &lease_, array_.get(), &options_);
+  }
+
+  // True: it is held. Else told() is called when it has been granted, and check() or cancel() is to follow.
+  static bool request(nb::handle_t<NativeLease> self, nb::object told, uint64_t task) {
+    NativeLease& lease = nb::cast<NativeLease&>(self);
+    lease.prepare(task);
+    auto* const notice = new Notice(lease, nb::borrow(self), std::move(told));
+    int32_t is_granted = 0;
+    try {
+      call(tenon_lease_request, &lease.lease_, lease.array_.get(), &lease.options_, tell,
+           static_cast<void*>(notice), &is_granted);
+    } catch (...) {
+      owners::release(notice);
+      throw;
+    }
+    if (is_granted != 0) {
+      owners::release(notice);
+    } else {
+      lease.notice_ = notice;
+    }
+    return is_granted != 0;
+  }
+  void check() { call(tenon_lease_check, &lease_); }
+
+  // Nobody waits for it any more: takes the request back, or releases it as soon as it has been told of.
+  void cancel() {
+    const owners::Collector collector;
+    if (tenon_lease_cancel(&lease_) != 0) {
+      owners::release(std::exchange(notice_, nullptr));
+    } else if (notice_ != nullptr) {
+      notice_->is_abandoned = true;
+    } else {
+      (void)tenon_lease_release(&lease_);
+    }
+  }
 
   bool release() {
     const owners::Collector collector;
@@ -52,8 +80,47 @@ class NativeLease {
   void detach() { tenon_lease_detach(&lease_); }
 
  private:
+  // Keeps the lease until it has been told of.
+  struct Notice : owners::Node {
+    Notice(NativeLease& requested, nb::object requested_object, nb::object told_function)
+        : Node([](Node* node) { delete static_cast<Notice*>(node); }),
+          lease(requested),
+          object(std::move(requested_object)),
+          told(std::move(told_function)) {}
+    NativeLease& lease;
+    nb::object object;
+    nb::object told;
+    bool is_abandoned = false;
+  };
+
+  static void tell(void* context) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    {
+      const KeepError keep_error;
+      auto* const notice = static_cast<Notice*>(context);
+      notice->lease.notice_ = nullptr;
+      if (notice->is_abandoned) {
+        notice->lease.release();
+      } else {
+        PyObject* const result = PyObject_CallNoArgs(notice->told.ptr());
+        if (result == nullptr) PyErr_WriteUnraisable(notice->told.ptr());
+        Py_XDECREF(result);
+      }
+      owners::release(notice);
+    }
+    PyGILState_Release(state);
+  }
+
+  void prepare(uint64_t task) {
+    options_.task = task;
+    options_.site = current_site();
+    owners::drain();
+  }
+
   Array array_;
+  tenon_lease_options options_{};
   tenon_lease lease_ = TENON_LEASE_INIT;
+  Notice* notice_ = nullptr;  // while a request has not been told of
 };
 
 nb::list holders(const Array& array) {
@@ -84,21 +151,16 @@ void wait_for(const Array& array, int32_t access, std::optional<double> timeout)
 
 void add_leases(nb::module_& module) {
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
-      .def(nb::init<const Array&, bool, bool, std::optional<double>,
-                    std::optional<std::pair<uint32_t, uint64_t>>, std::optional<std::string>>(),
-           nb::arg("array"), nb::arg("is_write"), nb::arg("is_overwrite") = false,
-           nb::arg("timeout").none() = nb::none(), nb::arg("owner").none() = nb::none(),
-           nb::arg("site").none() = nb::none())
+      .def(nb::init<const Array&, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
+           nb::arg("is_overwrite") = false)
+      .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0)
+      .def("request", &NativeLease::request, nb::arg("told"), nb::arg("task"),
+           nb::sig("def request(self, told: Callable[[], object], task: int) -> bool"))
+      .def("check", &NativeLease::check)
+      .def("cancel", &NativeLease::cancel)
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
       .def("detach", &NativeLease::detach);
-  module.def(
-      "site",
-      []() -> nb::object {
-        const char* const site = current_site();
-        return site != nullptr ? nb::object(nb::str(site)) : nb::none();
-      },
-      nb::sig("def site() -> str | None"), "The line of the user's program that runs, as 'train.py:12'.");
   module.def(
       "holders", holders, nb::arg("array"),
       nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),

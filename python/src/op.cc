@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include <algorithm>
 #include <utility>
@@ -150,6 +151,13 @@ void NativeOp::on_done(nb::object function) const {
   }
 }
 
+NativeAwait::NativeAwait(tenon_op* op, uint64_t task) { call(tenon_await_begin, &await_, op, task); }
+
+void NativeAwait::end() noexcept {
+  const owners::Collector collector;
+  tenon_await_end(&await_);
+}
+
 NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result) {
   work.site = current_site();
   owners::drain();
@@ -193,12 +201,15 @@ nb::object failure_tuple(tenon_failure* failure) {
 }
 
 void add_ops(nb::module_& module) {
+  nb::class_<NativeAwait>(module, "NativeAwait", "That a task waits for an op.")
+      .def("end", &NativeAwait::end);
   nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
       .def("wait", &NativeOp::wait, nb::arg("timeout").none())
       .def("done", &NativeOp::is_done)
       .def("result", &NativeOp::result, nb::sig("def result(self) -> Any"))
       .def("failure", &NativeOp::failure,
            nb::sig("def failure(self) -> tuple[str, str, str, int, BaseException | None] | None"))
+      .def("begin_await", &NativeOp::begin_await, nb::arg("task"))
       .def("on_done", &NativeOp::on_done, nb::arg("function"),
            nb::sig("def on_done(self, function: Callable[[], object]) -> None"));
   module.def("push", push_body, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
@@ -231,6 +242,10 @@ void add_ops(nb::module_& module) {
     tenon_engine_name(name, sizeof name);
     return std::string(name);
   });
+  module.def("help", tenon_engine_help,
+             "Runs an op that is ready, where the engine has no threads that would.\n\n"
+             "Returns\n-------\nint\n    1: it has run one; 0: none is ready; -1: the engine has its own "
+             "threads.\n");
   module.def("set_engine_limits", tenon_engine_set_limits, nb::arg("ops"), nb::arg("nbytes"));
   module.def(
       "shut_down_engine",

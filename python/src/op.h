@@ -21,6 +21,19 @@ class Result {
   virtual nb::object get() const = 0;
 };
 
+// A task of asyncio that waits for an op, in the graph of waits, until end().
+class NativeAwait {
+ public:
+  NativeAwait(tenon_op* op, uint64_t task);
+  NativeAwait(const NativeAwait&) = delete;
+  NativeAwait& operator=(const NativeAwait&) = delete;
+  ~NativeAwait() { end(); }
+  void end() noexcept;
+
+ private:
+  tenon_await await_ = TENON_AWAIT_INIT;
+};
+
 // A pushed op.
 class NativeOp {
  public:
@@ -36,6 +49,10 @@ class NativeOp {
   nb::object result() const { return result_->get(); }
   nb::object failure() const;
   void on_done(nb::object function) const;
+  // Fails with DeadlockError.
+  std::unique_ptr<NativeAwait> begin_await(uint64_t task) const {
+    return std::make_unique<NativeAwait>(op_, task);
+  }
 
  private:
   tenon_op* op_;

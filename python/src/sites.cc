@@ -38,6 +38,12 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
+// The same text, living for ever.
+const char* kept_site(const std::string& site) {
+  if (texts == nullptr) texts = new std::unordered_set<std::string>;
+  return texts->insert(site).first->c_str();
+}
+
 void describe(PyObject* code, PyFrameObject* frame, Place& place) {
   const nb::object file = nb::getattr(nb::handle(code), "co_filename");
   const std::string name(text_of(file));
@@ -96,11 +102,6 @@ const char* site_from(nb::object frame) {
 }
 
 }  // namespace
-
-const char* kept_site(const std::string& site) {
-  if (texts == nullptr) texts = new std::unordered_set<std::string>;
-  return texts->insert(site).first->c_str();
-}
 
 const char* current_site() noexcept {
   PyFrameObject* const innermost = PyThreadState_GetFrame(PyThreadState_Get());

@@ -13,7 +13,4 @@ namespace tenon::python {
 // nullptr where no Python code runs. Requires the GIL; keeps an exception in flight.
 const char* current_site() noexcept;
 
-// The same text, living for ever. Requires the GIL.
-const char* kept_site(const std::string& site);
-
 }  // namespace tenon::python

@@ -853,7 +853,15 @@ def after_fork_in_child() -> None: ...
 class NativeLease:
     """The native part of tenon.Lease."""
 
-    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, timeout: float | None = None, owner: tuple[int, int] | None = None, site: str | None = None) -> None: ...
+    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False) -> None: ...
+
+    def acquire(self, timeout: float | None = None, task: int = 0) -> None: ...
+
+    def request(self, told: Callable[[], object], task: int) -> _bool: ...
+
+    def check(self) -> None: ...
+
+    def cancel(self) -> None: ...
 
     def release(self) -> _bool: ...
 
@@ -861,13 +869,15 @@ class NativeLease:
 
     def detach(self) -> None: ...
 
-def site() -> str | None:
-    """The line of the user's program that runs, as 'train.py:12'."""
-
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
     """
     (kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.
     """
+
+class NativeAwait:
+    """That a task waits for an op."""
+
+    def end(self) -> None: ...
 
 class NativeOp:
     """The native part of tenon.Op."""
@@ -879,6 +889,8 @@ class NativeOp:
     def result(self) -> Any: ...
 
     def failure(self) -> tuple[str, str, str, int, BaseException | None] | None: ...
+
+    def begin_await(self, task: int) -> NativeAwait: ...
 
     def on_done(self, function: Callable[[], object]) -> None: ...
 
@@ -893,6 +905,16 @@ def wait_all(timeout: float | None) -> None: ...
 def set_engine(name: str, workers: int) -> None: ...
 
 def engine_name() -> str: ...
+
+def help() -> int:
+    """
+    Runs an op that is ready, where the engine has no threads that would.
+
+    Returns
+    -------
+    int
+        1: it has run one; 0: none is ready; -1: the engine has its own threads.
+    """
 
 def set_engine_limits(ops: int, nbytes: int) -> None: ...
 

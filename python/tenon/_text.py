@@ -53,7 +53,8 @@ def array_repr(array: _core.NDArray) -> str:
     if array.size == 0:
         return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
     try:
-        lease = _core.NativeLease(array, False, timeout=0)
+        lease = _core.NativeLease(array, False)
+        lease.acquire(timeout=0)
     except OpError as error:
         return _summary(array, f"failed: op {error.op!r}")
     except Exception:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import functools
 import gc
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from . import _core
 from ._core import NativeOp, NDArray
 from ._errors import LeaseConflict, OpError
+from ._tasks import Signal, current_task, number_of
 from .function import CFunction
 
 _log = logging.getLogger("tenon")
@@ -107,15 +107,15 @@ class Op:
         return None if failure is None else op_error(failure)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def tell() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        self._native.on_done(lambda: loop.call_soon_threadsafe(tell))
-        yield from done
+        if not self._native.done():
+            task = current_task()
+            waiting = self._native.begin_await(number_of(task))
+            try:
+                done = Signal(lambda: f"op {self.name!r}")
+                self._native.on_done(done.set)
+                yield from done.wait()
+            finally:
+                waiting.end()
         return self.result()
 
     def __repr__(self) -> str:

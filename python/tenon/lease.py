@@ -7,13 +7,13 @@ import asyncio
 import dataclasses
 import inspect
 import sys
-import threading
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
 from ._errors import LeaseConflict, LeaseEscaped, OpError
+from ._tasks import Signal, current_task, number_of
 
 Mode = Literal["r", "w"]
 
@@ -84,11 +84,14 @@ class Lease:
             raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
         self.array = array
         self.mode = mode
-        self._native = NativeLease(array, mode == "w", timeout=timeout)
+        self._native = NativeLease(array, mode == "w")
+        self._task = current_task()
+        self._native.acquire(timeout, number_of(self._task))
 
     def release(self) -> None:
         """Gives the lease back. Idempotent, from any thread; never waits."""
         self._native.release()
+        self._task = None
 
     def detach(self) -> Lease:
         """From now on the lease belongs to nobody: any thread may release it. Returns the lease."""
@@ -110,13 +113,15 @@ class Block:
         self._is_write = is_write
         self._is_overwrite = is_overwrite
         self._lease: NativeLease | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._root: Any = None
         self._view: Any = None
 
-    def _begin(self, owner: tuple[int, int] | None = None, site: str | None = None) -> Any:
+    def _begin(self) -> NativeLease:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
-        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, None, owner, site)
+        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite)
+        self._task = current_task()
         return self._lease
 
     def _view_of_array(self) -> Any:
@@ -131,7 +136,7 @@ class Block:
         return self._view
 
     def __enter__(self) -> Any:
-        self._begin()
+        self._begin().acquire(None, number_of(self._task))
         return self._view_of_array()
 
     def __exit__(
@@ -140,9 +145,20 @@ class Block:
         self._end(error, sys._getframe(1))
 
     async def __aenter__(self) -> Any:
-        task = asyncio.current_task()
-        owner = (threading.get_native_id(), 0 if task is None else id(task))
-        await asyncio.get_running_loop().run_in_executor(None, self._begin, owner, _core.site())
+        lease = self._begin()
+        granted = Signal(self._describe_wait)
+
+        def tell() -> None:
+            if not granted.set():
+                lease.cancel()
+
+        if not lease.request(tell, number_of(self._task)):
+            try:
+                await granted
+            except BaseException:
+                lease.cancel()
+                raise
+            lease.check()
         return self._view_of_array()
 
     async def __aexit__(
@@ -150,7 +166,13 @@ class Block:
     ) -> None:
         self._end(error, sys._getframe(1))
 
+    def _describe_wait(self) -> str:
+        holders = (holder for holder in leases(self._array) if holder.is_granted and holder.kind != "view")
+        behind = next((f"{holder.kind} of {holder.site}" for holder in holders if holder.site), "others")
+        return f"a lease for {'writing' if self._is_write else 'reading'} behind {behind}"
+
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
+        self._task = None
         root, self._root = self._root, None
         views, self._view = [self._view], None
         if root is not None:

@@ -169,9 +169,7 @@ def test_what_cannot_be_pushed_is_refused_at_once(arguments, kind, words):
         tn.push(tn.fill, tn.out(a), 1, host="busy")
 
 
-def test_ops_are_awaitable(engine):
-    if engine == "seeded:5":
-        pytest.skip("nobody would run the op while the loop sleeps")
+def test_ops_are_awaitable():
     a = tn.ones(3)
 
     async def main():

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases and ops in asyncio: a task waits without a thread, acts under its own leases, and is told when it
+waits for itself."""
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import tenon as tn
+from tenon import _tasks
+from tenon._core import NativeLease
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+
+@pytest.fixture(autouse=True)
+def no_op_is_left(nothing_stays_behind):
+    yield
+    try:
+        tn.waitall(10)
+    except ExceptionGroup:
+        pass
+
+
+def run(script):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+    )
+
+
+async def until_waiting(array, n=1):
+    """Until n leases wait in the queue of the array."""
+    while sum(holder.kind == "lease" and not holder.is_granted for holder in array.leases()) < n:
+        await asyncio.sleep(0)
+
+
+def test_a_task_acts_under_its_own_block():
+    a = tn.zeros(3)
+
+    async def main():
+        async with a.write() as v:
+            v[:] = 1
+            async with a.read() as r:
+                assert r.tolist() == [1, 1, 1]
+            async with a[0:1].write() as w:
+                w[:] = 2
+            with a.read() as r:
+                assert r.tolist() == [2, 1, 1]
+        async with a.read():
+            with pytest.raises(tn.LeaseConflict, match="lease for reading"):
+                async with a.write():
+                    pass
+
+    asyncio.run(main())
+    assert a.leases() == []
+
+
+def test_tasks_that_wait_take_no_thread_of_the_executor():
+    a = tn.zeros(3)
+
+    async def read():
+        async with a.read() as v:
+            return v.tolist()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+        async with a.write() as v:
+            readers = [asyncio.create_task(read()) for _ in range(20)]
+            await until_waiting(a, 20)
+            await asyncio.to_thread(v.fill, 3)
+        assert await asyncio.gather(*readers) == [[3, 3, 3]] * 20
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_leaves_the_queue_at_once():
+    a = tn.zeros(3)
+    lease = a.lease("r").detach()
+
+    async def write():
+        async with a.write():
+            pass
+
+    async def main():
+        waiting = asyncio.create_task(write())
+        await until_waiting(a)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert [holder.mode for holder in a.leases()] == ["r"]
+        async with a.read():  # nothing is in its way
+            pass
+
+    asyncio.run(main())
+    lease.release()
+
+
+def test_a_task_that_is_cancelled_in_the_moment_of_the_grant_keeps_nothing():
+    a = tn.zeros(3)
+    with pytest.raises(ZeroDivisionError), a.write():
+        raise ZeroDivisionError
+
+    async def write():
+        async with a.write(overwrite=True):
+            raise AssertionError("it was cancelled")
+
+    async def main():
+        lease = NativeLease(a, True, True)
+        lease.acquire()
+        lease.detach()
+        waiting = asyncio.create_task(write())
+        await until_waiting(a)
+        lease.fail("not written")
+        assert [holder.is_granted for holder in a.leases()] == [True]
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert a.leases() == []
+
+    asyncio.run(main())
+    with pytest.raises(tn.OpError):  # nobody has written it
+        a.tolist()
+
+
+def test_cancels_and_grants_of_another_thread_in_any_order_leave_nothing():
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    a = tn.zeros(3)
+    entered = 0
+
+    async def write():
+        nonlocal entered
+        async with a.write() as v:
+            entered += 1
+            v[:] = 1
+
+    async def main():
+        for _ in range(300):
+            lease = a.lease("w").detach()
+            tasks = [asyncio.create_task(write()) for _ in range(2)]
+            await until_waiting(a, 2)
+            thread = threading.Thread(target=lease.release)
+            thread.start()
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            tasks[rng.randrange(2)].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            thread.join()
+            while a.leases():
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert entered >= 300, seed
+
+
+def test_a_task_that_has_waited_is_told_that_the_memory_holds_no_value():
+    a = tn.zeros(3)
+
+    async def main():
+        async def read():
+            async with a.read():
+                pass
+
+        with pytest.raises(ZeroDivisionError):
+            async with a.write():
+                reader = asyncio.create_task(read())
+                await until_waiting(a)
+                raise ZeroDivisionError
+        with pytest.raises(tn.OpError):
+            await reader
+        assert a.leases() == []
+
+    asyncio.run(main())
+
+
+def test_an_op_behind_the_task_s_own_block_is_told_not_awaited():
+    a = tn.zeros(3)
+
+    async def main():
+        async with a.write():
+            op = tn.push(tn.fill, tn.out(a), 1)
+            with pytest.raises(tn.DeadlockError):
+                await op
+        await op
+
+    asyncio.run(main())
+    assert a.tolist() == [1, 1, 1]
+
+
+def test_two_tasks_that_wait_for_each_other_are_told():
+    a, b = tn.zeros(3), tn.zeros(3)
+    told = []
+
+    async def both(first, second, others, mine):
+        async with first.write():
+            mine.set()
+            await others.wait()
+            try:
+                async with second.write():
+                    pass
+            except tn.DeadlockError as error:
+                told.append(error)
+
+    async def main():
+        x, y = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(both(a, b, x, y), both(b, a, y, x))
+
+    asyncio.run(main())
+    assert len(told) == 1
+
+
+def test_a_task_and_a_thread_that_wait_for_each_other_are_told():
+    a, b = tn.zeros(3), tn.zeros(3)
+    told = []
+
+    def hold_b(is_held):
+        try:
+            with b.write():
+                is_held.set()
+                with a.write():
+                    pass
+        except tn.DeadlockError:
+            told.append("thread")
+
+    async def main():
+        is_held = threading.Event()
+        async with a.write():
+            thread = threading.Thread(target=hold_b, args=(is_held,))
+            thread.start()
+            is_held.wait()
+            op = tn.push(tn.fill, tn.out(b), 1)
+            try:
+                await op
+            except tn.DeadlockError:
+                told.append("task")
+        await asyncio.to_thread(thread.join)
+        try:
+            await op
+        except tn.OpError:
+            pass
+
+    asyncio.run(main())
+    assert len(told) == 1
+    b.clear_error()
+
+
+def test_an_await_that_was_cancelled_is_no_wait_any_more():
+    a, b = tn.zeros(3), tn.zeros(3)
+
+    async def other(is_held, end):
+        async with b.write():
+            is_held.set()
+            await end.wait()
+            async with a.write() as v:  # the task that holds a does not wait for b any more
+                v[:] = 2
+
+    async def main():
+        is_held, end = asyncio.Event(), asyncio.Event()
+        second = asyncio.create_task(other(is_held, end))
+        await is_held.wait()
+        async with a.write():
+            op = tn.push(tn.fill, tn.out(b), 1)
+            asyncio.get_running_loop().call_later(0.01, asyncio.current_task().cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await op
+            end.set()
+            await until_waiting(a)
+        await second
+        await op
+
+    asyncio.run(main())
+    assert a.tolist() == [2, 2, 2] and b.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("engine", ["pool", "inline", "seeded:1"])
+def test_ops_are_awaited_under_every_engine(engine):
+    a = tn.zeros(3)
+
+    def add(x, n):
+        x += n
+        return n
+
+    async def main():
+        async with a.write():
+            op = tn.push(add, tn.inout(a), 1)
+            waiting = asyncio.ensure_future(_result(op))
+            await asyncio.sleep(0.01)
+            assert not op.done()
+        assert await waiting == 1
+        ops = [tn.push(add, tn.inout(a), i) for i in range(20)]
+        assert await asyncio.gather(*ops) == list(range(20))
+
+    with tn.set_engine(engine):
+        asyncio.run(main())
+        assert a.tolist() == [191] * 3
+
+
+async def _result(op):
+    return await op
+
+
+def test_a_lease_that_a_task_takes_is_the_task_s():
+    a = tn.zeros(3)
+
+    async def owner(take, is_held, end):
+        lease = take()
+        with lease:
+            is_held.set()
+            await end.wait()
+            assert a.tolist() == [0, 0, 0]
+
+    async def main():
+        for take in (lambda: a.lease("w"), a.write):
+            is_held, end = asyncio.Event(), asyncio.Event()
+            task = asyncio.create_task(owner(take, is_held, end))
+            await is_held.wait()
+            with pytest.raises(tn.DeadlockError):  # while this task sleeps in a call, the other cannot end
+                a[0] = 5
+            end.set()
+            await task
+
+    asyncio.run(main())
+    a[0] = 5
+
+
+def test_every_task_acts_under_the_lease_of_its_thread():
+    a = tn.zeros(3)
+
+    async def main():
+        async with a.write() as v:
+            v[:] = 4
+
+    with a.write():
+        asyncio.run(main())
+    assert a.tolist() == [4, 4, 4]
+
+
+def test_a_long_wait_of_a_task_is_reported(monkeypatch, caplog):
+    monkeypatch.setattr(_tasks, "_REPORT_SECONDS", 0.01)
+    a = tn.zeros(3)
+    lease = a.lease("w").detach()
+
+    async def read():
+        async with a.read():
+            pass
+
+    async def main():
+        reader = asyncio.create_task(read())
+        op = tn.push(tn.fill, tn.out(a), 1)
+        waiting = asyncio.create_task(_result(op))
+        while len(caplog.records) < 4:
+            await asyncio.sleep(0.01)
+        lease.release()
+        await asyncio.gather(reader, waiting)
+
+    with caplog.at_level(logging.WARNING, "tenon"):
+        asyncio.run(main())
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("a lease for reading behind lease of" in text and __file__ in text for text in texts)
+    assert any("for op 'fill'" in text for text in texts)
+
+
+def test_a_loop_that_is_closed_is_not_told():
+    done = run("""
+        import asyncio, tenon as tn
+        a = tn.zeros(3)
+        lease = a.lease("w").detach()
+        async def read():
+            async with a.read():
+                raise AssertionError("the loop is closed")
+        async def wait(op):
+            await op
+        loop = asyncio.new_event_loop()
+        op = tn.push(tn.fill, tn.out(a), 1)
+        tasks = [loop.create_task(wait(op)), loop.create_task(read())]
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        assert len(a.leases()) == 3, a.leases()
+        for task in tasks:
+            task._log_destroy_pending = False
+        lease.release()
+        op.wait()
+        assert a.leases() == [], a.leases()
+        print(a.tolist())
+    """)
+    assert (done.stdout, done.stderr, done.returncode) == ("[1.0, 1.0, 1.0]\n", "", 0)
+
+
+def test_a_forked_child_has_no_requests_of_the_parent_s_tasks():
+    done = run("""
+        import asyncio, os, threading, tenon as tn
+        a = tn.zeros(3)
+        end, is_held = threading.Event(), threading.Event()
+        def hold():
+            with a.write():
+                is_held.set()
+                end.wait()
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        is_held.wait()
+        async def read():
+            async with a.read():
+                pass
+        async def main():
+            reader = asyncio.create_task(read())
+            while len(a.leases()) < 2:
+                await asyncio.sleep(0)
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    a[0] = 1
+                    status = sum(holder.kind == "lease" for holder in a.leases())
+                    reader.cancel()
+                    try:
+                        await reader
+                    except asyncio.CancelledError:
+                        pass
+                except BaseException as error:
+                    print(repr(error), flush=True)
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            end.set()
+            await reader
+        asyncio.run(main())
+        thread.join()
+        print("over")
+    """)
+    assert (done.stdout, done.returncode) == ("over\n", 0), done.stderr
