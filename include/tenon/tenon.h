@@ -406,10 +406,10 @@ TENON_API int32_t tenon_lease_fail(tenon_lease* lease, const char* message);
 /* From now on the lease belongs to nobody: any thread may release it, and no deadlock is seen in it. */
 TENON_API void tenon_lease_detach(tenon_lease* lease);
 
-/* tenon_lease_acquire for a task of an asynchronous program, whose thread must not sleep. *is_granted: 1: it is
- * held. 0: done(context) is called once when it has been granted, from any thread, perhaps before this returns;
- * nothing but tenon_lease_cancel may be called before that, then tenon_lease_check. timeout_ns is not used.
- * Fails as tenon_lease_acquire, with DEADLOCK at once; then done is not called. */
+/* tenon_lease_acquire for a task of an asynchronous program, whose thread must not sleep. *is_granted: 1: it
+ * is held. 0: done(context) is called once when it has been granted, from any thread, perhaps before this
+ * returns; nothing but tenon_lease_cancel may be called before that, then tenon_lease_check. timeout_ns is
+ * not used. Fails as tenon_lease_acquire, with DEADLOCK at once; then done is not called. */
 TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, void (*done)(void* context),
                                            void* context, int32_t* is_granted, tenon_error* error);
@@ -418,8 +418,8 @@ TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* arra
  * called: from then on it is to be released, and counts as not written. */
 TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 
-/* To be called when a request has been granted, before the memory is used. Fails with OP as tenon_lease_acquire;
- * the lease is not held then. */
+/* To be called when a request has been granted, before the memory is used. Fails with OP as
+ * tenon_lease_acquire; the lease is not held then. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
 enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };

@@ -433,6 +433,61 @@ TEST_F(BehindAView, AWaitOfMoreThanFiveSecondsSaysOnWhom) {
   wait(behind);
 }
 
+// The grant may come before, while and after the request is made and taken back.
+TEST_F(WaitGraphOf, ARequestIsGrantedAtOnceOrToldOfOnceOrTakenBackAndNeverTwoOfThese) {
+  std::array<int, 3> seen{};
+  for (int round = 0; round < 3000; ++round) {
+    Cell cell;
+    std::atomic<int> told{0};
+    std::atomic<bool> goes{false};
+    Refusal refusal;
+    task_here = 1;
+    Lease held(write(cell));
+    ASSERT_TRUE(held.acquire(&refusal));
+    std::thread other([&] {
+      while (!goes) relax_processor();
+      held.release();
+    });
+    Request request;
+    task_here = 2;
+    Lease requested(write(cell));
+    if (round % 3 == 0) goes = true;
+    const Appended appended = requested.request(&request, &told, &refusal);
+    goes = true;
+    if (round % 3 == 2) other.join();
+    const bool is_back = appended == Appended::kWaiting && requested.cancel();
+    if (is_back) WaitGraph::instance().leave(&request.waiter);
+    if (other.joinable()) other.join();
+    ASSERT_NE(appended, Appended::kRefused);
+    EXPECT_EQ(told, appended == Appended::kWaiting && !is_back ? 1 : 0);
+    ++seen[is_back ? 0 : appended == Appended::kWaiting ? 1 : 2];
+    if (!is_back) requested.release();
+    EXPECT_FALSE(cell.queue.has_entries());
+  }
+  EXPECT_GT(seen[1], 0);
+}
+
+TEST_F(WaitGraphOf, RequestsOfTwoTasksThatWaitForEachOtherAreADeadlockOfTheSecond) {
+  Cell a, b;
+  std::atomic<int> told{0};
+  Refusal refusal;
+  Request of_first, of_second;
+  task_here = 1;
+  Lease holds_a(write(a)), wants_b(write(b));
+  ASSERT_TRUE(holds_a.acquire(&refusal));
+  task_here = 2;
+  Lease holds_b(write(b)), wants_a(write(a));
+  ASSERT_TRUE(holds_b.acquire(&refusal));
+  EXPECT_EQ(wants_a.request(&of_second, &told, &refusal), Appended::kWaiting);
+  task_here = 1;
+  EXPECT_EQ(wants_b.request(&of_first, &told, &refusal), Appended::kRefused);
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  holds_a.release();
+  EXPECT_EQ(told, 1);
+  wants_a.release();
+  holds_b.release();
+}
+
 // Memory as large as its bounds say; nobody touches it.
 TEST_F(WaitGraphOf, OpsThatHoldTooMuchMemoryMakePushersWaitAndAreCountedOnce) {
   constexpr uint64_t kBytes = uint64_t{1} << 20;

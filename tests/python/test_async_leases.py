@@ -186,6 +186,25 @@ def test_a_task_that_has_waited_is_told_that_the_memory_holds_no_value():
     asyncio.run(main())
 
 
+def test_a_block_that_has_waited_and_overwrites_heals_the_memory():
+    a = tn.zeros(3)
+
+    async def main():
+        async def overwrite():
+            async with a.write(overwrite=True) as v:
+                v[:] = 6
+
+        with pytest.raises(ZeroDivisionError):
+            async with a.write():
+                writer = asyncio.create_task(overwrite())
+                await until_waiting(a)
+                raise ZeroDivisionError
+        await writer
+
+    asyncio.run(main())
+    assert a.tolist() == [6, 6, 6]
+
+
 def test_an_op_behind_the_task_s_own_block_is_told_not_awaited():
     a = tn.zeros(3)
 
