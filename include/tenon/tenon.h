@@ -395,12 +395,10 @@ typedef struct tenon_lease_options {
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
 
-/* Idempotent, from any thread; never waits. Not 0: a view that was taken under the lease lives on and is
- * in the way of work that waits. */
+/* Idempotent, from any thread; never waits. Not 0: a view taken under it lives on and is in waiting work's way. */
 TENON_API int32_t tenon_lease_release(tenon_lease* lease);
 
-/* Releases a lease whose writing did not come to its end: the memory holds no value until it is
- * overwritten as a whole. */
+/* Releases a lease whose writing did not end: the memory holds no value until it is overwritten. */
 TENON_API int32_t tenon_lease_fail(tenon_lease* lease, const char* message);
 
 /* From now on the lease belongs to nobody: any thread may release it, and no deadlock is seen in it. */
@@ -418,8 +416,7 @@ TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* arra
  * called: from then on it is to be released, and counts as not written. */
 TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 
-/* To be called when a request has been granted, before the memory is used. Fails with OP as
- * tenon_lease_acquire; the lease is not held then. */
+/* When a request has been granted, before its use. Fails with OP as tenon_lease_acquire, and is not held then. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
 enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
@@ -447,8 +444,8 @@ typedef struct tenon_wait_hooks {
   void (*end)(void* token);         /* take the lock again */
   uint64_t (*current_task)(void);   /* of an asynchronous program; 0: none */
   void (*report)(const char* text); /* every 5 s of a wait: behind whom */
-  /* In a wait that open views keep from ending, after 50 ms and then every 5 s: closes those that nobody
-   * uses any more; not 0: no other thread could close the rest, so that the wait is a DEADLOCK. */
+  /* In a wait behind open views, after 50 ms and every 5 s: closes those that nobody uses any more; not 0: no
+   * other thread could close the rest, so that the wait is a DEADLOCK. */
   int32_t (*is_alone)(void* token);
 } tenon_wait_hooks;
 
