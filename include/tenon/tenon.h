@@ -395,7 +395,7 @@ typedef struct tenon_lease_options {
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
 
-/* Idempotent, from any thread; never waits. Not 0: a view taken under it lives on and is in waiting work's way. */
+/* Idempotent, from any thread; never waits. Not 0: a view of it lives on, in the way of work that waits. */
 TENON_API int32_t tenon_lease_release(tenon_lease* lease);
 
 /* Releases a lease whose writing did not end: the memory holds no value until it is overwritten. */
@@ -416,7 +416,7 @@ TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* arra
  * called: from then on it is to be released, and counts as not written. */
 TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 
-/* When a request has been granted, before its use. Fails with OP as tenon_lease_acquire, and is not held then. */
+/* After a grant, before its use. Fails with OP as tenon_lease_acquire; the lease is not held then. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
 enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
