@@ -522,16 +522,13 @@ typedef struct tenon_await {
 
 #define TENON_AWAIT_INIT {{0}}
 
-/* Says that a task of an asynchronous program on this thread waits for the op, of whose end tenon_op_on_done
- * tells it: so that others see when they wait for each other. Fails with DEADLOCK (the op waits behind a
- * lease of the task's own, also around other tasks and threads) and LEASE_CONFLICT (in the body of an op);
- * then nothing has begun. task: as of tenon_lease_options. */
+/* Says that a task on this thread waits for the op, of whose end tenon_op_on_done tells it: so that waits for
+ * each other are seen. Fails with DEADLOCK (the op waits behind a lease of its own, also around others)
+ * and LEASE_CONFLICT (in the body of an op); nothing has begun then. task: as of tenon_lease_options. */
 TENON_API tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, tenon_error* error);
-/* The task goes on. Idempotent. */
-TENON_API void tenon_await_end(tenon_await* await);
+TENON_API void tenon_await_end(tenon_await* await); /* idempotent */
 
-/* Runs an op that is ready in this thread, where the engine has no threads that would ("seeded:N"). 1: it has
- * run one; 0: none is ready; -1: the engine has its own threads. */
+/* Runs an op that is ready in this thread. 1: did; 0: none is ready; -1: the engine's own threads do that. */
 TENON_API int32_t tenon_engine_help(void);
 
 /* Waits until no op is unfinished. Fails as tenon_op_wait, but not with OP: tenon_failures_take. */

@@ -404,9 +404,12 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
     return true;
   }
   if (cancel(*this)) return false;
-  // It was granted in the last moment: become_ready() is under way, and this must outlive it.
+  // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
+  // call it may first need the language's lock, for a claim that became ready before.
+  void* const token = hooks.begin != nullptr ? hooks.begin() : nullptr;
   // pairs with: BlockingClaim::become_ready, "what was waited for"
   while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
+  if (hooks.end != nullptr) hooks.end(token);
   if (refusal->reason != Refusal::Reason::kInterrupted) return true;
   release(*this);  // the interrupt is an error in flight
   return false;
