@@ -40,6 +40,7 @@ nb::object class_of(tenon_status status) {
 void set_error(const Error& error) noexcept {
   // A wait that a signal's handler has ended: its exception is set.
   if (error.code() == TENON_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) return;
+  if (set_noted_interrupt()) return;
   try {
     if (error.code() == TENON_ERR_OP) {
       const auto* const failed = dynamic_cast<const OpError*>(&error);

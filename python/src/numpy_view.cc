@@ -39,11 +39,11 @@ PyType_Spec view_holder_spec = {"tenon._core.ViewHolder", sizeof(ViewHolder), 0,
 
 namespace {
 
-nb::object holder_for(const Array& array, int32_t access) {
+nb::object holder_for(const Array& array, int32_t access, const char* site) {
   auto* const holder = PyObject_New(ViewHolder, view_holder_type);
   const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
   holder->view = TENON_VIEW_INIT;
-  call(tenon_view_open, &holder->view, array.get(), access, current_site());
+  call(tenon_view_open, &holder->view, array.get(), access, site);
   return object;
 }
 
@@ -51,7 +51,7 @@ int32_t usual_access(const Array& array) { return array.is_readonly() ? TENON_RE
 
 }  // namespace
 
-nb::object view_holder(const Array& array) { return holder_for(array, usual_access(array)); }
+nb::object view_holder(const Array& array) { return holder_for(array, usual_access(array), current_site()); }
 
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly) {
   const tenon_array_desc& desc = array.desc();
@@ -66,14 +66,16 @@ nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonl
   return view;
 }
 
-nb::object numpy_view(const Array& array) {
-  const nb::object holder = view_holder(array);
+nb::object numpy_view(const Array& array) { return numpy_view_taken_at(array, current_site()); }
+
+nb::object numpy_view_taken_at(const Array& array, const char* site) {
+  const nb::object holder = holder_for(array, usual_access(array), site);
   const int32_t access = tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view);
   return numpy_array_over(array, holder, access == TENON_READ);
 }
 
 nb::object writable_numpy_view(const Array& array) {
-  return numpy_array_over(array, holder_for(array, TENON_WRITE), false);
+  return numpy_array_over(array, holder_for(array, TENON_WRITE, current_site()), false);
 }
 
 bool may_view_ndarray(PyObject* exporter) {
@@ -97,9 +99,25 @@ void empty_view(nb::handle view, bool is_alone) {
   if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
 }
 
+nb::list body_arguments(const nb::list& arguments, nb::handle function) {
+  const char* const site = site_of_function(function);
+  nb::list result;
+  for (nb::handle argument : arguments) {
+    if (is_ndarray(argument.ptr())) {
+      result.append(numpy_view_taken_at(share(argument.ptr()), site));
+    } else {
+      result.append(argument);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 void add_numpy_view(nb::module_& module) {
+  module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("function"),
+             nb::sig("def body_arguments(arguments: list[Any], function: object) -> list[Any]"),
+             "Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.");
   module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"),
              nb::sig("def empty_view(view: Any, is_alone: bool) -> None"),
              "Makes a NumPy array one of no elements, for the end of the block in which it was valid.");

@@ -35,47 +35,66 @@ class PythonResult final : public Result {
 
 // The body of an op and where its result goes.
 struct Body : owners::Node {
-  Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body)
+  Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body,
+       std::shared_ptr<Renewals> renewals_of_push)
       : Node([](Node* node) { delete static_cast<Body*>(node); }),
         body(std::move(callable)),
-        result(std::move(result_of_body)) {}
+        result(std::move(result_of_body)),
+        renewals(std::move(renewals_of_push)) {}
 
   nb::object body;
   std::shared_ptr<PythonResult> result;
+  std::shared_ptr<Renewals> renewals;
 };
 
-void fail(tenon_op* op, nb::object exception) {
-  const nb::object text = nb::module_::import_("tenon._errors").attr("describe")(exception);
+void fail(tenon_op* op, const nb::object& body, nb::object exception) {
+  const nb::object text = nb::module_::import_("tenon.engine").attr("end_failed_body")(body, exception);
   auto* const payload = new owners::Object(exception);
   tenon_op_fail(op, 0, nb::cast<const char*>(text), payload, drop_object);
 }
 
+// A search for views in another thread may hold what the body has let go of, for a moment.
+bool has_escaped(const tenon_op* op) {
+  if (tenon_op_has_views(op) == 0) return false;
+  nb::module_::import_("tenon.lease").attr("wait_for_searches")();
+  return tenon_op_has_views(op) != 0;
+}
+
 void run_body(Body& self, tenon_op* op) {
+  self.renewals->accept();
+  nb::object result;
   nb::object exception;
   try {
-    self.result->set(self.body());
+    result = self.body();
   } catch (nb::python_error& error) {
     exception = nb::borrow(error.value());
+    if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
   }
-  if (!exception.is_valid() && tenon_op_has_views(op) != 0) {
+  if (!exception.is_valid() && has_escaped(op)) {
     exception = nb::module_::import_("tenon._errors")
                     .attr("LeaseEscaped")(
                         "a view that the op's body took lives on after it: copy what is to be kept");
+    result.reset();
   }
   if (exception.is_valid()) {
-    fail(op, std::move(exception));
+    fail(op, self.body, std::move(exception));
   } else {
+    self.result->set(std::move(result));
     tenon_op_complete(op);
   }
 }
 
 void run(void* context, tenon_op* op) {
   const EngineThread gil;
+  const InBody in_body;
+  constexpr const char* kUntold = "its failure could not be described";
   try {
     run_body(*static_cast<Body*>(context), op);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("an op of tenon");
-    tenon_op_fail(op, 0, "its failure could not be described", nullptr, nullptr);
+    tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
+  } catch (...) {
+    tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
   }
 }
 
@@ -93,9 +112,11 @@ void check_original(const tenon_use& use, const char* name) {
           "before the op is done");
 }
 
-NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict) {
+NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
+                   const nb::list& renewed) {
   const auto result = std::make_shared<PythonResult>();
-  auto context = std::make_unique<Body>(std::move(body), result);
+  const auto renewals = std::make_shared<Renewals>(renewed);
+  auto context = std::make_unique<Body>(std::move(body), result, renewals);
   tenon_work work{};
   work.struct_size = sizeof work;
   work.on_conflict = on_conflict;
@@ -103,7 +124,7 @@ NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int3
   work.run = run;
   work.drop = drop_object;
   work.name = name;
-  NativeOp op = push(work, uses_from(rows), result);
+  NativeOp op = push(work, uses_from(rows).uses, result, *renewals);
   (void)context.release();
   return op;
 }
@@ -127,6 +148,7 @@ void NativeOp::wait(std::optional<double> timeout) const {
   const tenon_status status = tenon_op_wait(op_, nanoseconds(timeout), &error);
   owners::drain();
   if (status != TENON_OK && status != TENON_ERR_OP) throw Error(status, error.message);
+  raise_noted_interrupt();
 }
 
 nb::object NativeOp::failure() const { return failure_tuple(tenon_op_failure(op_)); }
@@ -158,23 +180,54 @@ void NativeAwait::end() noexcept {
   tenon_await_end(&await_);
 }
 
-NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result) {
+Renewals::Renewals(const nb::list& pairs) {
+  for (nb::handle pair : pairs) pairs_.emplace_back(pair[0], pair[1]);
+}
+
+void Renewals::check() const {
+  for (const auto& [array, renewed] : pairs_) {
+    std::vector<tenon_holder> holders(
+        static_cast<size_t>(tenon_array_holders(array_of(array.ptr()), 0, nullptr)));
+    (void)tenon_array_holders(array_of(array.ptr()), static_cast<int32_t>(holders.size()), holders.data());
+    for (const tenon_holder& holder : holders) {
+      if (holder.kind != TENON_HOLDER_VIEW || holder.access != TENON_WRITE) continue;
+      tenon_array* refused = nullptr;
+      call(tenon_array_renew, array_of(array.ptr()), &refused);
+      tenon_array_release(refused);
+    }
+  }
+}
+
+void Renewals::accept() {
+  const auto pairs = std::exchange(pairs_, {});
+  for (const auto& [array, renewed] : pairs) exchange(array.ptr(), renewed.ptr());
+}
+
+void Uses::add(Array array, int32_t access, uint32_t flags) {
+  uses.push_back({array.get(), access, flags});
+  arrays.push_back(std::move(array));
+}
+
+NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
+              Renewals& renewals) {
   work.site = current_site();
   owners::drain();
   if (work.on_conflict != TENON_CONFLICT_IGNORE) {
     for (const tenon_use& use : uses) check_original(use, work.name);
   }
+  renewals.check();
   tenon_op* op = nullptr;
   call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
+  renewals.accept();
   return {op, std::move(result)};
 }
 
-std::vector<tenon_use> uses_from(const nb::list& rows) {
-  std::vector<tenon_use> uses;
+Uses uses_from(const nb::list& rows) {
+  Uses uses;
   for (nb::handle row : rows) {
     const nb::tuple parts = nb::borrow<nb::tuple>(row);
-    uses.push_back({array_of(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
-                    nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u});
+    uses.add(share(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
+             nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u);
   }
   return uses;
 }
@@ -213,8 +266,9 @@ void add_ops(nb::module_& module) {
       .def("on_done", &NativeOp::on_done, nb::arg("function"),
            nb::sig("def on_done(self, function: Callable[[], object]) -> None"));
   module.def("push", push_body, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
+             nb::arg("renewed") = nb::list(),
              nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
-                     "on_conflict: int) -> NativeOp"));
+                     "on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp"));
   module.def(
       "array_failure", [](const Array& array) { return failure_tuple(tenon_array_failure(array.get())); },
       nb::arg("array"),
@@ -228,6 +282,7 @@ void add_ops(nb::module_& module) {
         owners::drain();
         call(tenon_wait_all, nanoseconds(timeout));
         owners::drain();
+        raise_noted_interrupt();
       },
       nb::arg("timeout").none());
   module.def(
@@ -254,6 +309,8 @@ void add_ops(nb::module_& module) {
         call(tenon_engine_shut_down, static_cast<int64_t>(timeout * 1e9));
       },
       nb::arg("timeout"));
+  module.def("set_package_folder", set_package_folder, nb::arg("folder"),
+             "Lines of files below it are none of the user's program.");
   add_pushed_functions(module);
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "python.h"
@@ -59,12 +60,35 @@ class NativeOp {
   std::shared_ptr<const Result> result_;
 };
 
+// Arrays that are to have new memory, for an op that overwrites them: (array, an array on the new memory). Each
+// pair changes places when the op was accepted. Under the GIL.
+class Renewals {
+ public:
+  explicit Renewals(const nb::list& pairs);
+  // Throws LeaseConflict when somebody has a view to write to the old memory: what is written there would be lost.
+  void check() const;
+  // At the begin of the op's body or after its push, whichever comes first. Nobody else runs Python meanwhile.
+  void accept();
+
+ private:
+  std::vector<std::pair<nb::object, nb::object>> pairs_;
+};
+
 // Pushes what work describes, with the line of the program that does so. Throws when it is refused; then
 // work's context is still the caller's.
-NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result);
+NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
+              Renewals& renewals);
+
+// What an op does to its arrays, which are kept.
+struct Uses {
+  std::vector<tenon_use> uses;
+  std::vector<Array> arrays;
+
+  void add(Array array, int32_t access, uint32_t flags = 0);
+};
 
 // (array, is write, is overwrite) of each.
-std::vector<tenon_use> uses_from(const nb::list& rows);
+Uses uses_from(const nb::list& rows);
 
 // nullopt: for ever.
 int64_t nanoseconds(std::optional<double> seconds);

@@ -138,10 +138,6 @@ void add_ownership(nb::module_& module) {
       nb::arg("array"),
       "An array as this one on new memory, for a whole overwrite that leaves the old to its readers.");
   module.def(
-      "exchange_memory", [](const Self& a, const Self& b) { exchange(a.object.ptr(), b.object.ptr()); },
-      nb::arg("a"), nb::arg("b"), nb::sig("def exchange_memory(a: NDArray, b: NDArray) -> None"),
-      "Each array gets what the other one was.");
-  module.def(
       "moved_at",
       [](const Array& array) -> nb::object {
         const char* const at = tenon_array_moved_at(array.get());

@@ -47,8 +47,8 @@ class PushedCall final : public Result {
 
 using Context = std::shared_ptr<PushedCall>;
 
-bool is_written(const std::vector<tenon_use>& uses, const tenon_array* array) {
-  for (const tenon_use& use : uses) {
+bool is_written(const Uses& uses, const tenon_array* array) {
+  for (const tenon_use& use : uses.uses) {
     if (use.array == array && use.access == TENON_WRITE) return true;
   }
   return false;
@@ -56,23 +56,30 @@ bool is_written(const std::vector<tenon_use>& uses, const tenon_array* array) {
 
 // rows: what the caller declared beyond the prototype.
 NativeOp push_function(const Function& function, const nb::list& arguments, const nb::list& rows,
-                       const char* name, int32_t on_conflict) {
+                       const char* name, int32_t on_conflict, const nb::list& renewed) {
   check_argument_count(function, arguments.size());
-  std::vector<tenon_use> uses = uses_from(rows);
+  Renewals renewals(renewed);
+  Uses uses = uses_from(rows);
+  // All at one moment: what follows may run Python, and an NDArray get other memory.
+  std::vector<Array> taken(arguments.size());
+  for (size_t i = 0; i < taken.size(); ++i) {
+    const nb::object argument = arguments[i];
+    if (is_ndarray(argument.ptr())) taken[i] = share(argument.ptr());
+  }
   std::vector<tenon_value> values(arguments.size());
-  std::vector<Array> arrays;  // until the op has its own references
   for (size_t i = 0; i < values.size(); ++i) {
     const auto at = static_cast<int32_t>(i);
-    const nb::object argument = arguments[i];
+    const nb::object argument = taken[i] ? owned(wrap(std::move(taken[i]))) : nb::object(arguments[i]);
     const tenon_parameter parameter = function.parameter(at);
     if (parameter.is_pointer == 0) {
       values[i] = number_for(function, at, argument);
     } else if (!argument.is_none()) {
       const bool is_read = parameter.is_const != 0;
-      arrays.push_back(pointer_array(function, at, argument, is_read ? Keep::kReadonly : Keep::kWritable));
-      values[i].p = arrays.back().data();
-      tenon_array* const array = arrays.back().get();
-      if (!is_written(uses, array)) uses.push_back({array, is_read ? TENON_READ : TENON_WRITE, 0});
+      Array array = pointer_array(function, at, argument, is_read ? Keep::kReadonly : Keep::kWritable);
+      values[i].p = array.data();
+      if (is_read || !is_written(uses, array.get())) {
+        uses.add(std::move(array), is_read ? TENON_READ : TENON_WRITE);
+      }
     }
   }
   const auto call = std::make_shared<PushedCall>(function, std::move(values));
@@ -84,7 +91,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
   work.run = [](void* c, tenon_op* op) { (*static_cast<Context*>(c))->run(op); };
   work.drop = [](void* c) { delete static_cast<Context*>(c); };
   work.name = name;
-  NativeOp op = push(work, uses, call);
+  NativeOp op = push(work, uses.uses, call, renewals);
   (void)context.release();
   return op;
 }
@@ -94,9 +101,10 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
 void add_pushed_functions(nb::module_& module) {
   module.def(
       "push_function", push_function, nb::arg("function"), nb::arg("arguments"), nb::arg("uses"),
-      nb::arg("name"), nb::arg("on_conflict"),
+      nb::arg("name"), nb::arg("on_conflict"), nb::arg("renewed") = nb::list(),
       nb::sig("def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, "
-              "bool, bool]], name: str, on_conflict: int) -> NativeOp"),
+              "bool, bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> "
+              "NativeOp"),
       "An op whose body calls a native function. Raises what a call with these arguments would raise.");
 }
 

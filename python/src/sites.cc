@@ -31,7 +31,10 @@ struct Place {
 std::array<Place, 1024> places;
 std::unordered_set<std::string>* texts = nullptr;
 
+std::string* package_folder = nullptr;
+
 bool is_library_file(std::string_view file) {
+  if (package_folder != nullptr && file.starts_with(*package_folder)) return true;
   for (std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3", "<frozen "}) {
     if (file.find(part) != std::string_view::npos) return true;
   }
@@ -44,11 +47,13 @@ const char* kept_site(const std::string& site) {
   return texts->insert(site).first->c_str();
 }
 
-void describe(PyObject* code, PyFrameObject* frame, Place& place) {
-  const nb::object file = nb::getattr(nb::handle(code), "co_filename");
-  const std::string name(text_of(file));
+// frame: null for the line where the code begins.
+void describe(nb::handle code, PyFrameObject* frame, Place& place) {
+  const std::string name(text_of(nb::object(code.attr("co_filename"))));
+  const int line =
+      frame != nullptr ? PyFrame_GetLineNumber(frame) : nb::cast<int>(code.attr("co_firstlineno"));
   place.is_library = is_library_file(name);
-  place.text = kept_site(name + ":" + std::to_string(PyFrame_GetLineNumber(frame)));
+  place.text = kept_site(name + ":" + std::to_string(line));
 }
 
 // What a frame executes. The code is a reference that the caller owns.
@@ -71,14 +76,12 @@ struct Position {
   }
 };
 
-const Place& place_of(PyFrameObject* frame) {
-  const Position position = Position::of(frame);
-  const nb::object code = nb::steal(position.code);
+const Place& place_of(const Position& position, PyFrameObject* frame) {
   Place& place = position.place();
   if (!position.is_at(place)) {
     Place fresh;
-    describe(code.ptr(), frame, fresh);
-    fresh.code = Py_NewRef(code.ptr());
+    describe(position.code, frame, fresh);
+    fresh.code = Py_NewRef(position.code);
     fresh.instruction = position.instruction;
     const nb::object replaced = nb::steal(place.code);
     place = fresh;
@@ -92,7 +95,9 @@ const char* site_from(nb::object frame) {
   const char* first = nullptr;
   for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
     auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    const Place& place = place_of(object);
+    const Position position = Position::of(object);
+    const nb::object code = nb::steal(position.code);
+    const Place& place = place_of(position, object);
     if (!place.is_library) return place.text;
     if (first == nullptr) first = place.text;
     if (get_back == nullptr) break;
@@ -101,7 +106,33 @@ const char* site_from(nb::object frame) {
   return first;
 }
 
+bool is_code(nb::handle object) {
+  static PyObject* type = nullptr;
+  if (type == nullptr) type = nb::object(nb::module_::import_("types").attr("CodeType")).release().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == type;
+}
+
 }  // namespace
+
+void set_package_folder(const std::string& folder) {
+  if (package_folder == nullptr) package_folder = new std::string;
+  *package_folder = folder;
+}
+
+const char* site_of_function(nb::handle function) noexcept {
+  constexpr int kBegin = -1;  // no instruction of a frame
+  const KeepError keep_error;
+  try {
+    const nb::object code = nb::getattr(function, "__code__", nb::none());
+    if (is_code(code)) {
+      const Place& place = place_of({code.ptr(), kBegin}, nullptr);
+      if (!place.is_library) return place.text;
+    }
+  } catch (...) {
+    PyErr_Clear();
+  }
+  return current_site();
+}
 
 const char* current_site() noexcept {
   PyFrameObject* const innermost = PyThreadState_GetFrame(PyThreadState_Get());

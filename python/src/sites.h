@@ -13,4 +13,10 @@ namespace tenon::python {
 // nullptr where no Python code runs. Requires the GIL; keeps an exception in flight.
 const char* current_site() noexcept;
 
+// The line where a function of the user's begins; current_site() for other objects. As above.
+const char* site_of_function(nb::handle function) noexcept;
+
+// Files below it are a library's: that of the package itself. Requires the GIL.
+void set_package_folder(const std::string& folder);
+
 }  // namespace tenon::python

@@ -10,10 +10,37 @@
 namespace tenon::python {
 namespace {
 
-void* begin_wait() { return owners::holds_gil() ? PyEval_SaveThread() : nullptr; }
+// One thread only.
+struct Interrupt {
+  bool is_noted = false;
+  int bodies = 0;  // that run
+  int waits = 0;   // that sleep
+};
+thread_local Interrupt interrupt;
+
+bool set_interrupt() noexcept {
+  if (!interrupt.is_noted || interrupt.bodies > 0) return false;
+  interrupt.is_noted = false;
+  PyErr_SetNone(PyExc_KeyboardInterrupt);
+  return true;
+}
+
+// Where no call of the bindings tells of it, the interpreter does, which runs this in the main thread.
+void tell_later() noexcept {
+  if (!interrupt.is_noted || interrupt.bodies > 0 || interrupt.waits > 0) return;
+  const auto tell = [](void*) { return set_noted_interrupt() ? -1 : 0; };
+  if (Py_AddPendingCall(tell, nullptr) != 0) PyErr_SetInterrupt();  // the queue is full
+}
+
+void* begin_wait() {
+  ++interrupt.waits;
+  return owners::holds_gil() ? PyEval_SaveThread() : nullptr;
+}
 
 void end_wait(void* token) {
   if (token != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+  --interrupt.waits;
+  tell_later();
 }
 
 // The GIL for a moment of a wait: of the thread that gave it away at the wait's begin, or (no token) before.
@@ -48,9 +75,13 @@ class Moment {
 int32_t poll_wait(void* token) {
   const Moment moment(token);
   if (!moment) return 0;
-  const int result = PyErr_CheckSignals();
-  if (result == 0) owners::drain();
-  return result;
+  if (PyErr_CheckSignals() != 0) {
+    interrupt.is_noted = false;
+    return -1;
+  }
+  if (set_interrupt()) return -1;
+  owners::drain();
+  return 0;
 }
 
 // The address of asyncio's current task. Asked only when memory is held by somebody.
@@ -91,6 +122,25 @@ void report_wait(const char* text) {
 }
 
 }  // namespace
+
+InBody::InBody() noexcept { ++interrupt.bodies; }
+
+InBody::~InBody() {
+  --interrupt.bodies;
+  tell_later();
+}
+
+void note_interrupt() {
+  const nb::module_ threading = nb::module_::import_("threading");
+  const nb::object main = threading.attr("main_thread")().attr("ident");
+  interrupt.is_noted = main.equal(threading.attr("get_ident")());
+}
+
+bool set_noted_interrupt() noexcept { return interrupt.waits == 0 && set_interrupt(); }
+
+void raise_noted_interrupt() {
+  if (set_noted_interrupt()) nb::raise_python_error();
+}
 
 void add_waiting(nb::module_&) {
   tenon_wait_hooks hooks{};

@@ -8,6 +8,23 @@ namespace tenon::python {
 // Takes part in the waits of the C library.
 void add_waiting(nb::module_& module);
 
+// While the body of an op runs in this thread. Requires the GIL at its begin and end.
+class InBody {
+ public:
+  InBody() noexcept;
+  InBody(const InBody&) = delete;
+  InBody& operator=(const InBody&) = delete;
+  ~InBody();
+};
+
+// Ctrl-C has ended a body that the main thread ran, in a wait or a push: it was meant for the program, which
+// hears of it at the end of that, once. Nothing in other threads. Requires the GIL.
+void note_interrupt();
+// An interrupt was noted, and no body or wait of this thread stands in the way: it is set as the Python error.
+bool set_noted_interrupt() noexcept;
+// The same, thrown.
+void raise_noted_interrupt();
+
 // (message, op, site, code, exception or None).
 nb::object describe_failure(const tenon_failure* failure);
 // The same, or None. Takes over the failure.

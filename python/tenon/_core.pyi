@@ -627,6 +627,11 @@ class NDArray:
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
+def body_arguments(arguments: list[Any], function: object) -> list[Any]:
+    """
+    Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.
+    """
+
 def empty_view(view: Any, is_alone: _bool) -> None:
     """
     Makes a NumPy array one of no elements, for the end of the block in which it was valid.
@@ -894,7 +899,7 @@ class NativeOp:
 
     def on_done(self, function: Callable[[], object]) -> None: ...
 
-def push(body: Callable[[], Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int) -> NativeOp: ...
+def push(body: Callable[[], Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp: ...
 
 def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None: ...
 
@@ -920,7 +925,10 @@ def set_engine_limits(ops: int, nbytes: int) -> None: ...
 
 def shut_down_engine(timeout: float) -> None: ...
 
-def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int) -> NativeOp:
+def set_package_folder(folder: str) -> None:
+    """Lines of files below it are none of the user's program."""
+
+def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp:
     """
     An op whose body calls a native function. Raises what a call with these arguments would raise.
     """
@@ -932,9 +940,6 @@ def renewed(array: NDArray) -> NDArray:
     """
     An array as this one on new memory, for a whole overwrite that leaves the old to its readers.
     """
-
-def exchange_memory(a: NDArray, b: NDArray) -> None:
-    """Each array gets what the other one was."""
 
 def moved_at(array: NDArray) -> str | None:
     """Where the memory was moved out, or None."""

@@ -2,7 +2,9 @@
 """The exceptions of Tenon's own. Elsewhere it raises what Python users expect: ValueError, TypeError,
 BufferError, IndexError, MemoryError, TimeoutError."""
 
+import sys
 import traceback
+from typing import Any
 
 
 class TenonError(Exception):
@@ -58,11 +60,91 @@ def copied(error: BaseException) -> BaseException:
     return copy
 
 
-def describe(error: BaseException) -> str:
-    """The text of what the body of an op raised, with its traceback; the error lets go of its frames."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    link: BaseException | None = error
-    while link is not None:
+def text_of(error: BaseException) -> str:
+    """Type and text of any exception, also of one whose text cannot be made, as UTF-8 can hold them."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException as reason:
+        text = f"{type(error).__name__}, whose text cannot be made ({type(reason).__name__})"
+    return _printable(text)
+
+
+def describe(error: BaseException, views: list[Any]) -> str:
+    """The text of what the body of an op raised, with its traceback. The error lets go of its frames.
+
+    Parameters
+    ----------
+    error : BaseException
+    views : list of numpy.ndarray
+        What the body was given. They are taken out, and become arrays of no elements; those that only the
+        error refers to let go of the memory, as do arrays over them.
+    """
+    try:
+        text = _printable("".join(traceback.format_exception(error)).rstrip())
+    except BaseException:
+        text = text_of(error)
+    links = _linked(error)
+    for link in links:
         link.__traceback__ = None
-        link = link.__context__
+    if views:
+        _end_views(links, views)
     return text
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
+
+
+def _linked(error: BaseException) -> list[BaseException]:
+    """The error, its causes, what was handled when they came up, and the members of groups: each once."""
+    found: dict[int, BaseException] = {}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        link = rest.pop()
+        if link is None or id(link) in found:
+            continue
+        found[id(link)] = link
+        rest += [link.__cause__, link.__context__]
+        if isinstance(link, BaseExceptionGroup):
+            rest += link.exceptions
+    return list(found.values())
+
+
+def _end_views(links: list[BaseException], views: list[Any]) -> None:
+    from . import _core
+
+    numbers = {id(view) for view in views}
+    held: dict[int, tuple[Any, int]] = {}  # arrays over the views, and how often the errors refer to each
+    for link in links:
+        if isinstance(link, AttributeError) and _stands_on(link.obj, numbers):
+            link.obj = None
+        for value in (*link.args, *link.__dict__.values()):
+            if _stands_on(value, numbers):
+                held[id(value)] = (value, held.get(id(value), (value, 0))[1] + 1)
+        value = None
+    counts = {}
+    for view in views:
+        counts[id(view)] = held.pop(id(view), (view, 0))[1]
+    del view
+    # Besides what the errors refer to: the variable here, and the argument of getrefcount.
+    for key in list(held):
+        array, expected = held.pop(key)
+        is_alone = sys.getrefcount(array) <= expected + 2
+        _core.empty_view(array, is_alone)
+        del array
+    while views:
+        view = views.pop()
+        is_alone = sys.getrefcount(view) <= counts[id(view)] + 2
+        _core.empty_view(view, is_alone)
+        del view
+
+
+def _stands_on(value: Any, numbers: set[int]) -> bool:
+    """It is one of the arrays whose identities are given, or an array over one."""
+    import numpy as np
+
+    while isinstance(value, np.ndarray):
+        if id(value) in numbers:
+            return True
+        value = value.base
+    return False

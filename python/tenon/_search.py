@@ -33,6 +33,7 @@ from ._objects import (
     mro_of,
     variables_of,
 )
+from .engine import Body
 from .lease import Block
 
 _OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
@@ -245,7 +246,7 @@ class Search:
                 break
             self._seen.add(id(frame))
             if _module_of(frame).partition(".")[0] in _OTHERS_CODE:
-                if frame.f_code.co_qualname == "_python_body.<locals>.body":
+                if frame.f_code is Body.__call__.__code__:
                     frames.clear()  # what the body of an op uses is the op's
             else:
                 frames.append(frame)
@@ -288,8 +289,10 @@ class Search:
         objects = gc.get_objects()
         skipped = {id(objects)}
         for value in objects:
-            if type(value) is Block:  # its views are its own until it ends
-                skipped.update(id(part) for part in gc.get_referents(value) if type(part) is dict)
+            if type(value) is Block or type(value) is Body:  # its views are its own until it ends
+                parts = gc.get_referents(value)
+                skipped.update(id(part) for part in parts if type(part) is dict or type(part) is list)
+                del parts
         hits: list[tuple[int, Any, Any]] = []
         frames = []
         for value in objects:

@@ -31,7 +31,7 @@ from ._objects import (
     variables_of,
 )
 from ._search import KINDS, ONE_OBJECT, QUICK, THOROUGH, Label, Node, Search, array_base, is_result_name
-from .lease import Holder, leases
+from .lease import Holder, leases, no_other_search
 
 _MAX_NAMED = 4
 
@@ -102,12 +102,13 @@ def drop_views(array: NDArray) -> list[Holder]:
         places of all of them. Objects that stand on an original of `from_numpy`, which `leases` does not
         count, follow.
     """
-    search = Search([array], ONE_OBJECT)
-    search.leave_out_running_code()
-    _forget_last_error(search)
-    _forget_results(search)
-    _clear_errors(search)
-    del search
+    with no_other_search():
+        search = Search([array], ONE_OBJECT)
+        search.leave_out_running_code()
+        _forget_last_error(search)
+        _forget_results(search)
+        _clear_errors(search)
+        del search
     gc.collect()
     views = [holder for holder in leases(array) if holder.kind == "view"]
     found = places(array, thorough=True)
@@ -171,7 +172,11 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
 
 def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:
     """Each place with the number of its array, in the order of likelihood."""
-    search = Search(arrays, THOROUGH if thorough else QUICK)
+    with no_other_search():
+        return _places_found(Search(arrays, THOROUGH if thorough else QUICK), thorough)
+
+
+def _places_found(search: Search, thorough: bool) -> list[tuple[int, Place]]:
     search.visit_leftovers()
     search.visit_threads()
     if thorough:

@@ -8,16 +8,18 @@ import functools
 import gc
 import logging
 import os
+import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 from . import _core
 from ._core import NativeOp, NDArray
-from ._errors import LeaseConflict, OpError
+from ._errors import LeaseConflict, OpError, describe
 from ._tasks import Signal, current_task, number_of
 from .function import CFunction
+from .lease import wait_for_searches
 
 _log = logging.getLogger("tenon")
 
@@ -58,7 +60,6 @@ class Op:
     def __init__(self, native: NativeOp, name: str) -> None:
         self._native = native
         self.name = name
-        self._is_interrupt_told = False
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the op is done, and runs it in this thread if it is ready.
@@ -77,16 +78,12 @@ class Op:
         TimeoutError
             The time has passed.
         KeyboardInterrupt
-            Ctrl-C. If it came while the body ran in this thread, the op has failed by it.
+            Ctrl-C. If it came while a body ran in this thread, the op of that has failed by it.
         """
         self._native.wait(timeout)
         error = self._error()
-        if error is None:
-            return
-        if isinstance(error.__cause__, KeyboardInterrupt) and not self._is_interrupt_told:
-            self._is_interrupt_told = True  # it was for the program, which waited and ran the body
-            raise error.__cause__
-        raise error
+        if error is not None:
+            raise error
 
     def result(self, timeout: float | None = None) -> Any:
         """What the op's function returned, after `wait`."""
@@ -153,8 +150,9 @@ def push(
         It may not keep them, and may not touch other NDArrays. A `CFunction` runs without the interpreter's
         lock; it gets the addresses, reads what its prototype declares const and writes the rest.
     *args
-        NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on. The
-        pointers of a `CFunction` take whatever a call of it takes; its numbers are read now.
+        NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on. An
+        array that stands there unwrapped counts as read, whatever else is said of it. The pointers of a
+        `CFunction` take whatever a call of it takes; its numbers are read now.
     reads, writes, overwrites : iterables of NDArray
         What the function uses besides its arguments; or arguments that it writes.
     name : str, optional
@@ -184,14 +182,15 @@ def push(
     if not callable(fn):
         raise TypeError(f"an op runs a function, not {type(fn).__name__}")
     uses = _Uses(reads, writes, overwrites)
-    arguments = [uses.unwrapped(argument) for argument in args]
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
-    work = _Work(fn, arguments, uses, name, policy)
+    work = _Work(fn, list(args), uses, name, policy)
     try:
         return work.submit()
     except LeaseConflict:
-        gc.collect()  # so that the answer does not depend on when dead cycles are found
+        # So that the answer depends neither on searches of other threads nor on when dead cycles are found.
+        wait_for_searches()
+        gc.collect()
     try:
         return work.submit()
     except LeaseConflict as conflict:
@@ -235,32 +234,71 @@ class _Work:
     ) -> None:
         self.uses = uses
         self._fn = fn
-        self._arguments = fn._all_arguments(arguments) if isinstance(fn, CFunction) else arguments
         self._name = name
         self._policy = policy
-        if not isinstance(fn, CFunction):
-            for argument in arguments:
-                if isinstance(argument, NDArray) and not uses.knows(argument):
-                    uses.add(argument, False, False)
+        self._native = fn if isinstance(fn, CFunction) else None
+        if self._native is not None:
+            arguments = self._native._all_arguments(arguments)
+        named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
+        for argument in arguments:
+            if isinstance(argument, _Use):
+                uses.add(argument.array, True, argument.is_overwrite)
+        self._arguments: list[Any] = []
+        self._written: list[bool] = []  # of each argument: the body may write to it
+        for argument in arguments:
+            is_wrapped = isinstance(argument, _Use)
+            argument = argument.array if is_wrapped else argument
+            if (
+                isinstance(argument, NDArray)
+                and not is_wrapped
+                and (self._native is None or uses.knows(argument))
+            ):
+                uses.add(argument, False, False)
+            self._arguments.append(argument)
+            self._written.append(is_wrapped or id(argument) in named)
 
-    def submit(self) -> Op:
+    def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
+        """renewed: arrays that get the memory of another when the push is accepted."""
         promise = None
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
             promise = _Promise(self._all_uses())
-        if isinstance(self._fn, CFunction) and promise is None:
+        pairs = list(renewed)
+        if self._native is not None and promise is None:
+            new = {id(array): other for array, other in pairs}
+            arguments = [new.get(id(argument), argument) for argument in self._arguments]
+            rows = [(new.get(id(row[0]), row[0]), row[1], row[2]) for row in self.uses.rows]
             native = _core.push_function(
-                self._fn._native, self._arguments, self.uses.rows, self._name, self._policy
+                self._native._native, arguments, rows, self._name, self._policy, pairs
             )
         else:
-            body = self._body(promise)
-            native = _core.push(body, self._all_uses(), self._name, self._policy)
+            handles = self._handles(pairs)
+            rows = [(handles[id(row[0])], row[1], row[2]) for row in self._all_uses()]
+            body = self._body(handles, promise)
+            native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
 
-    def _body(self, promise: _Promise | None) -> Callable[[], Any]:
-        if isinstance(self._fn, CFunction):
-            body: Callable[[], Any] = functools.partial(self._fn._native, *self._arguments)
+    def _handles(self, renewed: Sequence[tuple[NDArray, NDArray]]) -> dict[int, NDArray]:
+        """The op's own, by the identity of the caller's, which may get other memory before it runs."""
+        found = {id(array): other[...] for array, other in renewed}
+        for array, *_ in self._all_uses():
+            if id(array) not in found:
+                may_write = self._native is not None or self.uses.writes(array)
+                found[id(array)] = array[...] if may_write else array.readonly()
+        return found
+
+    def _body(self, handles: dict[int, NDArray], promise: _Promise | None) -> Callable[[], Any]:
+        if self._native is not None:
+            body: Callable[[], Any] = functools.partial(
+                self._native._native, *[handles.get(id(argument), argument) for argument in self._arguments]
+            )
         else:
-            body = _python_body(self._fn, self._arguments, self.uses)
+            arguments = []
+            for argument, is_written in zip(self._arguments, self._written):
+                if isinstance(argument, NDArray):
+                    handle = handles[id(argument)]
+                    argument = handle.readonly() if not is_written and handle.writable else handle
+                arguments.append(argument)
+            body = Body(self._fn, arguments)
         if promise is None:
             return body
 
@@ -272,11 +310,13 @@ class _Work:
 
     def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
         """With those that follow from the prototype of a native function."""
+        if self._native is None:
+            return self.uses.rows
         uses = list(self.uses.rows)
-        if isinstance(self._fn, CFunction):
-            for argument, parameter in zip(self._arguments, self._fn._native.parameters):
-                if isinstance(argument, NDArray) and not self.uses.knows(argument):
-                    uses.append((argument, not parameter[2], False))
+        for argument, parameter in zip(self._arguments, self._native._native.parameters):
+            is_const = parameter[2]
+            if isinstance(argument, NDArray) and (is_const or not self.uses.knows(argument)):
+                uses.append((argument, not is_const, False))
         return uses
 
     def explained(self, conflict: LeaseConflict) -> LeaseConflict:
@@ -290,17 +330,7 @@ def _submit_on_new_memory(work: _Work) -> Op:
     """Pushes work whose outputs are viewed: they get new memory, or nothing has happened."""
     overwritten = work.uses.overwritten()
     viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
-    exchanged: list[tuple[NDArray, NDArray]] = []
-    try:
-        for array in viewed or overwritten:
-            old = _core.renewed(array)
-            _core.exchange_memory(array, old)
-            exchanged.append((array, old))
-        return work.submit()
-    except BaseException:
-        for array, old in exchanged:
-            _core.exchange_memory(array, old)
-        raise
+    return work.submit([(array, _core.renewed(array)) for array in viewed or overwritten])
 
 
 class _Uses:
@@ -310,7 +340,7 @@ class _Uses:
         self, reads: Iterable[NDArray], writes: Iterable[NDArray], overwrites: Iterable[NDArray]
     ) -> None:
         self.rows: list[tuple[NDArray, bool, bool]] = []
-        self._modes: dict[int, bool] = {}
+        self.modes: dict[int, bool] = {}  # by an array's identity: it is written
         for array in reads:
             self.add(array, False, False)
         for array in writes:
@@ -324,20 +354,13 @@ class _Uses:
         if is_write and not array.writable:
             raise BufferError(f"an op cannot write to a read-only array of shape {array.shape}")
         self.rows.append((array, is_write, is_overwrite))
-        self._modes[id(array)] = self._modes.get(id(array), False) or is_write
-
-    def unwrapped(self, argument: Any) -> Any:
-        """The argument itself; what `out` and `inout` say of it is noted."""
-        if not isinstance(argument, _Use):
-            return argument
-        self.add(argument.array, True, argument.is_overwrite)
-        return argument.array
+        self.modes[id(array)] = self.modes.get(id(array), False) or is_write
 
     def knows(self, array: NDArray) -> bool:
-        return id(array) in self._modes
+        return id(array) in self.modes
 
     def writes(self, array: NDArray) -> bool:
-        return self._modes.get(id(array), False)
+        return self.modes.get(id(array), False)
 
     def overwritten(self) -> list[NDArray]:
         """The arrays of which the op reads nothing, each once."""
@@ -346,19 +369,37 @@ class _Uses:
         return list(found.values())
 
 
-def _python_body(fn: Callable[..., Any], arguments: list[Any], uses: _Uses) -> Callable[[], Any]:
-    # Handles of the op's own: the caller's may get other memory before it runs.
-    handles = [
-        (argument[...] if uses.writes(argument) else argument.readonly())
-        if isinstance(argument, NDArray)
-        else argument
-        for argument in arguments
-    ]
+class Body:
+    """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
+    until the function has ended, and have no elements from then on."""
 
-    def body() -> Any:
-        return fn(*[handle.numpy() if isinstance(handle, NDArray) else handle for handle in handles])
+    __slots__ = ("_fn", "_given", "_handles")
 
-    return body
+    def __init__(self, fn: Callable[..., Any], handles: list[Any]) -> None:
+        self._fn = fn
+        self._handles = handles
+        self._given: list[Any] = []
+
+    def __call__(self) -> Any:
+        self._given = _core.body_arguments(self._handles, self._fn)
+        result = self._fn(*self._given)
+        views = self.take_views()
+        while views:
+            view = views.pop()
+            if sys.getrefcount(view) > 2:  # the variable here, and the argument: somebody has kept it
+                _core.empty_view(view, False)
+            del view
+        return result
+
+    def take_views(self) -> list[Any]:
+        """The arrays that the function was given. The body forgets them."""
+        given, self._given = self._given, []
+        return [argument for argument, handle in zip(given, self._handles) if isinstance(handle, NDArray)]
+
+
+def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
+    """What a failed body says. Neither it nor the error keeps memory of the arrays."""
+    return describe(error, body.take_views() if isinstance(body, Body) else [])
 
 
 def copy(source: Any, destination: Any) -> None:
@@ -409,9 +450,16 @@ class set_engine:
         Threads; None: one for each processor.
     """
 
+    _workers = 0  # of the last one
+
     def __init__(self, name: str, workers: int | None = None) -> None:
-        self._before = _core.engine_name()
-        _core.set_engine(name, 0 if workers is None else workers)
+        self._before, self._workers_before = _core.engine_name(), set_engine._workers
+        self._set(name, 0 if workers is None else workers)
+
+    @staticmethod
+    def _set(name: str, workers: int) -> None:
+        _core.set_engine(name, workers)
+        set_engine._workers = workers
 
     def __enter__(self) -> None:
         return None
@@ -419,7 +467,7 @@ class set_engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _core.set_engine(self._before, 0)
+        self._set(self._before, self._workers_before)
 
 
 def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> None:
@@ -439,6 +487,8 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
     keep = 2**64 - 1
     _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
 
+
+_core.set_package_folder(os.path.join(os.path.dirname(__file__), ""))  # so that sites are the user's
 
 # A fork in the middle of a body would leave the child with memory that is half written.
 os.register_at_fork(

@@ -4,18 +4,55 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
+import os
 import sys
+import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
-from ._errors import LeaseConflict, LeaseEscaped, OpError
+from ._errors import LeaseConflict, LeaseEscaped, OpError, text_of
 from ._tasks import Signal, current_task, number_of
 
 Mode = Literal["r", "w"]
+
+_SEARCH_SECONDS = 10.0
+
+# Held by a search for views (_search.py). It refers to variables of all threads for a moment, and so do the
+# frames at which it looks: whoever counts references waits for its end.
+_searching = threading.RLock()
+
+
+def _forget_searches() -> None:
+    global _searching
+    _searching = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_searches)
+
+
+@contextlib.contextmanager
+def no_other_search() -> Iterator[None]:
+    """No search of another thread begins in the block; one that runs is waited for, though not for ever: code
+    of the user's that it calls, such as a finalizer, may wait for the caller."""
+    lock = _searching
+    is_held = lock.acquire(timeout=_SEARCH_SECONDS)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
+
+
+def wait_for_searches() -> None:
+    """Until no search that another thread has begun refers to anything."""
+    with no_other_search():
+        pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +113,8 @@ class Lease:
     """A lease of an array, held from the call that gives it until `release`.
 
     It belongs to the thread (in asyncio: the task) that took it, until `detach`. As a context manager it is
-    released at the end of the block.
+    released at the end of the block; an exception that leaves the block of one for writing means that the
+    array holds no value, until all of it is written.
     """
 
     def __init__(self, array: NDArray, mode: Mode, timeout: float | None = None) -> None:
@@ -101,8 +139,13 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.mode == "w":
+            self._native.fail(f"the block under its lease ended with {text_of(error)}")
+        else:
+            self.release()
 
 
 class Block:
@@ -175,14 +218,13 @@ class Block:
         self._task = None
         root, self._root = self._root, None
         views, self._view = [self._view], None
-        if root is not None:
-            _end_views(views, root, frame)
-        del frame, root
+        if root is not None and not _end_views(views, root, frame):
+            with no_other_search():
+                _end_views(views, root, frame)
+        del frame, root, views[:]
         assert self._lease is not None
         if error is not None and self._is_write:
-            has_escaped = self._lease.fail(
-                f"the block that wrote it ended with {type(error).__name__}: {error}"
-            )
+            has_escaped = self._lease.fail(f"the block that wrote it ended with {text_of(error)}")
         else:
             has_escaped = self._lease.release()
         if has_escaped and error is None:
@@ -194,32 +236,41 @@ class Block:
             )
 
 
-def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> None:
+def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
     """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
     elements: late use is an error and never a race. Whatever else stands on the memory lives on.
 
     Parameters
     ----------
     views : list
-        The block's view alone. It is taken out, so that the references to it can be counted.
+        The block's view alone; empty when that has let go of the memory.
     root : numpy.ndarray
         On which all of them stand.
     frame : frame or None
         Of the block.
+
+    Returns
+    -------
+    bool
+        Nothing stands on the memory any more.
     """
-    view = views.pop()
     names = _names_in(frame, root)
     del frame
     # Besides the variables of the frame: the variable here, and the argument of getrefcount.
-    expected = names.pop(id(view), (view, 0))[1]
-    is_alone = sys.getrefcount(view) <= expected + 2
-    _core.empty_view(view, is_alone)
-    del view
+    if views:
+        view = views.pop()
+        expected = names.pop(id(view), (view, 0))[1]
+        is_alone = sys.getrefcount(view) <= expected + 2
+        _core.empty_view(view, is_alone)
+        if not is_alone:
+            views.append(view)
+        del view
     for key in list(names):
         array, expected = names.pop(key)
         if sys.getrefcount(array) <= expected + 2:
             _core.empty_view(array, True)
         del array
+    return sys.getrefcount(root) <= 3  # the variable of the caller besides
 
 
 def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:

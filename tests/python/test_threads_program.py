@@ -184,16 +184,6 @@ class Driver:
         return None
 
 
-@pytest.fixture
-def no_search(monkeypatch):
-    """The search for where views hang, of a push that is refused, holds the variables of other threads for a
-    moment: a block that ends meanwhile finds its own view in use."""
-    from tenon import _views
-
-    monkeypatch.setattr(_views, "explain", lambda conflict, uses: conflict)
-
-
-@pytest.mark.usefixtures("no_search")
 def test_what_threads_write_in_their_turns_is_whole_and_nothing_is_lost():
     seed = random.randrange(2**32)
     print("seed", seed)
