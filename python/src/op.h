@@ -60,14 +60,16 @@ class NativeOp {
   std::shared_ptr<const Result> result_;
 };
 
-// Arrays that are to have new memory, for an op that overwrites them: (array, an array on the new memory). Each
-// pair changes places when the op was accepted. Under the GIL.
+// Arrays that are to have new memory, for an op that overwrites them: (array, an array on the new memory).
+// Each pair changes places when the op was accepted. Under the GIL.
 class Renewals {
  public:
   explicit Renewals(const nb::list& pairs);
-  // Throws LeaseConflict when somebody has a view to write to the old memory: what is written there would be lost.
+  // Throws LeaseConflict when somebody has a view to write to the old memory: what is written there would be
+  // lost.
   void check() const;
-  // At the begin of the op's body or after its push, whichever comes first. Nobody else runs Python meanwhile.
+  // At the begin of the op's body or after its push, whichever comes first. Nobody else runs Python
+  // meanwhile.
   void accept();
 
  private:

@@ -20,7 +20,8 @@ class InBody {
 // Ctrl-C has ended a body that the main thread ran, in a wait or a push: it was meant for the program, which
 // hears of it at the end of that, once. Nothing in other threads. Requires the GIL.
 void note_interrupt();
-// An interrupt was noted, and no body or wait of this thread stands in the way: it is set as the Python error.
+// An interrupt was noted, and no body or wait of this thread stands in the way: it is set as the Python
+// error.
 bool set_noted_interrupt() noexcept;
 // The same, thrown.
 void raise_noted_interrupt();
