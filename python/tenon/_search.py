@@ -232,7 +232,7 @@ class Search:
                         modules.append((_module_of(frame), frame.f_globals))
                     for name, value in variables_of(frame):
                         self.visit(value, ("variable", name, frame, frame.f_lineno, False))
-                    self.run()  # before the next, so that a caller with many objects does not use up the limit
+                    self.run()  # so that callers with many objects do not use up the limit before
         finally:
             del frame
             tops.clear()  # it holds this frame, which holds it

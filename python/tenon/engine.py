@@ -203,8 +203,8 @@ def push(
 
 
 class _Promise:
-    """That nobody writes to the arrays of an op, given with ``host="idle"``. In the debug mode it is taken when
-    the op is pushed, and checked when its body begins. Of arrays that other ops use it knows nothing."""
+    """That nobody writes to the arrays of an op, given with ``host="idle"``. In the debug mode it is taken
+    when the op is pushed, and checked when its body begins. Of arrays that other ops use it knows nothing."""
 
     def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
         self._sums = [
