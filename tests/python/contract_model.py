@@ -67,7 +67,12 @@ class Memory:
         return set().union(*(names for where, names in self.poisons if overlap(where, extent)))
 
     def heal(self, extent):
-        self.poisons = [item for item in self.poisons if not contains(extent, item[0])]
+        rest = []
+        for (begin, end), names in self.poisons:
+            before = (begin, min(end, extent[0]))
+            behind = (max(begin, extent[1]), end)
+            rest += [(part, names) for part in (before, behind) if part[0] < part[1]]
+        self.poisons = rest
 
     def poison(self, extent, names):
         self.heal(extent)
