@@ -231,7 +231,7 @@ TENON_API tenon_status tenon_array_move_out(tenon_array* array, const char* site
 /* Where the memory of the array was moved out ("" if that is not known); NULL: it was not. */
 TENON_API const char* tenon_array_moved_at(const tenon_array* array);
 
-/* An array as this one on new memory, not set: for who overwrites all of it, and leaves the old values to
+/* An array as this one on new memory, zeroed: for who overwrites all of it, and leaves the old values to
  * their readers. Fails with BUFFER (read-only), VALUE (the array is a part of its memory, or not in C order),
  * LEASE_CONFLICT (a writable view is open, whose writes would be lost), NO_MEMORY. */
 TENON_API tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, tenon_error* error);

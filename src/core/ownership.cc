@@ -62,7 +62,8 @@ Ref<Array> renew(const Array& array) {
       throw_refusal(refusal, "leave the old values of", &array);
     }
   }
-  return Array::create(array.dtype(), array.shape(), array.desc().flags & TENON_SUBBYTE_PADDED);
+  return Array::create(array.dtype(), array.shape(),
+                       (array.desc().flags & TENON_SUBBYTE_PADDED) | TENON_ZEROED);
 }
 
 Ref<Array> unchecked(const Array& array) {

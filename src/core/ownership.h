@@ -15,7 +15,7 @@ namespace tenon {
 Memory move_out(Array& array, const char* site);
 
 // An array as this one on new memory, for a whole overwrite that leaves the old values to their readers. The
-// elements are not set. Fails with kBuffer (read-only), kValue (the array is a part of its memory, or not in
+// elements are zero. Fails with kBuffer (read-only), kValue (the array is a part of its memory, or not in
 // C order), kLeaseConflict (a writable view is open: its writes would be lost), kNoMemory.
 Ref<Array> renew(const Array& array);
 
