@@ -2,11 +2,13 @@
 """The contract in Python: leases of blocks, views of ordinary code, and what each message says."""
 
 import asyncio
+import ctypes
 import gc
 import sys
 import threading
 import time
 
+import native_library
 import numpy as np
 import pytest
 
@@ -417,3 +419,30 @@ def test_a_moved_array_is_in_nobody_s_way():
     del x
     tn.push(tn.fill, tn.out(a), 1).wait()
     assert a.tolist() == [1] * 4
+
+
+def test_a_c_library_writes_in_a_block_while_another_thread_pushes_ops():
+    scale = ctypes.CDLL(native_library.generators()).scale
+    scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float]
+    n = 10_000
+    ones, a = np.ones(n, "f4"), tn.zeros(n)
+    torn = []
+
+    def look(x):
+        if x.min() != x.max():
+            torn.append((x.min(), x.max()))
+
+    def push():
+        for i in range(150):
+            tn.push(look, a)
+            if i % 10 == 0:
+                tn.push(tn.fill, tn.out(a), -1).wait()
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    for i in range(150):
+        with a.write() as v:
+            scale(ones.ctypes.data, v.ctypes.data, n, float(i))
+    thread.join()
+    tn.waitall()
+    assert torn == []
