@@ -424,7 +424,7 @@ def test_a_moved_array_is_in_nobody_s_way():
 def test_a_c_library_writes_in_a_block_while_another_thread_pushes_ops():
     scale = ctypes.CDLL(native_library.generators()).scale
     scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float]
-    n = 10_000
+    n = 2_000_000
     ones, a = np.ones(n, "f4"), tn.zeros(n)
     torn = []
 
@@ -433,14 +433,14 @@ def test_a_c_library_writes_in_a_block_while_another_thread_pushes_ops():
             torn.append((x.min(), x.max()))
 
     def push():
-        for i in range(150):
+        for i in range(40):
             tn.push(look, a)
             if i % 10 == 0:
                 tn.push(tn.fill, tn.out(a), -1).wait()
 
     thread = threading.Thread(target=push)
     thread.start()
-    for i in range(150):
+    for i in range(40):
         with a.write() as v:
             scale(ones.ctypes.data, v.ctypes.data, n, float(i))
     thread.join()
