@@ -190,10 +190,13 @@ def test_calls_without_results_leave_their_arguments_alone(x):
 
 
 def test_singletons_keep_their_references():
-    """None, True, small integers and types are immortal from 3.12 on: counted before that."""
+    """None, True and their like are immortal from 3.12 on. The interpreter does not count them then, but the one
+    extension for all versions does: their numbers drift, and mean nothing."""
     a = tn.zeros(4)
     x = np.zeros(4)
-    things = (None, True, False, ..., NotImplemented, np.ndarray, tn.NDArray, np.dtype("f4"), type(a.dtype))
+    things = (np.ndarray, tn.NDArray, np.dtype("f4"), type(a.dtype))
+    if sys.version_info < (3, 12):
+        things += (None, True, False, ..., NotImplemented)
 
     def use():
         a.__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)
