@@ -190,8 +190,8 @@ def test_calls_without_results_leave_their_arguments_alone(x):
 
 
 def test_singletons_keep_their_references():
-    """None, True and their like are immortal from 3.12 on. The interpreter does not count them then, but the one
-    extension for all versions does: their numbers drift, and mean nothing."""
+    """None, True and their like are immortal from 3.12 on. The interpreter does not count them then, but the
+    one extension for all versions does: their numbers drift, and mean nothing."""
     a = tn.zeros(4)
     x = np.zeros(4)
     things = (np.ndarray, tn.NDArray, np.dtype("f4"), type(a.dtype))
