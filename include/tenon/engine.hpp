@@ -148,8 +148,8 @@ class Op {
   tenon_op* get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return get() != nullptr; }
 
-  // Waits until it is done; runs it in this thread if it is ready. Fails with OpError (its body failed, or
-  // what it reads), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
+  // Waits until it is done; without a timeout it runs it in this thread if it is ready. Fails with OpError
+  // (its body failed, or what it reads), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
   void wait(std::chrono::nanoseconds timeout = forever) const {
     call(tenon_op_wait, get(), detail::timeout_ns(timeout));
   }

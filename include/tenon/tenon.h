@@ -506,7 +506,7 @@ TENON_API void tenon_op_retain(tenon_op* op);
 TENON_API void tenon_op_release(tenon_op* op);
 TENON_API int32_t tenon_op_is_done(const tenon_op* op);
 
-/* Waits until the op is done, and runs it in this thread if it is ready. timeout_ns < 0: for ever. Fails
+/* Waits until the op is done. timeout_ns < 0: for ever, and the op runs in this thread if it is ready. Fails
  * with TIMEOUT, DEADLOCK, INTERRUPTED, LEASE_CONFLICT (in the body of an op), OP (the op failed, or what it
  * reads: tenon_op_failure has the reason). */
 TENON_API tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error);

@@ -62,7 +62,7 @@ class Op:
         self.name = name
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the op is done, and runs it in this thread if it is ready.
+        """Waits until the op is done. Without a timeout it runs the op in this thread if that is ready.
 
         Parameters
         ----------

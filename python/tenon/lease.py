@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
-from ._errors import LeaseConflict, LeaseEscaped, OpError, text_of
+from ._errors import LeaseEscaped, OpError, TenonError, text_of
 from ._tasks import Signal, current_task, number_of
 
 Mode = Literal["r", "w"]
@@ -96,13 +96,13 @@ def give_back(array: NDArray, error: BaseException | None) -> None:
     """The end of ``with array:``; ``error`` is what ended it. No error of the end takes its place."""
     failure: OpError | None = None
     try:
-        array.wait_to_write()
-    except OpError as op_error:
-        failure = op_error
-        array.clear_error()
-    try:
+        try:
+            array.wait_to_write()
+        except OpError as op_error:
+            failure = op_error
+            array.clear_error()
         _core.give_back(array)
-    except LeaseConflict:
+    except TenonError:
         if error is None:
             raise
     if failure is not None and error is None:
@@ -144,8 +144,7 @@ class Lease:
     ) -> None:
         if error is not None and self.mode == "w":
             self._native.fail(f"the block under its lease ended with {text_of(error)}")
-        else:
-            self.release()
+        self.release()
 
 
 class Block:

@@ -164,6 +164,14 @@ def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_
     with pytest.raises(KeyError), a:
         raise KeyError
     del held
+    other = tn.zeros(3)
+    with other.write():
+        tn.push(lambda v, w: None, tn.inout(a), tn.inout(other), host="idle")
+        with pytest.raises(tn.DeadlockError), a:
+            pass
+        with pytest.raises(KeyError), a:
+            raise KeyError
+    tn.waitall()
 
     def fail(_):
         raise ValueError("no data")
