@@ -59,14 +59,15 @@ enum {
   TENON_ERR_LEASE_ESCAPED = 13,  /* a view outlived the lease under which it was taken [LeaseEscaped] */
   TENON_ERR_DEADLOCK = 14,       /* the wait would not end [DeadlockError] */
   TENON_ERR_MOVED = 15,          /* the memory has been moved out of the array [MovedError] */
-  TENON_ERR_INTERRUPTED = 16     /* a wait was ended by a hook (tenon_set_wait_hooks) */
+  TENON_ERR_INTERRUPTED = 16,    /* a wait was ended by a hook (tenon_set_wait_hooks) */
+  TENON_ERR_OWNER_DIED = 17      /* a process that was writing the memory has died [OwnerDied] */
 };
 
 typedef struct tenon_error {
   uint32_t struct_size;
   tenon_status code;
   char message[512]; /* always ends with NUL; cut when longer */
-  int32_t op_code;   /* with TENON_ERR_OP: what the user's function returned; else 0 */
+  int32_t op_code; /* with TENON_ERR_OP what the user's function returned, with OWNER_DIED the pid; else 0 */
 } tenon_error;
 
 #define TENON_ERROR_INIT {(uint32_t)sizeof(tenon_error), 0, {0}, 0}

@@ -54,6 +54,10 @@ void set_error(const Error& error) noexcept {
       const nb::object type = own_class("OpError");
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());
+    } else if (error.code() == TENON_ERR_OWNER_DIED) {
+      const nb::object type = own_class("OwnerDied");
+      const nb::object value = type(error.what(), error.op_code());
+      PyErr_SetObject(type.ptr(), value.ptr());
     } else {
       PyErr_SetString(class_of(error.code()).ptr(), error.what());
     }

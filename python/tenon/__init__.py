@@ -58,7 +58,15 @@ from ._creation import (
     zeros,
     zeros_like,
 )
-from ._errors import DeadlockError, LeaseConflict, LeaseEscaped, MovedError, OpError, TenonError
+from ._errors import (
+    DeadlockError,
+    LeaseConflict,
+    LeaseEscaped,
+    MovedError,
+    OpError,
+    OwnerDied,
+    TenonError,
+)
 from ._files import load, save
 from ._typing import DTypeLike
 from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
@@ -81,6 +89,7 @@ __all__ = [
     "NDArray",
     "Op",
     "OpError",
+    "OwnerDied",
     "Schema",
     "TenonError",
     "array",

@@ -52,6 +52,23 @@ class MovedError(TenonError):
     """The memory has been moved out of the array."""
 
 
+class OwnerDied(TenonError):
+    """A process that held shared memory for writing has died: what it was writing may be half written.
+
+    Attributes
+    ----------
+    pid : int
+        Of that process.
+    """
+
+    def __init__(self, message: str = "", pid: int = 0) -> None:
+        super().__init__(message, pid)
+        self.pid = pid
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def copied(error: BaseException) -> BaseException:
     """The same error, to be raised another time: without the frames that this one will lead to."""
     copy = type(error)(*error.args)

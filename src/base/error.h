@@ -32,6 +32,7 @@ enum class Code : int32_t {
   kDeadlock = TENON_ERR_DEADLOCK,
   kMoved = TENON_ERR_MOVED,
   kInterrupted = TENON_ERR_INTERRUPTED,
+  kOwnerDied = TENON_ERR_OWNER_DIED,
 };
 
 class Error : public std::exception {
@@ -40,7 +41,7 @@ class Error : public std::exception {
       : code_(code), op_code_(op_code), message_(std::move(message)) {}
 
   Code code() const noexcept { return code_; }
-  // With Code::kOp: what the user's function returned.
+  // With Code::kOp what the user's function returned, with Code::kOwnerDied the number of the process.
   int32_t op_code() const noexcept { return op_code_; }
   const char* what() const noexcept override { return message_.c_str(); }
 
