@@ -378,12 +378,15 @@ typedef struct tenon_lease {
 
 #define TENON_LEASE_INIT {{0}}
 
-enum { TENON_OVERWRITE = 1 << 0 }; /* with TENON_WRITE: every element is written before any is read */
+enum {
+  TENON_OVERWRITE = 1 << 0,        /* with TENON_WRITE: every element is written before any is read */
+  TENON_IGNORE_OWNER_DIED = 1 << 1 /* of a lease: in place of OWNER_DIED the memory is held as it was left */
+};
 
 typedef struct tenon_lease_options {
   uint32_t struct_size;
   int32_t access;     /* TENON_READ, TENON_WRITE */
-  uint32_t flags;     /* TENON_OVERWRITE */
+  uint32_t flags;     /* TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED */
   uint32_t thread;    /* the kernel's number of the owner; 0: the calling thread */
   uint64_t task;      /* of an asynchronous program on that thread; 0: none */
   int64_t timeout_ns; /* < 0: for ever */
@@ -420,16 +423,22 @@ TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 /* After a grant, before its use. Fails with OP as tenon_lease_acquire; the lease is not held then. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
-enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
+enum {
+  TENON_HOLDER_VIEW = 0,
+  TENON_HOLDER_OP = 1,
+  TENON_HOLDER_LEASE = 2,
+  TENON_HOLDER_CALL = 3,
+  TENON_HOLDER_PROCESS = 4
+};
 
 /* Who holds the memory of an array, or waits for it. */
 typedef struct tenon_holder {
   int32_t kind;       /* TENON_HOLDER_* */
   int32_t access;     /* TENON_READ, TENON_WRITE */
   int32_t is_granted; /* 0: it waits */
-  uint32_t thread;    /* that took or pushed it */
+  uint32_t thread;    /* that took or pushed it; of a process: its number */
   int64_t age_ns;
-  char name[64];  /* of an op or call, cut */
+  char name[64];  /* of an op or call; the command of a process; cut */
   char site[192]; /* cut */
 } tenon_holder;
 

@@ -24,8 +24,12 @@ void check_arguments(tenon_lease* lease, tenon_array* array, const tenon_lease_o
   not_null(array, "array");
   not_null(options, "options");
   check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
-  check_flags(options->flags, TENON_OVERWRITE, function);
+  check_flags(options->flags, TENON_OVERWRITE | TENON_IGNORE_OWNER_DIED, function);
   if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
+}
+
+LeaseFlags flags_in(const tenon_lease_options& options) noexcept {
+  return {(options.flags & TENON_OVERWRITE) != 0, (options.flags & TENON_IGNORE_OWNER_DIED) != 0};
 }
 
 engine::Actor owner_in(const tenon_lease_options& options) noexcept {
@@ -46,7 +50,8 @@ void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) no
 static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
               static_cast<int32_t>(engine::Obstacle::Party::kOp) == TENON_HOLDER_OP &&
               static_cast<int32_t>(engine::Obstacle::Party::kLease) == TENON_HOLDER_LEASE &&
-              static_cast<int32_t>(engine::Obstacle::Party::kCall) == TENON_HOLDER_CALL);
+              static_cast<int32_t>(engine::Obstacle::Party::kCall) == TENON_HOLDER_CALL &&
+              static_cast<int32_t>(engine::Obstacle::Party::kProcess) == TENON_HOLDER_PROCESS);
 
 }  // namespace
 
@@ -57,9 +62,8 @@ tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const t
   return guarded(error, [&] {
     check_arguments(lease, array, options, "tenon_lease_acquire");
     auto* const fresh = new (lease) Lease;
-    fresh->acquire(*capi::unwrap(array), checked_access(options->access),
-                   (options->flags & TENON_OVERWRITE) != 0, owner_in(*options), options->site,
-                   Deadline(options->timeout_ns));
+    fresh->acquire(*capi::unwrap(array), checked_access(options->access), flags_in(*options),
+                   owner_in(*options), options->site, Deadline(options->timeout_ns));
   });
 }
 
@@ -72,8 +76,7 @@ tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const t
     not_null(is_granted, "is_granted");
     auto* const fresh = new (lease) Lease;
     const bool is_held = fresh->request(*capi::unwrap(array), checked_access(options->access),
-                                        (options->flags & TENON_OVERWRITE) != 0, owner_in(*options),
-                                        options->site, done, context);
+                                        flags_in(*options), owner_in(*options), options->site, done, context);
     *is_granted = is_held ? 1 : 0;
   });
 }

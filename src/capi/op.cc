@@ -235,7 +235,7 @@ tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {
 tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
     Lease lease;
-    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), false,
+    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), {},
                   engine::current_actor(), nullptr, Deadline(timeout_ns));
   });
 }

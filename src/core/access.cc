@@ -38,6 +38,9 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
     case Refusal::Reason::kHeld:
       throw_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
     case Refusal::Reason::kShared:
+      if (array != nullptr && array->storage().memory().gate != nullptr) {
+        throw_error(Code::kLeaseConflict, what, ": it is shared with other processes");
+      }
       throw_error(Code::kLeaseConflict, what,
                   ": another array was imported over the same bytes, or uses them unchecked; drop that one "
                   "first");
@@ -51,6 +54,18 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
       throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
                   ", which the waiting code itself holds: end that first");
     case Refusal::Reason::kInterrupted: throw_error(Code::kInterrupted, what, ": the wait was interrupted");
+    case Refusal::Reason::kNoPossession:
+      throw_error(Code::kLeaseConflict, what,
+                  ": it is shared with other processes: take it under `with a.read()`/`a.write()` or hold "
+                  "`a.lease()`");
+    case Refusal::Reason::kOwnerDied:
+      throw Error(Code::kOwnerDied,
+                  concat(what, ": ", dead_owner_text(refusal.obstacle),
+                         ", and may have left half of it: take it again, then repair or overwrite it"),
+                  static_cast<int32_t>(refusal.obstacle.thread));
+    case Refusal::Reason::kInherited:
+      throw_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
+                  ", from before the fork, and no right of its own to that memory: drop it first");
   }
   throw_error(Code::kInternal, what);
 }

@@ -2,7 +2,8 @@
 //
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
 // unfinished run in the parent: in the child they have failed, and so has what they were to write. Leases and
-// calls of the threads that are not there are void. The handlers wait for short sections only, never for ops.
+// calls of the threads that are not there are void. Of memory that other processes use, too, the child has
+// nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections only, never for ops.
 #include "core/fork.h"
 
 #include <pthread.h>
@@ -48,6 +49,7 @@ void unlock_all() {
 
 // What waits in the thread that forks is a task's request: its loop runs in the parent.
 bool is_void(const Claim& claim) {
+  if (claim.is_gated) return true;
   if (claim.kind == Kind::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
   return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != engine::this_thread_id();
 }
@@ -61,6 +63,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
     Entry* const previous = entry->previous;
     Claim& claim = *entry->claim;
     if (is_void(claim)) {
+      entry->pass = engine::kNoPass;  // its parent's
       queue.remove(entry, &ready);
       if (claim.kind == Kind::kOp && std::find(ops->begin(), ops->end(), &claim) == ops->end()) {
         ops->push_back(static_cast<Op*>(&claim));
@@ -69,6 +72,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
     entry = previous;
   }
   (void)ready.take_all();
+  if (queue.gate() != nullptr) queue.mark_views_inherited();
   engine::ReadyList none;
   for (engine::View* view = queue.first_view(); view != nullptr;) {
     engine::View* const next = view->next;

@@ -33,6 +33,12 @@ void forget_failures(Region* region) noexcept {
   while (healed != nullptr) delete std::exchange(healed, healed->next);
 }
 
+void forget_gate(Region* region) noexcept {
+  if (region->gate() == nullptr) return;
+  const std::scoped_lock lock(region->lock);
+  region->set_gate(nullptr);
+}
+
 }  // namespace
 
 KnownMemory& KnownMemory::instance() noexcept {
@@ -56,7 +62,7 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   Storage* storage = new_storage();
   Region* region = nullptr;
   try {
-    region = region_for(begin, begin + memory.extent_nbytes);
+    region = region_for(begin, begin + memory.extent_nbytes, memory.gate);
   } catch (...) {
     spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
     throw;
@@ -128,6 +134,7 @@ bool KnownMemory::take_out(Storage& storage, const engine::Claim& claim, const c
   const engine::Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
   refusal->reason = engine::Refusal::Reason::kShared;
   if (region->is_unlisted_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
+  if (region->gate() != nullptr) return false;
   for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
     const engine::Extent other{address(s->data()), address(s->data()) + s->nbytes()};
     if (s != &storage && other.overlaps(extent)) return false;
@@ -203,12 +210,39 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
   return next != map_.end() && next->first < end ? next : map_.end();
 }
 
-Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
+namespace {
+
+bool is_in_use(const Region& region) noexcept { return region.has_entries() || region.has_views(); }
+
+void set_gate(Region& region, engine::Gate* gate) noexcept {
+  if (gate == nullptr) return;
+  const std::scoped_lock lock(region.lock);
+  region.set_gate(gate);
+}
+
+// The gate of bytes that had one and get the other: either may be null. is_used: by what needed no pass or
+// has one.
+engine::Gate* common_gate(engine::Gate* one, bool is_used, engine::Gate* other) {
+  if (one != nullptr && other != nullptr && one != other) {
+    throw_error(Code::kLeaseConflict, "the bytes bridge two memories that are shared with other processes");
+  }
+  if (one == nullptr && other != nullptr && is_used) {
+    throw_error(Code::kLeaseConflict,
+                "the bytes are in use as memory of this process alone: end the views, leases and ops there "
+                "before they are shared with others");
+  }
+  return one != nullptr ? one : other;
+}
+
+}  // namespace
+
+Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end, engine::Gate* gate) {
   Region* region = idle_[idle_slot(begin)];
   if (region != nullptr && region->begin_ == begin && region->end_ == end) {
     drop_idle(region);
     ++regions_;
     region->set_birth(engine::this_thread.running);
+    set_gate(*region, gate);
     return region;
   }
   while (begin != end) {
@@ -220,8 +254,12 @@ Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
       unmap_region(region);
       continue;
     }
-    if (region->begin_ <= begin && end <= region->end_) return region;
-    return merge(overlap, begin, end);
+    if (region->begin_ > begin || end > region->end_) return merge(overlap, begin, end, gate);
+    if (gate != nullptr) {
+      const std::scoped_lock lock(region->lock);
+      region->set_gate(common_gate(region->gate(), is_in_use(*region), gate));
+    }
+    return region;
   }
   region = new_region();
   try {
@@ -232,12 +270,11 @@ Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end) {
   }
   ++regions_;
   region->set_birth(engine::this_thread.running);
+  set_gate(*region, gate);
   return region;
 }
 
 namespace {
-
-bool is_in_use(const Region& region) noexcept { return region.has_entries() || region.has_views(); }
 
 // The locks of the queues of several regions.
 class QueueLocks {
@@ -261,7 +298,7 @@ class QueueLocks {
 
 // One region for everything that overlaps begin..end. It keeps the queue that is in use: what stands there
 // stays where it is. Two queues in use cannot become one.
-Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) {
+Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end, engine::Gate* gate) {
   std::vector<Region*> regions;
   while (first != map_.end() && first->first < end) {
     Region* const region = (first++)->second;
@@ -281,7 +318,12 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end) 
         address_text(reinterpret_cast<void*>(end)),
         " bridge two memories that are both in use: end the views, leases and ops of one of them first");
   }
+  for (Region* region : regions) gate = common_gate(region->gate(), false, gate);
+  if (used != regions.end()) (void)common_gate((*used)->gate(), true, gate);
   Region* const kept = used == regions.end() ? regions.front() : *used;
+  if (gate != nullptr) {
+    for (Region* region : regions) region->set_gate(region == kept ? gate : nullptr);
+  }
   for (Region* region : regions) {
     if (region == kept) continue;
     Storage* last = region->storages_;
@@ -336,6 +378,7 @@ void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
 void KnownMemory::make_idle(Region* region) noexcept {
   --regions_;
   forget_failures(region);
+  forget_gate(region);
   if (!region->is_mapped_) return unmap_region(region);
   if (Region* const other = std::exchange(idle_[idle_slot(region->begin_)], region)) unmap_region(other);
 }
@@ -395,8 +438,16 @@ tenon_view_count Region::views() noexcept {
 }
 
 uint64_t Region::version() noexcept {
-  const std::scoped_lock hold(lock);
-  return Queue::version();
+  bool has_writers = false;
+  engine::Gate* gate = nullptr;
+  {
+    const std::scoped_lock hold(lock);
+    gate = this->gate();
+    if (gate == nullptr) return Queue::version();
+    has_writers = writers() != 0;
+  }
+  if (has_writers) gate->note_write();
+  return gate->version();
 }
 
 void KnownMemory::statistics(tenon_statistics* out) {

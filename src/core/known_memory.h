@@ -67,11 +67,11 @@ class KnownMemory {
   void sweep() noexcept;
   void link(Storage* storage, Region* region) noexcept;
   void unlink_from(Storage* storage, Region* region) noexcept;
-  Region* region_for(uintptr_t begin, uintptr_t end);
+  Region* region_for(uintptr_t begin, uintptr_t end, engine::Gate* gate);
   static size_t idle_slot(uintptr_t begin) noexcept { return begin * 0x9E3779B97F4A7C15u >> 58; }
   void make_idle(Region* region) noexcept;
   void drop_idle(Region* region) noexcept;
-  Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end);
+  Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end, engine::Gate* gate);
   void set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept;
   void keep_spare(Region* region) noexcept;
   Map::iterator first_overlap(uintptr_t begin, uintptr_t end);

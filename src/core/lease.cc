@@ -17,7 +17,7 @@ const char* doing(Access access) noexcept {
 
 }  // namespace
 
-void Lease::describe(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+void Lease::describe(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
                      const char* site) {
   if (access == Access::kWrite && array.is_readonly()) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
@@ -27,16 +27,17 @@ void Lease::describe(const Array& array, Access access, bool is_overwrite, engin
   entry_.home = &storage.home();
   entry_.extent = array.extent();
   entry_.mode = mode_of(access);
-  entry_.is_overwrite = is_overwrite && array.is_dense();
+  entry_.is_overwrite = flags.is_overwrite && array.is_dense();
+  claim_.ignores_dead_owner = flags.ignores_dead_owner;
   if (array.size() == 0) claim_.entries = {};
   claim_.owner = owner;
   claim_.site = site;
   claim_.since_ms = engine::coarse_now_ms();
 }
 
-void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+void Lease::acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
                     const char* site, const Deadline& deadline) {
-  describe(array, access, is_overwrite, owner, site);
+  describe(array, access, flags, owner, site);
   Storage& storage = array.storage();
   engine::Refusal refusal;
   if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing(access), &array);
@@ -50,9 +51,9 @@ void Lease::acquire(const Array& array, Access access, bool is_overwrite, engine
   storage_.store(&storage, std::memory_order_relaxed);
 }
 
-bool Lease::request(const Array& array, Access access, bool is_overwrite, engine::Actor owner,
+bool Lease::request(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
                     const char* site, void (*done)(void*), void* context) {
-  describe(array, access, is_overwrite, owner, site);
+  describe(array, access, flags, owner, site);
   auto request = std::make_unique<engine::Request>();
   request->done = done;
   request->context = context;
@@ -91,6 +92,13 @@ void Lease::check() {
   if (storage == nullptr) throw_error(Code::kValue, "the lease is not held");
   if (claim_.missing.load(std::memory_order_relaxed) != 0) {
     throw_error(Code::kValue, "the lease has not been granted yet");
+  }
+  if (request_ != nullptr && request_->is_refused) {
+    const engine::Refusal refusal = request_->refusal;
+    const Access access = entry_.mode == engine::Mode::kWrite ? Access::kWrite : Access::kRead;
+    entry_.is_overwrite = false;  // it has written nothing
+    release();
+    throw_refusal(refusal, doing(access), nullptr);
   }
   drop_request();
   if (!storage->region().has_poison.load(std::memory_order_relaxed)) return;

@@ -11,6 +11,11 @@
 
 namespace tenon {
 
+struct LeaseFlags {
+  bool is_overwrite = false;
+  bool ignores_dead_owner = false;
+};
+
 // Never moves while it is held or requested; keeps the storage alive.
 // Threads: acquire from one; release, fail and detach from any, as often as wanted.
 class Lease {
@@ -21,30 +26,31 @@ class Lease {
   ~Lease() { release(); }
 
   // Waits until the deadline. Fails as tenon_lease_acquire.
-  void acquire(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site,
+  void acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site,
                const Deadline& deadline);
 
   // Does not wait. True: it is held. Else done(context) is called once, from any thread, when it has been
   // granted, and check() says whether it is held then; no other call but cancel() is allowed before that.
   // Fails as tenon_lease_request.
-  bool request(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site,
+  bool request(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site,
                void (*done)(void* context), void* context);
   // Takes back what was requested. False: it has been granted, and done has been or will be called; then it
   // is to be released, and counts as not written.
   bool cancel() noexcept;
-  // After the grant. Fails with kOp when the memory holds no value: then it is released.
+  // After the grant. Fails with kOp when the memory holds no value, and as acquire when it was refused where
+  // other processes take turns: then it is released.
   void check();
 
   // True if a view that was taken under it is in the way of work that waits.
   bool release() noexcept;
   // The memory holds no value from now on.
   bool fail(std::string_view message);
-  void detach() noexcept { claim_.is_detached.store(true, std::memory_order_relaxed); }
+  void detach() noexcept { engine::detach(claim_); }
 
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
-  void describe(const Array& array, Access access, bool is_overwrite, engine::Actor owner, const char* site);
+  void describe(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site);
   bool give_back(Storage* storage) noexcept;
   void drop_request() noexcept;
 

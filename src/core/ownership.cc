@@ -48,6 +48,10 @@ Ref<Array> renew(const Array& array) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
                 " cannot get new memory");
   }
+  if (storage.memory().gate != nullptr) {
+    throw_error(Code::kLeaseConflict, "the array of shape ", shape_text(array.shape()),
+                " cannot get new memory: other processes share what it has");
+  }
   const bool is_all = array.data() == storage.data() && array.desc().nbytes == storage.nbytes();
   if (!is_all || !array.is_contiguous()) {
     throw_error(Code::kValue, "the array of shape ", shape_text(array.shape()),

@@ -81,10 +81,9 @@ TEST(Move, GivesTheMemoryAwayOnceAndRefusesEveryArrayOnIt) {
   EXPECT_EQ(code_of([&] { (void)copy(*readonly, kFloat32); }), Code::kMoved);
   EXPECT_EQ(code_of([&] { (void)move_out(*readonly, nullptr); }), Code::kMoved);
   Lease lease;
-  EXPECT_EQ(code_of([&] {
-              lease.acquire(*a, Access::kRead, false, engine::current_actor(), nullptr, Deadline(0));
-            }),
-            Code::kMoved);
+  EXPECT_EQ(
+      code_of([&] { lease.acquire(*a, Access::kRead, {}, engine::current_actor(), nullptr, Deadline(0)); }),
+      Code::kMoved);
   a = {};
   readonly = {};
   EXPECT_EQ(deaths, 0) << "the memory is not the storage's any more";
@@ -121,7 +120,7 @@ TEST(Move, WaitsForOpsAndIsRefusedWhileAViewOrLeaseOrImportHoldsTheMemory) {
   }
   {
     Lease lease;
-    lease.acquire(*a, Access::kWrite, false, engine::current_actor(), "own.py:1", Deadline(-1));
+    lease.acquire(*a, Access::kWrite, {}, engine::current_actor(), "own.py:1", Deadline(-1));
     EXPECT_EQ(code_of([&] { (void)move_out(*a, nullptr); }, &message), Code::kLeaseConflict);
     EXPECT_NE(message.find("own.py:1"), std::string::npos) << message;
   }
@@ -186,7 +185,7 @@ TEST(Unchecked, WaitsForNobodyAndKeepsTheMemory) {
   const tenon_statistics before = statistics();
   Ref<Array> a = numbers(8);
   Lease lease;
-  lease.acquire(*a, Access::kWrite, false, {engine::this_thread_id() + 1, 0}, nullptr, Deadline(-1));
+  lease.acquire(*a, Access::kWrite, {}, {engine::this_thread_id() + 1, 0}, nullptr, Deadline(-1));
   const Ref<Array> free = unchecked(*a);
   EXPECT_EQ(free->data(), a->data());
   {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "engine/gate.h"
 #include "engine/queue.h"
 #include "tenon/tenon.h"
 

@@ -25,6 +25,7 @@ struct Memory {
   bool is_readonly = false;
   void* owner = nullptr;
   Deleter deleter = nullptr;
+  engine::Gate* gate = nullptr;  // of memory that other processes use, too
 };
 
 // Counted; made and recycled by KnownMemory.

@@ -158,7 +158,7 @@ class Lease {
   // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
   void settle(const Ref<Failure>& failure) { engine::settle(claim_, failure); }
   // Nobody's from now on: any thread may give it back.
-  void detach() { claim_.is_detached.store(true, std::memory_order_relaxed); }
+  void detach() { engine::detach(claim_); }
 
  private:
   Entry entry_;

@@ -7,13 +7,22 @@
 #include <cstdint>
 #include <span>
 
+#include "base/spin_lock.h"
 #include "engine/actor.h"
 
 namespace tenon::engine {
 
 class Queue;
 class Claim;
+struct Refusal;
 struct View;
+
+// What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
+// by the entries and views that stand on it.
+using Pass = uint32_t;
+constexpr Pass kNoPass = 0;
+// Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
+constexpr Pass kInheritedPass = UINT32_MAX;
 
 enum class Mode : uint8_t { kRead, kWrite };
 
@@ -42,6 +51,11 @@ struct Entry {
   Extent extent;
   Mode mode = Mode::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
+
+  // In a gated queue. Written by whoever takes the claim through the gates or gives it back; from
+  // needs_pass on under the queue's lock.
+  Pass pass = kNoPass;
+  bool needs_pass = false;  // granted or not, nobody acts under it
 
   // Guarded by the queue's lock.
   Claim* claim = nullptr;
@@ -72,6 +86,7 @@ struct View {
   View* previous = nullptr;
   Entry* holder = nullptr;      // the entry under which it was taken; null: the host's own
   bool is_overwriting = false;  // under an entry that writes every byte
+  Pass pass = kNoPass;          // in a gated queue
   uint64_t sequence = 0;
   uint32_t blockers = 0;             // earlier entries that must end first
   std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex
@@ -94,8 +109,12 @@ class Claim {
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
-  // Called once, with no lock held, when the last entry has been granted by someone else than append().
+  // Called with no lock held when the last entry has been granted by someone else than append(), and again
+  // when a gate at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
+
+  // Some gate has refused it: what comes next is become_ready(), and no pass. Called with no queue's lock held.
+  virtual void refuse_at_gates(const Refusal& refusal) noexcept = 0;
 
   // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.
   virtual void hold() noexcept {}
@@ -108,12 +127,22 @@ class Claim {
   Actor owner;  // of a lease; of a call: who makes it
   int64_t since_ms = 0;
   const Kind kind;
-  bool heeds_host = false;  // an op that must not run beside conflicting host views
+  bool heeds_host = false;          // an op that must not run beside conflicting host views
+  bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
+
+  // Set by append(): some of its entries stand on memory that other processes use, too.
+  bool is_gated = false;
 
   // Shared: entries that are not granted yet.
   std::atomic<uint32_t> missing{0};
   // Shared: a lease that belongs to nobody.
   std::atomic<bool> is_detached{false};
+
+  // On the way through the gates, without waiting; guarded by gates_lock.
+  SpinLock gates_lock;
+  bool waits_at_gate = false;
+  bool is_withdrawn = false;  // nobody waits for it any more
+  bool is_refused = false;
 
   uint64_t born_in = 0;         // the op whose body took it; 0: none
   uint64_t seen_by = 0;         // the last walk through the graph of waits that came here

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/futex.h"
+#include "engine/gate.h"
 
 namespace tenon::engine {
 namespace {
@@ -62,6 +63,37 @@ void merge_wholes(std::span<Entry> entries) noexcept {
   }
 }
 
+void share_pass(Queue& queue, Pass pass, Entry& entry) noexcept {
+  queue.gate()->share(pass);
+  entry.pass = pass;
+}
+
+// What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
+struct Possession {
+  Entry* holder = nullptr;
+  const View* view = nullptr;
+
+  explicit operator bool() const noexcept { return holder != nullptr || view != nullptr; }
+  Pass pass() const noexcept { return holder != nullptr ? holder->pass : view->pass; }
+};
+
+Possession possession_in(const Queue& queue, Mode mode, const Extent& extent) noexcept {
+  if (Entry* const holder = queue.detached_holder_for(extent, mode)) return {holder, nullptr};
+  return {nullptr, queue.passed_view(mode, extent)};
+}
+
+// Each entry on gated memory shares the pass of the one that it acts under, or needs one.
+void prepare_passes(std::span<Entry> entries) noexcept {
+  for (Entry& e : entries) {
+    if (e.queue->gate() == nullptr || e.sequence == 0) continue;
+    if (e.next != nullptr) {
+      share_pass(*e.queue, e.next->pass, e);
+    } else {
+      e.needs_pass = true;
+    }
+  }
+}
+
 Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
   if (refusal != nullptr) *refusal = {reason, nullptr, obstacle};
   return Appended::kRefused;
@@ -70,6 +102,13 @@ Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstac
 // The code of an op's body touches memory that was there before it, outside of what it declared.
 bool is_undeclared(const Queue& queue) noexcept {
   return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
+}
+
+// A forked child has the views of its parent without the parent's right to them.
+Appended check_inherited(const Queue& queue, Refusal* refusal) noexcept {
+  const View* const inherited = queue.inherited_view();
+  if (inherited == nullptr) return Appended::kGranted;
+  return refuse(refusal, Refusal::Reason::kInherited, Obstacle::of(*inherited));
 }
 
 Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
@@ -100,6 +139,13 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
     }
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
+  if (kind == Kind::kCall && queue.gate() != nullptr) {
+    if (const Possession has = possession_in(queue, entry.mode, entry.extent)) {
+      share_pass(queue, has.pass(), entry);
+      entry.sequence = 0;
+      return Appended::kGranted;
+    }
+  }
   if (kind == Kind::kLease || !queue.has_entries() || !queue.has_views()) return Appended::kGranted;
   if (queue.host_holds(entry.mode, entry.extent)) {
     entry.sequence = 0;
@@ -138,21 +184,33 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   claim.born_in = this_thread.running;
   claim.heeds_host = claim.kind == Kind::kOp && on_host != OnHost::kIgnore;
   lock_homes(entries);
+  bool is_gated = false;
   for (Entry& e : entries) {
     e.sequence = 1;
     e.claim = &claim;
+    e.needs_pass = false;
+    is_gated |= e.queue->gate() != nullptr;
   }
+  claim.is_gated = is_gated;
   if (entries.size() > 1) merge_wholes(entries);
   for (Entry& e : entries) {
     Entry* holder = nullptr;
     if (e.sequence == 0) continue;
-    const Appended checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
-                                                     : check_synchronous(e, claim.kind, &holder, refusal);
+    Appended checked = is_gated ? check_inherited(*e.queue, refusal) : Appended::kGranted;
+    if (checked == Appended::kGranted) {
+      checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
+                                        : check_synchronous(e, claim.kind, &holder, refusal);
+    }
     e.next = holder;
     if (checked == Appended::kGranted) continue;
     if (refusal != nullptr) refusal->entry = &e;
     unlock_queues(entries);
+    if (is_gated) leave_gates(claim, false);
     return checked;
+  }
+  if (is_gated) {
+    claim.waits_at_gate = claim.is_withdrawn = claim.is_refused = false;
+    prepare_passes(entries);
   }
   ReadyList ready;
   // All are missing until they are in: an entry may make a queue count, which may grant one before it.
@@ -181,6 +239,8 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
 
 bool release(Claim& claim, ReadyList* ready) noexcept {
   bool has_escaped = false;
+  // Before those who come next here would meet it there.
+  if (claim.is_gated) leave_gates(claim, true);
   for (Entry& e : claim.entries) {
     if (e.sequence == 0) continue;
     Queue& queue = *e.queue;
@@ -203,26 +263,94 @@ bool release(Claim& claim) noexcept {
   return has_escaped;
 }
 
-bool cancel(Claim& claim) noexcept {
+namespace {
+
+// Takes a claim out of its queues that has not been used, if it is to be.
+template <class IsTo>
+bool take_out(Claim& claim, IsTo is_to) noexcept {
   ReadyList ready;
   lock_queues(claim.entries);
-  // pairs with: Queue::grant, "entries granted by others"
-  const bool is_waiting = claim.missing.load(std::memory_order_acquire) != 0;
+  const bool is_taken = is_to();
   for (Entry& e : claim.entries) {
-    if (is_waiting && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
+    if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(claim.entries);
   if (ready.has_opened_views) {
     for (Entry& e : claim.entries) futex_wake_all(e.queue->turns);
   }
   if (!ready.is_empty()) notify(ready);
-  return is_waiting;
+  return is_taken;
 }
+
+}  // namespace
+
+bool cancel(Claim& claim) noexcept {
+  // pairs with: Queue::grant, "entries granted by others"
+  const auto is_waiting = [&claim] { return claim.missing.load(std::memory_order_acquire) != 0; };
+  if (take_out(claim, is_waiting)) {
+    // What stood under others has shared their passes.
+    if (claim.is_gated) leave_gates(claim, false);
+    return true;
+  }
+  if (!claim.is_gated || !cancel_at_gates(claim)) return false;
+  withdraw(claim);
+  return true;
+}
+
+void withdraw(Claim& claim) noexcept {
+  (void)take_out(claim, [] { return true; });
+}
+
+namespace {
+
+// The entry of the same actor under which a view is taken, if there is one. A view may become one for reading.
+Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, Refusal* refusal) noexcept {
+  Entry* const own = queue.holder_for(view.extent, view.mode);
+  *holder = own;
+  if (own == nullptr || Queue::allows(*own, view.extent, view.mode)) return Appended::kGranted;
+  if (may_weaken && Queue::allows(*own, view.extent, Mode::kRead)) {
+    view.mode = Mode::kRead;
+  } else if (own->mode == Mode::kRead && view.mode == Mode::kWrite) {
+    return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
+  } else {
+    *holder = nullptr;  // it covers other bytes, too few
+  }
+  return Appended::kGranted;
+}
+
+// A view of gated memory stands under something that has a pass, or joins a view that does.
+Appended open_gated_view(Queue& queue, View& view, bool may_weaken, Refusal* refusal) noexcept {
+  if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
+  Appended checked = check_inherited(queue, refusal);
+  Possession has;
+  if (checked == Appended::kGranted) checked = find_holder(queue, view, may_weaken, &has.holder, refusal);
+  if (checked != Appended::kGranted) return checked;
+  if (has.holder == nullptr) {
+    if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
+    has = possession_in(queue, view.mode, view.extent);
+    if (!has && may_weaken) {
+      view.mode = Mode::kRead;
+      has = possession_in(queue, view.mode, view.extent);
+    }
+  }
+  if (!has) return refuse(refusal, Refusal::Reason::kNoPossession, {});
+  view.pass = has.pass();
+  queue.gate()->share(view.pass);
+  (void)queue.add_view(&view, has.holder, true);
+  return Appended::kGranted;
+}
+
+}  // namespace
 
 Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   view.thread = this_thread_id();
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
+  if (queue.gate() != nullptr && view.extent.end != 0) {
+    const Appended opened = open_gated_view(queue, view, may_weaken, refusal);
+    queue.lock.unlock();
+    return opened;
+  }
   Entry* holder = nullptr;
   bool may_join = true;
   Appended result = Appended::kGranted;
@@ -231,16 +359,7 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   } else if (view.extent.end == 0) {
     // No byte: nothing is in its way.
   } else if (queue.has_entries() || is_undeclared(queue)) {
-    holder = queue.holder_for(view.extent, view.mode);
-    if (holder != nullptr && !Queue::allows(*holder, view.extent, view.mode)) {
-      if (may_weaken && Queue::allows(*holder, view.extent, Mode::kRead)) {
-        view.mode = Mode::kRead;
-      } else if (holder->mode == Mode::kRead && view.mode == Mode::kWrite) {
-        result = refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*holder));
-      } else {
-        holder = nullptr;  // it covers other bytes, too few
-      }
-    }
+    result = find_holder(queue, view, may_weaken, &holder, refusal);
     if (result == Appended::kGranted && holder == nullptr) {
       may_join = queue.host_holds(view.mode, view.extent);
       const Entry* const waiting = queue.first_conflict(view.mode, view.extent, true);
@@ -268,7 +387,12 @@ void close_view(View& view) noexcept {
   Queue& queue = *view.queue;
   queue.lock.lock();
   queue.remove_view(&view, &ready);
+  Gate* const gate = queue.gate();
   queue.lock.unlock();
+  if (view.pass != kNoPass) {
+    const Pass pass = std::exchange(view.pass, kNoPass);
+    if (pass != kInheritedPass) gate->leave(pass, view.mode == Mode::kWrite);
+  }
   if (!ready.is_empty()) notify(ready);
 }
 
@@ -285,6 +409,14 @@ Ref<Failure> failure_of(const Claim& claim) noexcept {
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};
+}
+
+void detach(Claim& claim) noexcept {
+  claim.is_detached.store(true, std::memory_order_relaxed);
+  if (!claim.is_gated) return;
+  for (const Entry& e : claim.entries) {
+    if (e.pass != kNoPass) e.queue->gate()->disown(e.pass);
+  }
 }
 
 bool has_views(const Claim& claim) noexcept {

@@ -39,6 +39,10 @@ struct Refusal {
     kTimeout,
     kDeadlock,
     kInterrupted,
+    // Of memory that other processes use, too:
+    kNoPossession,  // a view needs a lease that covers it
+    kOwnerDied,     // who wrote it has died, and may have left half of it
+    kInherited,     // a forked child's views from before the fork live
   };
   Reason reason = Reason::kHostView;
   const Entry* entry = nullptr;  // of the claim: the one that was refused, if it was one
@@ -58,6 +62,12 @@ bool release(Claim& claim, ReadyList* ready) noexcept;
 
 // Takes back a claim that waits. False if it has been granted meanwhile: then it is to be released.
 bool cancel(Claim& claim) noexcept;
+
+// Takes out a claim that has been granted in its queues, but not used.
+void withdraw(Claim& claim) noexcept;
+
+// Says of a lease that it belongs to nobody from now on.
+void detach(Claim& claim) noexcept;
 
 // Opens a view: at once, or after the earlier entries that conflict. may_weaken: under a lease for reading a
 // writable view becomes one for reading instead of being refused. Told to wait, the caller does (wait.h).

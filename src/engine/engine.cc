@@ -20,7 +20,11 @@ constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
 Engine::Engine() noexcept
     : byte_limit_(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                  static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2) {}
+                  static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2),
+      without_memory_(Ref<Failure>::adopt(
+          new Failure(Code::kNoMemory, 0,
+                      "it was refused at memory of other processes, and there was no memory to say why", "",
+                      "", nullptr, nullptr))) {}
 
 Engine& Engine::instance() noexcept {
   static auto* const engine = new Engine;
@@ -60,6 +64,10 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
   op->retain(2);  // the engine's and the executor's
   switch (append(*op, on_host, refusal)) {
     case Appended::kGranted:
+      if (op->is_gated) {
+        op->become_ready();
+        return true;
+      }
       op->begin_ready();
       to->post(op.get());
       return true;

@@ -18,7 +18,15 @@ void copy_text(char* to, size_t size, const char* text) noexcept {
 
 std::string age_text(int64_t since_ms) {
   const int64_t ms = coarse_now_ms() - since_ms;
-  return ms < 1000 ? concat(ms, " ms ago") : concat(ms / 1000, ".", ms % 1000 / 100, " s ago");
+  return ms < 1000 ? concat(ms, " ms") : concat(ms / 1000, ".", ms % 1000 / 100, " s");
+}
+
+std::string process_text(const Obstacle& o) {
+  const char* const does = o.mode == Mode::kWrite
+                               ? (o.is_granted ? "holds it for writing" : "waits to write it")
+                               : (o.is_granted ? "holds it for reading" : "waits to read it");
+  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "", " that ", does,
+                " since ", age_text(o.since_ms));
 }
 
 }  // namespace
@@ -47,6 +55,11 @@ Obstacle Obstacle::of(const View& view) noexcept {
   return o;
 }
 
+std::string dead_owner_text(const Obstacle& o) {
+  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
+                " died while it was writing there");
+}
+
 std::string text_of(const Obstacle& o) {
   if (o.thread == 0) return "work that is not done";
   std::string text;
@@ -63,10 +76,11 @@ std::string text_of(const Obstacle& o) {
       text = concat("the call of ", o.name);
       verb = "made";
       break;
+    case Obstacle::Party::kProcess: return process_text(o);
   }
   text += concat(", ", verb);
   if (o.site[0] != '\0') text += concat(" at ", o.site);
-  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms));
+  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms), " ago");
 }
 
 }  // namespace tenon::engine

@@ -11,11 +11,11 @@
 namespace tenon::engine {
 
 struct Obstacle {
-  enum class Party : uint8_t { kHost, kOp, kLease, kCall };
+  enum class Party : uint8_t { kHost, kOp, kLease, kCall, kProcess };
   Party party = Party::kHost;
   Mode mode = Mode::kRead;
   bool is_granted = false;
-  uint32_t thread = 0;  // 0: nothing is known
+  uint32_t thread = 0;  // of another process: its number; 0: nothing is known
   int64_t since_ms = 0;
   char name[64];  // texts, set up to their NUL: to clear the rest takes longer than a lease
   char site[192];
@@ -25,7 +25,9 @@ struct Obstacle {
   static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
 };
 
-// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago". Throws std::bad_alloc.
+// Of another process name is its command. "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago". Throws std::bad_alloc.
 std::string text_of(const Obstacle& obstacle);
+// "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
+std::string dead_owner_text(const Obstacle& obstacle);
 
 }  // namespace tenon::engine

@@ -8,6 +8,7 @@
 
 #include "base/block_cache.h"
 #include "engine/engine.h"
+#include "engine/gate.h"
 
 namespace tenon::engine {
 namespace {
@@ -17,6 +18,30 @@ uint64_t next_number() noexcept {
   thread_local uint64_t last = 0;
   if (last == 0) last = uint64_t{this_thread_id()} << 32;
   return ++last;
+}
+
+Code code_of(Refusal::Reason reason) noexcept {
+  switch (reason) {
+    case Refusal::Reason::kTimeout: return Code::kTimeout;
+    case Refusal::Reason::kDeadlock: return Code::kDeadlock;
+    case Refusal::Reason::kInterrupted: return Code::kInterrupted;
+    case Refusal::Reason::kOwnerDied: return Code::kOwnerDied;
+    default: return Code::kLeaseConflict;
+  }
+}
+
+int32_t op_code_of(const Refusal& refusal) noexcept {
+  return refusal.reason == Refusal::Reason::kOwnerDied ? static_cast<int32_t>(refusal.obstacle.thread) : 0;
+}
+
+// Of what a gate has refused to an op.
+std::string text_of(const Refusal& refusal) {
+  switch (refusal.reason) {
+    case Refusal::Reason::kOwnerDied: return dead_owner_text(refusal.obstacle);
+    case Refusal::Reason::kTimeout: return concat("it has waited too long for ", text_of(refusal.obstacle));
+    case Refusal::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(refusal.obstacle));
+    default: return concat("it cannot use memory of other processes beside ", text_of(refusal.obstacle));
+  }
 }
 
 }  // namespace
@@ -54,9 +79,21 @@ void Op::release(uint64_t n) noexcept {
 }
 
 void Op::become_ready() noexcept {
+  if (is_gated && !pass_gates(*this)) return;
   // pairs with: Op::begin_running, "what the ops before have written"
   state_.fetch_add(kReady - kQueued, std::memory_order_release);
   Engine::instance().executor().post(this);
+}
+
+void Op::refuse_at_gates(const Refusal& refusal) noexcept {
+  try {
+    failure_ = Ref<Failure>::adopt(new Failure(code_of(refusal.reason), op_code_of(refusal), text_of(refusal),
+                                               name != nullptr ? name : "", site != nullptr ? site : "",
+                                               nullptr, nullptr));
+  } catch (const std::bad_alloc&) {
+    failure_ = Engine::instance().failure_without_memory();
+  }
+  Engine::instance().note_failure(failure_);
 }
 
 Task* Op::run() noexcept {
@@ -78,6 +115,7 @@ bool Op::begin_running() noexcept {
 }
 
 Op::Outcome Op::execute() noexcept {
+  if (failure_) return {finish(), true};  // it was refused at a gate
   if (Ref<Failure> inherited = failure_of(*this)) {
     failure_ = std::move(inherited);
     return {finish(), true};
@@ -124,7 +162,7 @@ Task* Op::finish() noexcept {
   Op* next = nullptr;
   for (Claim* claim = ready.take_all(); claim != nullptr;) {
     Claim* const after = claim->next_ready;
-    if (next == nullptr && claim->kind == Kind::kOp) {
+    if (next == nullptr && claim->kind == Kind::kOp && !claim->is_gated) {
       next = static_cast<Op*>(claim);
       // pairs with: Op::begin_running, "what the ops before have written"
       next->state_.fetch_add(kReady - kQueued, std::memory_order_release);

@@ -75,6 +75,7 @@ class Op final : public Claim, public Task {
   // For the engine.
   void begin_ready() noexcept { state_.store(kReady, std::memory_order_relaxed); }
   void become_ready() noexcept override;
+  void refuse_at_gates(const Refusal& refusal) noexcept override;
   Task* run() noexcept override;
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }

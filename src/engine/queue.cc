@@ -205,10 +205,40 @@ Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {
       if (!is_counted_) break;
       continue;
     }
-    if (!e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
+    if (e->needs_pass || !e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
     (allows(*e, extent, mode) ? innermost : weaker) = e;
   }
   return innermost != nullptr ? innermost : weaker;
+}
+
+Entry* Queue::detached_holder_for(const Extent& extent, Mode mode) const noexcept {
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (e->needs_pass || e->pass == kNoPass || e->claim->kind != Kind::kLease) continue;
+    if (e->claim->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, mode)) return e;
+  }
+  return nullptr;
+}
+
+const View* Queue::passed_view(Mode mode, const Extent& extent) const noexcept {
+  for (const View* v = views_; v != nullptr; v = v->next) {
+    if (v->pass == kNoPass || v->pass == kInheritedPass) continue;
+    if ((v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent)) return v;
+  }
+  return nullptr;
+}
+
+void Queue::mark_views_inherited() noexcept {
+  for (View* v = views_; v != nullptr; v = v->next) {
+    if (v->pass == kNoPass || v->pass == kInheritedPass) continue;
+    v->pass = kInheritedPass;
+    ++inherited_views_;
+  }
+}
+
+const View* Queue::inherited_view() const noexcept {
+  const View* v = inherited_views_ != 0 ? views_ : nullptr;
+  while (v != nullptr && v->pass != kInheritedPass) v = v->next;
+  return v;
 }
 
 View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
@@ -277,6 +307,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   const bool is_of_host = view->holder == nullptr;
   unlink_from(is_of_host ? views_ : view->holder->views, view);
   view->queue = nullptr;
+  if (view->pass == kInheritedPass) --inherited_views_;
   --(view->mode == Mode::kWrite ? writers_ : readers_);
   if (view->mode == Mode::kWrite) note_write();
   if (view->is_open.load(std::memory_order_relaxed) == 0) --waiting_views_;

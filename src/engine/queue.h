@@ -20,6 +20,8 @@
 
 namespace tenon::engine {
 
+class Gate;
+
 // Bytes that an op failed to write. Owned by the queue in which it lies.
 struct Poison {
   Extent extent;
@@ -51,6 +53,10 @@ class Queue {
   // The queue of memory that is not there any more: whoever comes is refused.
   void set_gone() noexcept { is_gone_ = true; }
   bool is_gone() const noexcept { return is_gone_; }
+  // Of memory that other processes use, too (gate.h); null: of all other. Stays while an entry or view with a
+  // pass stands here: those may ask for it without the lock.
+  Gate* gate() const noexcept { return gate_; }
+  void set_gate(Gate* gate) noexcept { gate_ = gate; }
 
   bool has_entries() const noexcept { return head_ != nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
@@ -74,6 +80,14 @@ class Queue {
   static bool allows(const Entry& holder, const Extent& extent, Mode mode) noexcept {
     return (holder.mode == Mode::kWrite || mode == Mode::kRead) && holder.extent.contains(extent);
   }
+
+  // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
+  Entry* detached_holder_for(const Extent& extent, Mode mode) const noexcept;
+  // A view of the host with a pass that covers extent and allows mode, or null.
+  const View* passed_view(Mode mode, const Extent& extent) const noexcept;
+  // After a fork, in the child: all views here, which are the host's, are inherited ones.
+  void mark_views_inherited() noexcept;
+  const View* inherited_view() const noexcept;
 
   // The host's view that conflicts, or null.
   View* host_conflict(Mode mode, const Extent& extent) const noexcept;
@@ -149,6 +163,7 @@ class Queue {
 
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
 
+  Gate* gate_ = nullptr;
   Extent bounds_;
   uint64_t birth_ = 0;
   uint64_t next_sequence_ = 1;
@@ -168,6 +183,7 @@ class Queue {
   uint32_t waiting_views_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
+  uint32_t inherited_views_ = 0;
 
   uint64_t seen_by_ = 0;
   uint64_t seen_to_ = 0;

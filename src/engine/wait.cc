@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
+#include "engine/gate.h"
 
 namespace tenon::engine {
 
@@ -32,6 +33,8 @@ QueueVisitor visit_queues = nullptr;
 }  // namespace
 
 void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
+
+const WaitHooks& wait_hooks() noexcept { return hooks; }
 
 void set_queue_visitor(QueueVisitor visitor) noexcept { visit_queues = visitor; }
 
@@ -376,6 +379,8 @@ WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) 
 
 void BlockingClaim::become_ready() noexcept {
   if (request_ != nullptr) {
+    if (is_gated && !pass_gates(*this)) return;
+    if (is_refused) withdraw(*this);
     Request& request = *request_;
     // pairs with: BlockingClaim::request, "a request and its grant"
     if (request.parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
@@ -388,10 +393,23 @@ void BlockingClaim::become_ready() noexcept {
   futex_wake_all(is_ready_);
 }
 
+void BlockingClaim::refuse_at_gates(const Refusal& refusal) noexcept {
+  request_->is_refused = true;
+  request_->refusal = refusal;
+}
+
+// What has been granted in its queues.
+bool BlockingClaim::pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept {
+  if (enter_gates(*this, deadline, refusal)) return true;
+  withdraw(*this);
+  return false;
+}
+
 bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept {
   is_ready_.store(0, std::memory_order_relaxed);
   const Appended appended = append(*this, OnHost::kIgnore, refusal);
-  if (appended != Appended::kWaiting) return appended == Appended::kGranted;
+  if (appended == Appended::kRefused) return false;
+  if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, refusal);
   Waiter waiter;
   waiter.actor = owner;
   waiter.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
@@ -401,7 +419,7 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
   if (this_thread.running != 0) {
     refusal->reason = Refusal::Reason::kInBody;
   } else if (engine::is_over(wait(waiter, is_ready_, is_ready, deadline, &refusal->obstacle), refusal)) {
-    return true;
+    return !is_gated || pass_or_withdraw(deadline, refusal);
   }
   if (cancel(*this)) return false;
   // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
@@ -410,14 +428,23 @@ bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept
   // pairs with: BlockingClaim::become_ready, "what was waited for"
   while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
   if (hooks.end != nullptr) hooks.end(token);
-  if (refusal->reason != Refusal::Reason::kInterrupted) return true;
+  if (refusal->reason != Refusal::Reason::kInterrupted) {
+    return !is_gated || pass_or_withdraw(deadline, refusal);
+  }
   release(*this);  // the interrupt is an error in flight
   return false;
 }
 
 Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
   request_ = request;
-  const Appended appended = append(*this, OnHost::kIgnore, refusal);
+  Appended appended = append(*this, OnHost::kIgnore, refusal);
+  if (appended == Appended::kGranted && is_gated) {
+    if (!pass_gates(*this)) {
+      appended = Appended::kWaiting;
+    } else if (is_refused) {
+      withdraw(*this);
+    }
+  }
   if (appended != Appended::kWaiting) return appended;
   WaitGraph& graph = WaitGraph::instance();
   request->waiter.actor = owner;

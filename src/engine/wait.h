@@ -29,6 +29,7 @@ struct WaitHooks {
   int32_t (*is_alone)(void* token) = nullptr;
 };
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
+const WaitHooks& wait_hooks() noexcept;
 
 // Calls visit with every queue that may hold entries; set once by whoever owns the queues.
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
@@ -155,6 +156,8 @@ struct Request {
 
   Waiter waiter;                   // of the claim
   std::atomic<uint32_t> parts{2};  // the end of request() and the grant
+  bool is_refused = false;         // by a gate, when it is done; then refusal says why
+  Refusal refusal;
 };
 
 // A claim of synchronous code: what it waits for is waited for here.
@@ -163,16 +166,20 @@ class BlockingClaim final : public Claim {
   BlockingClaim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
       : Claim(claim_kind, claim_entries) {}
   void become_ready() noexcept override;
+  void refuse_at_gates(const Refusal& refusal) noexcept override;
 
   // Appends and waits until it is granted; else nothing has happened. Requires: entries and owner are set.
   bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
 
   // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing
   // that is done to the claim, perhaps before this returns; unless cancel() takes it back, after which
-  // request->waiter has to leave the graph. Else it is not called. Requires as acquire.
+  // request->waiter has to leave the graph. Else it is not called. A gate may have refused what was granted:
+  // request->is_refused; then it is not to be released. Requires as acquire.
   Appended request(Request* request, Refusal* refusal) noexcept;
 
  private:
+  bool pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept;
+
   std::atomic<uint32_t> is_ready_{0};
   Request* request_ = nullptr;
 };
