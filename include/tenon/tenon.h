@@ -378,10 +378,8 @@ typedef struct tenon_lease {
 
 #define TENON_LEASE_INIT {{0}}
 
-enum {
-  TENON_OVERWRITE = 1 << 0,        /* with TENON_WRITE: every element is written before any is read */
-  TENON_IGNORE_OWNER_DIED = 1 << 1 /* of a lease: in place of OWNER_DIED the memory is held as it was left */
-};
+enum { TENON_OVERWRITE = 1 << 0 };         /* with TENON_WRITE: every element is written before any is read */
+enum { TENON_IGNORE_OWNER_DIED = 1 << 1 }; /* of a lease: not OWNER_DIED, but the memory as it was left */
 
 typedef struct tenon_lease_options {
   uint32_t struct_size;
@@ -395,7 +393,7 @@ typedef struct tenon_lease_options {
 
 /* Waits for its turn. Fails with BUFFER (TENON_WRITE on a read-only array), TIMEOUT, DEADLOCK (it would wait
  * for itself), LEASE_CONFLICT (under the caller's own lease for reading; in the body of an op that has not
- * declared the array), OP (the memory holds no value, and this is no overwrite), INTERRUPTED. */
+ * declared the array), OP (the memory holds no value, and this is no overwrite), INTERRUPTED, OWNER_DIED. */
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
 
@@ -423,13 +421,8 @@ TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 /* After a grant, before its use. Fails with OP as tenon_lease_acquire; the lease is not held then. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
-enum {
-  TENON_HOLDER_VIEW = 0,
-  TENON_HOLDER_OP = 1,
-  TENON_HOLDER_LEASE = 2,
-  TENON_HOLDER_CALL = 3,
-  TENON_HOLDER_PROCESS = 4
-};
+enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
+enum { TENON_HOLDER_PROCESS = 4 }; /* another process that shares the memory */
 
 /* Who holds the memory of an array, or waits for it. */
 typedef struct tenon_holder {

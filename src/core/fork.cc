@@ -3,7 +3,8 @@
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
 // unfinished run in the parent: in the child they have failed, and so has what they were to write. Leases and
 // calls of the threads that are not there are void. Of memory that other processes use, too, the child has
-// nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections only, never for ops.
+// nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections
+// only, never for ops.
 #include "core/fork.h"
 
 #include <pthread.h>

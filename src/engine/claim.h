@@ -113,7 +113,7 @@ class Claim {
   // when a gate at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
 
-  // Some gate has refused it: what comes next is become_ready(), and no pass. Called with no queue's lock held.
+  // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
   virtual void refuse_at_gates(const Refusal& refusal) noexcept = 0;
 
   // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.

@@ -303,7 +303,8 @@ void withdraw(Claim& claim) noexcept {
 
 namespace {
 
-// The entry of the same actor under which a view is taken, if there is one. A view may become one for reading.
+// The entry of the same actor under which a view is taken, if there is one; the view may become one for
+// reading.
 Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, Refusal* refusal) noexcept {
   Entry* const own = queue.holder_for(view.extent, view.mode);
   *holder = own;

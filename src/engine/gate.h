@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that other processes use, too. What its queue grants to this process has then to pass the gate, where
-// the processes take turns.
+// Memory that other processes use, too. What its queue grants to this process has then to pass the gate,
+// where the processes take turns.
 //
 // A claim first gets its turn in all of its queues, then passes their gates one by one, in an order that is
-// the same in every process. So whoever waits at a gate waits for claims that are at this gate or a later one,
-// or run: never for one that waits in a queue. Of one memory a claim asks for everything at once, because two
-// turns at one gate, with another process between them, would wait for each other.
+// the same in every process. So whoever waits at a gate waits for claims that are at this gate or a later
+// one, or run: never for one that waits in a queue. Of one memory a claim asks for everything at once: with
+// another process between two turns at one gate, it and the claim would wait for each other.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +36,9 @@ class Gate {
   virtual bool enter(const Claim& claim, Entry& entry, const Deadline& deadline,
                      Refusal* refusal) noexcept = 0;
 
-  // The same without waiting. kWaiting: arrive_at_gates() is called once, later, from a thread of the gate's:
-  // not from inside of a function of a gate. Only then entry.pass is set. With an executor that has no threads
-  // it runs what has become ready. kRefused as enter().
+  // The same without waiting. kWaiting: arrive_at_gates() is called once, later, from a thread of the gate's,
+  // not from inside of a function of a gate; only then entry.pass is set. With an executor that has no
+  // threads it runs what has become ready. kRefused as enter().
   virtual Appended request(Claim& claim, Entry& entry, Refusal* refusal) noexcept = 0;
   // Takes back what request() has left waiting. False: arrive_at_gates() is called, or will be at once.
   virtual bool cancel(Entry& entry) noexcept = 0;

@@ -17,7 +17,8 @@ struct Obstacle {
   bool is_granted = false;
   uint32_t thread = 0;  // of another process: its number; 0: nothing is known
   int64_t since_ms = 0;
-  char name[64];  // texts, set up to their NUL: to clear the rest takes longer than a lease
+  char name
+      [64];  // of a process: its command; set up to their NUL: to clear the rest takes longer than a lease
   char site[192];
 
   Obstacle() noexcept { name[0] = site[0] = '\0'; }
@@ -25,7 +26,8 @@ struct Obstacle {
   static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
 };
 
-// Of another process name is its command. "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago". Throws std::bad_alloc.
+// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago"; "process 1234 (python) that
+// holds it for writing since 3.2 s". Throws std::bad_alloc.
 std::string text_of(const Obstacle& obstacle);
 // "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
 std::string dead_owner_text(const Obstacle& obstacle);
