@@ -10,6 +10,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+ABI_HEADERS = ("tenon.h", "share.h")
+
+
+def abi_text():
+    """The text of the headers of the C ABI, the one that includes the others first."""
+    folder = Path(__file__).parent.parent / "include/tenon"
+    return "".join((folder / name).read_text() for name in ABI_HEADERS)
+
 
 class Header:
     """The names that a header declares, in its order."""

@@ -27,8 +27,10 @@ SEES = {
 PUBLIC = {
     "version.h": set(),
     "dlpack.h": set(),
-    "tenon.h": {"version.h"},
+    "tenon.h": {"version.h", "share.h"},
+    "share.h": {"tenon.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
+    "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that libtenon.so exports exactly the functions that tenon.h declares.
+"""Checks that libtenon.so exports exactly the functions that the headers of the C ABI declare.
 
 check_symbols.py LIBRARY [HEADER]
 """
@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from c_header import Header
-
-HEADER = Path(__file__).parent.parent / "include/tenon/tenon.h"
+from c_header import Header, abi_text
 
 
 def exported(library):
@@ -23,8 +21,10 @@ def exported(library):
     return {row[0].split("@")[0] for row in rows if row[1] != "A"}
 
 
-def problems(library, header=HEADER):
-    declared, defined = set(Header(Path(header).read_text()).functions), exported(library)
+def problems(library, header=None):
+    text = abi_text() if header is None else Path(header).read_text()
+    header = header or "the C ABI"
+    declared, defined = set(Header(text).functions), exported(library)
     if not declared:
         yield f"{header} declares no function"
     for name in sorted(declared - defined):
@@ -35,7 +35,7 @@ def problems(library, header=HEADER):
 
 def main(arguments):
     found = list(problems(*arguments))
-    print("\n".join(found) if found else f"{arguments[0]}: exports what tenon.h declares")
+    print("\n".join(found) if found else f"{arguments[0]}: exports what the headers declare")
     return 1 if found else 0
 
 

@@ -379,7 +379,6 @@ typedef struct tenon_lease {
 #define TENON_LEASE_INIT {{0}}
 
 enum { TENON_OVERWRITE = 1 << 0 };         /* with TENON_WRITE: every element is written before any is read */
-enum { TENON_IGNORE_OWNER_DIED = 1 << 1 }; /* of a lease: not OWNER_DIED, but the memory as it was left */
 
 typedef struct tenon_lease_options {
   uint32_t struct_size;
@@ -387,7 +386,7 @@ typedef struct tenon_lease_options {
   uint32_t flags;     /* TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED */
   uint32_t thread;    /* the kernel's number of the owner; 0: the calling thread */
   uint64_t task;      /* of an asynchronous program on that thread; 0: none */
-  int64_t timeout_ns; /* < 0: for ever */
+  int64_t timeout_ns; /* < 0: for ever; or TENON_DEFAULT_TIMEOUT (tenon/share.h) */
   const char* site;   /* as of tenon_view_open */
 } tenon_lease_options;
 
@@ -795,5 +794,5 @@ TENON_API void tenon_batch_release(tenon_batch* batch);
 #ifdef __cplusplus
 }
 #endif
-
+#include "tenon/share.h"
 #endif /* TENON_TENON_H_ */

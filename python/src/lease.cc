@@ -20,10 +20,11 @@ namespace {
 // A lease that is taken by acquire(), or by request() and told of later. What task means: tenon.h.
 class NativeLease {
  public:
-  NativeLease(const Array& array, bool is_write, bool is_overwrite) : array_(array) {
+  NativeLease(const Array& array, bool is_write, bool is_overwrite, bool ignores_owner_died) : array_(array) {
     options_.struct_size = sizeof options_;
     options_.access = is_write ? TENON_WRITE : TENON_READ;
-    options_.flags = is_overwrite ? TENON_OVERWRITE : 0;
+    options_.flags = (is_overwrite ? uint32_t{TENON_OVERWRITE} : 0) |
+                     (ignores_owner_died ? uint32_t{TENON_IGNORE_OWNER_DIED} : 0);
   }
   NativeLease(const NativeLease&) = delete;
   NativeLease& operator=(const NativeLease&) = delete;
@@ -31,7 +32,7 @@ class NativeLease {
 
   void acquire(std::optional<double> timeout, uint64_t task) {
     prepare(task);
-    options_.timeout_ns = nanoseconds(timeout);
+    options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
     call(tenon_lease_acquire, &lease_, array_.get(), &options_);
   }
 
@@ -131,7 +132,7 @@ nb::list holders(const Array& array) {
     found.resize(static_cast<size_t>(n));
   }
   found.resize(static_cast<size_t>(n));
-  static constexpr const char* kKinds[] = {"view", "op", "lease", "call"};
+  static constexpr const char* kKinds[] = {"view", "op", "lease", "call", "process"};
   nb::list result;
   for (const tenon_holder& h : found) {
     result.append(nb::make_tuple(kKinds[h.kind], h.access == TENON_WRITE ? "w" : "r", h.is_granted != 0,
@@ -151,8 +152,8 @@ void wait_for(const Array& array, int32_t access, std::optional<double> timeout)
 
 void add_leases(nb::module_& module) {
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
-      .def(nb::init<const Array&, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
-           nb::arg("is_overwrite") = false)
+      .def(nb::init<const Array&, bool, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
+           nb::arg("is_overwrite") = false, nb::arg("ignores_owner_died") = false)
       .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0)
       .def("request", &NativeLease::request, nb::arg("told"), nb::arg("task"),
            nb::sig("def request(self, told: Callable[[], object], task: int) -> bool"))
@@ -166,19 +167,33 @@ void add_leases(nb::module_& module) {
       nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),
       "(kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.");
   def_method(
-      "read", [](const Self& self) { return python_function("Block")(self.object, false, false); },
-      nb::sig("def read(self) -> Any"),
+      "read",
+      [](const Self& self, nb::object on_owner_died) {
+        return python_function("Block")(self.object, false, false, on_owner_died);
+      },
+      nb::arg("on_owner_died") = "raise",
+      nb::sig("def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any"),
       "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
       "empty "
       "after the\n"
       "block. Also ``async with``.\n\n"
-      "Raises\n------\nDeadlockError\n    The wait would not end.\nOpError\n    The op that was to write it "
+      "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
+      "    Of a shared array that a process was writing when it died: raise OwnerDied, once for all who "
+      "come; go "
+      "on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, "
+      "then go on.\n\n"
+      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
+      "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
+      "that was to write it "
       "has "
       "failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind the block.\n");
   def_method(
       "write",
-      [](const Self& self, bool overwrite) { return python_function("Block")(self.object, true, overwrite); },
-      nb::arg("overwrite") = false, nb::sig("def write(self, overwrite: bool = False) -> Any"),
+      [](const Self& self, bool overwrite, nb::object on_owner_died) {
+        return python_function("Block")(self.object, true, overwrite, on_owner_died);
+      },
+      nb::arg("overwrite") = false, nb::arg("on_owner_died") = "raise",
+      nb::sig("def write(self, overwrite: bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any"),
       "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
       "leaves "
       "the block\n"
@@ -187,12 +202,15 @@ void add_leases(nb::module_& module) {
       "where the array holds no value.\n");
   def_method(
       "lease",
-      [](const Self& self, const char* mode, nb::object timeout) {
-        return python_function("Lease")(self.object, mode, timeout);
+      [](const Self& self, const char* mode, nb::object timeout, nb::object on_owner_died) {
+        return python_function("Lease")(self.object, mode, timeout, on_owner_died);
       },
-      nb::arg("mode"), nb::arg("timeout").none() = nb::none(),
-      nb::sig("def lease(self, mode: str, timeout: float | None = None) -> Any"),
-      "A `Lease`, held from this call on. Raises TimeoutError, DeadlockError, OpError.\n");
+      nb::arg("mode"), nb::arg("timeout").none() = nb::none(), nb::arg("on_owner_died") = "raise",
+      nb::sig(
+          "def lease(self, mode: str, timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise') "
+          "-> Any"),
+      "A `Lease`, held from this call on. ``timeout`` in seconds; None: as `read`. Raises TimeoutError, "
+      "DeadlockError,\nOpError, OwnerDied.\n");
   def_method(
       "leases", [](const Self& self) { return python_function("leases")(self.object); },
       nb::sig("def leases(self) -> list[Any]"),

@@ -37,5 +37,6 @@ void add_element_methods(nb::module_& module);
 void add_exchange_methods(nb::module_& module);
 void add_conversion_methods();
 void add_memory(nb::module_& module);
+void add_share(nb::module_& module);
 
 }  // namespace tenon::python

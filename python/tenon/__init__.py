@@ -11,6 +11,7 @@ from ._core import (
     Batch,
     NDArray,
     Schema,
+    attach,
     bfloat16,
     complex64,
     complex128,
@@ -36,6 +37,7 @@ from ._core import (
     int16,
     int32,
     int64,
+    set_lock_timeout,
     uint8,
     uint16,
     uint32,
@@ -73,6 +75,7 @@ from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engi
 from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
+from .share import Shared
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
@@ -91,9 +94,11 @@ __all__ = [
     "OpError",
     "OwnerDied",
     "Schema",
+    "Shared",
     "TenonError",
     "array",
     "asarray",
+    "attach",
     "bfloat16",
     "c_function",
     "cast",
@@ -139,6 +144,7 @@ __all__ = [
     "schema",
     "set_engine",
     "set_engine_limits",
+    "set_lock_timeout",
     "uint8",
     "uint16",
     "uint32",

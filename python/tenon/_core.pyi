@@ -16,6 +16,7 @@ from typing_extensions import CapsuleType
 
 from tenon._ctypes import ArrayCTypes
 from tenon._typing import DTypeLike
+from tenon.share import OnOwnerDied
 
 __version__: str
 _T = TypeVar("_T")
@@ -502,22 +503,32 @@ class NDArray:
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
 
-    def read(self) -> Any:
+    def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """
         ``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, empty after the
         block. Also ``async with``.
+
+        Parameters
+        ----------
+        on_owner_died : {'raise', 'ignore'} or callable
+            Of a shared array that a process was writing when it died: raise OwnerDied, once for all who come; go on
+            with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
 
         Raises
         ------
         DeadlockError
             The wait would not end.
+        TimeoutError
+            Another process keeps a shared array for longer than `set_lock_timeout` says.
+        OwnerDied
+            See above.
         OpError
             The op that was to write it has failed.
         LeaseEscaped
             At the end: a view lives on, and work waits behind the block.
         """
 
-    def write(self, overwrite: _bool = False) -> Any:
+    def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """
         ``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that leaves the block
         means that the array holds no value, until all of it is written.
@@ -528,9 +539,10 @@ class NDArray:
             Every element is written before any is read: works also where the array holds no value.
         """
 
-    def lease(self, mode: str, timeout: float | None = None) -> Any:
+    def lease(self, mode: str, timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """
-        A `Lease`, held from this call on. Raises TimeoutError, DeadlockError, OpError.
+        A `Lease`, held from this call on. ``timeout`` in seconds; None: as `read`. Raises TimeoutError, DeadlockError,
+        OpError, OwnerDied.
         """
 
     def leases(self) -> list[Any]:
@@ -679,6 +691,57 @@ def statistics() -> dict[str, int]:
     """
 
 def share(data: Any) -> NDArray: ...
+
+def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NDArray: ...
+
+def attach(name: str, readonly: _bool = False) -> NDArray:
+    """
+    The array that a process of this user shares under a name.
+
+    Parameters
+    ----------
+    name : str
+    readonly : bool
+        The array is read-only, and unless this process has the memory for writing already, it is mapped so that
+        a write by native code ends the process.
+
+    Returns
+    -------
+    NDArray
+        On the same memory, in C order. It lives as long as some process uses it.
+
+    Raises
+    ------
+    FileNotFoundError
+        No process that runs shares an array under the name, or none that is seen (another user, another
+        PID namespace).
+    ValueError
+        What is found is damaged, or was made by another version of Tenon.
+    MemoryError, OSError
+        There are no addresses, or no file descriptors, left.
+    """
+
+def is_shared(array: NDArray) -> _bool: ...
+
+def send_array(array: NDArray) -> bytes: ...
+
+def open_array(handle: bytes) -> NDArray: ...
+
+def set_lock_timeout(seconds: float | None) -> float | None:
+    """
+    How long calls and blocks on shared arrays wait for other processes before they raise TimeoutError, which names
+    the process in the way. At first 5 seconds.
+
+    Parameters
+    ----------
+    seconds : float or None
+        None: for ever.
+
+    Returns
+    -------
+    float or None
+        What it was.
+    """
 
 def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, keep: str = "readonly") -> NDArray:
     """
@@ -858,7 +921,7 @@ def after_fork_in_child() -> None: ...
 class NativeLease:
     """The native part of tenon.Lease."""
 
-    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False) -> None: ...
+    def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, ignores_owner_died: _bool = False) -> None: ...
 
     def acquire(self, timeout: float | None = None, task: int = 0) -> None: ...
 

@@ -12,6 +12,8 @@ from typing import Any
 from . import _core
 from ._core import NDArray
 from ._typing import DTypeLike
+from .share import Shared
+from .share import create as _create
 
 Shape = int | Sequence[int]
 
@@ -21,7 +23,9 @@ def _check_device(device: str) -> None:
         raise ValueError(f"device is {device!r}: arrays live on 'cpu'")
 
 
-def empty(shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu") -> NDArray:
+def empty(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
     """New memory with whatever was in it before.
 
     Parameters
@@ -29,25 +33,40 @@ def empty(shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu") -> ND
     shape : int or sequence of ints
     dtype : dtype, str or another dtype
     device : {'cpu'}
+    shared : bool, str or Shared
+        True: other processes of this user can use the same memory: a pickled array is a handle on it. A name:
+        they can also `attach` to it. All of the memory is taken by this call, and lives as long as some
+        process uses it; nothing is left behind, however they end. Accesses take turns with those of the other
+        processes, and views need a lease (`NDArray.read`, `NDArray.write`, `NDArray.lease`).
 
     Raises
     ------
     ValueError
-        The shape is negative or too large, or the device is unknown.
+        The shape is negative or too large, the device is unknown, or the name is taken.
     MemoryError
         The memory is not there.
+    OSError
+        No file descriptor is left for shared memory.
     """
     _check_device(device)
-    return _core.create(shape, dtype, zeroed=False)
+    return _create(shape, dtype, False, shared)
 
 
-def zeros(shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu") -> NDArray:
+def zeros(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
     """New memory, all zero. Parameters and errors as of `empty`."""
     _check_device(device)
-    return _core.create(shape, dtype, zeroed=True)
+    return _create(shape, dtype, True, shared)
 
 
-def full(shape: Shape, fill_value: Any, dtype: DTypeLike = "float32", device: str = "cpu") -> NDArray:
+def full(
+    shape: Shape,
+    fill_value: Any,
+    dtype: DTypeLike = "float32",
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
+) -> NDArray:
     """New memory with one value everywhere.
 
     Parameters
@@ -57,14 +76,16 @@ def full(shape: Shape, fill_value: Any, dtype: DTypeLike = "float32", device: st
 
     The others, and the errors, are those of `empty`.
     """
-    array = empty(shape, dtype, device)
+    array = empty(shape, dtype, device, shared)
     array[...] = fill_value
     return array
 
 
-def ones(shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu") -> NDArray:
+def ones(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
     """New memory, all one. Parameters and errors as of `empty`."""
-    return full(shape, 1, dtype, device)
+    return full(shape, 1, dtype, device, shared)
 
 
 def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickling by value. With protocol 5 the elements travel as a PickleBuffer, which a pickler may take out of
-band; then they are not copied here."""
+"""Pickling. A shared array is pickled as a handle on its memory, any other by value: with protocol 5 the
+elements travel as a PickleBuffer, which a pickler may take out of band; then they are not copied here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ from . import _core
 
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     """What ``NDArray.__reduce_ex__`` returns."""
+    if _core.is_shared(array):
+        return open_shared_array, (_core.send_array(array),)
     source = array if array.is_contiguous() else array.copy()
     content = source.reshape(-1).view("uint8")
     data = pickle.PickleBuffer(content) if protocol >= 5 else bytearray(content)
     is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
     rebuild = rebuild_padded_array if is_padded else rebuild_array
     return rebuild, (data, array.dtype.name, array.shape)
+
+
+def open_shared_array(handle: bytes) -> _core.NDArray:
+    """The array of a handle, on the memory that the process which pickled it uses.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nobody has the array any more, or this is another machine, user or PID namespace.
+    """
+    return _core.open_array(handle)
 
 
 def rebuild_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _core.NDArray:

@@ -53,7 +53,7 @@ def array_repr(array: _core.NDArray) -> str:
     if array.size == 0:
         return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
     try:
-        lease = _core.NativeLease(array, False)
+        lease = _core.NativeLease(array, False, ignores_owner_died=True)
         lease.acquire(timeout=0)
     except OpError as error:
         return _summary(array, f"failed: op {error.op!r}")

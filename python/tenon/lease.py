@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
-from ._errors import LeaseEscaped, OpError, TenonError, text_of
+from ._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from ._tasks import Signal, current_task, number_of
+from .share import OnOwnerDied, check_on_owner_died
 
 Mode = Literal["r", "w"]
 
@@ -117,14 +118,26 @@ class Lease:
     array holds no value, until all of it is written.
     """
 
-    def __init__(self, array: NDArray, mode: Mode, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        array: NDArray,
+        mode: Mode,
+        timeout: float | None = None,
+        on_owner_died: OnOwnerDied = "raise",
+    ) -> None:
         if mode not in ("r", "w"):
             raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
         self.array = array
         self.mode = mode
-        self._native = NativeLease(array, mode == "w")
+        check_on_owner_died(on_owner_died)
+        self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
         self._task = current_task()
-        self._native.acquire(timeout, number_of(self._task))
+        while True:
+            try:
+                self._native.acquire(timeout, number_of(self._task))
+                return
+            except OwnerDied as error:
+                _repair(array, error, on_owner_died)
 
     def release(self) -> None:
         """Gives the lease back. Idempotent, from any thread; never waits."""
@@ -147,11 +160,22 @@ class Lease:
         self.release()
 
 
+def _repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None:
+    """Has the caller's function make the memory good that a dead process has left half written."""
+    if not callable(on_owner_died):
+        raise error
+    with array.write(on_owner_died="ignore") as values:
+        on_owner_died(values, error)
+
+
 class Block:
     """What ``with a.read() as v`` and ``with a.write() as v`` enter."""
 
-    def __init__(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
+    def __init__(
+        self, array: NDArray, is_write: bool, is_overwrite: bool, on_owner_died: OnOwnerDied
+    ) -> None:
         self._array = array
+        self._on_owner_died = check_on_owner_died(on_owner_died)
         self._is_write = is_write
         self._is_overwrite = is_overwrite
         self._lease: NativeLease | None = None
@@ -162,7 +186,8 @@ class Block:
     def _begin(self) -> NativeLease:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
-        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite)
+        ignores = self._on_owner_died == "ignore"
+        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, ignores)
         self._task = current_task()
         return self._lease
 
@@ -178,8 +203,13 @@ class Block:
         return self._view
 
     def __enter__(self) -> Any:
-        self._begin().acquire(None, number_of(self._task))
-        return self._view_of_array()
+        lease = self._begin()
+        while True:
+            try:
+                lease.acquire(None, number_of(self._task))
+                return self._view_of_array()
+            except OwnerDied as error:
+                _repair(self._array, error, self._on_owner_died)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -188,6 +218,14 @@ class Block:
 
     async def __aenter__(self) -> Any:
         lease = self._begin()
+        while True:
+            try:
+                await self._take(lease)
+                return self._view_of_array()
+            except OwnerDied as error:
+                _repair(self._array, error, self._on_owner_died)
+
+    async def _take(self, lease: NativeLease) -> None:
         granted = Signal(self._describe_wait)
 
         def tell() -> None:
@@ -201,7 +239,6 @@ class Block:
                 lease.cancel()
                 raise
             lease.check()
-        return self._view_of_array()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

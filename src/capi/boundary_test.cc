@@ -49,6 +49,11 @@ const std::map<std::string, Call>& entries() {
       {"tenon_array_copy_to", [](tenon_error* e) { return tenon_array_copy_to(nullptr, nullptr, e); }},
       {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
       {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
+      {"tenon_shared_create",
+       [](tenon_error* e) { return tenon_shared_create({}, 0, nullptr, 0, nullptr, nullptr, e); }},
+      {"tenon_shared_attach", [](tenon_error* e) { return tenon_shared_attach(nullptr, 0, nullptr, e); }},
+      {"tenon_shared_send", [](tenon_error* e) { return tenon_shared_send(nullptr, nullptr, e); }},
+      {"tenon_shared_open", [](tenon_error* e) { return tenon_shared_open(nullptr, 0, nullptr, e); }},
       {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, nullptr, e); }},
       {"tenon_lease_acquire",
        [](tenon_error* e) { return tenon_lease_acquire(nullptr, nullptr, nullptr, e); }},
@@ -110,9 +115,9 @@ void expect_everywhere(void (*thrower)(), tenon_status status, const char* messa
 }
 
 TEST(Boundary, TheTableNamesEveryFallibleFunctionOfTheHeader) {
-  std::ifstream file(TENON_HEADER);
   std::stringstream text;
-  text << file.rdbuf();
+  for (const char* name : {"tenon.h", "share.h"})
+    text << std::ifstream(std::string(TENON_HEADERS) + name).rdbuf();
   const std::string header = text.str();
   const std::regex declaration(R"(TENON_API tenon_status (tenon_\w+)\()");
   std::set<std::string> declared;

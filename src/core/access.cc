@@ -63,6 +63,10 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
                   concat(what, ": ", dead_owner_text(refusal.obstacle),
                          ", and may have left half of it: take it again, then repair or overwrite it"),
                   static_cast<int32_t>(refusal.obstacle.thread));
+    case Refusal::Reason::kTooMany:
+      throw_error(Code::kLeaseConflict, what,
+                  ": this process holds or awaits as many leases of shared memory as there is room for, or "
+                  "was forked while there was no room for another process; end some first");
     case Refusal::Reason::kInherited:
       throw_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
                   ", from before the fork, and no right of its own to that memory: drop it first");
@@ -138,6 +142,7 @@ HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
   claim_.name = name;
   claim_.owner.thread = engine::this_thread_id();
   claim_.since_ms = engine::coarse_now_ms();
+  claim_.heeds_gate_timeout = true;
   Refusal refusal;
   if (!claim_.acquire(Deadline(-1), &refusal)) {
     const Use* refused = uses.end() - 1;

@@ -111,6 +111,11 @@ Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffe
 
 }  // namespace
 
+size_t nbytes_of(DType dtype, Dims shape, uint32_t flags) {
+  const uint32_t bits = bits_in_memory(dtype, flags);
+  return (static_cast<uint64_t>(element_count(shape, bits)) * bits + 7) / 8;
+}
+
 Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, storage_(std::move(storage)) {
   auto* const dims = reinterpret_cast<int64_t*>(this + 1);
   const size_t ndim = layout.shape.size();
@@ -168,13 +173,14 @@ Layout Array::layout() const noexcept {
 
 Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags) {
   check_dtype(dtype);
-  const uint32_t bits = bits_in_memory(dtype, flags);
-  const int64_t size = element_count(shape, bits);
-  const size_t nbytes = (static_cast<uint64_t>(size) * bits + 7) / 8;
+  return over(Storage::allocate(nbytes_of(dtype, shape, flags), (flags & TENON_ZEROED) != 0), dtype, shape,
+              flags);
+}
+
+Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags) {
   DimBuffer strides;
   strides.count = static_cast<int32_t>(shape.size());
   fill_c_strides(shape, strides.values.data());
-  Ref<Storage> storage = Storage::allocate(nbytes, (flags & TENON_ZEROED) != 0);
   Layout layout;
   layout.data = storage->data();
   layout.dtype = dtype;

@@ -26,6 +26,9 @@ struct Layout {
   Dims strides;
 };
 
+// Bytes of an array in C order. flags: TENON_SUBBYTE_PADDED. Fails with kValue (negative, too large).
+size_t nbytes_of(DType dtype, Dims shape, uint32_t flags);
+
 // Counted, immutable after creation; shape and strides lie behind it in the same allocation.
 // Threads: every function may be called from any thread; the elements themselves are the callers' affair.
 // Invariants: all elements lie inside of the storage; packed sub-byte elements are in C order.
@@ -36,6 +39,9 @@ class Array {
 
   // New memory in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kValue, kType, kNoMemory.
   static Ref<Array> create(DType dtype, Dims shape, uint32_t flags = 0);
+
+  // An array in C order on the first bytes of a storage. Requires: they fit.
+  static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
 
   // tenon_array_adopt and tenon_array_alias (which may give null).
   static Ref<Array> adopt(const tenon_adoption& adoption);

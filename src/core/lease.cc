@@ -29,6 +29,7 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, engine
   entry_.mode = mode_of(access);
   entry_.is_overwrite = flags.is_overwrite && array.is_dense();
   claim_.ignores_dead_owner = flags.ignores_dead_owner;
+  claim_.heeds_gate_timeout = flags.heeds_gate_timeout;
   if (array.size() == 0) claim_.entries = {};
   claim_.owner = owner;
   claim_.site = site;

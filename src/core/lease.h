@@ -14,6 +14,7 @@ namespace tenon {
 struct LeaseFlags {
   bool is_overwrite = false;
   bool ignores_dead_owner = false;
+  bool heeds_gate_timeout = false;
 };
 
 // Never moves while it is held or requested; keeps the storage alive.

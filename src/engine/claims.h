@@ -43,6 +43,7 @@ struct Refusal {
     kNoPossession,  // a view needs a lease that covers it
     kOwnerDied,     // who wrote it has died, and may have left half of it
     kInherited,     // a forked child's views from before the fork live
+    kTooMany,       // the process holds as many leases of this memory as there is room for
   };
   Reason reason = Reason::kHostView;
   const Entry* entry = nullptr;  // of the claim: the one that was refused, if it was one

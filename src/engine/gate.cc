@@ -2,11 +2,14 @@
 #include "engine/gate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
 namespace tenon::engine {
 namespace {
+
+std::atomic<int64_t> timeout_ns{5'000'000'000};
 
 // The first in the order of the gates of those without a pass; null: there is none.
 Entry* next_at_gates(Claim& claim) noexcept {
@@ -63,6 +66,12 @@ bool go_on(Claim& claim) noexcept {
 }
 
 }  // namespace
+
+int64_t gate_timeout_ns() noexcept { return timeout_ns.load(std::memory_order_relaxed); }
+
+int64_t set_gate_timeout_ns(int64_t timeout) noexcept {
+  return timeout_ns.exchange(timeout, std::memory_order_relaxed);
+}
 
 Asked asked_of(const Claim& claim, const Entry& entry) noexcept {
   Asked asked{entry.extent, entry.mode, entry.is_overwrite};

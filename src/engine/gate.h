@@ -63,6 +63,10 @@ class Gate {
   ~Gate() = default;
 };
 
+// How long calls wait at gates, and leases of which nothing else is said; < 0: for ever. At first 5 s.
+int64_t gate_timeout_ns() noexcept;
+int64_t set_gate_timeout_ns(int64_t timeout_ns) noexcept;  // returns what it was
+
 // For a gate: what request() has left waiting has its entry's pass, or (with a refusal) will get none. The
 // claim may have ended when this returns.
 void arrive_at_gates(Claim& claim, const Refusal* refusal) noexcept;

@@ -168,7 +168,9 @@ class BlockingClaim final : public Claim {
   void become_ready() noexcept override;
   void refuse_at_gates(const Refusal& refusal) noexcept override;
 
-  // Appends and waits until it is granted; else nothing has happened. Requires: entries and owner are set.
+  // Appends and waits until it is granted; else nothing has happened. Without a deadline it waits at gates
+  // for gate_timeout_ns() if it heeds that. Requires: entries and owner are set.
+  bool heeds_gate_timeout = false;
   bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
 
   // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing

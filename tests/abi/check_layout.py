@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the C ABI against frozen.txt: every size and offset of a public struct, every constant and every
-function of tenon.h. A line may be added with a new minor ABI version; a line that changes or goes is a new
+function of the C ABI. A line may be added with a new minor ABI version; a line that changes or goes is a new
 major version.
 
     check_layout.py COMPILER            compare
@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from c_header import Header, layout
+from c_header import Header, abi_text, layout
 
 ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).parent / "frozen.txt"
 
 
 def main(compiler, mode=""):
-    header = Header((ROOT / "include/tenon/tenon.h").read_text())
+    header = Header(abi_text())
     present = layout([header], "tenon/tenon.h", ROOT / "include", compiler)
     present += [f"function {name}" for name in header.functions]
     if mode == "--update":

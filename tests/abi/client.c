@@ -114,6 +114,7 @@ int main(void) {
   client_views();
   client_exchange();
   client_ops();
+  client_share();
   memset(&left, 0, sizeof left);
   left.struct_size = sizeof left;
   tenon_statistics_get(&left);

@@ -39,5 +39,6 @@ void client_arrays(void);
 void client_views(void);
 void client_exchange(void);
 void client_ops(void);
+void client_share(void);
 
 #endif /* TENON_TESTS_ABI_CLIENT_H_ */

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arrays that several processes use, on top of the C ABI: what tenon/share.h says, holds here.
+#ifndef TENON_SHARE_HPP_
+#define TENON_SHARE_HPP_
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tenon/tenon.hpp"
+
+namespace tenon {
+inline namespace api0 {
+
+// How a shared array is made.
+struct SharedOptions {
+  std::string name{};  // for attach() in other processes; "": it goes to them by its handle
+  bool has_huge_pages = false;
+  bool is_populated = false;
+  int numa_node = -1;  // -1: any
+};
+
+namespace detail {
+inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const SharedOptions& options) {
+  tenon_shared_options raw{};
+  raw.struct_size = sizeof raw;
+  raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
+              (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
+  raw.numa_node = options.numa_node;
+  raw.name = options.name.empty() ? nullptr : options.name.c_str();
+  tenon_array* array = nullptr;
+  call(tenon_shared_create, dtype, shape.ndim(), shape.data(), flags, &raw, &array);
+  return Array::steal(array);
+}
+}  // namespace detail
+
+// New memory in C order that can be shared. Fails as tenon_shared_create.
+inline Array empty_shared(Shape shape, DType dtype = {}, const SharedOptions& options = {}) {
+  return detail::create_shared(shape, dtype, 0, options);
+}
+inline Array zeros_shared(Shape shape, DType dtype = {}, const SharedOptions& options = {}) {
+  return detail::create_shared(shape, dtype, TENON_ZEROED, options);
+}
+
+// The array that a process of this user shares under a name.
+inline Array attach(const std::string& name, bool is_readonly = false) {
+  tenon_array* array = nullptr;
+  call(tenon_shared_attach, name.c_str(), is_readonly ? uint32_t{TENON_READONLY} : 0U, &array);
+  return Array::steal(array);
+}
+
+inline bool is_shared(const Array& array) noexcept { return tenon_array_is_shared(array.get()) != 0; }
+
+// What another process needs to open the array: bytes to be sent by any way.
+inline std::vector<std::byte> send(const Array& array) {
+  tenon_handle handle;
+  call(tenon_shared_send, array.get(), &handle);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(handle.data);
+  return {bytes, bytes + handle.nbytes};
+}
+inline Array open(std::span<const std::byte> handle) {
+  tenon_array* array = nullptr;
+  call(tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size()),
+       &array);
+  return Array::steal(array);
+}
+
+// How long calls, and leases of which nothing else is said, wait for other processes; negative: for ever.
+// Returns what it was.
+inline std::chrono::nanoseconds set_lock_timeout(std::chrono::nanoseconds timeout) noexcept {
+  return std::chrono::nanoseconds(tenon_set_lock_timeout(timeout.count()));
+}
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_SHARE_HPP_

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arrays that several processes use, as tenon/share.py offers them.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "dims.h"
+#include "dtype.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+#include "op.h"
+#include "owners.h"
+#include "tenon/share.hpp"
+#include "waiting.h"
+
+namespace tenon::python {
+namespace {
+
+Array create_shared(nb::object shape, const DTypeLike& dtype, bool is_zeroed, const std::string& name,
+                    bool has_huge_pages, bool is_populated, int numa_node) {
+  const Dims dims(shape, "shape");
+  const SharedOptions options{name, has_huge_pages, is_populated, numa_node};
+  const nb::gil_scoped_release release;
+  return is_zeroed ? zeros_shared(dims.shape(), dtype.get(), options)
+                   : empty_shared(dims.shape(), dtype.get(), options);
+}
+
+nb::bytes send_array(const Array& array) {
+  const std::vector<std::byte> handle = send(array);
+  return nb::bytes(reinterpret_cast<const char*>(handle.data()), handle.size());
+}
+
+Array open_array(nb::bytes handle) {
+  const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
+  const nb::gil_scoped_release release;
+  return open(bytes);
+}
+
+std::optional<double> set_timeout(std::optional<double> seconds) {
+  const int64_t before = tenon_set_lock_timeout(nanoseconds(seconds));
+  if (before < 0) return std::nullopt;
+  return static_cast<double>(before) * 1e-9;
+}
+
+}  // namespace
+
+void add_share(nb::module_& module) {
+  module.def(
+      "create_shared", create_shared, nb::arg("shape"), nb::arg("dtype"), nb::arg("zeroed"), nb::arg("name"),
+      nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"),
+      nb::sig("def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: bool, name: str, "
+              "huge_pages: bool, populate: bool, numa_node: int) -> NDArray"));
+  module.def(
+      "attach",
+      [](const std::string& name, bool readonly) {
+        const nb::gil_scoped_release release;
+        return attach(name, readonly);
+      },
+      nb::arg("name"), nb::arg("readonly") = false,
+      "The array that a process of this user shares under a name.\n\n"
+      "Parameters\n----------\n"
+      "name : str\n"
+      "readonly : bool\n"
+      "    The array is read-only, and unless this process has the memory for writing already, it is mapped "
+      "so that\n    a write by native code ends the process.\n\n"
+      "Returns\n-------\nNDArray\n    On the same memory, in C order. It lives as long as some process uses "
+      "it.\n\n"
+      "Raises\n------\n"
+      "FileNotFoundError\n    No process that runs shares an array under the name, or none that is seen "
+      "(another user, another\n    PID namespace).\n"
+      "ValueError\n    What is found is damaged, or was made by another version of Tenon.\n"
+      "MemoryError, OSError\n    There are no addresses, or no file descriptors, left.\n");
+  module.def("is_shared", is_shared, nb::arg("array"));
+  module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
+  module.def("open_array", open_array, nb::arg("handle"),
+             nb::sig("def open_array(handle: bytes) -> NDArray"));
+  module.def("set_lock_timeout", set_timeout, nb::arg("seconds").none(),
+             "How long calls and blocks on shared arrays wait for other processes before they raise "
+             "TimeoutError, which names\nthe process in the way. At first 5 seconds.\n\n"
+             "Parameters\n----------\nseconds : float or None\n    None: for ever.\n\n"
+             "Returns\n-------\nfloat or None\n    What it was.\n");
+}
+
+}  // namespace tenon::python

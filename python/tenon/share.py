@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that several processes use: how they are made, and what `NDArray.read` and its kind do about the
+death of a process that was writing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from . import _core
+from ._core import NDArray
+from ._typing import DTypeLike
+
+OnOwnerDied = str | Callable[[Any, Exception], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """How the memory of a shared array is taken: ``tn.zeros(shape, shared=tn.Shared(name="camera"))``.
+
+    Attributes
+    ----------
+    name : str or None
+        For `attach` in other processes of this user: letters, digits and ``_ - .``, at most 100. None: the
+        array goes to them by being pickled.
+    huge_pages : bool
+        Of the pool that the administrator has set aside (``vm.nr_hugepages``).
+    populate : bool
+        The pages are entered into this process' page table now, and not at the first access.
+    numa_node : int or None
+        From which the memory is to come; None: any.
+    """
+
+    name: str | None = None
+    huge_pages: bool = False
+    populate: bool = False
+    numa_node: int | None = None
+
+
+def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:
+    """New memory, shared or not, as `empty` and `zeros` say."""
+    if shared is False:
+        return _core.create(shape, dtype, zeroed=zeroed)
+    if shared is True:
+        shared = Shared()
+    elif isinstance(shared, str):
+        if not shared:
+            raise ValueError("shared is '': the name of a shared array has at least one character")
+        shared = Shared(name=shared)
+    elif not isinstance(shared, Shared):
+        raise TypeError(f"shared is {shared!r}: it must be False, True, a name or a tenon.Shared")
+    node = -1 if shared.numa_node is None else shared.numa_node
+    return _core.create_shared(
+        shape, dtype, zeroed, shared.name or "", shared.huge_pages, shared.populate, node
+    )
+
+
+def check_on_owner_died(value: OnOwnerDied) -> OnOwnerDied:
+    if value not in ("raise", "ignore") and not callable(value):
+        raise ValueError(f"on_owner_died is {value!r}: it must be 'raise', 'ignore' or a function")
+    return value

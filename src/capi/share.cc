@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// share.h of the C ABI.
+#include <cstring>
+
+#include "capi/boundary.h"
+#include "core/shape.h"
+#include "engine/gate.h"
+#include "share/segments.h"
+
+using namespace tenon;
+using capi::check_flags;
+using capi::check_struct_size;
+using capi::guarded;
+using capi::not_null;
+using share::Segments;
+
+namespace {
+
+share::SharedOptions options_in(const tenon_shared_options* given) {
+  share::SharedOptions options;
+  if (given == nullptr) return options;
+  check_struct_size(given->struct_size, sizeof *given, "tenon_shared_options");
+  check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, "tenon_shared_create");
+  if (given->name != nullptr) {
+    options.name = given->name;
+    share::check_name(options.name);
+  }
+  options.has_huge_pages = (given->flags & TENON_HUGE_PAGES) != 0;
+  options.is_populated = (given->flags & TENON_POPULATED) != 0;
+  options.node = given->numa_node;
+  return options;
+}
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_shared_create(tenon_dtype dtype, int32_t ndim, const int64_t* shape, uint32_t flags,
+                                 const tenon_shared_options* options, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    check_flags(flags, uint32_t{TENON_ZEROED} | uint32_t{TENON_SUBBYTE_PADDED}, "tenon_shared_create");
+    *out = capi::wrap(
+        Segments::instance().create(dtype, checked_shape(ndim, shape), flags, options_in(options)));
+  });
+}
+
+tenon_status tenon_shared_attach(const char* name, uint32_t flags, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(name, "name");
+    not_null(out, "out");
+    check_flags(flags, TENON_READONLY, "tenon_shared_attach");
+    *out = capi::wrap(Segments::instance().attach(name, (flags & TENON_READONLY) != 0));
+  });
+}
+
+int32_t tenon_array_is_shared(const tenon_array* array) {
+  return Segments::is_shared(*capi::unwrap(array)) ? 1 : 0;
+}
+
+tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    const std::string bytes = Segments::instance().handle_of(*capi::unwrap(array));
+    static_assert(sizeof out->data >= share::kMostHandleBytes);
+    out->nbytes = static_cast<uint32_t>(bytes.size());
+    std::memcpy(out->data, bytes.data(), bytes.size());
+  });
+}
+
+tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(data, "data");
+    not_null(out, "out");
+    *out = capi::wrap(Segments::instance().open({static_cast<const std::byte*>(data), nbytes}));
+  });
+}
+
+int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return engine::set_gate_timeout_ns(timeout_ns); }
+
+}  // extern "C"

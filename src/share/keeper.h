@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A thread that lives as long as its process and holds the mutexes by which other processes know that it
+// does. The kernel marks them when the process ends in whatever way, so nothing has to be done at its end.
+// It runs no code of others: whoever calls it may hold any lock.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tenon::share {
+
+// Threads: call() from any.
+class Keeper {
+ public:
+  // That of this process: another one after a fork. Never destroyed.
+  static Keeper& instance();
+
+  Keeper() = default;
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+  // Ends the thread: what it holds, counts as left by somebody who died.
+  ~Keeper();
+
+  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread; and as
+  // work fails.
+  void call(const std::function<void()>& work);
+
+  // Has chore() run soon, and again a second later as long as it returns true. Does nothing if there is no
+  // thread yet.
+  void nudge(bool (*chore)() noexcept) noexcept;
+
+ private:
+  struct Call {
+    const std::function<void()>& work;
+    std::exception_ptr failure;
+    bool is_done = false;
+  };
+
+  void run() noexcept;
+
+  std::mutex lock_;
+  std::condition_variable changed_;
+  // Guarded by lock_.
+  std::deque<Call*> calls_;
+  bool (*chore_)() noexcept = nullptr;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tenon::share

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/participant.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/actor.h"
+
+namespace tenon::share {
+namespace {
+
+// The extent of a writer that died, joined with one that nobody has been told of.
+void note_death(Block& block, uint32_t pid, uint64_t begin, uint64_t end) noexcept {
+  if (block.died_pid.load(std::memory_order_relaxed) != 0) {
+    begin = std::min(begin, block.died_begin.load(std::memory_order_relaxed));
+    end = std::max(end, block.died_end.load(std::memory_order_relaxed));
+  }
+  store(block.died_begin, begin);
+  store(block.died_end, end);
+  store(block.died_pid, std::max(pid, 1u));
+}
+
+void drop_record(const Control& control, const Slot& slot, Record& record) noexcept {
+  const uint64_t seen = look(record.state);
+  if (RecordState::kind(seen) == RecordState::kFree) return;
+  const uint32_t index = RecordState::block(seen);
+  if (index >= control.blocks) return store(record.state, uint64_t{RecordState::kFree});
+  Block& block = control.block(index);
+  bool has_waiters = false;
+  {
+    const BlockLock lock(block);
+    if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
+      store(block.version, block.version.load(std::memory_order_relaxed) + 1);
+      note_death(block, slot.pid.load(std::memory_order_relaxed),
+                 record.begin.load(std::memory_order_relaxed), record.end.load(std::memory_order_relaxed));
+    }
+    publish(record.state, uint64_t{RecordState::kFree});
+    has_waiters = note_change(block);
+  }
+  if (has_waiters) wake(block);
+}
+
+// Reserved for a forked child that has not come for so long that it was killed first.
+bool is_abandoned(const Control& control, uint32_t participant) noexcept {
+  constexpr int64_t kPatienceNs = 10'000'000'000;
+  if (look(life_word(control.life(participant))) != 0) return false;
+  if (!control.has_slot(participant)) return false;
+  const Slot& slot = control.slot(participant);
+  return look(slot.state) == SlotState::kReserved &&
+         now_ns() - slot.since_ns.load(std::memory_order_relaxed) > kPatienceNs;
+}
+
+// Requires the mutex of its life.
+void clear(const Control& control, uint32_t participant) noexcept {
+  if (!control.has_slot(participant)) return;
+  Slot& slot = control.slot(participant);
+  if (look(slot.state) == SlotState::kFree) return;
+  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) drop_record(control, slot, slot.records[i]);
+  for (uint32_t i = 0; i < control.blocks; ++i) {
+    Block& block = control.block(i);
+    if (look(block.state) == BlockState::kFree && is_empty(block.users)) continue;
+    clear_bit(block.present, participant);
+    clear_bit(block.users, participant);
+  }
+  publish(slot.state, SlotState::kFree);
+}
+
+}  // namespace
+
+BlockLock::BlockLock(Block& block) noexcept : block_(block) {
+  if (pthread_mutex_lock(&block.mutex) == EOWNERDEAD) pthread_mutex_consistent(&block.mutex);
+}
+
+BlockLock::~BlockLock() { pthread_mutex_unlock(&block_.mutex); }
+
+std::atomic<uint32_t>& life_word(Life& life) noexcept {
+  // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
+  return *reinterpret_cast<std::atomic<uint32_t>*>(&life.mutex);
+}
+
+bool is_dead(uint32_t life_word) noexcept { return (life_word & FUTEX_OWNER_DIED) != 0; }
+
+uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
+  uint32_t word = look(life_word);
+  // Only while somebody holds it: nobody can take a mutex of which nothing but this is set.
+  while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0) {
+    if (exchange(life_word, word, word | FUTEX_WAITERS)) return word | FUTEX_WAITERS;
+  }
+  return word;
+}
+
+Identity identity_of(const Slot& slot) {
+  char command[sizeof slot.command + 1] = {};
+  std::memcpy(command, slot.command, sizeof slot.command);
+  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed), command};
+}
+
+bool note_change(Block& block) noexcept {
+  if (block.is_awaited.load(std::memory_order_relaxed) == 0) return false;
+  publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1);
+  store(block.is_awaited, 0u);
+  return true;
+}
+
+bool reap(const Control& control, uint32_t participant) noexcept {
+  Life& life = control.life(participant);
+  if (!is_dead(look(life_word(life)))) return false;
+  const int result = pthread_mutex_trylock(&life.mutex);
+  if (result == EBUSY) return false;
+  const bool has_died = result == EOWNERDEAD;
+  if (has_died) {
+    clear(control, participant);
+    pthread_mutex_consistent(&life.mutex);
+  }
+  if (result == 0 || has_died) pthread_mutex_unlock(&life.mutex);
+  return has_died;
+}
+
+void reap_all(const Control& control) noexcept {
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    if (reap(control, i) || !is_abandoned(control, i)) continue;
+    Life& life = control.life(i);
+    if (pthread_mutex_trylock(&life.mutex) != 0) continue;
+    if (is_abandoned(control, i)) clear(control, i);
+    pthread_mutex_unlock(&life.mutex);
+  }
+}
+
+Participant::Participant(const Control& control, const os::File& file, Keeper& keeper)
+    : control_(control), keeper_(&keeper) {
+  keeper.call([&] { join(file); });
+}
+
+void Participant::join(const os::File& file) {
+  for (uint32_t i = 0; i < kParticipants && index_ == kNone; ++i) {
+    if (take_slot(i, file)) index_ = i;
+  }
+  if (index_ == kNone) {
+    throw_error(Code::kSystem, "all ", kParticipants,
+                " places of a shared segment are taken: so many processes use it at a time");
+  }
+  write_slot(SlotState::kLive);
+}
+
+// Of the calling thread's process from then on.
+bool Participant::take_slot(uint32_t i, const os::File& file) {
+  Life& life = control_.life(i);
+  const int result = pthread_mutex_trylock(&life.mutex);
+  if (result != 0 && result != EOWNERDEAD) return false;
+  Slot& slot = control_.slot(i);
+  try {
+    if (!control_.has_slot(i)) {
+      os::commit(file, kSlotsAt + i * kSlotStride, kSlotStride, "a place in a shared segment");
+      // pairs with: Control::has_slot, "memory of a slot"
+      publish(life.has_slot, 1u);
+    }
+    if (result == EOWNERDEAD) {
+      clear(control_, i);
+      pthread_mutex_consistent(&life.mutex);
+    }
+  } catch (...) {
+    if (result == EOWNERDEAD) pthread_mutex_consistent(&life.mutex);
+    pthread_mutex_unlock(&life.mutex);
+    throw;
+  }
+  if (look(slot.state) == SlotState::kFree) return true;
+  pthread_mutex_unlock(&life.mutex);  // it is reserved for a child that is being made
+  return false;
+}
+
+void Participant::write_slot(SlotState state) noexcept {
+  Slot& slot = this->slot();
+  const os::Process process = os::this_process();
+  store(slot.pid, process.pid);
+  store(slot.start, process.start);
+  store(slot.pid_namespace, os::pid_namespace());
+  store(slot.since_ns, now_ns());
+  try {
+    const std::string command = os::command_of(process.pid);
+    std::strncpy(slot.command, command.c_str(), sizeof slot.command);
+  } catch (const std::exception&) {
+    slot.command[0] = '\0';
+  }
+  publish(slot.state, state);
+}
+
+bool Participant::can_leave() const noexcept {
+  return index_ == kNone || keeper_ != nullptr || life_holder_ == engine::this_thread_id();
+}
+
+void Participant::leave() noexcept {
+  if (index_ == kNone) return;
+  Life& life = control_.life(index_);
+  clear(control_, index_);
+  const auto unlock = [&life] { (void)pthread_mutex_unlock(&life.mutex); };
+  if (keeper_ == nullptr) return unlock();
+  keeper_->call(unlock);  // cannot fail: its thread runs
+}
+
+uint32_t Participant::take_record() noexcept {
+  for (uint32_t w = 0; w < taken_.size(); ++w) {
+    uint64_t taken = taken_[w].load(std::memory_order_relaxed);
+    while (~taken != 0) {
+      const auto bit = static_cast<uint32_t>(__builtin_ctzll(~taken));
+      const uint32_t i = w * 64 + bit;
+      if (i >= kRecords) break;
+      // pairs with: Participant::give_record, "a record that is free"
+      if (!taken_[w].compare_exchange_weak(taken, taken | uint64_t{1} << bit, std::memory_order_acquire,
+                                           std::memory_order_relaxed)) {
+        continue;
+      }
+      Slot& slot = this->slot();
+      uint32_t used = slot.records_used.load(std::memory_order_relaxed);
+      while (used <= i && !exchange(slot.records_used, used, i + 1)) {
+      }
+      return i;
+    }
+  }
+  return kNone;
+}
+
+void Participant::give_record(uint32_t i) noexcept {
+  // pairs with: Participant::take_record, "a record that is free"
+  taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_release);
+}
+
+void Participant::reserve_for_child(const os::File& file) noexcept {
+  child_index_ = kNone;
+  if (index_ == kNone) return;
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    try {
+      if (!take_slot(i, file)) continue;
+    } catch (const std::exception&) {
+      return;
+    }
+    store(control_.slot(i).since_ns, now_ns());
+    store(control_.slot(i).pid, os::this_process().pid);
+    publish(control_.slot(i).state, SlotState::kReserved);
+    pthread_mutex_unlock(&control_.life(i).mutex);
+    child_index_ = i;
+    for (uint32_t b = 0; b < control_.blocks; ++b) {
+      Block& block = control_.block(b);
+      const uint64_t users = block.users[index_ / 64].load(std::memory_order_relaxed);
+      if ((users >> (index_ % 64) & 1) != 0) set_bit(block.users, i);
+    }
+    return;
+  }
+}
+
+void Participant::become_child() noexcept {
+  index_ = child_index_;
+  child_index_ = kNone;
+  keeper_ = nullptr;
+  life_holder_ = engine::this_thread_id();
+  for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
+  for (auto& count : references_) count.store(0, std::memory_order_relaxed);
+  if (index_ == kNone) return;
+  Life& life = control_.life(index_);
+  // By this thread, which is the process' only one and as a rule lives as long as it.
+  const int result = pthread_mutex_trylock(&life.mutex);
+  if (result == 0 && look(slot().state) == SlotState::kReserved) {
+    write_slot(SlotState::kLive);
+    return;
+  }
+  if (result == EOWNERDEAD) pthread_mutex_consistent(&life.mutex);
+  if (result == 0 || result == EOWNERDEAD) pthread_mutex_unlock(&life.mutex);
+  index_ = kNone;
+}
+
+}  // namespace tenon::share

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A process' part in a segment: its slot, by which the others know that it lives and what it holds.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "share/keeper.h"
+#include "share/layout.h"
+#include "share/os.h"
+
+namespace tenon::share {
+
+// The control part of a segment, as it is mapped here.
+struct Control {
+  std::byte* base = nullptr;
+  uint32_t blocks = 0;
+
+  Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
+  Slot& slot(uint32_t i) const noexcept {
+    return *reinterpret_cast<Slot*>(base + kSlotsAt + i * kSlotStride);
+  }
+  bool has_slot(uint32_t i) const noexcept {
+    // pairs with: Participant::take_slot, "memory of a slot"
+    return look(life(i).has_slot) != 0;
+  }
+  Block& block(uint32_t i) const noexcept {
+    return *reinterpret_cast<Block*>(base + kBlocksAt + i * kBlockStride);
+  }
+};
+
+// Holds a block's mutex. Every store leaves the block in order, so that what a dead holder leaves needs no
+// repair.
+class BlockLock {
+ public:
+  explicit BlockLock(Block& block) noexcept;
+  BlockLock(const BlockLock&) = delete;
+  BlockLock& operator=(const BlockLock&) = delete;
+  ~BlockLock();
+
+ private:
+  Block& block_;
+};
+
+// The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
+std::atomic<uint32_t>& life_word(Life& life) noexcept;
+bool is_dead(uint32_t life_word) noexcept;
+// Tells the kernel that somebody will sleep on the word; the value with which to do so.
+uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
+
+// Who a participant is, as far as its slot says.
+struct Identity {
+  uint32_t pid = 0;
+  uint64_t start = 0;
+  std::string command;
+};
+Identity identity_of(const Slot& slot);
+
+// If this participant has died: drops what it held, in all blocks, and frees its slot. True: it did, now.
+// Any thread of any process; whoever comes second does nothing.
+bool reap(const Control& control, uint32_t participant) noexcept;
+// All that have died.
+void reap_all(const Control& control) noexcept;
+
+// Wakes who waits for a block to change. Requires its lock; wake() after it.
+[[nodiscard]] bool note_change(Block& block) noexcept;
+inline void wake(Block& block) noexcept { os::wake_all(block.turn); }
+
+// This process in one segment. Threads: any.
+class Participant {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // Joins. Fails with kSystem (all slots are taken), kNoMemory.
+  Participant(const Control& control, const os::File& file, Keeper& keeper);
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
+
+  // This thread can give the slot back.
+  bool can_leave() const noexcept;
+  // Gives it back. Requires can_leave(), and no record is in use.
+  void leave() noexcept;
+
+  // kNone: in a forked child for which there was no place.
+  uint32_t index() const noexcept { return index_; }
+  Slot& slot() const noexcept { return control_.slot(index_); }
+  Record& record(uint32_t i) const noexcept { return slot().records[i]; }
+
+  // A free record of this process' own; kNone: none is free.
+  uint32_t take_record() noexcept;
+  void give_record(uint32_t i) noexcept;
+  // How many entries and views stand on a record.
+  std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
+
+  // For forks: a slot for the child, and what becomes of it there. A child without one has none.
+  void reserve_for_child(const os::File& file) noexcept;
+  void become_child() noexcept;
+
+ private:
+  void join(const os::File& file);
+  bool take_slot(uint32_t i, const os::File& file);
+  void write_slot(SlotState state) noexcept;
+
+  const Control control_;
+  Keeper* keeper_;            // null: in a forked child,
+  uint32_t life_holder_ = 0;  // where this thread holds the life
+  uint32_t index_ = kNone;
+  uint32_t child_index_ = kNone;
+  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};
+  std::array<std::atomic<uint32_t>, kRecords> references_{};
+};
+
+}  // namespace tenon::share

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lock of a shared storage, by which processes take turns: reads together, a write alone, in the order in
+// which they came; accesses to different bytes do not conflict. Each process writes what it holds and awaits
+// into its own slot. A request is granted by who makes it, as soon as no earlier one of another process is in
+// its way; so nobody depends on a process that may be dead. What a dead process held is dropped by whoever
+// finds it dead.
+#pragma once
+
+#include <atomic>
+
+#include "engine/gate.h"
+#include "share/segment.h"
+
+namespace tenon::share {
+
+// One for each block in each process. Threads: any.
+class ProcessLock final : public engine::Gate {
+ public:
+  ProcessLock(Segment& segment, uint32_t block) noexcept : segment_(segment), index_(block) {}
+  ProcessLock(const ProcessLock&) = delete;
+  ProcessLock& operator=(const ProcessLock&) = delete;
+
+  bool enter(const engine::Claim& claim, engine::Entry& entry, const Deadline& deadline,
+             engine::Refusal* refusal) noexcept override;
+  engine::Appended request(engine::Claim& claim, engine::Entry& entry,
+                           engine::Refusal* refusal) noexcept override;
+  bool cancel(engine::Entry& entry) noexcept override;
+  void share(engine::Pass pass) noexcept override;
+  void leave(engine::Pass pass, bool has_written) noexcept override;
+  void disown(engine::Pass pass) noexcept override;
+  bool precedes(const engine::Gate& other) const noexcept override;
+  uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
+  void note_write() noexcept override;
+
+  Block& block() const noexcept { return segment_.block(index_); }
+  Segment& segment() const noexcept { return segment_; }
+
+  // A request that has been entered into this process' slot.
+  struct Attempt {
+    uint32_t record = Participant::kNone;
+    bool ignores_death = false;
+    bool overwrites = false;
+  };
+  enum class Look { kGranted, kBlocked, kDied };
+  // Who is in the way of a blocked request, and the words on which it sleeps.
+  struct Obstruction {
+    size_t count = 0;
+    uint32_t participants[os::kMostWords - 1];
+    os::Sleep words[os::kMostWords];  // the turn of the block, then the lives of the participants
+    engine::Obstacle obstacle;
+
+    size_t word_count() const noexcept { return count + 1; }
+  };
+
+  // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
+  Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
+  // Takes a request back.
+  void withdraw(const Attempt& attempt) noexcept;
+  // Reaps those in the way that have died. True: one has, so look again.
+  bool reap_dead(const Obstruction& obstruction) noexcept;
+  // Sets the obstacle's text for a death.
+  static void describe_death(uint32_t pid, engine::Refusal* refusal) noexcept;
+
+ private:
+  bool begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
+             engine::Refusal* refusal) noexcept;
+  Record& record(const Attempt& attempt) const noexcept;
+  void free_record(uint32_t record) noexcept;
+  bool is_circle(const Attempt& attempt) noexcept;
+
+  Segment& segment_;
+  const uint32_t index_;
+};
+
+}  // namespace tenon::share

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/segment.h"
+
+#include <errno.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "share/process_lock.h"
+
+namespace tenon::share {
+namespace {
+
+SegmentId random_id() {
+  SegmentId id;
+  if (getrandom(id.words, sizeof id.words, 0) != sizeof id.words) {
+    throw_error(Code::kSystem, "no random number for a segment");
+  }
+  return id;
+}
+
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
+}
+
+int64_t realtime_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
+Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
+  Header h{};
+  std::memcpy(h.magic, kMagic, sizeof kMagic);
+  h.byte_order = kByteOrder;
+  h.pointer_nbytes = sizeof(void*);
+  h.mutex_nbytes = sizeof(pthread_mutex_t);
+  h.major = kMajor;
+  h.minor = kMinor;
+  h.header_nbytes = sizeof(Header);
+  h.id = random_id();
+  h.lives_at = kLivesAt;
+  h.slots_at = kSlotsAt;
+  h.blocks_at = kBlocksAt;
+  h.data_at = round_up(control_end(plan.blocks), std::max<uint64_t>(page_nbytes, 2 << 20));
+  h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
+  h.page_nbytes = page_nbytes;
+  h.participants = kParticipants;
+  h.records = kRecords;
+  h.blocks = plan.blocks;
+  const os::Process process = os::this_process();
+  h.creator_pid = process.pid;
+  h.creator_start = process.start;
+  h.created_ns = realtime_ns();
+  if (plan.array != nullptr) {
+    h.has_named_array = 1;
+    h.array = *plan.array;
+  }
+  std::strncpy(h.name, plan.name.c_str(), sizeof h.name - 1);
+  h.checksum = checksum_of(h);
+  return h;
+}
+
+}  // namespace
+
+std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper) {
+  std::unique_ptr<Segment> segment(new Segment);
+  const uint64_t page = plan.has_huge_pages ? os::huge_page_nbytes() : os::page_nbytes();
+  segment->header_ = header_of(plan, page);
+  const Header& h = segment->header_;
+  std::string name = kFilePrefix + text_of(h.id);
+  if (!plan.name.empty()) name += ":" + plan.name;
+  segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
+  const uint64_t control = round_up(control_end(h.blocks), page);
+  if (plan.has_huge_pages) {
+    os::commit(segment->file_, 0, control, "the control part of a shared segment");
+  } else {
+    os::commit(segment->file_, 0, kSlotsAt, "the control part of a shared segment");
+    os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
+  }
+  segment->map(true, plan.node);
+  for (uint32_t i = 0; i < kParticipants; ++i) make_robust(&segment->control_.life(i).mutex);
+  for (uint32_t i = 0; i < h.blocks; ++i) make_robust(&segment->block(i).mutex);
+  std::memcpy(segment->control_.base, &h, sizeof h);
+  segment->is_creator_ = true;
+  segment->join(keeper);
+  os::seal(segment->file_);  // last: an unsealed file is not complete
+  return segment;
+}
+
+std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, Keeper& keeper) {
+  std::unique_ptr<Segment> segment(new Segment);
+  if (!os::is_sealed(file)) {
+    throw_error(Code::kValue,
+                "this is no shared memory that Tenon can use: it is not sealed, so its size could "
+                "change");
+  }
+  const size_t nbytes = os::size_of(file);
+  if (nbytes < kSlotsAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
+    throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
+  }
+  check(segment->header_, nbytes);
+  segment->file_ = std::move(file);
+  segment->map(is_writable, -1);
+  segment->join(keeper);
+  return segment;
+}
+
+void Segment::map(bool is_writable, int node) {
+  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+  control_.blocks = header_.blocks;
+  control_.base = os::map(file_, 0, round_up(control_end(header_.blocks), page), true, page);
+  data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
+  if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
+  is_writable_ = is_writable;
+}
+
+void Segment::join(Keeper& keeper) {
+  uses_.resize(header_.blocks);
+  participant_ = std::make_unique<Participant>(control_, file_, keeper);
+  locks_.resize(header_.blocks);
+}
+
+ProcessLock& Segment::lock(uint32_t block) {
+  const std::scoped_lock uses(uses_lock_);
+  if (!locks_[block]) locks_[block] = std::make_unique<ProcessLock>(*this, block);
+  return *locks_[block];
+}
+
+Segment::~Segment() {
+  if (participant_) participant_->leave();
+  if (data_ != nullptr) os::unmap(data_, data_nbytes());
+  if (control_.base != nullptr) {
+    const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+    os::unmap(control_.base, round_up(control_end(header_.blocks), page));
+  }
+}
+
+void Segment::make_writable() {
+  if (is_writable_) return;
+  os::make_writable(data_, data_nbytes());
+  is_writable_ = true;
+}
+
+uint32_t Segment::take_block(uint64_t begin, uint64_t nbytes) noexcept {
+  uint32_t i = next_block_;
+  for (uint32_t seen = 0; look(block(i).state) != BlockState::kFree; ++seen) {
+    if (seen == header_.blocks) return kNone;
+    i = (i + 1) % header_.blocks;
+  }
+  next_block_ = (i + 1) % header_.blocks;
+  Block& b = block(i);
+  const std::scoped_lock uses(uses_lock_);
+  const BlockLock lock(b);
+  store(b.begin, begin);
+  store(b.nbytes, nbytes);
+  store(b.died_pid, 0u);
+  set_bit(b.users, participant_->index());
+  publish(b.state, BlockState::kUsed);
+  uses_[i] = 1;
+  users_.fetch_add(1, std::memory_order_relaxed);
+  return i;
+}
+
+bool Segment::use(uint32_t index, uint32_t generation) noexcept {
+  if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
+  Block& b = block(index);
+  const std::scoped_lock uses(uses_lock_);
+  if (uses_[index] == 0) {
+    const BlockLock lock(b);
+    const bool is_there =
+        look(b.state) == BlockState::kUsed && b.generation.load(std::memory_order_relaxed) == generation &&
+        b.begin.load(std::memory_order_relaxed) <= data_nbytes() &&
+        b.nbytes.load(std::memory_order_relaxed) <= data_nbytes() - b.begin.load(std::memory_order_relaxed);
+    if (!is_there) return false;
+    set_bit(b.users, participant_->index());
+  } else if (b.generation.load(std::memory_order_relaxed) != generation) {
+    return false;
+  }
+  ++uses_[index];
+  users_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool Segment::leave(uint32_t index) noexcept {
+  bool is_last = false;
+  {
+    const std::scoped_lock uses(uses_lock_);
+    is_last = --uses_[index] == 0;
+    if (is_last && participant_->index() != Participant::kNone) {
+      clear_bit(block(index).users, participant_->index());
+    }
+  }
+  // pairs with: Segment::users, "a use that has ended"
+  users_.fetch_sub(1, std::memory_order_release);
+  return is_last;
+}
+
+bool Segment::is_used_here(uint32_t index) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  return uses_[index] != 0;
+}
+
+// The creator has the first slot, as long as it lives.
+bool Segment::is_creator_alive() const noexcept {
+  const uint32_t word = look(life_word(control_.life(0)));
+  return control_.slot(0).pid.load(std::memory_order_relaxed) == header_.creator_pid && word != 0 &&
+         !is_dead(word);
+}
+
+bool Segment::free_if_unused(uint32_t index) noexcept {
+  Block& b = block(index);
+  if (!is_empty(b.users)) return false;
+  const BlockLock lock(b);
+  if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_empty(b.users)) return false;
+  for (const auto& number : b.sent) {
+    if (look(number) != 0) return false;
+  }
+  if (look(b.sent_more) != 0) return false;
+  store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
+  publish(b.state, BlockState::kFree);
+  return true;
+}
+
+uint32_t Segment::send(uint32_t index) noexcept {
+  Block& b = block(index);
+  static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
+  uint32_t number = last.fetch_add(1, std::memory_order_relaxed);
+  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed);
+  for (auto& place : b.sent) {
+    uint32_t none = 0;
+    if (exchange(place, none, number)) return number;
+  }
+  (void)add(b.sent_more, 1u);
+  return 0;
+}
+
+void Segment::receive(uint32_t index, uint32_t number) noexcept {
+  Block& b = block(index);
+  if (number == 0) {
+    uint32_t more = b.sent_more.load(std::memory_order_relaxed);
+    while (more != 0 && !exchange(b.sent_more, more, more - 1)) {
+    }
+    return;
+  }
+  for (auto& place : b.sent) {
+    uint32_t expected = number;
+    if (exchange(place, expected, 0u)) return;
+  }
+}
+
+void Segment::before_fork() noexcept {
+  uses_lock_.lock();
+  participant_->reserve_for_child(file_);
+}
+
+void Segment::after_fork() noexcept { uses_lock_.unlock(); }
+
+void Segment::become_child() noexcept {
+  is_creator_ = false;
+  participant_->become_child();
+  uses_lock_.unlock();
+}
+
+}  // namespace tenon::share

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/segments.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "core/known_memory.h"
+#include "share/handle.h"
+#include "share/process_lock.h"
+
+namespace tenon::share {
+namespace {
+
+// Addresses, not memory: a pool grows into them.
+constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
+constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // where addresses are short
+constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
+
+// A storage's use of a block.
+struct Use {
+  Segment* segment;
+  uint32_t block;
+};
+
+void end_use(void* owner) {
+  auto* const use = static_cast<Use*>(owner);
+  (void)use->segment->leave(use->block);
+  delete use;
+  Segments::nudge();
+}
+
+std::string file_prefix(const SegmentId& id) { return kFilePrefix + text_of(id); }
+
+}  // namespace
+
+void check_name(const std::string& name) {
+  constexpr const char* kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+  if (name.empty() || name.size() > kMostNameBytes || name.find_first_not_of(kAllowed) != std::string::npos) {
+    throw_error(Code::kValue, "'", name, "' cannot name a shared array: names have 1 to ", kMostNameBytes,
+                " letters, digits and the characters _ - .");
+  }
+}
+
+std::vector<const Segment*> open_segments(const Segment& at_least) {
+  std::vector<const Segment*> all{&at_least};
+  Segments& segments = Segments::instance();
+  // Whoever holds the lock may wait for the caller: to see less is better than to wait.
+  const std::unique_lock locked(segments.lock_, std::try_to_lock);
+  if (!locked.owns_lock()) return all;
+  for (const auto& [id, segment] : segments.open_) {
+    if (segment.get() != &at_least) all.push_back(segment.get());
+  }
+  return all;
+}
+
+Segments::Segments() {
+  (void)KnownMemory::instance();  // its handlers of forks run inside of these
+  pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(); },
+                 [] { instance().become_child(); });
+}
+
+Segments& Segments::instance() {
+  static auto* const segments = new Segments;
+  return *segments;
+}
+
+void Segments::nudge() noexcept { Keeper::instance().nudge(sweep_in_keeper); }
+
+bool Segments::sweep_in_keeper() noexcept {
+  Segments& self = instance();
+  const std::unique_lock locked(self.lock_, std::try_to_lock);
+  if (!locked.owns_lock()) return true;
+  try {
+    return self.sweep();
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+// True: something is left to be looked at later.
+bool Segments::sweep() {
+  bool is_unfinished = false;
+  for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
+  for (auto at = open_.begin(); at != open_.end();) {
+    Segment& segment = *at->second;
+    if (segment.users() != 0 || is_pool(segment) || !segment.participant().can_leave()) {
+      ++at;
+      continue;
+    }
+    // What comes by a handle from a process that lives, comes again.
+    if (segment.header().has_named_array == 0 && segment.is_creator_alive()) {
+      is_unfinished = true;
+      ++at;
+      continue;
+    }
+    at = open_.erase(at);
+  }
+  return is_unfinished;
+}
+
+bool Segments::is_pool(const Segment& segment) const noexcept {
+  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& p) { return &p->segment() == &segment; });
+}
+
+Segment& Segments::add(std::unique_ptr<Segment> segment) {
+  auto& place = open_[segment->header().id];
+  place = std::move(segment);
+  return *place;
+}
+
+Segment* Segments::find(const SegmentId& id) noexcept {
+  const auto at = open_.find(id);
+  return at == open_.end() ? nullptr : at->second.get();
+}
+
+Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
+  if (!is_readonly) segment.make_writable();
+  if (!segment.use(block, generation)) {
+    throw_error(Code::kNotFound,
+                "the shared array is not there any more: every process that had it has let go "
+                "of it");
+  }
+  const Block& b = segment.block(block);
+  std::byte* const data = segment.data() + b.begin.load(std::memory_order_relaxed);
+  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
+  if (Ref<Storage> living = Storage::find(data, nbytes, is_readonly ? Access::kRead : Access::kWrite)) {
+    (void)segment.leave(block);
+    return living;
+  }
+  auto use = std::make_unique<Use>(Use{&segment, block});
+  try {
+    Ref<Storage> storage =
+        Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use, &segment.lock(block)});
+    (void)use.release();
+    return storage;
+  } catch (...) {
+    (void)segment.leave(block);
+    throw;
+  }
+}
+
+Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options) {
+  check_dtype(dtype);
+  const uint64_t nbytes = nbytes_of(dtype, shape, flags);
+  if (!options.name.empty()) check_name(options.name);
+  std::unique_ptr<os::NameLock> name_lock;
+  if (!options.name.empty()) name_lock = std::make_unique<os::NameLock>(options.name);
+  const std::scoped_lock locked(lock_);
+  (void)sweep();
+  const bool is_alone =
+      !options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool;
+  Segment* segment = nullptr;
+  Pool::Place place;
+  if (is_alone) {
+    if (!options.name.empty()) {
+      bool is_taken = false;
+      (void)open_named(options.name, true, &is_taken);
+      if (is_taken) {
+        throw_error(Code::kValue, "a shared array named '", options.name,
+                    "' exists already: attach to it, or choose another name");
+      }
+    }
+    NamedArray array{};
+    array.code = dtype.code;
+    array.bits = dtype.bits;
+    array.lanes = dtype.lanes;
+    array.flags = flags & TENON_SUBBYTE_PADDED;
+    array.ndim = static_cast<int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), array.shape);
+    SegmentPlan plan{options.name, nbytes, 1, &array, options.has_huge_pages, options.node};
+    std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
+    os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
+               concat("a shared array of ", nbytes, " bytes"));
+    segment = &add(std::move(fresh));
+    place = {segment->take_block(0, std::max<uint64_t>(nbytes, 1)), 0, true};
+  } else {
+    for (const auto& pool : pools_) {
+      place = pool->allocate(nbytes);
+      segment = &pool->segment();
+      if (place.block != Segment::kNone) break;
+    }
+    if (place.block == Segment::kNone) {
+      Pool& pool = new_pool(nbytes);
+      place = pool.allocate(nbytes);
+      segment = &pool.segment();
+    }
+  }
+  // The use that take_block has begun becomes the storage's.
+  const uint32_t generation = segment->block(place.block).generation.load(std::memory_order_relaxed);
+  std::byte* const data = segment->data() + place.begin;
+  if (options.is_populated) os::populate(data, nbytes, true);
+  if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
+  try {
+    Ref<Storage> storage = storage_of(*segment, place.block, generation, false);
+    (void)segment->leave(place.block);
+    return Array::over(std::move(storage), dtype, shape, flags);
+  } catch (...) {
+    (void)segment->leave(place.block);
+    throw;
+  }
+}
+
+Pool& Segments::new_pool(uint64_t nbytes) {
+  const auto make = [&](uint64_t data_nbytes) {
+    SegmentPlan plan;
+    plan.data_nbytes = data_nbytes;
+    plan.blocks = kMostBlocks;
+    return Segment::create(plan, Keeper::instance());
+  };
+  std::unique_ptr<Segment> segment;
+  try {
+    segment = make(kPoolNbytes);
+  } catch (const Error& e) {
+    if (e.code() != Code::kNoMemory) throw;
+    segment = make(std::max(kSmallPoolNbytes, round_up(nbytes, kSmallPoolNbytes)));
+  }
+  pools_.reserve(pools_.size() + 1);
+  Segment& added = add(std::move(segment));
+  pools_.push_back(std::make_unique<Pool>(added));
+  return *pools_.back();
+}
+
+// The segment of this name that some process uses; null: there is none. is_taken: there is one.
+Segment* Segments::open_named(const std::string& name, bool is_writable, bool* is_taken) {
+  *is_taken = false;
+  for (const os::Found& found : os::find_memory(kFilePrefix)) {
+    constexpr size_t kIdEnd = 6 + 32;  // of "tenon:" and the id
+    if (found.name.size() <= kIdEnd || found.name.substr(kIdEnd) != ":" + name) continue;
+    const auto here = std::find_if(open_.begin(), open_.end(), [&](const auto& entry) {
+      return found.name.rfind(file_prefix(entry.first), 0) == 0;
+    });
+    if (here != open_.end()) {
+      if (is_empty(here->second->block(0).users)) continue;
+      *is_taken = true;
+      return here->second.get();
+    }
+    os::File file = os::open_memory_of(found.pid, found.fd, found.name);
+    if (!file || !os::is_sealed(file)) continue;  // it is being made, or its maker has died over it
+    std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, Keeper::instance());
+    reap_all(segment->control());
+    if (is_empty(segment->block(0).users)) continue;
+    *is_taken = true;
+    return &add(std::move(segment));
+  }
+  return nullptr;
+}
+
+Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
+  check_name(name);
+  const os::NameLock name_lock(name);
+  const std::scoped_lock locked(lock_);
+  (void)sweep();
+  bool is_taken = false;
+  Segment* const segment = open_named(name, !is_readonly, &is_taken);
+  if (segment == nullptr) {
+    throw_error(Code::kNotFound, "no process of this user shares an array named '", name,
+                "' (in this PID namespace); is the one that makes it running?");
+  }
+  const NamedArray& array = segment->header().array;
+  const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);
+  Ref<Storage> storage = storage_of(*segment, 0, generation, is_readonly);
+  const Dims shape{array.shape, static_cast<size_t>(array.ndim)};
+  const uint32_t flags = static_cast<uint32_t>(array.flags) | (is_readonly ? TENON_READONLY : 0);
+  return Array::over(std::move(storage), DType(array.code, array.bits, array.lanes), shape, flags);
+}
+
+bool Segments::is_shared(const Array& array) noexcept {
+  return array.storage().owner_with(end_use) != nullptr;
+}
+
+std::string Segments::handle_of(const Array& array) {
+  const auto* const use = static_cast<const Use*>(array.storage().owner_with(end_use));
+  if (use == nullptr) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " does not lie in shared memory: make it with shared=");
+  }
+  Segment& segment = *use->segment;
+  const Block& block = segment.block(use->block);
+  Handle handle;
+  handle.boot = os::boot();
+  handle.pid_namespace = os::pid_namespace();
+  handle.user = os::user();
+  handle.sender = os::this_process();
+  handle.fd = segment.file().fd();
+  handle.segment = segment.header().id;
+  handle.block = use->block;
+  handle.generation = block.generation.load(std::memory_order_relaxed);
+  handle.offset = array.data() - (segment.data() + block.begin.load(std::memory_order_relaxed));
+  handle.dtype = array.dtype();
+  handle.flags = array.desc().flags;
+  handle.shape.assign(array.shape().begin(), array.shape().end());
+  handle.strides.assign(array.strides().begin(), array.strides().end());
+  handle.number = segment.send(use->block);
+  return handle.encode();
+}
+
+// The segment of a handle, opened here if it is not yet.
+Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd) {
+  if (Segment* const here = find(id)) return *here;
+  const std::string prefix = file_prefix(id);
+  os::File file;
+  if (os::start_of(sender.pid) == sender.start) file = os::open_memory_of(sender.pid, fd, prefix);
+  if (!file) {
+    for (const os::Found& found : os::find_memory(prefix)) {
+      file = os::open_memory_of(found.pid, found.fd, prefix);
+      if (file) break;
+    }
+  }
+  if (!file) {
+    throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
+                sender.pid, " sent it)");
+  }
+  return add(Segment::open(std::move(file), true, Keeper::instance()));
+}
+
+Ref<Array> Segments::open(std::span<const std::byte> bytes) {
+  const Handle handle = Handle::decode(bytes);
+  if (handle.boot != os::boot()) {
+    throw_error(Code::kNotFound,
+                "the shared array cannot be opened: it lies in the memory of another machine "
+                "(or of an earlier run of this one); send a copy of it");
+  }
+  if (handle.user != os::user()) {
+    throw_error(Code::kNotFound, "the shared array cannot be opened: it belongs to user ", handle.user,
+                ", this process to ", os::user());
+  }
+  const std::scoped_lock locked(lock_);
+  (void)sweep();
+  if (find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
+    throw_error(Code::kNotFound,
+                "the shared array cannot be opened: it was sent from another PID namespace "
+                "(another container?)");
+  }
+  Segment& segment = reach(handle.segment, handle.sender, handle.fd);
+  const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
+  const Ref<Storage> storage = storage_of(segment, handle.block, handle.generation, is_readonly);
+  segment.receive(handle.block, handle.number);
+  tenon_adoption adoption{};
+  adoption.struct_size = sizeof adoption;
+  adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
+  adoption.data = storage->data() + handle.offset;
+  adoption.device = {TENON_CPU, 0};
+  adoption.ndim = static_cast<int32_t>(handle.shape.size());
+  adoption.dtype = handle.dtype;
+  adoption.shape = handle.shape.data();
+  adoption.strides = handle.strides.data();
+  if (Ref<Array> array = Array::alias(adoption)) return array;
+  if (std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
+    return Array::over(storage, handle.dtype, handle.shape, adoption.flags);
+  }
+  throw_error(Code::kValue,
+              "this is no handle of a shared array: its elements do not lie in the memory that it "
+              "names");
+}
+
+void Segments::before_fork() noexcept {
+  lock_.lock();
+  for (const auto& [id, segment] : open_) segment->before_fork();
+}
+
+void Segments::after_fork() noexcept {
+  for (const auto& [id, segment] : open_) segment->after_fork();
+  lock_.unlock();
+}
+
+void Segments::become_child() noexcept {
+  pools_.clear();  // they are the parent's to give away
+  for (const auto& [id, segment] : open_) segment->become_child();
+  lock_.unlock();
+}
+
+}  // namespace tenon::share

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/walk.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "share/segments.h"
+
+namespace tenon::share {
+namespace {
+
+using Kind = RecordState::Kind;
+
+// A thread, or a task of it, of some process.
+struct Actor {
+  uint32_t pid = 0;
+  uint64_t start = 0;
+  uint32_t thread = 0;
+  uint32_t task = 0;
+  friend bool operator==(const Actor&, const Actor&) = default;
+};
+
+struct Request {
+  const Control* control;
+  uint32_t participant;
+  uint32_t record;
+  friend bool operator==(const Request&, const Request&) = default;
+};
+
+Actor actor_of(const Slot& slot, const Record& record) noexcept {
+  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed),
+          record.thread.load(std::memory_order_relaxed), record.task.load(std::memory_order_relaxed)};
+}
+
+template <class Visit>
+void visit_records(const Control& control, uint32_t participant, Visit visit) {
+  if (!control.has_slot(participant)) return;
+  const Slot& slot = control.slot(participant);
+  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) {
+    const Record& record = slot.records[i];
+    const uint64_t state = look(record.state);
+    if (RecordState::kind(state) != Kind::kFree) visit(i, slot, record, state);
+  }
+}
+
+bool overlap(const Record& a, const Record& b) noexcept {
+  return a.begin.load(std::memory_order_relaxed) < b.end.load(std::memory_order_relaxed) &&
+         b.begin.load(std::memory_order_relaxed) < a.end.load(std::memory_order_relaxed);
+}
+
+// Calls visit with the owner of everything of other processes that is in the way of a request.
+template <class Visit>
+void visit_owners_in_way(const Request& request, Visit visit) {
+  const Control& control = *request.control;
+  const Record& own = control.slot(request.participant).records[request.record];
+  const uint64_t state = look(own.state);
+  if (RecordState::kind(state) != Kind::kWaiting) return;
+  const uint32_t block = RecordState::block(state);
+  if (block >= control.blocks) return;
+  const BlockLock lock(control.block(block));
+  visit_bits(control.block(block).present, [&](uint32_t p) {
+    if (p == request.participant) return;
+    visit_records(control, p, [&](uint32_t, const Slot& slot, const Record& other, uint64_t word) {
+      if (RecordState::block(word) != block) return;
+      if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
+      const bool is_earlier =
+          other.ticket.load(std::memory_order_relaxed) < own.ticket.load(std::memory_order_relaxed);
+      if ((RecordState::kind(word) == Kind::kGranted || is_earlier) && overlap(own, other)) {
+        visit(actor_of(slot, other));
+      }
+    });
+  });
+}
+
+// All that this actor waits for, as far as can be seen here.
+std::vector<Request> requests_of(const Actor& actor, const std::vector<const Segment*>& segments) {
+  std::vector<Request> found;
+  for (const Segment* segment : segments) {
+    const Control& control = segment->control();
+    for (uint32_t p = 0; p < kParticipants; ++p) {
+      if (!control.has_slot(p)) continue;
+      if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
+      visit_records(control, p, [&](uint32_t i, const Slot& slot, const Record& record, uint64_t state) {
+        if (RecordState::kind(state) == Kind::kWaiting && actor_of(slot, record) == actor) {
+          found.push_back({&control, p, i});
+        }
+      });
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept {
+  try {
+    const Slot& slot = segment.control().slot(participant);
+    const Actor self = actor_of(slot, slot.records[record]);
+    if (self.thread == 0) return false;
+    const std::vector<const Segment*> segments = open_segments(segment);
+    std::vector<Actor> seen;
+    std::vector<Request> next{{&segment.control(), participant, record}};
+    bool is_circle = false;
+    while (!next.empty() && !is_circle) {
+      const Request request = next.back();
+      next.pop_back();
+      std::vector<Actor> owners;
+      visit_owners_in_way(request, [&](const Actor& owner) {
+        if (owner.thread != 0 && std::find(seen.begin(), seen.end(), owner) == seen.end()) {
+          seen.push_back(owner);
+          owners.push_back(owner);
+        }
+      });
+      for (const Actor& owner : owners) {
+        is_circle |= owner == self;
+        for (const Request& further : requests_of(owner, segments)) next.push_back(further);
+      }
+    }
+    return is_circle;
+  } catch (const std::bad_alloc&) {
+    return false;  // the report of long waits names the obstacle
+  }
+}
+
+void describe(const Slot& slot, const Record& record, engine::Obstacle* obstacle) noexcept {
+  const uint64_t state = record.state.load(std::memory_order_relaxed);
+  obstacle->party = engine::Obstacle::Party::kProcess;
+  obstacle->mode = RecordState::is_write(state) ? engine::Mode::kWrite : engine::Mode::kRead;
+  obstacle->is_granted = RecordState::kind(state) == Kind::kGranted;
+  obstacle->thread = slot.pid.load(std::memory_order_relaxed);
+  obstacle->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;
+  static_assert(sizeof obstacle->name > sizeof slot.command);
+  std::memcpy(obstacle->name, slot.command, sizeof slot.command);
+  obstacle->name[sizeof slot.command] = '\0';
+  obstacle->site[0] = '\0';
+}
+
+}  // namespace tenon::share

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and share_test. */
+#include <string.h>
+
+#include "client.h"
+
+static void check_handles(void) {
+  const int64_t shape[2] = {3, 4};
+  const tenon_dtype f4 = {TENON_FLOAT, 32, 1};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array *array = NULL, *again = NULL, *plain = NULL;
+  tenon_handle handle;
+  CHECK(tenon_shared_create(f4, 2, shape, TENON_ZEROED, NULL, &array, &error) == TENON_OK);
+  CHECK(tenon_array_is_shared(array));
+  CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
+  CHECK(handle.nbytes > 0 && handle.nbytes <= TENON_MAX_HANDLE_NBYTES);
+  CHECK(tenon_shared_open(handle.data, handle.nbytes, &again, &error) == TENON_OK);
+  CHECK(tenon_array_describe(again)->data == tenon_array_describe(array)->data);
+  CHECK(tenon_shared_open(handle.data, handle.nbytes - 1, &plain, &error) == TENON_ERR_VALUE &&
+        plain == NULL);
+  tenon_array_release(again);
+  tenon_array_release(array);
+  CHECK(tenon_shared_open(handle.data, handle.nbytes, &plain, &error) == TENON_ERR_NOT_FOUND ||
+        plain != NULL); /* the memory is given back soon, not at once */
+  tenon_array_release(plain);
+  plain = NULL;
+  CHECK(tenon_array_create(f4, 2, shape, (tenon_device){TENON_CPU, 0}, 0, &plain, &error) == TENON_OK);
+  CHECK(!tenon_array_is_shared(plain));
+  CHECK(tenon_shared_send(plain, &handle, &error) == TENON_ERR_TYPE);
+  tenon_array_release(plain);
+}
+
+static void check_names(void) {
+  const int64_t shape[1] = {5};
+  const tenon_dtype i8 = {TENON_INT, 64, 1};
+  tenon_shared_options options = {sizeof options, TENON_POPULATED, -1, 0, "tenon.abi_client"};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array *array = NULL, *attached = NULL;
+  CHECK(tenon_shared_create(i8, 1, shape, TENON_ZEROED, &options, &array, &error) == TENON_OK);
+  CHECK(tenon_shared_create(i8, 1, shape, 0, &options, &attached, &error) == TENON_ERR_VALUE);
+  CHECK(strstr(error.message, "tenon.abi_client") != NULL);
+  CHECK(tenon_shared_attach("tenon.abi_client", TENON_READONLY, &attached, &error) == TENON_OK);
+  CHECK(tenon_array_describe(attached)->flags & TENON_READONLY);
+  CHECK(tenon_array_describe(attached)->shape[0] == 5);
+  tenon_array_release(attached);
+  attached = NULL;
+  CHECK(tenon_shared_attach("tenon.nobody", 0, &attached, &error) == TENON_ERR_NOT_FOUND);
+  options.name = "a name";
+  CHECK(tenon_shared_create(i8, 1, shape, 0, &options, &attached, &error) == TENON_ERR_VALUE);
+  tenon_array_release(array);
+}
+
+static void check_turns(void) {
+  const int64_t shape[1] = {5};
+  const tenon_dtype i8 = {TENON_INT, 64, 1};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array* array = NULL;
+  tenon_view view = TENON_VIEW_INIT;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_lease_options options = {sizeof options,        TENON_WRITE, TENON_IGNORE_OWNER_DIED, 0, 0,
+                                 TENON_DEFAULT_TIMEOUT, NULL};
+  const int64_t before = tenon_set_lock_timeout(1000000000);
+  CHECK(before == 5000000000);
+  CHECK(tenon_shared_create(i8, 1, shape, TENON_ZEROED, NULL, &array, &error) == TENON_OK);
+  CHECK(tenon_view_open(&view, array, TENON_READ, NULL, &error) == TENON_ERR_LEASE_CONFLICT);
+  CHECK(tenon_lease_acquire(&lease, array, &options, &error) == TENON_OK);
+  CHECK(tenon_view_open(&view, array, TENON_WRITE, NULL, &error) == TENON_OK);
+  ((int64_t*)tenon_array_describe(array)->data)[4] = 4;
+  tenon_view_close(&view);
+  CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_set_lock_timeout(before) == 1000000000);
+  tenon_array_release(array);
+}
+
+void client_share(void) {
+  check_handles();
+  check_names();
+  check_turns();
+}
