@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs of two stand-in processes with several threads each, over memories that they share: ops over
-// several memories and ranges, leases with and without nested ones, views that outlive them, calls, requests
-// that are taken back, leases that another thread ends; and gates that refuse some of it.
+// Random programs of two stand-in processes with several threads each, over memories that they share: ops
+// over several memories and ranges, leases with and without nested ones, views that outlive them, calls,
+// requests that are taken back, leases that another thread ends; and gates that refuse some of it.
 //
-// Oracle: a history (history_testing.h) of each process, in which its accesses keep the laws of any memory, and
-// one of all, in which accesses of two processes that conflict never overlap, whatever they are; that a body
-// runs only while its process holds what it uses; and that every pass has ended when all programs have, each
-// exactly once (the gates count).
+// Oracle: a history (history_testing.h) of each process, in which its accesses keep the laws of any memory,
+// and one of all, in which accesses of two processes that conflict never overlap, whatever they are; that a
+// body runs only while its process holds what it uses; and that every pass has ended when all programs have,
+// each exactly once (the gates count).
 //
 // A failure prints the seed. TENON_PROGRAM=<number> runs that one alone.
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ class Program {
     }
     return {memory, w};
   }
-  // An access while it lives. The histories of all processes have one cell for each memory, and know of a claim
+  // An access while it lives. The history of all processes has one cell for each memory, and knows of a claim
   // only its process.
   class Noted {
    public:
