@@ -70,9 +70,9 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
 
 /* ------------------------------------------------------------------------ turns between processes */
 
-/* Of a lease: the memory as a dead writer has left it; who does not say so, is told of it later. One with
- * TENON_OVERWRITE is not told either. */
-enum { TENON_IGNORE_OWNER_DIED = 1 << 1 };
+/* Of the end of a process that was writing whoever comes next is told: a lease that says neither
+ * TENON_IGNORE_OWNER_DIED nor TENON_OVERWRITE, or a call. It fails with OWNER_DIED (op_code is the number of
+ * the process); then the memory counts as good. */
 
 /* In tenon_lease_options: for ever behind this process' own work, but behind another process for as long as
  * tenon_set_lock_timeout says. */

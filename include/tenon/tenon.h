@@ -333,8 +333,7 @@ enum { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
 /* access: TENON_READ, TENON_WRITE, or TENON_WRITE_OR_READ: for writing, but for reading inside of the
  * caller's own lease for reading. Waits for work on the memory that was pushed before. site: where the
  * view is taken, for messages; NULL or a text that lives as long as the view.
- * Fails with BUFFER (a read-only array and not TENON_READ), LEASE_CONFLICT, DEADLOCK, OP (the memory holds
- * no value, because the op that was to write it failed), INTERRUPTED. */
+ * Fails with BUFFER (a read-only array), LEASE_CONFLICT, DEADLOCK, INTERRUPTED, OP (it holds no value). */
 TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, const char* site,
                                        tenon_error* error);
 
@@ -378,7 +377,10 @@ typedef struct tenon_lease {
 
 #define TENON_LEASE_INIT {{0}}
 
-enum { TENON_OVERWRITE = 1 << 0 };         /* with TENON_WRITE: every element is written before any is read */
+enum {
+  TENON_OVERWRITE = 1 << 0,        /* with TENON_WRITE: every element is written before any is read */
+  TENON_IGNORE_OWNER_DIED = 1 << 1 /* of a lease: the memory as a dead writer left it (share.h) */
+};
 
 typedef struct tenon_lease_options {
   uint32_t struct_size;
@@ -593,8 +595,7 @@ enum {
 TENON_API tenon_status tenon_array_to_dlpack(tenon_array* array, uint32_t flags, const char* site,
                                              struct DLManagedTensorVersioned** out, tenon_error* error);
 
-/* The legacy struct cannot say READ_ONLY: fails with BUFFER for a read-only array without
- * TENON_EXPORT_FOR_READ. */
+/* Cannot say READ_ONLY: fails with BUFFER for a read-only array without TENON_EXPORT_FOR_READ. */
 TENON_API tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, const char* site,
                                                     struct DLManagedTensor** out, tenon_error* error);
 

@@ -24,7 +24,7 @@ void check_arguments(tenon_lease* lease, tenon_array* array, const tenon_lease_o
   not_null(array, "array");
   not_null(options, "options");
   check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
-  check_flags(options->flags, uint32_t{TENON_OVERWRITE} | uint32_t{TENON_IGNORE_OWNER_DIED}, function);
+  check_flags(options->flags, TENON_OVERWRITE | TENON_IGNORE_OWNER_DIED, function);
   if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
 }
 

@@ -85,7 +85,7 @@ Possession possession_in(const Queue& queue, Mode mode, const Extent& extent) no
 // Each entry on gated memory shares the pass of the one that it acts under, or needs one.
 void prepare_passes(std::span<Entry> entries) noexcept {
   for (Entry& e : entries) {
-    if (e.queue->gate() == nullptr || e.sequence == 0) continue;
+    if (e.queue->gate() == nullptr || e.sequence == 0 || e.pass != kNoPass) continue;
     if (e.next != nullptr) {
       share_pass(*e.queue, e.next->pass, e);
     } else {
@@ -140,11 +140,13 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
   if (kind == Kind::kCall && queue.gate() != nullptr) {
-    if (const Possession has = possession_in(queue, entry.mode, entry.extent)) {
-      share_pass(queue, has.pass(), entry);
-      entry.sequence = 0;
-      return Appended::kGranted;
+    const Possession has = possession_in(queue, entry.mode, entry.extent);
+    *holder = has.holder;
+    if (has.view != nullptr) {
+      share_pass(queue, has.view->pass, entry);
+      if (queue.first_conflict(entry.mode, entry.extent, false) != nullptr) entry.sequence = 0;
     }
+    if (has) return Appended::kGranted;
   }
   if (kind == Kind::kLease || !queue.has_entries() || !queue.has_views()) return Appended::kGranted;
   if (queue.host_holds(entry.mode, entry.extent)) {
@@ -222,7 +224,9 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     } else if (e.next == nullptr) {
       granted += e.queue->append(&e, &ready) ? 1 : 0;
     } else {
-      if (claim.kind == Kind::kCall) {
+      // What is taken under a lease of nobody's outlives it, when another thread gives that back.
+      const bool is_of_nobody = e.next->claim->is_detached.load(std::memory_order_relaxed);
+      if (claim.kind == Kind::kCall && !is_of_nobody) {
         e.sequence = 0;
       } else {
         e.queue->insert_under(&e, e.next, &ready);
