@@ -99,6 +99,32 @@ def transformer(layers, seed, training=False):
     return Case(f"transformer, {'training' if training else 'inference'}, {len(spans)}", named(spans))
 
 
+def replacing(n, seed, full=64):
+    """A buffer that is full at every step, where a few tensors give way to others of the same sum.
+
+    Whether all of them fit without a hole is not known: for some it is impossible.
+    """
+    draw = random.Random(seed)
+    spans, live, step = [], [], 0
+
+    def fill(room):
+        while room:
+            units = draw.randint(1, min(room, full // 2))
+            live.append((units, step))
+            room -= units
+
+    fill(full)
+    while len(spans) + len(live) < n:
+        step += 1
+        dead = draw.sample(live, min(len(live), draw.randint(1, 3)))
+        for units, first in dead:
+            live.remove((units, first))
+            spans.append((units, first, step - 1))
+        fill(sum(units for units, _ in dead))
+    spans += [(units, first, step) for units, first in live]
+    return Case(f"always full, {len(spans)}", named(spans))
+
+
 def tiling(n, seed, steps=None, height=None, slack=0.0):
     """A rectangle of steps and bytes, cut into n tensors at random: packed without a hole, the hardest kind.
 

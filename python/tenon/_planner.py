@@ -123,8 +123,8 @@ def plan(
     alignment : int
         Of every offset; a power of two. Sizes are rounded up to it.
     effort : float
-        How long to look for a better plan once first fit is above the lower bound. At 1, a second for 1,000
-        tensors or some seconds for 10,000; 0 is first fit alone.
+        How long to look for a better plan once first fit is above the lower bound. At 1, less than a second
+        for 1,000 tensors and some seconds for 10,000; 0 is first fit alone, large tensors first.
     seconds : float, optional
         A limit besides. How good the plan is then depends on the machine.
 
