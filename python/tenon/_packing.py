@@ -24,7 +24,7 @@ _INFINITE = 1 << 200
 # What is allowed at effort 1, in steps of the inner loops: for each set of tensors, and for each tensor.
 _STEPS, _STEPS_PER_TENSOR = 2_000_000, 700
 # A first turn has so many steps for each tensor and section: a few ways to the top.
-_FIRST_TURN = 100
+_FIRST_TURN = 300
 # Shares of the way from the lower bound to below the best plan, at which a search sets its limit. Low limits
 # cut more branches away, high ones have more solutions: which is quicker differs, so they take turns.
 _SHARES = (0.0, 0.5, 0.2, 1.0)
@@ -155,13 +155,19 @@ class Packing:
             if self._is_done():
                 return
             self._search(search, rank, steps)
-            chain = self._chains[number % min(3, len(self._chains))]
-            until = self.budget.steps - steps
-            while self.budget.steps > until and not self._is_done():
-                chain.step(self.low, draw)
-                self._take(chain.offsets)
+            self._better(self._chains[number % min(3, len(self._chains))], draw, steps)
             if number % 3 == 2:
                 steps *= 2
+
+    def _better(self, chain: Chain, draw: random.Random, steps: int) -> None:
+        """Until so many steps have brought nothing."""
+        until = self.budget.steps - steps
+        while self.budget.steps > until and not self._is_done():
+            before = self.peak
+            chain.step(self.low, draw)
+            self._take(chain.offsets)
+            if self.peak < before:
+                until = self.budget.steps - steps
 
     def _search(self, search: Search, rank: list[int], steps: int) -> None:
         for share in _SHARES:

@@ -12,7 +12,7 @@ from tenon._planner import plan
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "planner"))
-import models  # noqa: E402
+import planner_models as models  # noqa: E402
 
 
 def small_resnet():
