@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import tenon as tn
 from tenon import _planner
+from tenon._packing import Budget, Intervals, Search, pack
 from tenon._planner import Plan, Tensor, plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "planner"))
@@ -153,6 +154,30 @@ def test_no_plan_of_full_buffers_is_better():
         if found.nbytes > found.lower_bound:
             above += 1
             assert not fits(spans, found.nbytes // cases.UNIT - 1)
+
+
+def test_the_search_says_no_only_where_nothing_fits():
+    """The search alone, at each limit: plans of small sets rarely need it, since first fit is optimal."""
+    refused = 0
+    for seed in range(1500):
+        case = cases.replacing(20, seed, full=8)
+        spans = [(nbytes // cases.UNIT, first, last) for nbytes, first, last in case.tensors.values()]
+        spans = sorted(spans[seed % 3 :], key=lambda span: span[1])
+        intervals = Intervals(spans)
+        bound = max(intervals.load)
+        search = Search(intervals, Budget(1 << 30, None))
+        for limit in range(bound, bound + 2):
+            offsets = search.run(limit, range(len(spans)), 1 << 30)
+            assert (offsets is not None) == fits(spans, limit), (seed, limit, spans)
+            if offsets is None:
+                assert search.is_exhausted
+                refused += 1
+            else:
+                assert intervals.peak(offsets) <= limit
+                found = pack(spans, 1.0, None)
+                assert intervals.peak(found[0]) == limit
+                break
+    assert refused >= 3
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=[f"{i}: {case.name}" for i, case in enumerate(FAMILIES)])
