@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs bench.py in a process of its own and writes the section of docs/benchmarks.md."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from report import machine, table, versions
+
+PACKAGES = ("tenon", "torch")
+HEADER = [
+    "",
+    "lower bound, KiB",
+    "side by side",
+    "by size",
+    "by first use",
+    "by area",
+    "Tenon",
+    "proved",
+    "s",
+]
+
+
+def run(options):
+    """The section's text. Plans are deterministic: one round, one process."""
+    print("planner", file=sys.stderr, flush=True)
+    command = [sys.executable, str(Path(__file__).with_name("bench.py")), "--json"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
+    rows = [
+        [row["case"], f"{row['lower_bound'] / 1024:.1f}", f"{row['total']:.2f}"]
+        + [f"{row[name]:.3f}" for name in ("size", "first", "area", "ours")]
+        + ["yes" if row["is_optimal"] else "no", f"{row['seconds']:.3f}"]
+        for row in json.loads(result.stdout.splitlines()[-1])
+    ]
+    return "\n".join(
+        [f"{machine()}. {versions(PACKAGES)}. `{options.command}`: one run.", "", table(HEADER, rows)]
+    )
