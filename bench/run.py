@@ -5,7 +5,7 @@
     run.py [--quick] [--rounds N] [--processes N] [WORKLOAD ...]
 
 Run it with a Python that has requirements/test.txt and the package. --quick is for a look while working: few
-rounds, printed, and the page stays as it is. Workloads: exchange, engine, kernels; all by default.
+rounds, printed, and the page stays as it is. Workloads: exchange, engine, kernels, share; all by default.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from report import replace_section
 
-WORKLOADS = ("exchange", "engine", "kernels")
+WORKLOADS = ("exchange", "engine", "kernels", "share")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
