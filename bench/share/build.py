@@ -26,17 +26,18 @@ def build():
 
 def prepare_environment():
     """Peers that cannot be had are missing afterwards, and their rows say so."""
-    stamp = FOLDER / "venv/requirements.txt"
-    if stamp.exists() and stamp.read_text() == REQUIREMENTS.read_text():
+    beside = sysconfig.get_path("purelib")
+    stamp, wanted = FOLDER / "venv/stamp", f"{beside}\n{REQUIREMENTS.read_text()}"
+    if stamp.exists() and stamp.read_text() == wanted:
         return
     native_build.run(sys.executable, "-m", "venv", "--clear", PYTHON.parents[1])
     site = subprocess.check_output(
         [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
     )
-    (Path(site.strip()) / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (Path(site.strip()) / "beside.pth").write_text(f"{beside}\n")
     command = [PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     print("share: installing the peers", file=sys.stderr, flush=True)
     if subprocess.run([*command, "-r", REQUIREMENTS]).returncode == 0:
-        stamp.write_text(REQUIREMENTS.read_text())
+        stamp.write_text(wanted)
     else:
         print("share: peers are missing: their rows say which", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """iceoryx2 by its Python package: publish and subscribe with loaned samples; events wake who sleeps.
 
-Its libraries for C++ and Rust, which the published figures are of, are built by cargo; the package has none of
-their headers.
+Its libraries for C++ and Rust, which the published figures are of, are built by cargo; the package has none
+of their headers.
 """
 
 import ctypes

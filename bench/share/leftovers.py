@@ -16,6 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SHARED_NAMES = Path("/dev/shm")
 BOOST_MAP = re.compile(r"bip\.gmem\.map\.(\d+)_")
 SECONDS = 10
+TRACKER_SECONDS = 5
 
 
 def parents():
@@ -36,6 +37,13 @@ def descendants(root):
     while more := {pid for pid, parent in by_process.items() if parent in found} - found:
         found |= more
     return found - {root}
+
+
+def is_tracker(pid):
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 class Traceless:
@@ -65,11 +73,16 @@ class Traceless:
         signal.signal(signal.SIGINT, on_int)
 
     def end_processes(self):
-        end = time.monotonic() + SECONDS
-        while (left := descendants(os.getpid()) - self.before) and time.monotonic() < end:
+        """Kills all but the trackers of multiprocessing, which then remove its semaphores and end; or are killed."""
+        began = time.monotonic()
+        while left := descendants(os.getpid()) - self.before:
+            seconds = time.monotonic() - began
+            if seconds > SECONDS:
+                break
             for pid in left:
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    if seconds > TRACKER_SECONDS or not is_tracker(pid):
+                        os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)
                 except (ProcessLookupError, ChildProcessError):
                     pass

@@ -3,8 +3,8 @@
 
     python -m share.measure ROUNDS PREFIX SCRATCH [CASE ...]
 
-Prints one line of JSON: "versions", and "cases"[case][peer], which holds "kind" and either "times", the latency
-of each exchange in nanoseconds (null: given up), or "problem", which says why there are none.
+Prints one line of JSON: "versions", and "cases"[case][peer], which holds "kind" and either "times", the
+latency of each exchange in nanoseconds (null: given up), or "problem", which says why there are none.
 """
 
 import json

@@ -32,14 +32,15 @@ class Recovery final : public Party {
  private:
   int64_t kill_a_holder() {
     const pid_t holder = start_holder();
-    await(side_.board().held, count_);
+    // Sleeps: the holder runs on this core.
+    while (side_.board().held.load(std::memory_order_acquire) < count_) usleep(20);
     publish(side_.board().asked, count_);
     await(side_.board().waiting, count_);
     spin_for(kBeforeDeathNs);
     const int64_t before = now_ns();
     kill(holder, SIGKILL);
+    waitpid(holder, nullptr, 0);  // and dies on it
     await(side_.board().done, count_);
-    waitpid(holder, nullptr, 0);
     return before;
   }
 
