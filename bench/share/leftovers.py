@@ -73,7 +73,7 @@ class Traceless:
         signal.signal(signal.SIGINT, on_int)
 
     def end_processes(self):
-        """Kills all but the trackers of multiprocessing, which then remove its semaphores and end; or are killed."""
+        """Kills all but the trackers of multiprocessing, which then remove its semaphores and end."""
         began = time.monotonic()
         while left := descendants(os.getpid()) - self.before:
             seconds = time.monotonic() - began
