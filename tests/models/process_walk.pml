@@ -5,8 +5,8 @@
 // registers, that is, its record says that it waits; then it walks: from the record of a process that waits
 // to the processes that block it there. It looks at one storage at a time, under that storage's mutex;
 // nothing holds the whole still. If the walk comes back, it is made once more over the edges that it has
-// seen: an edge counts if both records are still the ones of the first walk, which their tickets tell. Then the circle was
-// there as a whole between the two walks, and the walker raises and gives its record back.
+// seen: an edge counts if both records are still the ones of the first walk, which their tickets tell. Then
+// the circle was there as a whole between the two walks, and the walker raises and gives its record back.
 //
 // Law: nobody hangs; and who raises was part of a real circle at some moment of its two walks.
 // variant: SOUND holds
