@@ -9,6 +9,7 @@ A model says in lines of its own what is to be shown, each about the model compi
     // variant: SOUND ends                 no execution goes on for ever
     // variant: NAME refuted deadlock      with assertions ignored, some execution comes to a dead end
     // variant: NAME refuted assertion     with dead ends ignored, some execution fails an assertion
+    // variant: NAME refuted ends          some execution goes on for ever
 With `soak` at the end of the line a check runs only with --soak. A search that was cut short shows nothing,
 and one that holds must reach every statement: what is never reached is not shown either.
 """
@@ -25,17 +26,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIANT = re.compile(r"^// variant:\s*(.*?)\s*$", re.M)
-STATEMENT = re.compile(r"(\w+) (holds|ends|refuted deadlock|refuted assertion)( soak)?")
+STATEMENT = re.compile(r"(\w+) (holds|ends|refuted deadlock|refuted assertion|refuted ends)( soak)?")
 OPTIONS = {  # for the compiler, for the search; one that ends at its first error is not worth optimising
     "holds": (("-O2", "-DSAFETY"), ()),
     "ends": (("-O2", "-DNP"), ("-l",)),
     "refuted deadlock": (("-O0", "-DSAFETY"), ("-A",)),
     "refuted assertion": (("-O0", "-DSAFETY"), ("-E",)),
+    "refuted ends": (("-O0", "-DNP"), ("-l", "-A", "-E")),
 }
 SIGNS = {
     "invalid end state": "refuted deadlock",
     "assertion violated": "refuted assertion",
-    "non-progress cycle": "an endless execution",
+    "non-progress cycle": "refuted ends",
 }
 DEPTH = "100000"
 MEMORY_MIB = 2048
