@@ -31,6 +31,9 @@ constexpr uint32_t kMostBlocks = 4096;
 constexpr uint32_t kMostAxes = 64;
 constexpr size_t kMostNameBytes = 100;
 
+// What the names of all memory files of segments begin with.
+constexpr const char* kFilePrefix = "tenon:";
+
 struct SegmentId {
   uint64_t words[2] = {0, 0};
   friend bool operator==(const SegmentId&, const SegmentId&) = default;
@@ -139,26 +142,32 @@ using Mask = std::atomic<uint64_t>[kParticipants / 64];
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
 
 constexpr uint32_t kSent = 8;
+constexpr uint32_t kDeaths = 3;
+
+// A writer that died, until somebody is told.
+struct Death {
+  std::atomic<uint64_t> begin;
+  std::atomic<uint64_t> end;
+  std::atomic<uint32_t> pid;        // 0: none
+  std::atomic<uint32_t> is_joined;  // several, for which there was no room, in one
+};
 
 struct alignas(64) Block {
-  pthread_mutex_t mutex;             // robust; for short sections
-  std::atomic<uint32_t> turn;        // moves when who waits should look again: a futex
-  std::atomic<uint32_t> is_awaited;  // somebody may sleep on turn
+  pthread_mutex_t mutex;       // robust; for short sections
+  std::atomic<uint32_t> turn;  // moves when who waits should look again: a futex
   std::atomic<BlockState> state;
   std::atomic<uint32_t> generation;  // moves when the block is given to another storage
+  std::atomic<uint32_t> sent_more;   // handles for which there was no place in sent
   std::atomic<uint64_t> begin;       // in the data
   std::atomic<uint64_t> nbytes;
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
   Mask users;    // participants that have the storage
   Mask present;  // participants that may have records here
-  // The writer that died, until somebody is told.
-  std::atomic<uint64_t> died_begin;
-  std::atomic<uint64_t> died_end;
-  std::atomic<uint32_t> died_pid;  // 0: none
+  Mask waiting;  // participants that may have records here that wait
+  Death deaths[kDeaths];
   // Handles that were pickled and not opened yet: each a number, 0 for a free place.
   std::atomic<uint32_t> sent[kSent];
-  std::atomic<uint32_t> sent_more;  // for which there was no place
 };
 static_assert(sizeof(Block) <= 256);
 constexpr size_t kBlockStride = 256;
@@ -224,6 +233,9 @@ inline void clear_bit(Mask& mask, uint32_t i) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
   mask[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_acq_rel);
+}
+inline bool has_bit(const Mask& mask, uint32_t i) noexcept {
+  return (look(mask[i / 64]) >> (i % 64) & 1) != 0;
 }
 inline bool is_empty(const Mask& mask) noexcept {
   for (const auto& word : mask) {

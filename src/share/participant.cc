@@ -15,15 +15,28 @@
 namespace tenon::share {
 namespace {
 
-// The extent of a writer that died, joined with one that nobody has been told of.
+// Requires the block's lock.
 void note_death(Block& block, uint32_t pid, uint64_t begin, uint64_t end) noexcept {
-  if (block.died_pid.load(std::memory_order_relaxed) != 0) {
-    begin = std::min(begin, block.died_begin.load(std::memory_order_relaxed));
-    end = std::max(end, block.died_end.load(std::memory_order_relaxed));
+  Death* free = nullptr;
+  for (Death& death : block.deaths) {
+    if (death.pid.load(std::memory_order_relaxed) == 0) {
+      free = &death;
+    } else if (death.begin.load(std::memory_order_relaxed) == begin &&
+               death.end.load(std::memory_order_relaxed) == end) {
+      return;  // a reaper that died has noted it
+    }
   }
-  store(block.died_begin, begin);
-  store(block.died_end, end);
-  store(block.died_pid, std::max(pid, 1u));
+  if (free == nullptr) {
+    free = &block.deaths[0];
+    begin = std::min(begin, free->begin.load(std::memory_order_relaxed));
+    end = std::max(end, free->end.load(std::memory_order_relaxed));
+    store(free->is_joined, 1u);
+  } else {
+    store(free->is_joined, 0u);
+  }
+  store(free->begin, begin);
+  store(free->end, end);
+  store(free->pid, std::max(pid, 1u));
 }
 
 void drop_record(const Control& control, const Slot& slot, Record& record) noexcept {
@@ -32,19 +45,16 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
   const uint32_t index = RecordState::block(seen);
   if (index >= control.blocks) return store(record.state, uint64_t{RecordState::kFree});
   Block& block = control.block(index);
-  bool has_waiters = false;
-  {
-    const BlockLock lock(block);
-    if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
-      store(block.version, block.version.load(std::memory_order_relaxed) + 1);
-      note_death(block, slot.pid.load(std::memory_order_relaxed),
-                 record.begin.load(std::memory_order_relaxed), record.end.load(std::memory_order_relaxed));
-    }
-    publish(record.state, uint64_t{RecordState::kFree});
-    has_waiters = note_change(block);
+  const BlockLock lock(block);
+  if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
+    store(block.version, block.version.load(std::memory_order_relaxed) + 1);
+    note_death(block, slot.pid.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
+               record.end.load(std::memory_order_relaxed));
   }
-  if (has_waiters) wake(block);
+  publish(record.state, uint64_t{RecordState::kFree});
 }
+
+void move_turn(Block& block) noexcept { publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1); }
 
 // Reserved for a forked child that has not come for so long that it was killed first.
 bool is_abandoned(const Control& control, uint32_t participant) noexcept {
@@ -65,7 +75,14 @@ void clear(const Control& control, uint32_t participant) noexcept {
   for (uint32_t i = 0; i < used; ++i) drop_record(control, slot, slot.records[i]);
   for (uint32_t i = 0; i < control.blocks; ++i) {
     Block& block = control.block(i);
-    if (look(block.state) == BlockState::kFree && is_empty(block.users)) continue;
+    if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
+    {
+      // Also where no record was found: a reaper may have died between a record and the wake.
+      const BlockLock lock(block);
+      move_turn(block);
+    }
+    wake(block);
+    clear_bit(block.waiting, participant);
     clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
@@ -103,9 +120,8 @@ Identity identity_of(const Slot& slot) {
 }
 
 bool note_change(Block& block) noexcept {
-  if (block.is_awaited.load(std::memory_order_relaxed) == 0) return false;
-  publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1);
-  store(block.is_awaited, 0u);
+  if (is_empty(block.waiting)) return false;
+  move_turn(block);
   return true;
 }
 

@@ -59,13 +59,15 @@ struct Identity {
 };
 Identity identity_of(const Slot& slot);
 
-// If this participant has died: drops what it held, in all blocks, and frees its slot. True: it did, now.
-// Any thread of any process; whoever comes second does nothing.
+// If this participant has died: drops what it held, in all blocks, wakes who waits there, and frees its slot.
+// True: it did, now. Any thread of any process; whoever comes second does nothing. The kernel marks the life
+// of a process when its keeper ends: a thread of it that is inside of a system call just then, one that fills
+// shared memory, may write for a moment more.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
 
-// Wakes who waits for a block to change. Requires its lock; wake() after it.
+// Something was given back: true if somebody may wait for that. Requires the block's lock; wake() after it.
 [[nodiscard]] bool note_change(Block& block) noexcept;
 inline void wake(Block& block) noexcept { os::wake_all(block.turn); }
 

@@ -100,6 +100,7 @@ bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, 
   store(b.next_ticket, ticket + 1);
   store(r.ticket, ticket);
   set_bit(b.present, self.index());
+  set_bit(b.waiting, self.index());
   publish(r.state, RecordState::make(index_, Kind::kWaiting, asked.mode == Mode::kWrite));
   return true;
 }
@@ -142,31 +143,56 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     obstruction->words[++obstruction->count] = {&life, note_sleeper(life)};
   });
   if (obstruction->count != 0) {
-    store(b.is_awaited, 1u);
     obstruction->words[0] = {&b.turn, b.turn.load(std::memory_order_relaxed)};
     return Look::kBlocked;
   }
-  const uint32_t died = b.died_pid.load(std::memory_order_relaxed);
-  if (died != 0) {
-    const uint64_t begin = b.died_begin.load(std::memory_order_relaxed);
-    const uint64_t end = b.died_end.load(std::memory_order_relaxed);
-    const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
-    const uint64_t own_end = own.end.load(std::memory_order_relaxed);
-    const bool is_whole = attempt.overwrites && own_begin <= begin && end <= own_end;
-    const bool concerns = own_begin < end && begin < own_end;
-    const bool is_told = concerns && !attempt.overwrites && !attempt.ignores_death;
-    if (is_told || is_whole) store(b.died_pid, 0u);
-    if (is_told) {
-      *pid = died;
-      publish(own.state, uint64_t{Kind::kFree});
-      if (note_change(b)) wake(b);
-      self.give_record(attempt.record);
-      return Look::kDied;
-    }
+  if (const uint32_t died = take_death(b, attempt, own)) {
+    *pid = died;
+    end_wait(b, attempt.record, uint64_t{Kind::kFree});
+    if (note_change(b)) wake(b);
+    self.give_record(attempt.record);
+    return Look::kDied;
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
-  publish(own.state, RecordState::make(index_, Kind::kGranted, is_write));
+  end_wait(b, attempt.record, RecordState::make(index_, Kind::kGranted, is_write));
   return Look::kGranted;
+}
+
+// The record waits no more. Requires the block's lock.
+void ProcessLock::end_wait(Block& block, uint32_t ended, uint64_t state) noexcept {
+  Participant& self = segment_.participant();
+  publish(self.record(ended).state, state);
+  const uint32_t used = std::min(look(self.slot().records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) {
+    const uint64_t word = look(self.record(i).state);
+    if (RecordState::kind(word) == Kind::kWaiting && RecordState::block(word) == index_) return;
+  }
+  clear_bit(block.waiting, self.index());
+}
+
+// The process that has died over bytes of this request, if it is to be told of that; 0: it is not. Who
+// overwrites all that one was writing needs not know. Requires the block's lock.
+uint32_t ProcessLock::take_death(Block& block, const Attempt& attempt, const Record& own) noexcept {
+  const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
+  const uint64_t own_end = own.end.load(std::memory_order_relaxed);
+  uint32_t told = 0;
+  for (Death& death : block.deaths) {
+    const uint32_t pid = death.pid.load(std::memory_order_relaxed);
+    const uint64_t begin = death.begin.load(std::memory_order_relaxed);
+    const uint64_t end = death.end.load(std::memory_order_relaxed);
+    if (pid == 0 || own_begin >= end || begin >= own_end) continue;
+    const bool covers = own_begin <= begin && end <= own_end;
+    if (attempt.overwrites ? !covers : attempt.ignores_death) continue;
+    if (!attempt.overwrites) told = pid;
+    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
+    if (death.is_joined.load(std::memory_order_relaxed) != 0 && !covers) {
+      if (own_begin <= begin) store(death.begin, own_end);
+      if (own_end >= end) store(death.end, own_begin);
+    } else {
+      store(death.pid, 0u);
+    }
+  }
+  return told;
 }
 
 bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
@@ -184,7 +210,7 @@ void ProcessLock::free_record(uint32_t record) noexcept {
   bool has_waiters = false;
   {
     const BlockLock lock(b);
-    publish(segment_.participant().record(record).state, uint64_t{Kind::kFree});
+    end_wait(b, record, uint64_t{Kind::kFree});
     has_waiters = note_change(b);
   }
   if (has_waiters) wake(b);
@@ -202,10 +228,8 @@ void ProcessLock::describe_death(uint32_t pid, Refusal* refusal) noexcept {
 }
 
 bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
-  // Twice: a lease that was given back during the first walk may have closed a circle that never was.
   const uint32_t self = segment_.participant().index();
-  return is_waiting_for_itself(segment_, self, attempt.record) &&
-         is_waiting_for_itself(segment_, self, attempt.record);
+  return is_waiting_for_itself(segment_, self, attempt.record);
 }
 
 bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const Deadline& deadline,
@@ -246,14 +270,15 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
       }
       const int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
-      if (sleep.is_interrupted()) {
-        refuse(refusal, Refusal::Reason::kInterrupted);
-        break;
-      }
-      sleep.report(obstruction.obstacle);
     }
+    (void)reap_dead(obstruction);  // first: the kernel has told nobody else
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
+    if (sleep.is_interrupted()) {
+      refuse(refusal, Refusal::Reason::kInterrupted);
+      break;
+    }
+    sleep.report(obstruction.obstacle);
   }
   withdraw(attempt);
   return false;

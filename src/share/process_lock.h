@@ -67,6 +67,8 @@ class ProcessLock final : public engine::Gate {
              engine::Refusal* refusal) noexcept;
   Record& record(const Attempt& attempt) const noexcept;
   void free_record(uint32_t record) noexcept;
+  void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;
+  static uint32_t take_death(Block& block, const Attempt& attempt, const Record& own) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
 
   Segment& segment_;

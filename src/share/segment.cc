@@ -164,7 +164,7 @@ uint32_t Segment::take_block(uint64_t begin, uint64_t nbytes) noexcept {
   const BlockLock lock(b);
   store(b.begin, begin);
   store(b.nbytes, nbytes);
-  store(b.died_pid, 0u);
+  for (Death& death : b.deaths) store(death.pid, 0u);
   set_bit(b.users, participant_->index());
   publish(b.state, BlockState::kUsed);
   uses_[i] = 1;

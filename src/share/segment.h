@@ -26,9 +26,6 @@ struct SegmentPlan {
   int node = -1;  // of NUMA; -1: any
 };
 
-// What the names of all memory files of segments begin with.
-constexpr const char* kFilePrefix = "tenon:";
-
 // Threads: any.
 class Segment {
  public:

@@ -50,9 +50,19 @@ bool overlap(const Record& a, const Record& b) noexcept {
          b.begin.load(std::memory_order_relaxed) < a.end.load(std::memory_order_relaxed);
 }
 
-// Calls visit with the owner of everything of other processes that is in the way of a request.
+// Somebody who waits, and a record in the way: as long as both have their tickets, the one waits for the
+// other.
+struct Edge {
+  Request waiting;
+  uint64_t waiting_ticket;
+  Request blocking;
+  uint64_t blocking_ticket;
+  friend bool operator==(const Edge&, const Edge&) = default;
+};
+
+// Calls visit with everything of other processes that is in the way of a request, and its owner.
 template <class Visit>
-void visit_owners_in_way(const Request& request, Visit visit) {
+void visit_edges(const Request& request, Visit visit) {
   const Control& control = *request.control;
   const Record& own = control.slot(request.participant).records[request.record];
   const uint64_t state = look(own.state);
@@ -60,15 +70,16 @@ void visit_owners_in_way(const Request& request, Visit visit) {
   const uint32_t block = RecordState::block(state);
   if (block >= control.blocks) return;
   const BlockLock lock(control.block(block));
+  const uint64_t own_ticket = own.ticket.load(std::memory_order_relaxed);
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (p == request.participant) return;
-    visit_records(control, p, [&](uint32_t, const Slot& slot, const Record& other, uint64_t word) {
+    visit_records(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
       if (RecordState::block(word) != block) return;
       if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
-      const bool is_earlier =
-          other.ticket.load(std::memory_order_relaxed) < own.ticket.load(std::memory_order_relaxed);
-      if ((RecordState::kind(word) == Kind::kGranted || is_earlier) && overlap(own, other)) {
-        visit(actor_of(slot, other));
+      const uint64_t ticket = other.ticket.load(std::memory_order_relaxed);
+      if (RecordState::kind(word) != Kind::kGranted && ticket > own_ticket) return;
+      if (overlap(own, other)) {
+        visit(Edge{request, own_ticket, {&control, p, i}, ticket}, actor_of(slot, other));
       }
     });
   });
@@ -92,33 +103,45 @@ std::vector<Request> requests_of(const Actor& actor, const std::vector<const Seg
   return found;
 }
 
+// True: a way leads back to the thread and task of the request. Puts down the edges that it meets; with
+// `among` it goes along those alone.
+bool walk(const Request& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
+          std::vector<Edge>* met) {
+  const Slot& slot = from.control->slot(from.participant);
+  const Actor self = actor_of(slot, slot.records[from.record]);
+  if (self.thread == 0) return false;
+  std::vector<Actor> seen;
+  std::vector<Request> next{from};
+  while (!next.empty()) {
+    const Request request = next.back();
+    next.pop_back();
+    std::vector<Actor> owners;
+    visit_edges(request, [&](const Edge& edge, const Actor& owner) {
+      if (owner.thread == 0) return;
+      if (among != nullptr && std::find(among->begin(), among->end(), edge) == among->end()) return;
+      met->push_back(edge);
+      if (std::find(seen.begin(), seen.end(), owner) != seen.end()) return;
+      seen.push_back(owner);
+      owners.push_back(owner);
+    });
+    for (const Actor& owner : owners) {
+      if (owner == self) return true;
+      for (const Request& further : requests_of(owner, segments)) next.push_back(further);
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept {
   try {
-    const Slot& slot = segment.control().slot(participant);
-    const Actor self = actor_of(slot, slot.records[record]);
-    if (self.thread == 0) return false;
+    const Request from{&segment.control(), participant, record};
     const std::vector<const Segment*> segments = open_segments(segment);
-    std::vector<Actor> seen;
-    std::vector<Request> next{{&segment.control(), participant, record}};
-    bool is_circle = false;
-    while (!next.empty() && !is_circle) {
-      const Request request = next.back();
-      next.pop_back();
-      std::vector<Actor> owners;
-      visit_owners_in_way(request, [&](const Actor& owner) {
-        if (owner.thread != 0 && std::find(seen.begin(), seen.end(), owner) == seen.end()) {
-          seen.push_back(owner);
-          owners.push_back(owner);
-        }
-      });
-      for (const Actor& owner : owners) {
-        is_circle |= owner == self;
-        for (const Request& further : requests_of(owner, segments)) next.push_back(further);
-      }
-    }
-    return is_circle;
+    // Twice: leases that were given back and taken again during the first walk may have closed a circle that
+    // never was. An edge that both walks have met was there at the moment between them.
+    std::vector<Edge> first, second;
+    return walk(from, segments, nullptr, &first) && walk(from, segments, &first, &second);
   } catch (const std::bad_alloc&) {
     return false;  // the report of long waits names the obstacle
   }
