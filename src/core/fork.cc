@@ -14,6 +14,7 @@
 
 #include "core/known_memory.h"
 #include "engine/engine.h"
+#include "engine/gate.h"
 
 namespace tenon {
 namespace {
@@ -64,7 +65,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
     Entry* const previous = entry->previous;
     Claim& claim = *entry->claim;
     if (is_void(claim)) {
-      entry->pass = engine::kNoPass;  // its parent's
+      if (claim.is_gated) engine::forget_gates(claim);
       queue.remove(entry, &ready);
       if (claim.kind == Kind::kOp && std::find(ops->begin(), ops->end(), &claim) == ops->end()) {
         ops->push_back(static_cast<Op*>(&claim));

@@ -238,7 +238,7 @@ TEST_F(Possession, AnImportAcrossItsEndsKeepsTheGate) {
 
 // What the child of a fork finds. Returns the number of the first that was wrong.
 int in_child(const Ref<Array>& a, Lease& lease, HostView& view, Turns& turns) {
-  const size_t records = turns.records();
+  const size_t references = turns.references();
   if (code_of([&] { HostView refused(*a, Access::kRead); }) != Code::kLeaseConflict) return 1;
   Lease own;
   std::string message;
@@ -257,17 +257,17 @@ int in_child(const Ref<Array>& a, Lease& lease, HostView& view, Turns& turns) {
   if (refusal.reason != Refusal::Reason::kInherited) return 6;
   lease.release();
   view.close();
-  if (turns.records() != records) return 7;  // the parent's passes
+  if (turns.references() != references) return 7;  // the parent's passes
   if (code_of([&] { HostView refused(*a, Access::kRead); }, &message) != Code::kLeaseConflict) return 8;
   if (message.find("shared with other processes") == std::string::npos) return 9;
   if (code_of(take) != Code{0}) return 10;
-  if (turns.records() != records + 1) return 11;
+  if (turns.references() != references + 1) return 11;
   {
     HostView held(*a, Access::kWrite);
     own.release();
-    if (turns.records() != records + 1) return 12;
+    if (turns.references() != references + 1) return 12;
   }
-  return turns.records() == records ? 0 : 13;
+  return turns.references() == references ? 0 : 13;
 }
 
 TEST_F(Possession, AForkedChildHasNothingUntilItDropsWhatItInheritedAndTakesItsOwn) {

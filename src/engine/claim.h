@@ -52,10 +52,10 @@ struct Entry {
   Mode mode = Mode::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
 
-  // In a gated queue. Written by whoever takes the claim through the gates or gives it back; from
-  // needs_pass on under the queue's lock.
+  // In a gated queue: granted or not, nobody acts under it, for it has no pass. Guarded by the queue's lock.
+  bool needs_pass = false;
+  // Means something to others under the queue's lock and where no pass is needed.
   Pass pass = kNoPass;
-  bool needs_pass = false;  // granted or not, nobody acts under it
 
   // Guarded by the queue's lock.
   Claim* claim = nullptr;

@@ -139,7 +139,7 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
     }
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
-  if (kind == Kind::kCall && queue.gate() != nullptr) {
+  if (kind == Kind::kCall && queue.gate() != nullptr) [[unlikely]] {
     const Possession has = possession_in(queue, entry.mode, entry.extent);
     *holder = has.holder;
     if (has.view != nullptr) {
@@ -198,8 +198,10 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   for (Entry& e : entries) {
     Entry* holder = nullptr;
     if (e.sequence == 0) continue;
-    Appended checked = is_gated ? check_inherited(*e.queue, refusal) : Appended::kGranted;
-    if (checked == Appended::kGranted) {
+    Appended checked = Appended::kGranted;
+    if (is_gated) [[unlikely]]
+      checked = check_inherited(*e.queue, refusal);
+    if (checked == Appended::kGranted) [[likely]] {
       checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
                                         : check_synchronous(e, claim.kind, &holder, refusal);
     }
@@ -210,7 +212,7 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     if (is_gated) leave_gates(claim, false);
     return checked;
   }
-  if (is_gated) {
+  if (is_gated) [[unlikely]] {
     claim.waits_at_gate = claim.is_withdrawn = claim.is_refused = false;
     prepare_passes(entries);
   }
@@ -244,7 +246,8 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
 bool release(Claim& claim, ReadyList* ready) noexcept {
   bool has_escaped = false;
   // Before those who come next here would meet it there.
-  if (claim.is_gated) leave_gates(claim, true);
+  if (claim.is_gated) [[unlikely]]
+    leave_gates(claim, true);
   for (Entry& e : claim.entries) {
     if (e.sequence == 0) continue;
     Queue& queue = *e.queue;
@@ -351,7 +354,7 @@ Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   view.thread = this_thread_id();
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
-  if (queue.gate() != nullptr && view.extent.end != 0) {
+  if (queue.gate() != nullptr && view.extent.end != 0) [[unlikely]] {
     const Appended opened = open_gated_view(queue, view, may_weaken, refusal);
     queue.lock.unlock();
     return opened;
@@ -392,11 +395,10 @@ void close_view(View& view) noexcept {
   Queue& queue = *view.queue;
   queue.lock.lock();
   queue.remove_view(&view, &ready);
-  Gate* const gate = queue.gate();
   queue.lock.unlock();
-  if (view.pass != kNoPass) {
+  if (view.pass != kNoPass) [[unlikely]] {
     const Pass pass = std::exchange(view.pass, kNoPass);
-    if (pass != kInheritedPass) gate->leave(pass, view.mode == Mode::kWrite);
+    if (pass != kInheritedPass) queue.gate()->leave(pass, view.mode == Mode::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
 }

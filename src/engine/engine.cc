@@ -64,7 +64,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
   op->retain(2);  // the engine's and the executor's
   switch (append(*op, on_host, refusal)) {
     case Appended::kGranted:
-      if (op->is_gated) {
+      if (op->is_gated) [[unlikely]] {
         op->become_ready();
         return true;
       }

@@ -137,6 +137,12 @@ void leave_gates(Claim& claim, bool has_written) noexcept {
   }
 }
 
+void forget_gates(Claim& claim) noexcept {
+  for (Entry& e : claim.entries) e.pass = kNoPass;
+  claim.waits_at_gate = false;
+  claim.gates_lock.unlock();
+}
+
 bool cancel_at_gates(Claim& claim) noexcept {
   const std::scoped_lock lock(claim.gates_lock);
   Entry* const e = claim.waits_at_gate ? next_at_gates(claim) : nullptr;

@@ -32,7 +32,8 @@ class Gate {
  public:
   // Waits until this process may use the bytes of asked_of(claim, entry); then entry.pass is set, with one
   // reference. Else the refusal's reason and obstacle say why not. owner: of the claim, for the search for
-  // deadlocks. While it sleeps it has to deal with wait_hooks() (wait.h).
+  // deadlocks. While it sleeps it has to deal with wait_hooks(), and to help() in slices where the executor
+  // has no threads (wait.h).
   virtual bool enter(const Claim& claim, Entry& entry, const Deadline& deadline,
                      Refusal* refusal) noexcept = 0;
 
@@ -82,6 +83,10 @@ bool enter_gates(Claim& claim, const Deadline& deadline, Refusal* refusal) noexc
 
 // Gives all passes back. No view or lease can be taken under the claim from then on.
 void leave_gates(Claim& claim, bool has_written) noexcept;
+
+// In a forked child, under the lock of all queues: nothing of the claim's is the child's, and no other thread
+// is at work on it.
+void forget_gates(Claim& claim) noexcept;
 
 // True: it was waiting at a gate, and become_ready() will not be called. False: it will be, or has been; it
 // does not wait at another gate then.

@@ -225,6 +225,7 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
     std::optional<Elsewhere> there;
     if (is_late) there.emplace(write(there_[0]));
     if (!is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    const uint64_t version = here_.gates[1]->version();
     std::atomic<int> told{0};
     const Ref<Op> op = push({read(here_[0]), write(here_[1]), write(out)}, [] { FAIL(); });
     DoneCall done{[](void* n) { ++*static_cast<std::atomic<int>*>(n); }, &told};
@@ -241,6 +242,7 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
     EXPECT_EQ(after->failure().get(), op->failure().get());
     EXPECT_EQ(failure_of(here_[1].home, here_[1].extent()).get(), op->failure().get());
     EXPECT_EQ(early_.records(), 0U);
+    EXPECT_EQ(here_.gates[1]->version(), version) << "nothing was written";
     EXPECT_EQ(take_failures(), 1U);
     wait(push({overwrite(here_[1]), overwrite(out)}, [] {}));
   }

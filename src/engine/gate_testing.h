@@ -32,6 +32,13 @@ class Turns {
     const std::scoped_lock lock(lock_);
     return records_.size();
   }
+  // To passes.
+  size_t references() {
+    const std::scoped_lock lock(lock_);
+    size_t sum = 0;
+    for (const Record& r : records_) sum += r.references;
+    return sum;
+  }
   // The process has the bytes now.
   bool holds(int process, const Extent& extent, Mode mode) {
     const std::scoped_lock lock(lock_);

@@ -36,7 +36,7 @@ Obstacle Obstacle::of(const Entry& entry) noexcept {
   const Claim& claim = *entry.claim;
   o.party = claim.kind == Kind::kOp ? Party::kOp : claim.kind == Kind::kLease ? Party::kLease : Party::kCall;
   o.mode = entry.mode;
-  o.is_granted = entry.is_granted;
+  o.is_granted = entry.is_granted && !entry.needs_pass;
   o.thread = claim.owner.thread;
   o.since_ms = claim.since_ms;
   copy_text(o.name, sizeof o.name, claim.name);

@@ -79,7 +79,8 @@ void Op::release(uint64_t n) noexcept {
 }
 
 void Op::become_ready() noexcept {
-  if (is_gated && !pass_gates(*this)) return;
+  if (is_gated && !pass_gates(*this)) [[unlikely]]
+    return;
   // pairs with: Op::begin_running, "what the ops before have written"
   state_.fetch_add(kReady - kQueued, std::memory_order_release);
   Engine::instance().executor().post(this);
@@ -115,7 +116,8 @@ bool Op::begin_running() noexcept {
 }
 
 Op::Outcome Op::execute() noexcept {
-  if (failure_) return {finish(), true};  // it was refused at a gate
+  if (is_refused) [[unlikely]]
+    return {finish(), true};  // at a gate
   if (Ref<Failure> inherited = failure_of(*this)) {
     failure_ = std::move(inherited);
     return {finish(), true};

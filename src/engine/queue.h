@@ -56,7 +56,9 @@ class Queue {
   // Of memory that other processes use, too (gate.h); null: of all other. Stays while an entry or view with a
   // pass stands here: those may ask for it without the lock.
   Gate* gate() const noexcept { return gate_; }
-  void set_gate(Gate* gate) noexcept { gate_ = gate; }
+  void set_gate(Gate* gate) noexcept {
+    if (gate_ != gate) gate_ = gate;
+  }
 
   bool has_entries() const noexcept { return head_ != nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
@@ -163,9 +165,8 @@ class Queue {
 
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
 
-  Gate* gate_ = nullptr;
   Extent bounds_;
-  uint64_t birth_ = 0;
+  Gate* gate_ = nullptr;
   uint64_t next_sequence_ = 1;
 
   Entry* head_ = nullptr;
@@ -185,6 +186,7 @@ class Queue {
   uint32_t writers_ = 0;
   uint32_t inherited_views_ = 0;
 
+  uint64_t birth_ = 0;
   uint64_t seen_by_ = 0;
   uint64_t seen_to_ = 0;
 

@@ -452,15 +452,15 @@ Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
   request->waiter.is_thread = false;
   request->waiter.claim = this;
   graph.enter(&request->waiter);
-  bool is_refused = true;
+  bool is_hopeless = true;
   if (this_thread.running != 0) {
     refusal->reason = Refusal::Reason::kInBody;
   } else if (graph.is_deadlock(request->waiter, &refusal->obstacle)) {
     refusal->reason = Refusal::Reason::kDeadlock;
   } else {
-    is_refused = false;
+    is_hopeless = false;
   }
-  if (is_refused && cancel(*this)) {
+  if (is_hopeless && cancel(*this)) {
     graph.leave(&request->waiter);
     return Appended::kRefused;
   }
