@@ -31,7 +31,9 @@ PUBLIC = {
     "share.h": {"tenon.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
-    "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
+    "field.hpp": {"tenon.h", "tenon.hpp"},
+    "arena.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
+    "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp", "field.hpp"},
     "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }
 

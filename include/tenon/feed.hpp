@@ -29,6 +29,7 @@
 #include <variant>
 #include <vector>
 
+#include "tenon/field.hpp"
 #include "tenon/tenon.h"
 #include "tenon/tenon.hpp"
 
@@ -37,25 +38,11 @@ inline namespace api0 {
 
 // ------------------------------------------------------------------------------------- schema
 
-struct Field {
-  std::string name;
-  DType dtype;
-  std::vector<int64_t> shape;  // axis 0 counts the rows of the batch
-};
-
-template <class T>
-Field field(std::string name, std::vector<int64_t> shape) {
-  return {std::move(name), dtype_of<T>(), std::move(shape)};
-}
-
 class Schema {
  public:
   Schema(std::initializer_list<Field> fields) : Schema(std::span(fields.begin(), fields.size())) {}
   explicit Schema(std::span<const Field> fields) {
-    std::vector<tenon_field> described;
-    for (const Field& f : fields) {
-      described.push_back({f.name.c_str(), f.dtype, static_cast<int32_t>(f.shape.size()), f.shape.data()});
-    }
+    const std::vector<tenon_field> described = detail::describe(fields);
     tenon_schema* made = nullptr;
     call(tenon_schema_create, static_cast<int32_t>(described.size()), described.data(), &made);
     handle_ = decltype(handle_)(made);

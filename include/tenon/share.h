@@ -82,6 +82,64 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
  * TIMEOUT, which names the one in the way. At first 5 s; < 0: for ever. Returns what it was. */
 TENON_API int64_t tenon_set_lock_timeout(int64_t timeout_ns);
 
+/* ------------------------------------------------------------------------------------- arenas
+ *
+ * One buffer that holds the arrays of one layout at one time and those of another one at another time. The
+ * layout that it has is a part of what its lock guards: who reads one finds its elements, or an error. */
+
+typedef struct tenon_arena tenon_arena;
+
+typedef struct tenon_layout {
+  const char* name; /* unique in the arena */
+  int32_t n;
+  int32_t reserved;
+  const tenon_field* fields; /* n arrays of any shape; each begins on a multiple of 64 bytes */
+} tenon_layout;
+
+/* New memory, as large as the largest layout. options: as of tenon_shared_create; NULL: it is not shared.
+ * Fails with VALUE (names, shapes), TYPE, and as tenon_shared_create. */
+TENON_API tenon_status tenon_arena_create(int32_t n, const tenon_layout* layouts,
+                                          const tenon_shared_options* options, tenon_arena** out,
+                                          tenon_error* error);
+/* Over a contiguous array of any dtype, which it keeps. Only this object knows the layout that it has. Fails
+ * with VALUE (it is too small, or not aligned), BUFFER (read-only). */
+TENON_API tenon_status tenon_arena_over(int32_t n, const tenon_layout* layouts, tenon_array* buffer,
+                                        tenon_arena** out, tenon_error* error);
+/* The arena of another process, in its memory (tenon_arena_memory there), which was attached or opened here.
+ * Fails with VALUE (it holds none). */
+TENON_API tenon_status tenon_arena_open(tenon_array* memory, tenon_arena** out, tenon_error* error);
+TENON_API void tenon_arena_retain(tenon_arena* arena);
+TENON_API void tenon_arena_release(tenon_arena* arena);
+
+/* To be sent to other processes: a new reference; NULL for an arena over a buffer. */
+TENON_API tenon_array* tenon_arena_memory(tenon_arena* arena);
+/* All bytes of the layouts, a new reference: for leases, and for tenon_array_holders. */
+TENON_API tenon_array* tenon_arena_data(tenon_arena* arena);
+TENON_API uint64_t tenon_arena_nbytes(const tenon_arena* arena);       /* of the largest layout */
+TENON_API uint64_t tenon_arena_total_nbytes(const tenon_arena* arena); /* of all of them side by side */
+/* The layouts, in their order; {0} outside of them. What they point to lives as long as the arena. The fields
+ * are NULL: tenon_arena_field. */
+TENON_API int32_t tenon_arena_layout_count(const tenon_arena* arena);
+TENON_API tenon_layout tenon_arena_layout(const tenon_arena* arena, int32_t layout);
+TENON_API tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout, int32_t field);
+
+/* The layout that it has, and (generation may be NULL) how often that was changed; -1: none yet. Certain only
+ * under a lease. */
+TENON_API int32_t tenon_arena_active(const tenon_arena* arena, uint64_t* generation);
+
+/* Takes a lease under which the arrays of a layout may be used. For writing it changes the arena to the
+ * layout if need be: then the elements have no values. Fails as tenon_lease_acquire, with NOT_FOUND (no such
+ * layout) and LEASE_CONFLICT (for reading, and it has another layout; to be changed, and views of the other
+ * layout live on, or the caller uses it). */
+TENON_API tenon_status tenon_arena_use(tenon_arena* arena, const char* layout,
+                                       const tenon_lease_options* options, tenon_lease* lease,
+                                       tenon_error* error);
+
+/* An array of a layout. It may be used under tenon_arena_use of that layout only: at other times its bytes
+ * may be those of another one. Fails with INDEX. */
+TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field, tenon_array** out,
+                                         tenon_error* error);
+
 #ifdef __cplusplus
 }
 #endif

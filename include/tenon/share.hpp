@@ -24,13 +24,18 @@ struct SharedOptions {
 };
 
 namespace detail {
-inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const SharedOptions& options) {
+// Valid as long as the options.
+inline tenon_shared_options raw_options(const SharedOptions& options) {
   tenon_shared_options raw{};
   raw.struct_size = sizeof raw;
   raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
               (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
   raw.numa_node = options.numa_node;
   raw.name = options.name.empty() ? nullptr : options.name.c_str();
+  return raw;
+}
+inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const SharedOptions& options) {
+  const tenon_shared_options raw = raw_options(options);
   tenon_array* array = nullptr;
   call(tenon_shared_create, dtype, shape.ndim(), shape.data(), flags, &raw, &array);
   return Array::steal(array);

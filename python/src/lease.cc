@@ -2,8 +2,10 @@
 //
 // Leases as tenon/lease.py uses them, and who holds an array.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "op.h"
 #include "owners.h"
 #include "sites.h"
+#include "tenon/arena.hpp"
 #include "waiting.h"
 
 namespace tenon::python {
@@ -34,6 +37,13 @@ class NativeLease {
     prepare(task);
     options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
     call(tenon_lease_acquire, &lease_, array_.get(), &options_);
+  }
+
+  // As acquire(), of an arena's data, of which it makes this layout the one that they have.
+  void use(const Arena& arena, const std::string& layout, std::optional<double> timeout, uint64_t task) {
+    prepare(task);
+    options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
+    call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
   }
 
   // True: it is held. Else told() is called when it has been granted, and check() or cancel() is to follow.
@@ -155,6 +165,8 @@ void add_leases(nb::module_& module) {
       .def(nb::init<const Array&, bool, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
            nb::arg("is_overwrite") = false, nb::arg("ignores_owner_died") = false)
       .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0)
+      .def("use", &NativeLease::use, nb::arg("arena"), nb::arg("layout"), nb::arg("timeout").none(),
+           nb::arg("task"))
       .def("request", &NativeLease::request, nb::arg("told"), nb::arg("task"),
            nb::sig("def request(self, told: Callable[[], object], task: int) -> bool"))
       .def("check", &NativeLease::check)

@@ -53,6 +53,7 @@ NB_MODULE(core, module) {
   add_from_dlpack(module);
   add_waiting(module);
   add_fork_gate(module);
+  add_arena(module);
   add_leases(module);
   add_ops(module);
   add_ownership(module);

@@ -70,7 +70,9 @@ from ._errors import (
     TenonError,
 )
 from ._files import load, save
+from ._planner import Plan, Tensor
 from ._typing import DTypeLike
+from .arena import Arena
 from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
 from .feed import Feed, schema
 from .function import CFunction, c_function
@@ -79,6 +81,7 @@ from .share import Shared
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
+    "Arena",
     "Batch",
     "CFunction",
     "DTypeLike",
@@ -93,9 +96,11 @@ __all__ = [
     "Op",
     "OpError",
     "OwnerDied",
+    "Plan",
     "Schema",
     "Shared",
     "TenonError",
+    "Tensor",
     "array",
     "asarray",
     "attach",

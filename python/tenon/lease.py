@@ -137,7 +137,7 @@ class Lease:
                 self._native.acquire(timeout, number_of(self._task))
                 return
             except OwnerDied as error:
-                _repair(array, error, on_owner_died)
+                repair(array, error, on_owner_died)
 
     def release(self) -> None:
         """Gives the lease back. Idempotent, from any thread; never waits."""
@@ -160,7 +160,7 @@ class Lease:
         self.release()
 
 
-def _repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None:
+def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None:
     """Has the caller's function make the memory good that a dead process has left half written."""
     if not callable(on_owner_died):
         raise error
@@ -209,7 +209,7 @@ class Block:
                 lease.acquire(None, number_of(self._task))
                 return self._view_of_array()
             except OwnerDied as error:
-                _repair(self._array, error, self._on_owner_died)
+                repair(self._array, error, self._on_owner_died)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -223,7 +223,7 @@ class Block:
                 await self._take(lease)
                 return self._view_of_array()
             except OwnerDied as error:
-                _repair(self._array, error, self._on_owner_died)
+                repair(self._array, error, self._on_owner_died)
 
     async def _take(self, lease: NativeLease) -> None:
         granted = Signal(self._describe_wait)
@@ -254,9 +254,9 @@ class Block:
         self._task = None
         root, self._root = self._root, None
         views, self._view = [self._view], None
-        if root is not None and not _end_views(views, root, frame):
+        if root is not None and not end_views(views, root, frame):
             with no_other_search():
-                _end_views(views, root, frame)
+                end_views(views, root, frame)
         del frame, root, views[:]
         assert self._lease is not None
         if error is not None and self._is_write:
@@ -272,7 +272,7 @@ class Block:
             )
 
 
-def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
+def end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
     """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
     elements: late use is an error and never a race. Whatever else stands on the memory lives on.
 

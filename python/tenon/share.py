@@ -38,10 +38,10 @@ class Shared:
     numa_node: int | None = None
 
 
-def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:
-    """New memory, shared or not, as `empty` and `zeros` say."""
+def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
+    """(name, huge pages, populate, NUMA node) as the native part takes them; None: not shared."""
     if shared is False:
-        return _core.create(shape, dtype, zeroed=zeroed)
+        return None
     if shared is True:
         shared = Shared()
     elif isinstance(shared, str):
@@ -51,9 +51,15 @@ def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shar
     elif not isinstance(shared, Shared):
         raise TypeError(f"shared is {shared!r}: it must be False, True, a name or a tenon.Shared")
     node = -1 if shared.numa_node is None else shared.numa_node
-    return _core.create_shared(
-        shape, dtype, zeroed, shared.name or "", shared.huge_pages, shared.populate, node
-    )
+    return shared.name or "", shared.huge_pages, shared.populate, node
+
+
+def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:
+    """New memory, shared or not, as `empty` and `zeros` say."""
+    options = settings(shared)
+    if options is None:
+        return _core.create(shape, dtype, zeroed=zeroed)
+    return _core.create_shared(shape, dtype, zeroed, *options)
 
 
 def check_on_owner_died(value: OnOwnerDied) -> OnOwnerDied:

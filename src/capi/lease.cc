@@ -7,7 +7,7 @@
 #include <new>
 
 #include "capi/boundary.h"
-#include "core/lease.h"
+#include "capi/lease.h"
 
 using namespace tenon;        // NOLINT(google-build-using-namespace)
 using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
@@ -16,26 +16,6 @@ namespace {
 
 Lease* unwrap(tenon_lease* lease) noexcept { return reinterpret_cast<Lease*>(lease); }
 static_assert(sizeof(Lease) <= sizeof(tenon_lease) && alignof(Lease) <= alignof(tenon_lease));
-
-// Fails with kValue for arguments that cannot work.
-void check_arguments(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
-                     const char* function) {
-  not_null(lease, "lease");
-  not_null(array, "array");
-  not_null(options, "options");
-  check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
-  check_flags(options->flags, TENON_OVERWRITE | TENON_IGNORE_OWNER_DIED, function);
-  if (unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
-}
-
-LeaseFlags flags_in(const tenon_lease_options& options) noexcept {
-  return {(options.flags & TENON_OVERWRITE) != 0, (options.flags & TENON_IGNORE_OWNER_DIED) != 0,
-          options.timeout_ns == TENON_DEFAULT_TIMEOUT};
-}
-
-engine::Actor owner_in(const tenon_lease_options& options) noexcept {
-  return {options.thread != 0 ? options.thread : engine::this_thread_id(), options.task};
-}
 
 void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
   static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
@@ -56,15 +36,35 @@ static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLD
 
 }  // namespace
 
+namespace tenon::capi {
+
+LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function) {
+  not_null(lease, "lease");
+  not_null(options, "options");
+  check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
+  check_flags(options->flags, TENON_OVERWRITE | TENON_IGNORE_OWNER_DIED, function);
+  if (::unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
+  LeaseFlags flags;
+  flags.is_overwrite = (options->flags & TENON_OVERWRITE) != 0;
+  flags.ignores_dead_owner = (options->flags & TENON_IGNORE_OWNER_DIED) != 0;
+  flags.heeds_gate_timeout = options->timeout_ns == TENON_DEFAULT_TIMEOUT;
+  return {checked_access(options->access),
+          flags,
+          {options->thread != 0 ? options->thread : engine::this_thread_id(), options->task}};
+}
+
+}  // namespace tenon::capi
+
 extern "C" {
 
 tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
                                  tenon_error* error) {
   return guarded(error, [&] {
-    check_arguments(lease, array, options, "tenon_lease_acquire");
+    not_null(array, "array");
+    const LeaseRequest request = lease_request(lease, options, "tenon_lease_acquire");
     auto* const fresh = new (lease) Lease;
-    fresh->acquire(*capi::unwrap(array), checked_access(options->access), flags_in(*options),
-                   owner_in(*options), options->site, Deadline(options->timeout_ns));
+    fresh->acquire(*capi::unwrap(array), request.access, request.flags, request.owner, options->site,
+                   Deadline(options->timeout_ns));
   });
 }
 
@@ -72,12 +72,13 @@ tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const t
                                  void (*done)(void*), void* context, int32_t* is_granted,
                                  tenon_error* error) {
   return guarded(error, [&] {
-    check_arguments(lease, array, options, "tenon_lease_request");
+    not_null(array, "array");
+    const LeaseRequest request = lease_request(lease, options, "tenon_lease_request");
     not_null(reinterpret_cast<const void*>(done), "done");
     not_null(is_granted, "is_granted");
     auto* const fresh = new (lease) Lease;
-    const bool is_held = fresh->request(*capi::unwrap(array), checked_access(options->access),
-                                        flags_in(*options), owner_in(*options), options->site, done, context);
+    const bool is_held = fresh->request(*capi::unwrap(array), request.access, request.flags, request.owner,
+                                        options->site, done, context);
     *is_granted = is_held ? 1 : 0;
   });
 }

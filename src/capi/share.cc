@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "capi/boundary.h"
+#include "capi/lease.h"
 #include "core/shape.h"
 #include "engine/gate.h"
 #include "share/segments.h"
@@ -15,9 +16,9 @@ using capi::guarded;
 using capi::not_null;
 using share::Segments;
 
-namespace {
+namespace tenon::capi {
 
-share::SharedOptions options_in(const tenon_shared_options* given) {
+share::SharedOptions shared_options_in(const tenon_shared_options* given) {
   share::SharedOptions options;
   if (given == nullptr) return options;
   check_struct_size(given->struct_size, sizeof *given, "tenon_shared_options");
@@ -32,7 +33,7 @@ share::SharedOptions options_in(const tenon_shared_options* given) {
   return options;
 }
 
-}  // namespace
+}  // namespace tenon::capi
 
 extern "C" {
 
@@ -41,8 +42,8 @@ tenon_status tenon_shared_create(tenon_dtype dtype, int32_t ndim, const int64_t*
   return guarded(error, [&] {
     not_null(out, "out");
     check_flags(flags, uint32_t{TENON_ZEROED} | uint32_t{TENON_SUBBYTE_PADDED}, "tenon_shared_create");
-    *out = capi::wrap(
-        Segments::instance().create(dtype, checked_shape(ndim, shape), flags, options_in(options)));
+    *out = capi::wrap(Segments::instance().create(dtype, checked_shape(ndim, shape), flags,
+                                                  capi::shared_options_in(options)));
   });
 }
 

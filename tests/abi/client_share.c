@@ -73,7 +73,50 @@ static void check_turns(void) {
   tenon_array_release(array);
 }
 
+static void check_arenas(void) {
+  const int64_t seven[1] = {7}, three[1] = {3};
+  const tenon_dtype f4 = {TENON_FLOAT, 32, 1}, i8 = {TENON_INT, 64, 1};
+  const tenon_field features[2] = {{"A", f4, 1, seven}, {"B", f4, 0, NULL}};
+  const tenon_field counts[1] = {{"D", i8, 1, three}};
+  const tenon_layout layouts[2] = {{"features", 2, 0, features}, {"counts", 1, 0, counts}};
+  tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL};
+  tenon_lease_options options = {sizeof options, TENON_WRITE, 0, 0, 0, TENON_DEFAULT_TIMEOUT, NULL};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_arena *arena = NULL, *again = NULL, *over = NULL;
+  tenon_array *memory = NULL, *a = NULL, *d = NULL, *data = NULL;
+  tenon_lease lease = TENON_LEASE_INIT;
+  uint64_t generation = 0;
+  CHECK(tenon_arena_create(2, layouts, &shared, &arena, &error) == TENON_OK);
+  CHECK(tenon_arena_nbytes(arena) == 68 && tenon_arena_total_nbytes(arena) == 68 + 24);
+  CHECK(tenon_arena_layout_count(arena) == 2 && tenon_arena_layout(arena, 1).n == 1);
+  CHECK(strcmp(tenon_arena_field(arena, 0, 1).name, "B") == 0);
+  CHECK(tenon_arena_active(arena, NULL) == -1);
+  memory = tenon_arena_memory(arena);
+  CHECK(tenon_arena_open(memory, &again, &error) == TENON_OK);
+  options.access = TENON_READ;
+  CHECK(tenon_arena_use(arena, "counts", &options, &lease, &error) == TENON_ERR_LEASE_CONFLICT);
+  CHECK(tenon_arena_use(arena, "sums", &options, &lease, &error) == TENON_ERR_NOT_FOUND);
+  options.access = TENON_WRITE;
+  CHECK(tenon_arena_use(arena, "counts", &options, &lease, &error) == TENON_OK);
+  CHECK(tenon_arena_array(arena, 1, 0, &d, &error) == TENON_OK);
+  CHECK(tenon_array_describe(d)->shape[0] == 3);
+  CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_arena_active(again, &generation) == 1 && generation == 1);
+  CHECK(tenon_arena_array(again, 0, 9, &a, &error) == TENON_ERR_INDEX && a == NULL);
+  data = tenon_arena_data(arena);
+  CHECK(tenon_arena_over(2, layouts, data, &over, &error) == TENON_ERR_VALUE || over != NULL);
+  tenon_arena_retain(arena);
+  tenon_arena_release(arena);
+  tenon_arena_release(over);
+  tenon_arena_release(again);
+  tenon_arena_release(arena);
+  tenon_array_release(data);
+  tenon_array_release(d);
+  tenon_array_release(memory);
+}
+
 void client_share(void) {
+  check_arenas();
   check_handles();
   check_names();
   check_turns();

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arenas on top of the C ABI: what tenon/share.h says, holds here.
+#ifndef TENON_ARENA_HPP_
+#define TENON_ARENA_HPP_
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tenon/engine.hpp"
+#include "tenon/field.hpp"
+#include "tenon/share.hpp"
+
+namespace tenon {
+inline namespace api0 {
+
+struct ArenaLayout {
+  std::string name;
+  std::vector<Field> fields;
+};
+
+class ArenaUse;
+
+// One buffer that holds the arrays of one layout at one time and those of another one at another time. One
+// counted handle. Threads: as handles of tenon.h.
+class Arena {
+ public:
+  // In this process' own memory.
+  static Arena create(std::span<const ArenaLayout> layouts) { return create(layouts, nullptr); }
+  static Arena create_shared(std::span<const ArenaLayout> layouts, const SharedOptions& options = {}) {
+    const tenon_shared_options raw = detail::raw_options(options);
+    return create(layouts, &raw);
+  }
+  // Over the memory of an array, which it keeps.
+  static Arena over(std::span<const ArenaLayout> layouts, const Array& buffer) {
+    const Described described(layouts);
+    tenon_arena* made = nullptr;
+    call(tenon_arena_over, described.size(), described.data(), buffer.get(), &made);
+    return Arena(made);
+  }
+  // The arena of another process, in its memory, which was attached or opened here.
+  static Arena open(const Array& memory) {
+    tenon_arena* made = nullptr;
+    call(tenon_arena_open, memory.get(), &made);
+    return Arena(made);
+  }
+
+  tenon_arena* get() const noexcept { return handle_.get(); }
+  // To be sent; empty for an arena over an array.
+  Array memory() const { return Array::steal(tenon_arena_memory(get())); }
+  uint64_t nbytes() const noexcept { return tenon_arena_nbytes(get()); }
+  uint64_t total_nbytes() const noexcept { return tenon_arena_total_nbytes(get()); }
+  // The name of the layout that it has; "" before the first use.
+  std::string active() const {
+    const char* const name = tenon_arena_layout(get(), tenon_arena_active(get(), nullptr)).name;
+    return name != nullptr ? name : "";
+  }
+
+  // The arrays of a layout, as long as the result lives. For writing it changes the layout if need be. Fails
+  // as tenon_arena_use.
+  ArenaUse use(const std::string& layout, Access access = Access::kWrite,
+               std::chrono::nanoseconds timeout = forever) const;
+
+ private:
+  class Described {
+   public:
+    explicit Described(std::span<const ArenaLayout> layouts) {
+      for (const ArenaLayout& layout : layouts) fields_.push_back(detail::describe(layout.fields));
+      for (size_t i = 0; i < layouts.size(); ++i) {
+        layouts_.push_back(
+            {layouts[i].name.c_str(), static_cast<int32_t>(fields_[i].size()), 0, fields_[i].data()});
+      }
+    }
+    int32_t size() const noexcept { return static_cast<int32_t>(layouts_.size()); }
+    const tenon_layout* data() const noexcept { return layouts_.data(); }
+
+   private:
+    std::vector<std::vector<tenon_field>> fields_;
+    std::vector<tenon_layout> layouts_;
+  };
+
+  explicit Arena(tenon_arena* handle) : handle_(handle) {}
+  static Arena create(std::span<const ArenaLayout> layouts, const tenon_shared_options* options) {
+    const Described described(layouts);
+    tenon_arena* made = nullptr;
+    call(tenon_arena_create, described.size(), described.data(), options, &made);
+    return Arena(made);
+  }
+
+  detail::Handle<tenon_arena, tenon_arena_retain, tenon_arena_release> handle_;
+};
+
+// A lease of an arena with one layout.
+class ArenaUse {
+ public:
+  ArenaUse(ArenaUse&&) = default;
+  ArenaUse& operator=(ArenaUse&&) = delete;
+  ~ArenaUse() {
+    if (lease_ == nullptr) return;
+    if (is_write_ && std::uncaught_exceptions() > exceptions_) {
+      (void)tenon_lease_fail(lease_.get(), "the scope that wrote it was left by an exception");
+    } else {
+      (void)tenon_lease_release(lease_.get());
+    }
+  }
+
+  // An array of the layout, to be used as long as this lives. Fails with NOT_FOUND.
+  Array array(std::string_view name) const {
+    const int32_t n = tenon_arena_layout(arena_.get(), layout_).n;
+    for (int32_t i = 0; i < n; ++i) {
+      if (name != tenon_arena_field(arena_.get(), layout_, i).name) continue;
+      tenon_array* array = nullptr;
+      call(tenon_arena_array, arena_.get(), layout_, i, &array);
+      return Array::steal(array);
+    }
+    throw Error(TENON_ERR_NOT_FOUND, "the layout has no field '" + std::string(name) + "'");
+  }
+
+ private:
+  friend class Arena;
+  ArenaUse(const Arena& arena, const std::string& layout, Access access, std::chrono::nanoseconds timeout)
+      : arena_(arena), lease_(new tenon_lease TENON_LEASE_INIT), is_write_(access == Access::kWrite) {
+    tenon_lease_options options{};
+    options.struct_size = sizeof options;
+    options.access = static_cast<int32_t>(access);
+    options.timeout_ns = detail::timeout_ns(timeout);
+    call(tenon_arena_use, arena.get(), layout.c_str(), &options, lease_.get());
+    layout_ = tenon_arena_active(arena.get(), nullptr);
+  }
+
+  Arena arena_;
+  std::unique_ptr<tenon_lease> lease_;
+  bool is_write_;
+  int exceptions_ = std::uncaught_exceptions();
+  int32_t layout_ = -1;
+};
+
+inline ArenaUse Arena::use(const std::string& layout, Access access, std::chrono::nanoseconds timeout) const {
+  return ArenaUse(*this, layout, access, timeout);
+}
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_ARENA_HPP_

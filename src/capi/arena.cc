@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "arenas" of share.h.
+#include "share/arena.h"
+
+#include "capi/boundary.h"
+#include "capi/lease.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using share::Arena;
+
+namespace {
+
+Arena* unwrap(tenon_arena* arena) { return reinterpret_cast<Arena*>(arena); }
+const Arena* unwrap(const tenon_arena* arena) { return reinterpret_cast<const Arena*>(arena); }
+tenon_arena* wrap(Ref<Arena> arena) noexcept { return reinterpret_cast<tenon_arena*>(arena.detach()); }
+
+std::span<const tenon_layout> checked(int32_t n, const tenon_layout* layouts) {
+  if (n < 0 || (n > 0 && layouts == nullptr)) throw_error(Code::kValue, n, " layouts, but no list of them");
+  return {layouts, static_cast<size_t>(n)};
+}
+
+// nullptr: there is no such layout.
+const share::NamedFields* find(const tenon_arena* arena, int32_t layout) noexcept {
+  const auto& layouts = unwrap(arena)->layouts();
+  return layout >= 0 && layout < static_cast<int32_t>(layouts.size()) ? &layouts[static_cast<size_t>(layout)]
+                                                                      : nullptr;
+}
+
+// nullptr: there is no such field.
+const share::Part* find(const tenon_arena* arena, int32_t layout, int32_t field) noexcept {
+  const share::NamedFields* const found = find(arena, layout);
+  const bool is_there =
+      found != nullptr && field >= 0 && field < static_cast<int32_t>(found->fields.parts().size());
+  return is_there ? &found->fields.parts()[static_cast<size_t>(field)] : nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_arena_create(int32_t n, const tenon_layout* layouts, const tenon_shared_options* options,
+                                tenon_arena** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    share::SharedOptions shared;
+    if (options != nullptr) shared = shared_options_in(options);
+    *out = wrap(Arena::create(checked(n, layouts), options != nullptr ? &shared : nullptr));
+  });
+}
+
+tenon_status tenon_arena_over(int32_t n, const tenon_layout* layouts, tenon_array* buffer, tenon_arena** out,
+                              tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(buffer, "buffer");
+    not_null(out, "out");
+    *out = wrap(Arena::over(checked(n, layouts), Ref<Array>::share(capi::unwrap(buffer))));
+  });
+}
+
+tenon_status tenon_arena_open(tenon_array* memory, tenon_arena** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(memory, "memory");
+    not_null(out, "out");
+    *out = wrap(Arena::of(Ref<Array>::share(capi::unwrap(memory))));
+  });
+}
+
+void tenon_arena_retain(tenon_arena* arena) { unwrap(arena)->retain(); }
+void tenon_arena_release(tenon_arena* arena) {
+  if (arena != nullptr) unwrap(arena)->release();
+}
+
+tenon_array* tenon_arena_memory(tenon_arena* arena) {
+  Array* const memory = unwrap(arena)->memory();
+  return memory == nullptr ? nullptr : capi::wrap(Ref<Array>::share(memory));
+}
+
+tenon_array* tenon_arena_data(tenon_arena* arena) {
+  return capi::wrap(Ref<Array>::share(&unwrap(arena)->data()));
+}
+
+uint64_t tenon_arena_nbytes(const tenon_arena* arena) { return unwrap(arena)->nbytes(); }
+uint64_t tenon_arena_total_nbytes(const tenon_arena* arena) { return unwrap(arena)->total_nbytes(); }
+
+int32_t tenon_arena_layout_count(const tenon_arena* arena) {
+  return static_cast<int32_t>(unwrap(arena)->layouts().size());
+}
+
+tenon_layout tenon_arena_layout(const tenon_arena* arena, int32_t layout) {
+  const share::NamedFields* const found = find(arena, layout);
+  if (found == nullptr) return {};
+  return {found->name.c_str(), static_cast<int32_t>(found->fields.parts().size()), 0, nullptr};
+}
+
+tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout, int32_t field) {
+  const share::Part* const part = find(arena, layout, field);
+  if (part == nullptr) return {};
+  return {part->name.c_str(), part->dtype, static_cast<int32_t>(part->shape.size()), part->shape.data()};
+}
+
+int32_t tenon_arena_active(const tenon_arena* arena, uint64_t* generation) {
+  if (generation != nullptr) *generation = unwrap(arena)->generation();
+  return unwrap(arena)->active();
+}
+
+tenon_status tenon_arena_use(tenon_arena* arena, const char* layout, const tenon_lease_options* options,
+                             tenon_lease* lease, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(arena, "arena");
+    not_null(layout, "layout");
+    const LeaseRequest request = lease_request(lease, options, "tenon_arena_use");
+    const int32_t index = unwrap(arena)->find(layout);
+    if (index < 0) {
+      std::string names;
+      for (const auto& known : unwrap(arena)->layouts()) names += (names.empty() ? "" : ", ") + known.name;
+      throw_error(Code::kNotFound, "the arena has no layout '", layout, "', but ", names);
+    }
+    unwrap(arena)->use(new (lease) Lease, index, request.access, request.flags, request.owner, options->site,
+                       Deadline(options->timeout_ns));
+  });
+}
+
+tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field, tenon_array** out,
+                               tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(arena, "arena");
+    not_null(out, "out");
+    const share::Part* const part = find(arena, layout, field);
+    if (part == nullptr) {
+      throw_error(Code::kIndex, "the arena has no field ", field, " in a layout ", layout);
+    }
+    *out = capi::wrap(share::Fields::array_of(unwrap(arena)->data(), *part));
+  });
+}
+
+}  // extern "C"
