@@ -131,6 +131,7 @@ struct alignas(64) Slot {
   std::atomic<uint64_t> pid_namespace;
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> records_used;  // those from here on are free
+  std::atomic<uint32_t> generation;    // moves when the slot goes to another process
   char command[16];
   Record records[kRecords];
 };
@@ -138,6 +139,13 @@ static_assert(sizeof(Slot) <= 8192);
 constexpr size_t kSlotStride = 8192;
 
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
+
+// Something to wait for: a futex, and who may sleep on it.
+struct Bell {
+  std::atomic<uint32_t> turn;
+  std::atomic<uint32_t> reserved;
+  Mask waiting;
+};
 
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
 

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/spin_lock.h"
 #include "engine/actor.h"
 
 namespace tenon::share {
@@ -91,11 +92,27 @@ void clear(const Control& control, uint32_t participant) noexcept {
 
 }  // namespace
 
-BlockLock::BlockLock(Block& block) noexcept : block_(block) {
-  if (pthread_mutex_lock(&block.mutex) == EOWNERDEAD) pthread_mutex_consistent(&block.mutex);
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
 }
 
-BlockLock::~BlockLock() { pthread_mutex_unlock(&block_.mutex); }
+RobustLock::RobustLock(pthread_mutex_t& mutex) noexcept : mutex_(mutex) {
+  // The sections are short: to be put asleep and woken costs much more than most of them take.
+  constexpr int kPolls = 100;
+  int result = EBUSY;
+  for (int i = 0; i < kPolls && result == EBUSY; ++i) {
+    result = pthread_mutex_trylock(&mutex);
+    if (result == EBUSY) relax_processor();
+  }
+  if (result == EBUSY) result = pthread_mutex_lock(&mutex);
+  if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex);
+}
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {
   // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
@@ -123,6 +140,11 @@ bool note_change(Block& block) noexcept {
   if (is_empty(block.waiting)) return false;
   move_turn(block);
   return true;
+}
+
+void ring(Bell& bell) noexcept {
+  (void)add(bell.turn, 1u);
+  if (!is_empty(bell.waiting)) os::wake_all(bell.turn);
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
@@ -186,7 +208,10 @@ bool Participant::take_slot(uint32_t i, const os::File& file) {
     pthread_mutex_unlock(&life.mutex);
     throw;
   }
-  if (look(slot.state) == SlotState::kFree) return true;
+  if (look(slot.state) == SlotState::kFree) {
+    store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
+    return true;
+  }
   pthread_mutex_unlock(&life.mutex);  // it is reserved for a child that is being made
   return false;
 }

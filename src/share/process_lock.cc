@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/wait.h"
+#include "share/hooked_sleep.h"
 #include "share/porter.h"
 #include "share/walk.h"
 
@@ -21,7 +22,6 @@ using Kind = RecordState::Kind;
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
-constexpr int64_t kReportNs = 5'000'000'000;
 constexpr int kPolls = 200;
 
 bool overlap(const Record& a, const Record& b) noexcept {
@@ -30,38 +30,6 @@ bool overlap(const Record& a, const Record& b) noexcept {
 }
 
 void refuse(Refusal* refusal, Refusal::Reason reason) noexcept { refusal->reason = reason; }
-
-// The dealings of a thread that sleeps with the hooks of its language.
-class HookedSleep {
- public:
-  HookedSleep() noexcept : hooks_(engine::wait_hooks()), began_ns_(now_ns()) {
-    if (hooks_.begin != nullptr) token_ = hooks_.begin();
-  }
-  HookedSleep(const HookedSleep&) = delete;
-  HookedSleep& operator=(const HookedSleep&) = delete;
-  ~HookedSleep() {
-    if (hooks_.end != nullptr) hooks_.end(token_);
-  }
-  bool is_interrupted() const noexcept { return hooks_.poll != nullptr && hooks_.poll(token_) != 0; }
-  void report(const Obstacle& obstacle) noexcept {
-    const int64_t waited = now_ns() - began_ns_;
-    if (waited < reported_ns_ + kReportNs) return;
-    reported_ns_ = waited / kReportNs * kReportNs;
-    if (hooks_.report == nullptr) return;
-    try {
-      hooks_.report(concat("waiting for ", waited / 1'000'000'000, " s behind ", text_of(obstacle)).c_str());
-    } catch (const std::bad_alloc&) {
-      // The next one may say it.
-    }
-  }
-  int64_t waited_ns() const noexcept { return now_ns() - began_ns_; }
-
- private:
-  const engine::WaitHooks& hooks_;
-  const int64_t began_ns_;
-  int64_t reported_ns_ = 0;
-  void* token_ = nullptr;
-};
 
 }  // namespace
 
@@ -215,6 +183,26 @@ void ProcessLock::free_record(uint32_t record) noexcept {
   }
   if (has_waiters) wake(b);
   segment_.participant().give_record(record);
+  if (bell_ != nullptr) ring(*bell_);
+}
+
+bool ProcessLock::is_idle() noexcept {
+  const Control& control = segment_.control();
+  Block& b = block();
+  if (is_empty(b.present)) return true;
+  bool is_idle = true;
+  visit_bits(b.present, [&](uint32_t p) {
+    if (!control.has_slot(p)) return;
+    if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
+      (void)reap(control, p);
+    const Slot& slot = control.slot(p);
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const uint64_t word = look(slot.records[i].state);
+      is_idle &= RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_;
+    }
+  });
+  return is_idle;
 }
 
 void ProcessLock::withdraw(const Attempt& attempt) noexcept { free_record(attempt.record); }
@@ -278,7 +266,7 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
       refuse(refusal, Refusal::Reason::kInterrupted);
       break;
     }
-    sleep.report(obstruction.obstacle);
+    sleep.report([&] { return concat("behind ", text_of(obstruction.obstacle)); });
   }
   withdraw(attempt);
   return false;

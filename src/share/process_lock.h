@@ -33,6 +33,11 @@ class ProcessLock final : public engine::Gate {
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
 
+  // What is rung whenever nothing of this process holds the block any more: a channel's.
+  void set_bell(Bell* bell) noexcept { bell_ = bell; }
+  // No process holds or awaits any of its bytes. Reaps those that have died.
+  bool is_idle() noexcept;
+
   Block& block() const noexcept { return segment_.block(index_); }
   Segment& segment() const noexcept { return segment_; }
 
@@ -73,6 +78,7 @@ class ProcessLock final : public engine::Gate {
 
   Segment& segment_;
   const uint32_t index_;
+  Bell* bell_ = nullptr;  // constant from the first use of the block on
 };
 
 }  // namespace tenon::share
