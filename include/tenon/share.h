@@ -202,7 +202,8 @@ TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t tim
  * receive. Fails with TIMEOUT, INTERRUPTED. */
 TENON_API tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error);
 
-/* The array of a field: a new reference, which keeps the item; read-only but of a loan and in a queue. Fails with INDEX. */
+/* The array of a field: a new reference, which keeps the item. Read-only, but of a loan and in a queue. Fails
+ * with INDEX. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* from 1; 0: it was not sent yet */
