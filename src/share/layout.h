@@ -138,7 +138,7 @@ using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
 
-constexpr uint32_t kSent = 8;
+constexpr uint32_t kSent = 24;
 
 struct alignas(64) Block {
   pthread_mutex_t mutex;             // robust; for short sections
@@ -156,11 +156,24 @@ struct alignas(64) Block {
   std::atomic<uint64_t> died_begin;
   std::atomic<uint64_t> died_end;
   std::atomic<uint32_t> died_pid;  // 0: none
-  // Handles that were pickled and not opened yet: each a number, 0 for a free place.
+  // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
+  // sender.
   std::atomic<uint32_t> sent[kSent];
-  std::atomic<uint32_t> sent_more;  // for which there was no place
+  std::atomic<uint32_t> sent_more;  // for which there was no place,
+  Mask sent_more_by;                // and who sent those: both written under the mutex
 };
 static_assert(sizeof(Block) <= 256);
+
+// The number of a handle tells who sent it. 0: of none.
+struct SentNumber {
+  static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
+    return nth << 8 | (participant + 1);
+  }
+  static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
+    return (number & 0xff) == participant + 1;
+  }
+};
+static_assert(kParticipants < 0xff);
 constexpr size_t kBlockStride = 256;
 
 // Where everything lies. The blocks begin and end on a page, the data begin on a huge one.
@@ -224,6 +237,9 @@ inline void clear_bit(Mask& mask, uint32_t i) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
   mask[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_acq_rel);
+}
+inline bool has_bit(const Mask& mask, uint32_t i) noexcept {
+  return (look(mask[i / 64]) >> (i % 64) & 1) != 0;
 }
 inline bool is_empty(const Mask& mask) noexcept {
   for (const auto& word : mask) {

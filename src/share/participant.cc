@@ -36,7 +36,7 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
   {
     const BlockLock lock(block);
     if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
-      store(block.version, block.version.load(std::memory_order_relaxed) + 1);
+      (void)add(block.version, uint64_t{1});
       note_death(block, slot.pid.load(std::memory_order_relaxed),
                  record.begin.load(std::memory_order_relaxed), record.end.load(std::memory_order_relaxed));
     }
@@ -56,6 +56,18 @@ bool is_abandoned(const Control& control, uint32_t participant) noexcept {
          now_ns() - slot.since_ns.load(std::memory_order_relaxed) > kPatienceNs;
 }
 
+// Nobody is to wait any more for those who open what this participant has sent.
+void drop_sent(Block& block, uint32_t participant) noexcept {
+  for (auto& place : block.sent) {
+    uint32_t number = look(place);
+    if (SentNumber::is_from(number, participant)) (void)exchange(place, number, 0u);
+  }
+  if (!has_bit(block.sent_more_by, participant)) return;
+  const BlockLock lock(block);
+  clear_bit(block.sent_more_by, participant);
+  if (is_empty(block.sent_more_by)) store(block.sent_more, 0u);
+}
+
 // Requires the mutex of its life.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_slot(participant)) return;
@@ -66,6 +78,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
   for (uint32_t i = 0; i < control.blocks; ++i) {
     Block& block = control.block(i);
     if (look(block.state) == BlockState::kFree && is_empty(block.users)) continue;
+    drop_sent(block, participant);
     clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
@@ -247,8 +260,7 @@ void Participant::reserve_for_child(const os::File& file) noexcept {
     child_index_ = i;
     for (uint32_t b = 0; b < control_.blocks; ++b) {
       Block& block = control_.block(b);
-      const uint64_t users = block.users[index_ / 64].load(std::memory_order_relaxed);
-      if ((users >> (index_ % 64) & 1) != 0) set_bit(block.users, i);
+      if (has_bit(block.users, index_)) set_bit(block.users, i);
     }
     return;
   }

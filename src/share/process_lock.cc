@@ -147,6 +147,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     return Look::kBlocked;
   }
   const uint32_t died = b.died_pid.load(std::memory_order_relaxed);
+  bool is_healed = false;
   if (died != 0) {
     const uint64_t begin = b.died_begin.load(std::memory_order_relaxed);
     const uint64_t end = b.died_end.load(std::memory_order_relaxed);
@@ -155,10 +156,11 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     const bool is_whole = attempt.overwrites && own_begin <= begin && end <= own_end;
     const bool concerns = own_begin < end && begin < own_end;
     const bool is_told = concerns && !attempt.overwrites && !attempt.ignores_death;
-    if (is_told || is_whole) store(b.died_pid, 0u);
+    is_healed = is_whole;
     if (is_told) {
       *pid = died;
       publish(own.state, uint64_t{Kind::kFree});
+      store(b.died_pid, 0u);
       if (note_change(b)) wake(b);
       self.give_record(attempt.record);
       return Look::kDied;
@@ -166,6 +168,8 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
   publish(own.state, RecordState::make(index_, Kind::kGranted, is_write));
+  // Only now, when its own death would be noted.
+  if (is_healed) store(b.died_pid, 0u);
   return Look::kGranted;
 }
 
@@ -296,10 +300,7 @@ void ProcessLock::leave(engine::Pass pass, bool has_written) noexcept {
   free_record(pass - 1);
 }
 
-void ProcessLock::note_write() noexcept {
-  note_store();
-  block().version.fetch_add(1, std::memory_order_relaxed);
-}
+void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
 void ProcessLock::disown(engine::Pass pass) noexcept {
   store(segment_.participant().record(pass - 1).thread, 0u);
