@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,10 +47,10 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
   if (has_waiters) wake(block);
 }
 
-// Reserved for a forked child that has not come for so long that it was killed first.
+// Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
+// with the mutex of the life.
 bool is_abandoned(const Control& control, uint32_t participant) noexcept {
   constexpr int64_t kPatienceNs = 10'000'000'000;
-  if (look(life_word(control.life(participant))) != 0) return false;
   if (!control.has_slot(participant)) return false;
   const Slot& slot = control.slot(participant);
   return look(slot.state) == SlotState::kReserved &&
@@ -140,8 +141,11 @@ void reap_all(const Control& control) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
     if (reap(control, i) || !is_abandoned(control, i)) continue;
     Life& life = control.life(i);
-    if (pthread_mutex_trylock(&life.mutex) != 0) continue;
-    if (is_abandoned(control, i)) clear(control, i);
+    const int result = pthread_mutex_trylock(&life.mutex);
+    const bool has_died = result == EOWNERDEAD;  // it has come after all
+    if (result != 0 && !has_died) continue;
+    if (has_died || is_abandoned(control, i)) clear(control, i);
+    if (has_died) pthread_mutex_consistent(&life.mutex);
     pthread_mutex_unlock(&life.mutex);
   }
 }
@@ -275,8 +279,13 @@ void Participant::become_child() noexcept {
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   Life& life = control_.life(index_);
-  // By this thread, which is the process' only one and as a rule lives as long as it.
-  const int result = pthread_mutex_trylock(&life.mutex);
+  // By this thread, which is the process' only one and as a rule lives as long as it. Others may have the
+  // mutex for a moment, to see that the place is reserved.
+  int result = EBUSY;
+  while ((result = pthread_mutex_trylock(&life.mutex)) == EBUSY &&
+         look(slot().state) == SlotState::kReserved) {
+    sched_yield();
+  }
   if (result == 0 && look(slot().state) == SlotState::kReserved) {
     write_slot(SlotState::kLive);
     return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot in it and
-// a keeper. When the keeper's thread ends, the kernel does what it does at the end of a process.
+// Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot and a
+// keeper. When the keeper's thread ends, the kernel does what it does at the end of a process.
 #pragma once
 
 #include <fcntl.h>
