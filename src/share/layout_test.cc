@@ -215,11 +215,16 @@ TEST_F(Files, OpenedTwiceItHasTwoParticipantsAndOneContent) {
 
 TEST_F(Files, ThereIsRoomForAllParticipantsAndNoMore) {
   const std::string path = concat("/proc/self/fd/", segment_->file().fd());
-  const auto one_more = [&] {
-    return Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, keeper_);
+  struct Other {
+    std::unique_ptr<Keeper> keeper = std::make_unique<Keeper>();
+    std::unique_ptr<Segment> segment;
   };
-  // One thread holds all these lives: it is the segments that count.
-  std::vector<std::unique_ptr<Segment>> all;
+  const auto one_more = [&] {
+    Other other;
+    other.segment = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *other.keeper);
+    return other;
+  };
+  std::vector<Other> all;
   while (all.size() + 1 < kParticipants) all.push_back(one_more());
   const std::string text = error_of([&] { (void)one_more(); }, Code::kSystem);
   EXPECT_NE(text.find("128"), std::string::npos) << text;
