@@ -149,7 +149,7 @@ struct Bell {
 
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
 
-constexpr uint32_t kSent = 8;
+constexpr uint32_t kSent = 24;
 constexpr uint32_t kDeaths = 3;
 
 // A writer that died, until somebody is told.
@@ -174,11 +174,24 @@ struct alignas(64) Block {
   Mask present;  // participants that may have records here
   Mask waiting;  // participants that may have records here that wait
   Death deaths[kDeaths];
-  // Handles that were pickled and not opened yet: each a number, 0 for a free place.
+  // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
+  // sender.
   std::atomic<uint32_t> sent[kSent];
+  Mask sent_more_by;  // who sent those for which there was no place: written under the mutex
 };
-static_assert(sizeof(Block) <= 256);
-constexpr size_t kBlockStride = 256;
+static_assert(sizeof(Block) <= 320);
+
+// The number of a handle tells who sent it. 0: of none.
+struct SentNumber {
+  static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
+    return nth << 8 | (participant + 1);
+  }
+  static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
+    return (number & 0xff) == participant + 1;
+  }
+};
+static_assert(kParticipants < 0xff);
+constexpr size_t kBlockStride = 320;
 
 // Where everything lies. The blocks begin and end on a page, the data begin on a huge one.
 constexpr uint64_t kPage = 4096;

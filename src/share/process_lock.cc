@@ -114,15 +114,18 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     obstruction->words[0] = {&b.turn, b.turn.load(std::memory_order_relaxed)};
     return Look::kBlocked;
   }
-  if (const uint32_t died = take_death(b, attempt, own)) {
+  if (const uint32_t died = death_of_interest(b, attempt, own)) {
     *pid = died;
     end_wait(b, attempt.record, uint64_t{Kind::kFree});
+    clear_deaths(b, attempt, own);
     if (note_change(b)) wake(b);
     self.give_record(attempt.record);
     return Look::kDied;
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
   end_wait(b, attempt.record, RecordState::make(index_, Kind::kGranted, is_write));
+  // Only now, when its own death would be noted.
+  if (attempt.overwrites) clear_deaths(b, attempt, own);
   return Look::kGranted;
 }
 
@@ -138,29 +141,40 @@ void ProcessLock::end_wait(Block& block, uint32_t ended, uint64_t state) noexcep
   clear_bit(block.waiting, self.index());
 }
 
-// The process that has died over bytes of this request, if it is to be told of that; 0: it is not. Who
-// overwrites all that one was writing needs not know. Requires the block's lock.
-uint32_t ProcessLock::take_death(Block& block, const Attempt& attempt, const Record& own) noexcept {
+// Calls visit with the deaths over bytes of this request that concern it. Who overwrites all that a dead
+// process was writing, heals that, and needs not know.
+template <class Visit>
+void ProcessLock::visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit) {
   const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
   const uint64_t own_end = own.end.load(std::memory_order_relaxed);
-  uint32_t told = 0;
   for (Death& death : block.deaths) {
-    const uint32_t pid = death.pid.load(std::memory_order_relaxed);
     const uint64_t begin = death.begin.load(std::memory_order_relaxed);
     const uint64_t end = death.end.load(std::memory_order_relaxed);
-    if (pid == 0 || own_begin >= end || begin >= own_end) continue;
+    if (death.pid.load(std::memory_order_relaxed) == 0 || own_begin >= end || begin >= own_end) continue;
     const bool covers = own_begin <= begin && end <= own_end;
-    if (attempt.overwrites ? !covers : attempt.ignores_death) continue;
-    if (!attempt.overwrites) told = pid;
-    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
-    if (death.is_joined.load(std::memory_order_relaxed) != 0 && !covers) {
-      if (own_begin <= begin) store(death.begin, own_end);
-      if (own_end >= end) store(death.end, own_begin);
-    } else {
-      store(death.pid, 0u);
-    }
+    if (attempt.overwrites ? covers : !attempt.ignores_death) visit(death, covers);
   }
-  return told;
+}
+
+// The process of whose death it is to be told; 0: of none. Requires the block's lock.
+uint32_t ProcessLock::death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept {
+  uint32_t pid = 0;
+  if (attempt.overwrites) return pid;
+  visit_deaths(block, attempt, own,
+               [&](const Death& death, bool) { pid = death.pid.load(std::memory_order_relaxed); });
+  return pid;
+}
+
+// They are told, or healed. Requires the block's lock.
+void ProcessLock::clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept {
+  const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
+  const uint64_t own_end = own.end.load(std::memory_order_relaxed);
+  visit_deaths(block, attempt, own, [&](Death& death, bool covers) {
+    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
+    if (death.is_joined.load(std::memory_order_relaxed) == 0 || covers) return store(death.pid, 0u);
+    if (own_begin <= death.begin.load(std::memory_order_relaxed)) store(death.begin, own_end);
+    if (own_end >= death.end.load(std::memory_order_relaxed)) store(death.end, own_begin);
+  });
 }
 
 bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
@@ -309,10 +323,7 @@ void ProcessLock::leave(engine::Pass pass, bool has_written) noexcept {
   free_record(pass - 1);
 }
 
-void ProcessLock::note_write() noexcept {
-  note_store();
-  block().version.fetch_add(1, std::memory_order_relaxed);
-}
+void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
 void ProcessLock::disown(engine::Pass pass) noexcept {
   store(segment_.participant().record(pass - 1).thread, 0u);

@@ -73,7 +73,10 @@ class ProcessLock final : public engine::Gate {
   Record& record(const Attempt& attempt) const noexcept;
   void free_record(uint32_t record) noexcept;
   void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;
-  static uint32_t take_death(Block& block, const Attempt& attempt, const Record& own) noexcept;
+  template <class Visit>
+  static void visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit);
+  static uint32_t death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept;
+  static void clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
 
   Segment& segment_;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/segments.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "core/fork.h"
 #include "core/known_memory.h"
 #include "share/handle.h"
 #include "share/process_lock.h"
@@ -59,9 +58,10 @@ std::vector<const Segment*> open_segments(const Segment& at_least) {
 }
 
 Segments::Segments() {
-  (void)KnownMemory::instance();  // its handlers of forks run inside of these
-  pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(); },
-                 [] { instance().become_child(); });
+  (void)KnownMemory::instance();  // which handles forks
+  static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
+                                    [] { instance().become_child(); }};
+  set_fork_hooks(&kHooks);
 }
 
 Segments& Segments::instance() {
@@ -93,7 +93,8 @@ bool Segments::sweep() {
       continue;
     }
     // What comes by a handle from a process that lives, comes again.
-    if (segment.header().has_named_array == 0 && segment.is_creator_alive()) {
+    const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
+    if (comes_again || segment.has_sent()) {
       is_unfinished = true;
       ++at;
       continue;
@@ -108,9 +109,10 @@ bool Segments::is_pool(const Segment& segment) const noexcept {
 }
 
 Segment& Segments::add(std::unique_ptr<Segment> segment) {
-  auto& place = open_[segment->header().id];
-  place = std::move(segment);
-  return *place;
+  const SegmentId id = segment->header().id;
+  const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
+  if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
+  return *at->second;
 }
 
 Segment* Segments::find(const SegmentId& id) noexcept {
@@ -292,6 +294,7 @@ Segment* Segments::open_named(const std::string& name, bool is_writable, bool* i
       return found.name.rfind(file_prefix(entry.first), 0) == 0;
     });
     if (here != open_.end()) {
+      reap_all(here->second->control());
       if (is_empty(here->second->block(0).users)) continue;
       *is_taken = true;
       return here->second.get();
@@ -372,7 +375,13 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it)");
   }
-  return add(Segment::open(std::move(file), true, Keeper::instance()));
+  std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, Keeper::instance());
+  if (segment->header().id != id) {
+    throw_error(Code::kValue,
+                "this is no handle of a shared array: the memory file that it names is the segment ",
+                text_of(segment->header().id));
+  }
+  return add(std::move(segment));
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
@@ -396,7 +405,6 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   Segment& segment = reach(handle.segment, handle.sender, handle.fd);
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   const Ref<Storage> storage = storage_of(segment, handle.block, handle.generation, is_readonly);
-  segment.receive(handle.block, handle.number);
   tenon_adoption adoption{};
   adoption.struct_size = sizeof adoption;
   adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
@@ -406,9 +414,13 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   adoption.dtype = handle.dtype;
   adoption.shape = handle.shape.data();
   adoption.strides = handle.strides.data();
-  if (Ref<Array> array = Array::alias(adoption)) return array;
-  if (std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
-    return Array::over(storage, handle.dtype, handle.shape, adoption.flags);
+  Ref<Array> array = Array::alias(adoption);
+  if (!array && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
+    array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
+  }
+  if (array) {
+    segment.receive(handle.block, handle.number);
+    return array;
   }
   throw_error(Code::kValue,
               "this is no handle of a shared array: its elements do not lie in the memory that it "
