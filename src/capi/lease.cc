@@ -8,6 +8,7 @@
 
 #include "capi/boundary.h"
 #include "core/lease.h"
+#include "engine/gate.h"
 
 using namespace tenon;        // NOLINT(google-build-using-namespace)
 using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
@@ -115,7 +116,18 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
   };
   for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
   for (const engine::View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
+  engine::Gate* const gate = queue.gate();
   queue.lock.unlock();
+  if (gate != nullptr) {
+    auto add_other = [&](const engine::Obstacle& other) {
+      if (count < n) describe(other, now, out + count);
+      ++count;
+    };
+    const auto visit = [](const engine::Obstacle& other, void* context) {
+      (*static_cast<decltype(add_other)*>(context))(other);
+    };
+    gate->visit_others(extent, visit, &add_other);
+  }
   return count;
 }
 
