@@ -92,9 +92,10 @@ void add_attributes(Parts& parts) {
           attribute<get_ctypes>(
               "ctypes", "The memory for ctypes: data, data_as(type), shape, strides; keeps it alive."),
           attribute<get_writable>("writable", "Whether elements may be written through this array."),
-          attribute<get_shared>("shared",
-                                "Whether other processes can use the memory: it was made with shared=, attached, "
-                                "or came from one."),
+          attribute<get_shared>(
+              "shared",
+              "Whether other processes can use the memory: it was made with shared=, attached, "
+              "or came from one."),
           attribute<get_version>("version",
                                  "A number that has moved when elements may have changed; it moves at every\n"
                                  "look while a writable view is open."),

@@ -45,7 +45,7 @@ void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) no
   to->access = from.mode == engine::Mode::kWrite ? TENON_WRITE : TENON_READ;
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
-  to->age_ns = (now_ms - from.since_ms) * 1'000'000;
+  to->age_ns = std::max<int64_t>(now_ms - from.since_ms, 0) * 1'000'000;
   std::memcpy(to->name, from.name, std::strlen(from.name));
   std::memcpy(to->site, from.site, std::strlen(from.site));
 }

@@ -59,9 +59,10 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
                   ", which the waiting code itself holds: end that first");
     case Refusal::Reason::kInterrupted: throw_error(Code::kInterrupted, what, ": the wait was interrupted");
     case Refusal::Reason::kNoPossession:
-      throw_error(Code::kLeaseConflict, "cannot take a view of ", name_of(array),
-                  ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
-                  "or `with a.write():`, or while a.lease() holds");
+      throw_error(
+          Code::kLeaseConflict, "cannot take a view of ", name_of(array),
+          ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
+          "or `with a.write():`, or while a.lease() holds");
     case Refusal::Reason::kOwnerDied:
       throw Error(Code::kOwnerDied,
                   concat(what, ": ", dead_owner_text(refusal.obstacle),

@@ -148,7 +148,7 @@ def end_by(way, process):
             process.answer()
 
 
-@pytest.mark.parametrize("ways", itertools.permutations(["kill", "exit", "drop"]), ids="-".join)
+@pytest.mark.parametrize("ways", list(itertools.permutations(["kill", "exit", "drop"])), ids="-".join)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["maker first", "maker later"])
 def test_a_name_is_free_after_its_users_have_ended_in_any_order(name, ways, order):
     with Other() as maker, Other() as second, Other() as third:

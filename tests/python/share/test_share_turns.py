@@ -185,8 +185,8 @@ def test_native_functions_of_two_processes_take_turns(other, tmp_path):
     code = """
 f = tn.c_function(library, "int add_slowly(int64_t *data, size_t n)")
 for _ in range(30):
-    tn.push(f, tn.inout(a)).wait()
-    f(a)
+    tn.push(f, tn.inout(a), a.size).wait()
+    f(a, a.size)
 """
     a = tn.zeros(1000, "int64", shared=True)
     other.start(code, library=library, a=a)
