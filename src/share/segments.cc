@@ -174,8 +174,9 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
     std::copy(shape.begin(), shape.end(), array.shape);
     SegmentPlan plan{options.name, nbytes, 1, &array, options.has_huge_pages, options.node};
     std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
-    os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
-               concat("a shared array of ", nbytes, " bytes"));
+    os::commit(
+        fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
+        concat("a shared array of ", nbytes, " bytes", options.has_huge_pages ? " in huge pages" : ""));
     segment = &add(std::move(fresh));
     place = {segment->take_block(0, std::max<uint64_t>(nbytes, 1)), 0, true};
   } else {

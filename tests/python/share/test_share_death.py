@@ -325,7 +325,9 @@ def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
 def test_memory_that_a_dead_process_alone_had_is_given_back():
     before = shared_kib()
     for _ in range(3):
-        killed_in("a = tn.ones(50_000_000, 'int8', shared=True); b = tn.ones(30_000_000, 'int8', shared='big-x')")
+        killed_in(
+            "a = tn.ones(50_000_000, 'int8', shared=True); b = tn.ones(30_000_000, 'int8', shared='big-x')"
+        )
     assert shared_kib() - before < 60_000
 
 

@@ -40,9 +40,10 @@ def soon(try_it, seconds=20):
 
 def test_others_find_an_array_by_its_name(name, other):
     a = tn.zeros((2, 3), "int16", shared=name)
-    assert other.ask(
-        "b = tn.attach(name); b[1] = [4, 5, 6]; (b.shape, b.dtype.name, b.shared)", name=name
-    ) is None
+    assert (
+        other.ask("b = tn.attach(name); b[1] = [4, 5, 6]; (b.shape, b.dtype.name, b.shared)", name=name)
+        is None
+    )
     assert other.ask("b.shape, b.dtype.name, b.shared, b.writable") == ((2, 3), "int16", True, True)
     assert a.tolist() == [[0, 0, 0], [4, 5, 6]]
 
@@ -192,7 +193,10 @@ def test_of_processes_that_race_to_make_a_name_one_wins(name):
     """
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(race), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", textwrap.dedent(race), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(3)
     ]
@@ -257,7 +261,9 @@ assert child.stdout.readline() == b'here\\n'
 
 def test_sharing_starts_no_process_and_makes_no_file(other):
     before = set(os.listdir("/dev/shm")) | set(os.listdir("/tmp"))
-    other.ask("a = tn.zeros(4, shared=True); b = tn.zeros(4, shared=n); a[0] = 1; b[0] = 1", n=f"x-{os.getpid()}")
+    other.ask(
+        "a = tn.zeros(4, shared=True); b = tn.zeros(4, shared=n); a[0] = 1; b[0] = 1", n=f"x-{os.getpid()}"
+    )
     children = Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text()
     assert children == ""
     after = set(os.listdir("/dev/shm")) | set(os.listdir("/tmp"))

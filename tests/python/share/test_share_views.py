@@ -176,11 +176,19 @@ def test_operators_and_ufuncs_are_calls(a, other):
     a *= a
     np.add(a, 1, out=a)
     np.add.at(a, (0, 0), 1)
-    assert np.add(a, a, where=tn.ones((2, 3), "bool", shared=True)).tolist() == [[54, 52, 52], [52] * 3]
+    assert np.add(
+        a, a, out=np.zeros((2, 3), "int32"), where=tn.ones((2, 3), "bool", shared=True)
+    ).tolist() == [[54, 52, 52], [52] * 3]
     assert a.tolist() == [[27, 26, 26], [26] * 3]
     other.ask("lease = a.lease('w'); tn.set_lock_timeout(None)", a=a)
     before = tn.set_lock_timeout(0.2)
-    for attempt in (lambda: a + 1, lambda: a.__iadd__(1), lambda: np.add(a, 1), lambda: a == 1, lambda: 2 in a):
+    for attempt in (
+        lambda: a + 1,
+        lambda: a.__iadd__(1),
+        lambda: np.add(a, 1),
+        lambda: a == 1,
+        lambda: 2 in a,
+    ):
         with pytest.raises(TimeoutError, match=f"process {other.pid}"):
             attempt()
     tn.set_lock_timeout(before)
