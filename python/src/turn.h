@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that work on views of arrays for as long as they run: operators, ufuncs, native functions. A view of an
-// array that other processes use, too, needs a lease. Code that has one goes on under it; for other code the
-// call takes a lease of its own, as every call does that needs no view.
+// Calls that work on views of arrays for as long as they run: operators, ufuncs, native functions. A view of
+// an array that other processes use, too, needs a lease. Code that has one goes on under it; for other code
+// the call takes a lease of its own, as every call does that needs no view.
 #pragma once
 
 #include "python.h"

@@ -154,8 +154,8 @@ class Queue {
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
   void open_waiting_views(const Entry& removed, ReadyList* ready) noexcept;
-  // What has become of the views under an entry that ends: some are the host's own now, and some of those keep
-  // an entry waiting.
+  // What has become of the views under an entry that ends: some are the host's own now, and some of those
+  // keep an entry waiting.
   struct Moved {
     bool is_any = false;
     bool is_in_the_way = false;

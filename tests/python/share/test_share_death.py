@@ -265,6 +265,16 @@ def test_waiters_in_every_kind_of_wait_go_on_after_a_death(other, another):
     assert a.tolist() == [5] * 4
 
 
+WRITE_ON = """
+b = tn.zeros(100_000, "int64", shared=True)
+while True:
+    for row in a:
+        with row.write(on_owner_died="ignore") as v:
+            v += 1
+    b[...] = 1
+"""
+
+
 def test_a_process_that_is_killed_again_and_again_leaves_nothing_behind():
     a = tn.zeros((8, 1000), "int32", shared=True)
     n = 300 if os.environ.get("TENON_SOAK") else 12
@@ -273,11 +283,7 @@ def test_a_process_that_is_killed_again_and_again_leaves_nothing_behind():
     before = shared_kib()
     for i in range(n):
         with Other() as process:
-            process.start(
-                "b = tn.zeros(100_000, 'int64', shared=True)\n"
-                "while True:\n  for i in range(8):\n    with a[i].write(on_owner_died='ignore') as v: v += 1\n    b[...] = i",
-                a=a,
-            )
+            process.start(WRITE_ON, a=a)
             time.sleep(0.002 * (i % 7))
             process.kill()
         a[...] = 0
@@ -297,8 +303,8 @@ def test_a_name_whose_maker_was_killed_while_it_wrote_is_free():
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["soon", "asleep"])
 def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
-    """Its oracle: the time from kill() to the return of the wait in a thread of this process, of which Python is a
-    part: the thread has to get the GIL. There is no upper limit but that of an order of magnitude."""
+    """Its oracle: the time from kill() to the return of the wait in a Python thread, which has to get the GIL
+    for that. The limit is far above what is measured, and below a wait without a wake-up."""
     a = tn.zeros(4, "int32", shared=True)
     waits = []
     for _ in range(8):
@@ -318,16 +324,13 @@ def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
             thread.join(SECONDS)
             waits.append((woken[0] - killed) / 1000)
     record_property("microseconds", sorted(waits))
-    print(f"microseconds from kill to lease: {sorted(map(round, waits))}")
-    assert statistics.median(waits) < 20_000
+    assert statistics.median(waits) < 25_000
 
 
 def test_memory_that_a_dead_process_alone_had_is_given_back():
     before = shared_kib()
     for _ in range(3):
-        killed_in(
-            "a = tn.ones(50_000_000, 'int8', shared=True); b = tn.ones(30_000_000, 'int8', shared='big-x')"
-        )
+        killed_in("a, b = tn.ones(50_000_000, 'int8', shared=True), tn.ones(30_000_000, 'int8', shared='x')")
     assert shared_kib() - before < 60_000
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes take turns with a shared array: blocks, ops, calls, tasks; and what a wait says that is too long."""
+"""Processes take turns with a shared array: blocks, ops, calls, tasks; what a wait says that is too long."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import native_library
 import numpy as np
@@ -476,7 +477,7 @@ def test_the_handle_of_an_array_that_others_hold_can_be_sent(other, another):
 def test_names_in_messages_are_those_of_the_system(other):
     a = tn.zeros(3, shared=True)
     other.ask("lease = a.lease('w')", a=a)
-    command = open(f"/proc/{other.pid}/comm").read().strip()
+    command = Path(f"/proc/{other.pid}/comm").read_text().strip()
     with pytest.raises(TimeoutError) as told:
         a.lease("r", timeout=0.05)
     assert re.search(rf"process {other.pid} \({re.escape(command)}\)", str(told.value))

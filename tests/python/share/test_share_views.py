@@ -4,6 +4,7 @@
 import asyncio
 import ctypes
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_view_that_is_taken_under_a_lease_keeps_the_memory(take, a, other):
         view = take(a)
     other.start("tn.set_lock_timeout(None)\na[...] = 5", a=a)
     assert other.is_busy()
-    assert [holder.kind for holder in a.leases()][0] == "view"
+    assert next(holder.kind for holder in a.leases()) == "view"
     del view
     gc.collect()
     other.answer()
@@ -62,7 +63,8 @@ def test_a_view_that_survives_its_block_is_told_of_with_its_line(mode, a, other)
     with pytest.raises(tn.LeaseEscaped) as told, getattr(a, mode)() as v:
         v.sum()
         kept.append(np.asarray(a))  # the line
-    line = next(n for n, text in enumerate(open(__file__), 1) if text.rstrip().endswith("# the line"))
+    lines = Path(__file__).read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if text.endswith("# the line"))
     assert f"test_share_views.py:{line}" in str(told.value)
     assert "other processes cannot have it" in str(told.value)
     other.ask("tn.set_lock_timeout(0.2)")
@@ -133,11 +135,10 @@ def test_survivors_do_not_replace_an_exception(a):
 
 def test_a_survivor_of_a_nested_block_is_the_outer_one_s(a):
     kept = []
-    with pytest.raises(tn.LeaseEscaped):
+    with pytest.raises(tn.LeaseEscaped), a.write():
         with a.write():
-            with a.write():
-                kept.append(np.asarray(a))
-            kept[0][...] = 3
+            kept.append(np.asarray(a))
+        kept[0][...] = 3
     kept.clear()
     assert a.tolist() == [[3] * 3] * 2
 
