@@ -361,6 +361,12 @@ class NDArray:
         """Whether elements may be written through this array."""
 
     @property
+    def shared(self) -> _bool:
+        """
+        Whether other processes can use the memory: it was made with shared=, attached, or came from one.
+        """
+
+    @property
     def version(self) -> int:
         """
         A number that has moved when elements may have changed; it moves at every
@@ -525,7 +531,7 @@ class NDArray:
         OpError
             The op that was to write it has failed.
         LeaseEscaped
-            At the end: a view lives on, and work waits behind the block.
+            At the end: a view lives on, and work waits behind the block, or the array is shared.
         """
 
     def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
@@ -720,8 +726,6 @@ def attach(name: str, readonly: _bool = False) -> NDArray:
     MemoryError, OSError
         There are no addresses, or no file descriptors, left.
     """
-
-def is_shared(array: NDArray) -> _bool: ...
 
 def send_array(array: NDArray) -> bytes: ...
 

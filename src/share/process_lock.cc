@@ -37,6 +37,16 @@ Record& ProcessLock::record(const Attempt& attempt) const noexcept {
   return segment_.participant().record(attempt.record);
 }
 
+ProcessLock::Bytes ProcessLock::bytes_of(const engine::Extent& extent) const noexcept {
+  const Block& b = block();
+  const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
+  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
+  const auto offset = [&](uintptr_t address) {
+    return address <= base ? 0 : std::min<uint64_t>(address - base, nbytes);
+  };
+  return {offset(extent.begin), offset(extent.end)};
+}
+
 // Enters the request: it waits from now on.
 bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
                         Refusal* refusal) noexcept {
@@ -51,13 +61,9 @@ bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, 
   attempt->overwrites = asked.overwrites;
   Block& b = block();
   Record& r = record(*attempt);
-  const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
-  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
-  const auto offset = [&](uintptr_t address) {
-    return address <= base ? 0 : std::min<uint64_t>(address - base, nbytes);
-  };
-  store(r.begin, offset(asked.extent.begin));
-  store(r.end, offset(asked.extent.end));
+  const Bytes bytes = bytes_of(asked.extent);
+  store(r.begin, bytes.begin);
+  store(r.end, bytes.end);
   store(r.since_ns, now_ns());
   const bool has_owner =
       claim.kind != engine::Kind::kOp && !claim.is_detached.load(std::memory_order_relaxed);
@@ -327,6 +333,30 @@ void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}
 
 void ProcessLock::disown(engine::Pass pass) noexcept {
   store(segment_.participant().record(pass - 1).thread, 0u);
+}
+
+void ProcessLock::visit_others(const engine::Extent& extent,
+                               void (*visit)(const engine::Obstacle&, void* context),
+                               void* context) noexcept {
+  const Control& control = segment_.control();
+  const uint32_t self = segment_.participant().index();
+  const Bytes bytes = bytes_of(extent);
+  const BlockLock lock(block());
+  visit_bits(block().present, [&](uint32_t p) {
+    if (p == self || !control.has_slot(p) || is_dead(look(life_word(control.life(p))))) return;
+    const Slot& slot = control.slot(p);
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const Record& other = slot.records[i];
+      const uint64_t word = look(other.state);
+      if (RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_) continue;
+      if (other.begin.load(std::memory_order_relaxed) >= bytes.end) continue;
+      if (other.end.load(std::memory_order_relaxed) <= bytes.begin) continue;
+      Obstacle obstacle;
+      describe(slot, other, &obstacle);
+      visit(obstacle, context);
+    }
+  });
 }
 
 bool ProcessLock::precedes(const engine::Gate& other) const noexcept {

@@ -30,6 +30,8 @@ class ProcessLock final : public engine::Gate {
   void leave(engine::Pass pass, bool has_written) noexcept override;
   void disown(engine::Pass pass) noexcept override;
   bool precedes(const engine::Gate& other) const noexcept override;
+  void visit_others(const engine::Extent& extent, void (*visit)(const engine::Obstacle&, void* context),
+                    void* context) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
 
@@ -70,6 +72,12 @@ class ProcessLock final : public engine::Gate {
  private:
   bool begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
              engine::Refusal* refusal) noexcept;
+  // Counted from the begin of the block.
+  struct Bytes {
+    uint64_t begin;
+    uint64_t end;
+  };
+  Bytes bytes_of(const engine::Extent& extent) const noexcept;
   Record& record(const Attempt& attempt) const noexcept;
   void free_record(uint32_t record) noexcept;
   void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;

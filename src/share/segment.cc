@@ -73,7 +73,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper
   segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
   const uint64_t control = round_up(control_end(h.blocks), page);
   if (plan.has_huge_pages) {
-    os::commit(segment->file_, 0, control, "the control part of a shared segment");
+    os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
   } else {
     os::commit(segment->file_, 0, kSlotsAt, "the control part of a shared segment");
     os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");

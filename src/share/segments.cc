@@ -169,7 +169,7 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
                          options.has_huge_pages, options.node};
   std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
   os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
-             concat(nbytes, " bytes of shared memory"));
+             concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
   uint64_t at = 0;
   for (const uint64_t size : sizes) {
