@@ -195,6 +195,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   std::byte* const data = segment->data() + place.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
   if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
+  if (options.prepare) options.prepare(data);
   try {
     Ref<Storage> storage = storage_of(*segment, place.block, generation, false);
     (void)segment->leave(place.block);

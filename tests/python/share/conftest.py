@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For every test of shared arrays: no process and no file of it is left."""
+
+import os
+from pathlib import Path
+
+import pytest
+from other_process import Other
+
+
+def pytest_collection_modifyitems(items):
+    """Nothing here may take longer than a minute, but what says so itself."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(60))
+
+
+def names_of_files():
+    return {f"{folder}/{name}" for folder in ("/dev/shm", "/tmp") for name in os.listdir(folder)}
+
+
+@pytest.fixture(autouse=True)
+def no_file_is_left():
+    before = names_of_files()
+    yield
+    left = {name for name in names_of_files() - before if "/tenon" in name and "generators" not in name}
+    assert not left, left
+
+
+@pytest.fixture
+def other():
+    with Other() as process:
+        yield process
+
+
+@pytest.fixture
+def another():
+    with Other() as process:
+        yield process
