@@ -6,6 +6,8 @@ import multiprocessing as mp
 import os
 import pickle
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -462,3 +464,13 @@ def test_a_buffer_for_floats_at_one_time_and_ints_at_another_takes_less_memory()
     assert arena.nbytes <= file.stat().st_blocks * 512 < arena.nbytes + (4 << 20)
     with arena.use("features") as f:
         f.C[:] = 1
+
+
+def test_the_example_shares_one_buffer_for_floats_and_ints_between_processes():
+    example = Path(__file__).parents[3] / "examples/arena.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        "1200000 bytes instead of 2000000",
+        "counts: [1 2 3] 50000",
+        "layout 'features' cannot be read: the arena holds 'counts'; who writes it, changes the layout",
+    ]
