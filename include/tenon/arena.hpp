@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <source_location>
 #include <span>
 #include <string>
 #include <string_view>
@@ -62,10 +63,11 @@ class Arena {
     return name != nullptr ? name : "";
   }
 
-  // The arrays of a layout, as long as the result lives. For writing it changes the layout if need be. Fails
-  // as tenon_arena_use.
-  ArenaUse use(const std::string& layout, Access access = Access::kWrite,
-               std::chrono::nanoseconds timeout = forever) const;
+  // The arrays of a layout, as long as the result lives. For writing it changes the layout if need be. flags:
+  // TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED. Fails as tenon_arena_use.
+  ArenaUse use(const std::string& layout, Access access = Access::kWrite, uint32_t flags = 0,
+               std::chrono::nanoseconds timeout = forever,
+               std::source_location where = std::source_location::current()) const;
 
  private:
   class Described {
@@ -102,15 +104,16 @@ class ArenaUse {
   ArenaUse(ArenaUse&&) = default;
   ArenaUse& operator=(ArenaUse&&) = delete;
   ~ArenaUse() {
-    if (lease_ == nullptr) return;
+    if (held_ == nullptr) return;
     if (is_write_ && std::uncaught_exceptions() > exceptions_) {
-      (void)tenon_lease_fail(lease_.get(), "the scope that wrote it was left by an exception");
+      (void)tenon_lease_fail(&held_->lease, "the scope that wrote the arena was left by an exception");
     } else {
-      (void)tenon_lease_release(lease_.get());
+      (void)tenon_lease_release(&held_->lease);
     }
   }
 
-  // An array of the layout, to be used as long as this lives. Fails with NOT_FOUND.
+  // An array of the layout, to be used, and views of it to be destroyed, as long as this lives. Fails with
+  // NOT_FOUND.
   Array array(std::string_view name) const {
     const int32_t n = tenon_arena_layout(arena_.get(), layout_).n;
     for (int32_t i = 0; i < n; ++i) {
@@ -124,25 +127,36 @@ class ArenaUse {
 
  private:
   friend class Arena;
-  ArenaUse(const Arena& arena, const std::string& layout, Access access, std::chrono::nanoseconds timeout)
-      : arena_(arena), lease_(new tenon_lease TENON_LEASE_INIT), is_write_(access == Access::kWrite) {
+  // What must not move.
+  struct Held {
+    explicit Held(const std::source_location& where) : site(where) {}
+    tenon_lease lease = TENON_LEASE_INIT;
+    detail::Site site;
+  };
+
+  ArenaUse(const Arena& arena, const std::string& layout, Access access, uint32_t flags,
+           std::chrono::nanoseconds timeout, const std::source_location& where)
+      : arena_(arena), held_(std::make_unique<Held>(where)), is_write_(access == Access::kWrite) {
     tenon_lease_options options{};
     options.struct_size = sizeof options;
     options.access = static_cast<int32_t>(access);
+    options.flags = flags;
     options.timeout_ns = detail::timeout_ns(timeout);
-    call(tenon_arena_use, arena.get(), layout.c_str(), &options, lease_.get());
+    options.site = held_->site.text();
+    call(tenon_arena_use, arena.get(), layout.c_str(), &options, &held_->lease);
     layout_ = tenon_arena_active(arena.get(), nullptr);
   }
 
   Arena arena_;
-  std::unique_ptr<tenon_lease> lease_;
+  std::unique_ptr<Held> held_;
   bool is_write_;
   int exceptions_ = std::uncaught_exceptions();
   int32_t layout_ = -1;
 };
 
-inline ArenaUse Arena::use(const std::string& layout, Access access, std::chrono::nanoseconds timeout) const {
-  return ArenaUse(*this, layout, access, timeout);
+inline ArenaUse Arena::use(const std::string& layout, Access access, uint32_t flags,
+                           std::chrono::nanoseconds timeout, std::source_location where) const {
+  return ArenaUse(*this, layout, access, flags, timeout, where);
 }
 
 }  // namespace api0

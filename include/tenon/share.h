@@ -128,12 +128,23 @@ TENON_API tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout
 TENON_API int32_t tenon_arena_active(const tenon_arena* arena, uint64_t* generation);
 
 /* Takes a lease under which the arrays of a layout may be used. For writing it changes the arena to the
- * layout if need be: then the elements have no values. Fails as tenon_lease_acquire, with NOT_FOUND (no such
+ * layout if need be: then the elements have no values, and that the writing of others failed is of no
+ * account. Fails as tenon_lease_acquire, with NOT_FOUND (no such
  * layout) and LEASE_CONFLICT (for reading, and it has another layout; to be changed, and views of the other
  * layout live on, or the caller uses it). */
 TENON_API tenon_status tenon_arena_use(tenon_arena* arena, const char* layout,
                                        const tenon_lease_options* options, tenon_lease* lease,
                                        tenon_error* error);
+
+/* The same for a task of an asynchronous program: as tenon_lease_request, but that tenon_arena_enter takes
+ * the place of tenon_lease_check. */
+TENON_API tenon_status tenon_arena_request(tenon_arena* arena, const tenon_lease_options* options,
+                                           tenon_lease* lease, void (*done)(void* context), void* context,
+                                           int32_t* is_granted, tenon_error* error);
+/* Under a lease that tenon_arena_request was granted: the layout may be used from now on. Fails as
+ * tenon_arena_use; then the lease is not held. VALUE: it is no lease of this arena's; then it is. */
+TENON_API tenon_status tenon_arena_enter(tenon_arena* arena, const char* layout, tenon_lease* lease,
+                                         tenon_error* error);
 
 /* An array of a layout. It may be used under tenon_arena_use of that layout only: at other times its bytes
  * may be those of another one. Fails with INDEX. */

@@ -45,16 +45,26 @@ class NativeLease {
     options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
     call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
   }
+  // After a grant of request().
+  void enter(const Arena& arena, const std::string& layout) {
+    call(tenon_arena_enter, arena.get(), layout.c_str(), &lease_);
+  }
 
   // True: it is held. Else told() is called when it has been granted, and check() or cancel() is to follow.
-  static bool request(nb::handle_t<NativeLease> self, nb::object told, uint64_t task) {
+  // Of an arena, if one is given; then enter() takes the place of check().
+  static bool request(nb::handle_t<NativeLease> self, nb::object told, uint64_t task, const Arena* arena) {
     NativeLease& lease = nb::cast<NativeLease&>(self);
     lease.prepare(task);
     auto* const notice = new Notice(lease, nb::borrow(self), std::move(told));
     int32_t is_granted = 0;
     try {
-      call(tenon_lease_request, &lease.lease_, lease.array_.get(), &lease.options_, tell,
-           static_cast<void*>(notice), &is_granted);
+      if (arena != nullptr) {
+        call(tenon_arena_request, arena->get(), &lease.options_, &lease.lease_, tell,
+             static_cast<void*>(notice), &is_granted);
+      } else {
+        call(tenon_lease_request, &lease.lease_, lease.array_.get(), &lease.options_, tell,
+             static_cast<void*>(notice), &is_granted);
+      }
     } catch (...) {
       owners::release(notice);
       throw;
@@ -167,8 +177,11 @@ void add_leases(nb::module_& module) {
       .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0)
       .def("use", &NativeLease::use, nb::arg("arena"), nb::arg("layout"), nb::arg("timeout").none(),
            nb::arg("task"))
+      .def("enter", &NativeLease::enter, nb::arg("arena"), nb::arg("layout"))
       .def("request", &NativeLease::request, nb::arg("told"), nb::arg("task"),
-           nb::sig("def request(self, told: Callable[[], object], task: int) -> bool"))
+           nb::arg("arena").none() = nb::none(),
+           nb::sig("def request(self, told: Callable[[], object], task: int, arena: NativeArena | None = "
+                   "None) -> bool"))
       .def("check", &NativeLease::check)
       .def("cancel", &NativeLease::cancel)
       .def("release", &NativeLease::release)

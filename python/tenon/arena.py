@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
@@ -13,7 +14,7 @@ from ._core import NativeLease, NDArray
 from ._errors import LeaseEscaped, OwnerDied, text_of
 from ._planner import Plan, plan
 from ._tasks import current_task, number_of
-from .lease import end_views, leases, no_other_search, repair
+from .lease import describe_wait, end_views, granted, leases, no_other_search, repair
 from .share import OnOwnerDied, Shared, check_on_owner_died, settings
 
 Fields = Mapping[str, tuple[Any, Any]]
@@ -60,30 +61,35 @@ class Arena:
         shared: bool | str | Shared = False,
         buffer: Any = None,
     ) -> None:
-        described = [
-            (name, [(field, dtype, shape) for field, (dtype, shape) in fields.items()])
-            for name, fields in layouts.items()
-        ]
+        described = _described(layouts)
         options = settings(shared)
         if buffer is not None:
             if options is not None:
                 raise ValueError("an arena over a buffer cannot be shared: leave out buffer= or shared=")
-            self._native = _core.NativeArena.over(described, _array_over(buffer))
+            self._set(_core.NativeArena.over(described, _array_over(buffer)))
         elif options is None:
-            self._native = _core.NativeArena.create(described, None, False, False, -1)
+            self._set(_core.NativeArena.create(described, None, False, False, -1))
         else:
-            self._native = _core.NativeArena.create(described, *options)
+            self._set(_core.NativeArena.create(described, *options))
+
+    def _set(self, native: _core.NativeArena) -> None:
+        self._native = native
+        self._data = native.data()
+        self._layouts = {
+            name: (i, {field: (dtype, shape) for field, dtype, shape in fields})
+            for i, (name, fields) in enumerate(native.layouts())
+        }
 
     @classmethod
-    def attach(cls, name: str) -> Arena:
-        """The arena that a process of this user shares under a name. Raises as `tenon.attach`, and ValueError
-        where the name is that of something else."""
-        return cls._of(_core.NativeArena.open(_core.attach(name)))
+    def attach(cls, name: str, readonly: bool = False) -> Arena:
+        """The arena that a process of this user shares under a name; with ``readonly`` its layouts can only
+        be read. Raises as `tenon.attach`, and ValueError where the name is that of something else."""
+        return cls._of(_core.attach(name, readonly))
 
     @classmethod
-    def _of(cls, native: _core.NativeArena) -> Arena:
+    def _of(cls, memory: NDArray) -> Arena:
         arena = object.__new__(cls)
-        arena._native = native
+        arena._set(_core.NativeArena.open(memory))
         return arena
 
     @property
@@ -97,10 +103,7 @@ class Arena:
     @property
     def layouts(self) -> dict[str, dict[str, tuple[_core.dtype, tuple[int, ...]]]]:
         """The fields of each layout, with dtype and shape."""
-        return {
-            name: {field: (dtype, shape) for field, dtype, shape in fields}
-            for name, fields in self._native.layouts()
-        }
+        return {name: dict(fields) for name, (_, fields) in self._layouts.items()}
 
     @property
     def active(self) -> str | None:
@@ -118,8 +121,10 @@ class Arena:
         mode: Literal["r", "w"] = "w",
         timeout: float | None = None,
         on_owner_died: OnOwnerDied = "raise",
+        overwrite: bool = False,
     ) -> Use:
-        """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays: ``f.A``.
+        """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays: ``f.A``. Also
+        ``async with``, without the timeout.
 
         Parameters
         ----------
@@ -130,21 +135,28 @@ class Arena:
         timeout : float, optional
             Seconds. None: as long as it takes, but for other processes as `set_lock_timeout` says.
         on_owner_died : {'raise', 'ignore'} or callable
-            As of `NDArray.read`. The function gets the arena's bytes.
+            As of `NDArray.read`. The function gets the arena's bytes; `active` says of which layout.
+        overwrite : bool
+            Every element is written before any is read: works also where an exception has ended the block
+            that wrote this layout. (A change of the layout always does.)
 
         Raises
         ------
+        KeyError
+            There is no such layout.
         LeaseConflict
             To be read, and it holds another layout. To be changed, and views of the other layout live on,
             which the message names, or the caller itself uses it.
-        FileNotFoundError
-            There is no such layout.
+        OpError
+            An exception has ended the block that wrote this layout, in this process.
+        TypeError
+            NumPy has no dtype for a field.
         TimeoutError, DeadlockError, OwnerDied
             As `NDArray.read`.
         LeaseEscaped
             At the end of the block: a view of a shared arena lives on, so that others cannot use it.
         """
-        return Use(self._native, layout, mode, timeout, on_owner_died)
+        return Use(self, layout, mode, timeout, on_owner_died, overwrite)
 
     def __reduce__(self) -> tuple[Any, ...]:
         memory = self._native.memory()
@@ -153,13 +165,45 @@ class Arena:
         return _open, (memory,)
 
     def __repr__(self) -> str:
-        layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in self.layouts.items())
+        layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in self._layouts.items())
         saved = self.total_nbytes - self.nbytes
         return f"<tenon.Arena of {self.nbytes} bytes, {saved} less than side by side: {layouts}>"
 
 
 def _open(memory: NDArray) -> Arena:
-    return Arena._of(_core.NativeArena.open(memory))
+    return Arena._of(memory)
+
+
+def _described(layouts: Any) -> list[tuple[str, list[tuple[str, Any, Any]]]]:
+    """The layouts as the native part takes them, which checks the rest."""
+    described = []
+    for name, fields in _items(layouts, "layouts"):
+        parts = []
+        for field, what in _items(fields, f"layout {name!r}"):
+            if not isinstance(what, tuple | list) or len(what) != 2:
+                raise TypeError(f"field {field!r} of layout {name!r} is {what!r}: it must be (dtype, shape)")
+            parts.append((field, *what))
+        described.append((name, parts))
+    return described
+
+
+def _items(mapping: Any, what: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{what} is {mapping!r}: it must be a mapping of names")
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{what} has the name {name!r}: names must be str")
+        if "\0" in name or not _is_utf8(name):
+            raise ValueError(f"{what} has the name {name!r}, which cannot be written as UTF-8 without NUL")
+        yield name, value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _array_over(buffer: Any) -> NDArray:
@@ -168,7 +212,9 @@ def _array_over(buffer: Any) -> NDArray:
     try:
         return _core.from_buffer(buffer, "uint8")
     except TypeError:
-        return _core.share(buffer)
+        if hasattr(buffer, "__dlpack__"):
+            return _core.from_dlpack(buffer, copy=False)
+        raise
 
 
 class Use:
@@ -176,53 +222,83 @@ class Use:
 
     def __init__(
         self,
-        native: _core.NativeArena,
+        arena: Arena,
         layout: str,
         mode: Literal["r", "w"],
         timeout: float | None,
         on_owner_died: OnOwnerDied,
+        overwrite: bool,
     ) -> None:
+        if layout not in arena._layouts:
+            raise KeyError(f"the arena has no layout {layout!r}, but {', '.join(arena._layouts)}")
         if mode not in ("r", "w"):
             raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
-        self._native = native
+        if overwrite and mode == "r":
+            raise ValueError("mode is 'r': what is only read, cannot be overwritten")
+        self._arena = arena
         self._layout = layout
-        self._mode = mode
+        self._is_write = mode == "w"
+        self._is_overwrite = overwrite
         self._timeout = timeout
         self._on_owner_died = check_on_owner_died(on_owner_died)
         self._lease: NativeLease | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._fields: ArenaFields | None = None
         self._roots: list[Any] = []
 
-    def __enter__(self) -> ArenaFields:
+    def _begin(self) -> NativeLease:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call use() again")
-        data = self._native.data()
         ignores = self._on_owner_died == "ignore"
-        self._lease = NativeLease(data, self._mode == "w", ignores_owner_died=ignores)
+        self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
+        self._task = current_task()
+        return self._lease
+
+    def __enter__(self) -> ArenaFields:
+        lease = self._begin()
         while True:
             try:
-                self._lease.use(self._native, self._layout, self._timeout, number_of(current_task()))
+                lease.use(self._arena._native, self._layout, self._timeout, number_of(self._task))
                 break
             except OwnerDied as error:
-                repair(data, error, self._on_owner_died)
-        try:
-            return self._views()
-        except BaseException:
-            self._fields = None
-            self._roots.clear()
-            self._lease.release()
-            raise
+                repair(self._arena._data, error, self._on_owner_died)
+        return self._views(lease)
 
-    def _views(self) -> ArenaFields:
-        layouts = self._native.layouts()
-        index = next(i for i, (name, _) in enumerate(layouts) if name == self._layout)
+    async def __aenter__(self) -> ArenaFields:
+        if self._timeout is not None:
+            raise ValueError("async with waits without a timeout: use asyncio.timeout()")
+        lease = self._begin()
+        arena = self._arena
+        while True:
+            try:
+                await granted(
+                    lease, self._task, lambda: describe_wait(arena._data, self._is_write), arena._native
+                )
+                lease.enter(arena._native, self._layout)
+                break
+            except OwnerDied as error:
+                repair(arena._data, error, self._on_owner_died)
+        return self._views(lease)
+
+    def _views(self, lease: NativeLease) -> ArenaFields:
+        index, fields = self._arena._layouts[self._layout]
         views = {}
-        for k, (name, _, _) in enumerate(layouts[index][1]):
-            array = self._native.array(index, k)
-            # As of a block on an array: what is made of the view stands on the root.
-            root = (array if self._mode == "w" else array.readonly()).numpy()
-            self._roots.append(root)
-            views[name] = root[...]
+        try:
+            for k, name in enumerate(fields):
+                array = self._arena._native.array(index, k)
+                # As of a block on an array: what is made of the view stands on the root.
+                try:
+                    root = (array if self._is_write else array.readonly()).numpy()
+                except TypeError as error:
+                    raise TypeError(f"field {name!r} of layout {self._layout!r}: {error}") from None
+                self._roots.append(root)
+                views[name] = root[...]
+        except BaseException:
+            root = None
+            views.clear()
+            self._roots.clear()
+            lease.release()
+            raise
         self._fields = ArenaFields(views)
         return self._fields
 
@@ -231,9 +307,16 @@ class Use:
     ) -> None:
         self._end(error, sys._getframe(1))
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error, sys._getframe(1))
+
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         assert self._lease is not None and self._fields is not None
-        views = self._fields._let_go()
+        self._task = None
+        views = list(self._fields.__dict__.values())
+        self._fields.__dict__.clear()
         self._fields = None
         is_free = True
         while views:
@@ -243,17 +326,17 @@ class Use:
                     is_free &= end_views(own, root, frame)
             del root, own
         del frame
-        if error is not None and self._mode == "w":
-            self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
+        if error is not None and self._is_write:
+            has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
         else:
-            self._lease.release()
-        data = self._native.data()
-        if is_free or error is not None or not _core.is_shared(data):
+            has_escaped = self._lease.release()
+        data = self._arena._data
+        if error is not None or not (has_escaped or (not is_free and _core.is_shared(data))):
             return
         left = [holder for holder in leases(data) if holder.kind == "view"]
         places = ", ".join(sorted({holder.site for holder in left if holder.site}))
         raise LeaseEscaped(
-            f"{len(left)} views of the arena live on after the block, and keep other processes from it"
+            f"views of the arena live on after the block, in the way of others ({len(left)})"
             f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
         )
 
@@ -265,15 +348,13 @@ class ArenaFields:
         self.__dict__.update(views)
 
     def __getitem__(self, name: str) -> Any:
-        return self.__dict__[name]
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise KeyError(f"the layout in use has no field {name!r}, or its block has ended") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.__dict__)
-
-    def _let_go(self) -> list[Any]:
-        views = list(self.__dict__.values())
-        self.__dict__.clear()
-        return views
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the layout in use has no field {name!r}, or its block has ended")

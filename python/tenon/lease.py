@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -223,25 +223,11 @@ class Block:
         lease = self._begin()
         while True:
             try:
-                await self._take(lease)
+                await granted(lease, self._task, self._describe_wait)
+                lease.check()
                 return self._view_of_array()
             except OwnerDied as error:
                 repair(self._array, error, self._on_owner_died)
-
-    async def _take(self, lease: NativeLease) -> None:
-        granted = Signal(self._describe_wait)
-
-        def tell() -> None:
-            if not granted.set():
-                lease.cancel()
-
-        if not lease.request(tell, number_of(self._task)):
-            try:
-                await granted
-            except BaseException:
-                lease.cancel()
-                raise
-            lease.check()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -249,9 +235,7 @@ class Block:
         self._end(error, sys._getframe(1))
 
     def _describe_wait(self) -> str:
-        holders = (holder for holder in leases(self._array) if holder.is_granted and holder.kind != "view")
-        behind = next((f"{holder.kind} of {holder.site}" for holder in holders if holder.site), "others")
-        return f"a lease for {'writing' if self._is_write else 'reading'} behind {behind}"
+        return describe_wait(self._array, self._is_write)
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         self._task = None
@@ -281,6 +265,34 @@ def _tell_of_escaped(array: NDArray) -> None:
         f"{len(views)} views of the array live on after the block, and {behind}"
         f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
     )
+
+
+async def granted(
+    lease: NativeLease,
+    task: asyncio.Task[Any] | None,
+    describe: Callable[[], str],
+    arena: _core.NativeArena | None = None,
+) -> None:
+    """Until a lease that is asked for now is granted to a task: to be checked then, or, of an arena,
+    entered."""
+    signal = Signal(describe)
+
+    def tell() -> None:
+        if not signal.set():
+            lease.cancel()
+
+    if not lease.request(tell, number_of(task), arena):
+        try:
+            await signal
+        except BaseException:
+            lease.cancel()
+            raise
+
+
+def describe_wait(array: NDArray, is_write: bool) -> str:
+    holders = (holder for holder in leases(array) if holder.is_granted and holder.kind != "view")
+    behind = next((f"{holder.kind} of {holder.site}" for holder in holders if holder.site), "others")
+    return f"a lease for {'writing' if is_write else 'reading'} behind {behind}"
 
 
 def end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:

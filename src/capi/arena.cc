@@ -21,6 +21,15 @@ std::span<const tenon_layout> checked(int32_t n, const tenon_layout* layouts) {
   return {layouts, static_cast<size_t>(n)};
 }
 
+// Fails with kNotFound.
+int32_t index_of(const Arena& arena, const char* layout) {
+  const int32_t index = arena.find(layout);
+  if (index >= 0) return index;
+  std::string names;
+  for (const auto& known : arena.layouts()) names += (names.empty() ? "" : ", ") + known.name;
+  throw_error(Code::kNotFound, "the arena has no layout '", layout, "', but ", names);
+}
+
 // nullptr: there is no such layout.
 const share::NamedFields* find(const tenon_arena* arena, int32_t layout) noexcept {
   const auto& layouts = unwrap(arena)->layouts();
@@ -111,14 +120,36 @@ tenon_status tenon_arena_use(tenon_arena* arena, const char* layout, const tenon
     not_null(arena, "arena");
     not_null(layout, "layout");
     const LeaseRequest request = lease_request(lease, options, "tenon_arena_use");
-    const int32_t index = unwrap(arena)->find(layout);
-    if (index < 0) {
-      std::string names;
-      for (const auto& known : unwrap(arena)->layouts()) names += (names.empty() ? "" : ", ") + known.name;
-      throw_error(Code::kNotFound, "the arena has no layout '", layout, "', but ", names);
-    }
+    const int32_t index = index_of(*unwrap(arena), layout);
     unwrap(arena)->use(new (lease) Lease, index, request.access, request.flags, request.owner, options->site,
                        Deadline(options->timeout_ns));
+  });
+}
+
+tenon_status tenon_arena_request(tenon_arena* arena, const tenon_lease_options* options, tenon_lease* lease,
+                                 void (*done)(void*), void* context, int32_t* is_granted,
+                                 tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(arena, "arena");
+    const LeaseRequest request = lease_request(lease, options, "tenon_arena_request");
+    not_null(reinterpret_cast<const void*>(done), "done");
+    not_null(is_granted, "is_granted");
+    const bool is_held = unwrap(arena)->request(new (lease) Lease, request.access, request.flags,
+                                                request.owner, options->site, done, context);
+    *is_granted = is_held ? 1 : 0;
+  });
+}
+
+tenon_status tenon_arena_enter(tenon_arena* arena, const char* layout, tenon_lease* lease,
+                               tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(arena, "arena");
+    not_null(layout, "layout");
+    not_null(lease, "lease");
+    auto* const held = reinterpret_cast<Lease*>(lease);
+    const int32_t index = unwrap(arena)->find(layout);
+    if (index < 0) held->withdraw();
+    unwrap(arena)->enter(held, index_of(*unwrap(arena), layout));
   });
 }
 

@@ -30,6 +30,7 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, engine
   entry_.is_overwrite = flags.is_overwrite && array.is_dense();
   claim_.ignores_dead_owner = flags.ignores_dead_owner;
   claim_.heeds_gate_timeout = flags.heeds_gate_timeout;
+  accepts_failure_ = flags.accepts_failure;
   if (array.size() == 0) claim_.entries = {};
   claim_.owner = owner;
   claim_.site = site;
@@ -42,7 +43,7 @@ void Lease::acquire(const Array& array, Access access, LeaseFlags flags, engine:
   Storage& storage = array.storage();
   engine::Refusal refusal;
   if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing(access), &array);
-  if (storage.region().has_poison.load(std::memory_order_relaxed)) {
+  if (!accepts_failure_ && storage.region().has_poison.load(std::memory_order_relaxed)) {
     if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
       engine::release(claim_);
       throw OpFailure(failure);
@@ -96,17 +97,25 @@ void Lease::check() {
   }
   if (request_ != nullptr && request_->is_refused) {
     const engine::Refusal refusal = request_->refusal;
-    const Access access = entry_.mode == engine::Mode::kWrite ? Access::kWrite : Access::kRead;
-    entry_.is_overwrite = false;  // it has written nothing
-    release();
-    throw_refusal(refusal, doing(access), nullptr);
+    withdraw();
+    throw_refusal(refusal, doing(access()), nullptr);
   }
   drop_request();
+  if (!accepts_failure_) check_value();
+}
+
+void Lease::check_value() {
+  const Storage* const storage = storage_.load(std::memory_order_relaxed);
   if (!storage->region().has_poison.load(std::memory_order_relaxed)) return;
   if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
-    release();
+    withdraw();
     throw OpFailure(failure);
   }
+}
+
+void Lease::withdraw() noexcept {
+  entry_.is_overwrite = false;
+  (void)release();
 }
 
 void Lease::drop_request() noexcept { delete std::exchange(request_, nullptr); }

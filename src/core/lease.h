@@ -15,6 +15,7 @@ struct LeaseFlags {
   bool is_overwrite = false;
   bool ignores_dead_owner = false;
   bool heeds_gate_timeout = false;
+  bool accepts_failure = false;  // also where the memory holds no value: check_value() is to follow
 };
 
 // Never moves while it is held or requested; keeps the storage alive.
@@ -42,6 +43,21 @@ class Lease {
   // other processes take turns: then it is released.
   void check();
 
+  // While it is held. Fails with kOp when the memory holds no value: then it is released.
+  void check_value();
+  // While it is held: released, and nothing was written under it.
+  void withdraw() noexcept;
+  // While it is held, by its owner: every byte will be written before any is read.
+  void declare_overwrite() noexcept { entry_.is_overwrite = entry_.mode == engine::Mode::kWrite; }
+  Access access() const noexcept {
+    return entry_.mode == engine::Mode::kWrite ? Access::kWrite : Access::kRead;
+  }
+  // It is held, and all bytes of the array are its.
+  bool covers(const Array& array) const noexcept {
+    return storage_.load(std::memory_order_relaxed) == &array.storage() &&
+           entry_.extent.contains(array.extent());
+  }
+
   // True if a view that was taken under it is in the way of work that waits.
   bool release() noexcept;
   // The memory holds no value from now on.
@@ -57,6 +73,7 @@ class Lease {
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while held; first: zero memory is a free lease
   engine::Request* request_ = nullptr;      // owned
+  bool accepts_failure_ = false;
   engine::Entry entry_;
   engine::BlockingClaim claim_;
 };

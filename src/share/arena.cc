@@ -7,13 +7,17 @@
 
 #include "base/error.h"
 #include "core/access.h"
+#include "share/layout.h"
 
 namespace tenon::share {
 namespace {
 
 constexpr uint64_t kMark = 0x31414E4552414E54;  // "TNARENA1"
+constexpr uint64_t kAlignment = 64;             // of all new memory
 constexpr uint64_t kDataAlignment = 4096;
 constexpr uint64_t kMostLayouts = 1024;
+
+[[noreturn]] void throw_damaged() { throw_error(Code::kValue, "the description of an arena is damaged"); }
 
 Ref<Array> slice(Array& bytes, uint64_t begin, uint64_t end) {
   const tenon_index index{TENON_INDEX_SLICE, 0, static_cast<int64_t>(begin), static_cast<int64_t>(end), 1};
@@ -36,7 +40,7 @@ void Arena::lay_out(std::span<const tenon_layout> layouts) {
   for (const tenon_layout& given : layouts) {
     const std::string name = given.name != nullptr ? given.name : "";
     if (name.empty() || name.size() > kMostNameBytes) {
-      throw_error(Code::kValue, "'", name, "' cannot name a layout: 1 to ", kMostNameBytes, " characters");
+      throw_error(Code::kValue, "'", name, "' cannot name a layout: 1 to ", kMostNameBytes, " bytes");
     }
     if (find(name) >= 0) throw_error(Code::kValue, "two layouts are named '", name, "'");
     if (given.n < 0 || (given.n > 0 && given.fields == nullptr)) {
@@ -66,19 +70,22 @@ Ref<Arena> Arena::create(std::span<const tenon_layout> layouts, const SharedOpti
   const auto n = static_cast<int64_t>(data_at + std::max<uint64_t>(arena->nbytes_, 1));
   const DType byte(TENON_UINT, 8);
   const Dims shape{&n, 1};
-  // What is written here first, nobody else has yet: but for those who come by the name, and for them the
-  // mark is written last.
-  arena->memory_ = options != nullptr ? Segments::instance().create(byte, shape, TENON_ZEROED, *options)
-                                      : Array::create(byte, shape, TENON_ZEROED);
-  std::byte* const base = arena->memory_->data();
-  std::memcpy(base + sizeof(State), description.data(), description.size());
-  auto* const state = reinterpret_cast<State*>(base);
-  state->description_nbytes = description.size();
-  state->data_at = data_at;
-  state->data_nbytes = arena->nbytes_;
-  // pairs with: Arena::of, "the description of an arena"
-  state->mark.store(kMark, std::memory_order_release);
-  arena->state_ = state;
+  const auto prepare = [&](std::byte* base) {
+    std::memcpy(base + sizeof(State), description.data(), description.size());
+    auto* const state = new (base) State{};
+    state->description_nbytes = description.size();
+    state->data_at = data_at;
+    state->mark.store(kMark, std::memory_order_relaxed);
+  };
+  if (options != nullptr) {
+    SharedOptions prepared = *options;
+    prepared.prepare = prepare;
+    arena->memory_ = Segments::instance().create(byte, shape, TENON_ZEROED, prepared);
+  } else {
+    arena->memory_ = Array::create(byte, shape, TENON_ZEROED);
+    prepare(arena->memory_->data());
+  }
+  arena->state_ = reinterpret_cast<State*>(arena->memory_->data());
   arena->data_ = slice(*arena->memory_, data_at, static_cast<uint64_t>(n));
   return arena;
 }
@@ -93,7 +100,14 @@ Ref<Arena> Arena::over(std::span<const tenon_layout> layouts, Ref<Array> buffer)
   }
   arena->data_ = bytes_of(*buffer);
   for (const NamedFields& layout : arena->layouts_) {
-    for (const Part& part : layout.fields.parts()) (void)Fields::array_of(*arena->data_, part);  // aligned?
+    for (const Part& part : layout.fields.parts()) {
+      try {
+        (void)Fields::array_of(*arena->data_, part);
+      } catch (const Error& e) {
+        throw_error(e.code(), "field '", part.name, "' of layout '", layout.name,
+                    "' cannot lie in this buffer: ", e.what());
+      }
+    }
   }
   arena->own_state_ = std::make_unique<State>();
   arena->state_ = arena->own_state_.get();
@@ -106,23 +120,26 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   const Array& bytes = *arena->memory_;
   const uint64_t nbytes = bytes.desc().nbytes;
   auto* const state = reinterpret_cast<State*>(bytes.data());
-  const bool has_room = bytes.shape().size() == 1 && bytes.desc().itemsize == 1 && nbytes > sizeof(State);
-  // pairs with: Arena::create, "the description of an arena"
-  if (!has_room || state->mark.load(std::memory_order_acquire) != kMark) {
-    throw_error(Code::kValue, "this shared memory of shape ", shape_text(bytes.shape()), " holds no arena");
+  const bool has_room = bytes.shape().size() == 1 && bytes.desc().itemsize == 1 && bytes.is_contiguous() &&
+                        nbytes > sizeof(State) && reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
+  if (!has_room || state->mark.load(std::memory_order_relaxed) != kMark) {
+    throw_error(Code::kValue, "the memory of this array of shape ", shape_text(bytes.shape()),
+                " holds no arena");
   }
   // Copied first: others may write them meanwhile.
   const uint64_t description_nbytes = state->description_nbytes, data_at = state->data_at;
-  if (data_at > nbytes || description_nbytes > data_at - sizeof(State) || data_at < sizeof(State)) {
-    throw_error(Code::kValue, "the description of an arena is damaged");
+  if (data_at > nbytes || data_at < sizeof(State) || data_at % kDataAlignment != 0 ||
+      description_nbytes > data_at - sizeof(State)) {
+    throw_damaged();
   }
   const std::vector<std::byte> copy(bytes.data() + sizeof(State),
                                     bytes.data() + sizeof(State) + description_nbytes);
   std::span<const std::byte> rest(copy);
   const uint64_t n = take_number(&rest);
-  if (n == 0 || n > kMostLayouts) throw_error(Code::kValue, "the description of an arena is damaged");
+  if (n == 0 || n > kMostLayouts) throw_damaged();
   for (uint64_t i = 0; i < n; ++i) {
     std::string name = take_text(&rest);
+    if (name.empty() || name.find('\0') != std::string::npos || arena->find(name) >= 0) throw_damaged();
     arena->layouts_.push_back({std::move(name), Fields::decode(&rest)});
     arena->nbytes_ = std::max(arena->nbytes_, arena->layouts_.back().fields.nbytes());
   }
@@ -147,7 +164,8 @@ uint64_t Arena::total_nbytes() const noexcept {
 }
 
 int32_t Arena::active() const noexcept {
-  return static_cast<int32_t>(state_->active.load(std::memory_order_relaxed)) - 1;
+  const uint32_t active = state_->active.load(std::memory_order_relaxed);
+  return active <= layouts_.size() ? static_cast<int32_t>(active) - 1 : -1;
 }
 
 uint64_t Arena::generation() const noexcept { return state_->generation.load(std::memory_order_relaxed); }
@@ -172,32 +190,54 @@ void Arena::check_users(int32_t layout) const {
       obstacle = engine::Obstacle::of(*first);
     }
   }
-  const int32_t now = active();
   throw_error(Code::kLeaseConflict, "the arena cannot change to layout '",
-              layouts_[static_cast<size_t>(layout)].name, "': there is ", text_of(obstacle), " on layout '",
-              now >= 0 ? layouts_[static_cast<size_t>(now)].name : "", "'; end or drop that first");
+              layouts_[static_cast<size_t>(layout)].name, "': it ", active_name(), ", and there is ",
+              text_of(obstacle), "; end or drop that first");
 }
 
-void Arena::use(Lease* lease, int32_t layout, Access access, const LeaseFlags& flags, engine::Actor owner,
-                const char* site, const Deadline& deadline) {
-  lease->acquire(*data_, access, flags, owner, site, deadline);
+std::string Arena::active_name() const {
   const int32_t now = active();
-  if (now == layout) return;
+  return now >= 0 ? concat("holds '", layouts_[static_cast<size_t>(now)].name, "'") : "holds nothing yet";
+}
+
+void Arena::use(Lease* lease, int32_t layout, Access access, LeaseFlags flags, engine::Actor owner,
+                const char* site, const Deadline& deadline) {
+  flags.accepts_failure = true;
+  lease->acquire(*data_, access, flags, owner, site, deadline);
+  enter(lease, layout);
+}
+
+bool Arena::request(Lease* lease, Access access, LeaseFlags flags, engine::Actor owner, const char* site,
+                    void (*done)(void* context), void* context) {
+  flags.accepts_failure = true;
+  return lease->request(*data_, access, flags, owner, site, done, context);
+}
+
+void Arena::enter(Lease* lease, int32_t layout) {
+  lease->check();
+  if (!lease->covers(*data_)) throw_error(Code::kValue, "this is no lease of all bytes of the arena");
+  if (layout == active()) {
+    lease->check_value();
+    return;
+  }
   try {
-    if (access == Access::kRead) {
-      const std::string holds = now >= 0 && now < static_cast<int32_t>(layouts_.size())
-                                    ? concat("holds '", layouts_[static_cast<size_t>(now)].name, "'")
-                                    : "holds nothing yet";
+    if (lease->access() == Access::kRead) {
       throw_error(Code::kLeaseConflict, "layout '", layouts_[static_cast<size_t>(layout)].name,
-                  "' cannot be read: the arena ", holds, "; who writes it, changes the layout");
+                  "' cannot be read: the arena ", active_name(), "; who writes it, changes the layout");
     }
     check_users(layout);
   } catch (...) {
-    (void)lease->release();
+    lease->withdraw();
     throw;
   }
-  state_->generation.store(generation() + 1, std::memory_order_relaxed);
-  state_->active.store(static_cast<uint32_t>(layout) + 1, std::memory_order_relaxed);
+  change(layout);
+  lease->declare_overwrite();
+}
+
+// Whoever ends between these two stores, leaves the layout that was, and the mark of a writer's death.
+void Arena::change(int32_t layout) {
+  store(state_->generation, generation() + 1);
+  store(state_->active, static_cast<uint32_t>(layout) + 1);
 }
 
 }  // namespace tenon::share

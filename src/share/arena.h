@@ -35,6 +35,9 @@ class Arena {
   // none).
   static Ref<Arena> of(Ref<Array> memory);
 
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
   const std::vector<NamedFields>& layouts() const noexcept { return layouts_; }
   // -1: there is none of this name.
   int32_t find(std::string_view name) const noexcept;
@@ -46,13 +49,20 @@ class Arena {
   // The bytes of the layouts.
   Array& data() const noexcept { return *data_; }
 
-  // Takes the lease under which the arrays of this layout may be used. For writing it makes the layout the
-  // one that the arena has, if it is not: then their elements hold no values. For reading the arena must have
-  // it. Fails as Lease::acquire, and with kLeaseConflict: another layout, or views of it that live on.
-  void use(Lease* lease, int32_t layout, Access access, const LeaseFlags& flags, engine::Actor owner,
+  // Takes the lease under which the arrays of this layout may be used: acquire and enter. Fails as these.
+  void use(Lease* lease, int32_t layout, Access access, LeaseFlags flags, engine::Actor owner,
            const char* site, const Deadline& deadline);
+  // The same without waiting, as Lease::request; enter() is to follow once it has been granted.
+  bool request(Lease* lease, Access access, LeaseFlags flags, engine::Actor owner, const char* site,
+               void (*done)(void* context), void* context);
+  // Under a lease for writing makes the layout the one that the arena has, if it is not: then its elements
+  // hold no values, and what failed before does not matter. For reading the arena must have it. Fails, and
+  // releases the lease, as Lease::check, and with kLeaseConflict: another layout, or views of it that live
+  // on.
+  void enter(Lease* lease, int32_t layout);
 
-  // The layout that it has, and how often it was changed; -1: none yet. A hint without a lease.
+  // The layout that it has, and how often it was changed; -1: none yet, or the memory is damaged. A hint
+  // without a lease.
   int32_t active() const noexcept;
   uint64_t generation() const noexcept;
 
@@ -64,18 +74,19 @@ class Arena {
  private:
   // At the beginning of the memory. Guarded by the lease of the data.
   struct State {
-    std::atomic<uint64_t> mark;  // written last
+    std::atomic<uint64_t> mark;
     std::atomic<uint64_t> generation;
     std::atomic<uint32_t> active;  // 1 for the first layout; 0: none yet
     uint32_t reserved;
     uint64_t description_nbytes;  // behind this
     uint64_t data_at;
-    uint64_t data_nbytes;
   };
 
   Arena() = default;
   void lay_out(std::span<const tenon_layout> layouts);
+  void change(int32_t layout);
   void check_users(int32_t layout) const;
+  std::string active_name() const;
   std::string describe() const;
 
   std::vector<NamedFields> layouts_;

@@ -75,17 +75,19 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   channel->fields_.encode(&description);
   std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
   sizes[0] = sizeof(State) + plan.slots * sizeof(Place) + description.size();
-  channel->memory_ = Segments::instance().create_blocks(sizes, options);
-  std::byte* const base = channel->memory_->data();
-  auto* const state = reinterpret_cast<State*>(base);
-  state->slots = plan.slots;
-  state->mode = static_cast<uint32_t>(plan.mode);
-  state->when_full = static_cast<uint32_t>(plan.when_full);
-  state->description_nbytes = description.size();
-  make_robust(&state->mutex);
-  std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
-  // pairs with: Channel::of, "the description of a channel"
-  state->mark.store(kMark, std::memory_order_release);
+  SharedOptions prepared = options;
+  prepared.prepare = [&](std::byte* base) {
+    auto* const state = reinterpret_cast<State*>(base);
+    state->slots = plan.slots;
+    state->mode = static_cast<uint32_t>(plan.mode);
+    state->when_full = static_cast<uint32_t>(plan.when_full);
+    state->description_nbytes = description.size();
+    make_robust(&state->mutex);
+    std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
+    // pairs with: Channel::of, "the description of a channel"
+    state->mark.store(kMark, std::memory_order_release);
+  };
+  channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
   channel->open_slots();
   return channel;
 }

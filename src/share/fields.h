@@ -39,7 +39,8 @@ class Fields {
   const Part* find(std::string_view name) const noexcept;
   std::string names() const;  // "A, B, C"
 
-  // The part as an array on memory that holds the fields: a one-dimensional array of bytes.
+  // The part as an array on memory that holds the fields: a one-dimensional array of bytes. Fails with kValue
+  // (its place there is not aligned for the dtype).
   static Ref<Array> array_of(Array& memory, const Part& part);
 
  private:

@@ -206,7 +206,9 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
     array.flags = flags & TENON_SUBBYTE_PADDED;
     array.ndim = static_cast<int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), array.shape);
-    return take_over(make_alone(array, {&nbytes, 1}, options), 0, dtype, shape, flags);
+    Segment& segment = make_alone(array, {&nbytes, 1}, options);
+    if (options.prepare) options.prepare(segment.data());
+    return take_over(segment, 0, dtype, shape, flags);
   }
   Segment* segment = nullptr;
   Pool::Place place;
@@ -223,6 +225,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   std::byte* const data = segment->data() + place.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
   if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
+  if (options.prepare) options.prepare(data);
   return take_over(*segment, place.block, dtype, shape, flags);
 }
 
@@ -242,6 +245,7 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
   array.ndim = 1;
   array.shape[0] = static_cast<int64_t>(sizes[0]);
   Segment& segment = make_alone(array, sizes, options);
+  if (options.prepare) options.prepare(segment.data());
   Ref<Array> first = take_over(segment, 0, DType(TENON_UINT, 8), {array.shape, 1}, 0);
   for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
   return first;

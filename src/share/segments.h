@@ -3,6 +3,7 @@
 // The segments that are open in this process, and the arrays on them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,8 @@ struct SharedOptions {
   bool has_huge_pages = false;
   bool is_populated = false;
   int node = -1;  // of NUMA; -1: any
+  // Writes what the memory begins with, before anybody finds it by its name.
+  std::function<void(std::byte*)> prepare;
 };
 
 // Fails with kValue.

@@ -73,6 +73,32 @@ static void check_turns(void) {
   tenon_array_release(array);
 }
 
+static void count_grants(void* context) { ++*(int*)context; }
+
+/* As a task of an asynchronous program takes a layout: "features" is what the arena holds. */
+static void check_requests(tenon_arena* arena) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease_options options = {sizeof options, TENON_WRITE, 0, 0, 0, TENON_DEFAULT_TIMEOUT, NULL};
+  tenon_lease held = TENON_LEASE_INIT, lease = TENON_LEASE_INIT, reader = TENON_LEASE_INIT;
+  int grants = 0, is_granted = 0;
+  CHECK(tenon_arena_request(arena, &options, &held, count_grants, &grants, &is_granted, &error) == TENON_OK);
+  CHECK(is_granted == 1 && grants == 0);
+  CHECK(tenon_arena_enter(arena, "features", &held, &error) == TENON_OK);
+  options.task = 7;
+  CHECK(tenon_arena_request(arena, &options, &lease, count_grants, &grants, &is_granted, &error) == TENON_OK);
+  CHECK(is_granted == 0 && grants == 0);
+  CHECK(tenon_lease_release(&held) == 0);
+  CHECK(grants == 1);
+  CHECK(tenon_arena_enter(arena, "sums", &lease, &error) == TENON_ERR_NOT_FOUND);
+  options.access = TENON_READ;
+  CHECK(tenon_arena_request(arena, &options, &reader, count_grants, &grants, &is_granted, &error) ==
+        TENON_OK);
+  CHECK(is_granted == 1); /* the other one is not held any more */
+  CHECK(tenon_arena_enter(arena, "counts", &reader, &error) == TENON_ERR_LEASE_CONFLICT);
+  CHECK(tenon_arena_enter(arena, "counts", &reader, &error) == TENON_ERR_VALUE); /* not held */
+  CHECK(tenon_arena_request(arena, &options, &reader, NULL, NULL, &is_granted, &error) == TENON_ERR_VALUE);
+}
+
 static void check_arenas(void) {
   const int64_t seven[1] = {7}, three[1] = {3};
   const tenon_dtype f4 = {TENON_FLOAT, 32, 1}, i8 = {TENON_INT, 64, 1};
@@ -82,7 +108,7 @@ static void check_arenas(void) {
   tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL};
   tenon_lease_options options = {sizeof options, TENON_WRITE, 0, 0, 0, TENON_DEFAULT_TIMEOUT, NULL};
   tenon_error error = TENON_ERROR_INIT;
-  tenon_arena *arena = NULL, *again = NULL, *over = NULL;
+  tenon_arena *arena = NULL, *again = NULL, *over = NULL, *none = NULL;
   tenon_array *memory = NULL, *a = NULL, *d = NULL, *data = NULL;
   tenon_lease lease = TENON_LEASE_INIT;
   uint64_t generation = 0;
@@ -103,8 +129,20 @@ static void check_arenas(void) {
   CHECK(tenon_lease_release(&lease) == 0);
   CHECK(tenon_arena_active(again, &generation) == 1 && generation == 1);
   CHECK(tenon_arena_array(again, 0, 9, &a, &error) == TENON_ERR_INDEX && a == NULL);
+  /* Writing that fails leaves no values: until another layout is written, or all of this one. */
+  CHECK(tenon_arena_use(arena, "counts", &options, &lease, &error) == TENON_OK);
+  (void)tenon_lease_fail(&lease, "no more");
+  CHECK(tenon_arena_use(arena, "counts", &options, &lease, &error) == TENON_ERR_OP);
+  CHECK(tenon_arena_use(arena, "features", &options, &lease, &error) == TENON_OK);
+  CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_arena_active(again, &generation) == 0 && generation == 2);
+  check_requests(arena);
   data = tenon_arena_data(arena);
-  CHECK(tenon_arena_over(2, layouts, data, &over, &error) == TENON_ERR_VALUE || over != NULL);
+  CHECK(tenon_array_describe(data)->nbytes == 68);
+  CHECK(tenon_arena_over(2, layouts, data, &over, &error) == TENON_OK);
+  CHECK(tenon_arena_memory(over) == NULL && tenon_arena_active(over, NULL) == -1);
+  CHECK(tenon_arena_open(data, &none, &error) == TENON_ERR_VALUE && none == NULL);
+  CHECK(strstr(error.message, "holds no arena") != NULL);
   tenon_arena_retain(arena);
   tenon_arena_release(arena);
   tenon_arena_release(over);

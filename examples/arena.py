@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One buffer that holds float arrays A, B, C at one time and int arrays D, E at another, under a lock between
+processes: this one computes the features, another one counts them, and the buffer is as large as the larger
+set alone."""
+
+import multiprocessing
+
+import numpy as np
+
+import tenon as tn
+
+N = 100_000
+LAYOUTS = {
+    "features": {"A": ("f4", (N,)), "B": ("f4", (N,)), "C": ("f4", (N,))},
+    "counts": {"D": ("i4", (N,)), "E": ("i4", (N,))},
+}
+
+
+def count(arena):
+    """In another process: takes the features, and leaves counts in their place."""
+    with arena.use("features", "r") as f:
+        rounded = np.rint(f.A + f.B).astype("i4")
+        large = np.flatnonzero(f.C > 0.5).size
+    with arena.use("counts") as f:  # from here on there are no features any more
+        f.D[:] = rounded
+        f.E[:] = large
+
+
+def main():
+    arena = tn.Arena(LAYOUTS, shared=True)
+    print(f"{arena.nbytes} bytes instead of {arena.total_nbytes}")
+    with arena.use("features") as f:
+        f.A[:] = 1.25
+        f.B[:] = np.arange(N)
+        f.C[:] = np.linspace(0, 1, N)
+    worker = multiprocessing.get_context("spawn").Process(target=count, args=(arena,))
+    worker.start()
+    worker.join()
+    with arena.use("counts", "r") as f:
+        print("counts:", f.D[:3], f.E[0])
+    try:
+        with arena.use("features", "r") as f:
+            print("never reached:", f.A)
+    except tn.LeaseConflict as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main()
