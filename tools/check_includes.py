@@ -33,6 +33,7 @@ PUBLIC = {
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "field.hpp": {"tenon.h", "tenon.hpp"},
     "arena.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
+    "channel.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
     "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp", "field.hpp"},
     "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }

@@ -151,6 +151,95 @@ TENON_API tenon_status tenon_arena_enter(tenon_arena* arena, const char* layout,
 TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field, tenon_array** out,
                                          tenon_error* error);
 
+/* -------------------------------------------------------------------------------------- channels
+ *
+ * Slots of shared memory that go from those who fill them to those who read them, without a copy. Any process
+ * may do both. What a process held when it ended is lost, and its slots are free; the others go on. */
+
+typedef struct tenon_channel tenon_channel;
+typedef struct tenon_item tenon_item;
+
+enum {
+  TENON_CHANNEL_QUEUE = 0,     /* each item goes to one consumer, who may write it */
+  TENON_CHANNEL_BROADCAST = 1, /* each item goes to all consumers */
+  TENON_CHANNEL_LATEST = 2     /* whoever asks gets the newest; who sends, never waits for readers */
+};
+enum {
+  TENON_WHEN_FULL_WAIT = 0,
+  TENON_WHEN_FULL_DROP_OLDEST = 1, /* of those that nobody has received */
+  TENON_WHEN_FULL_RAISE = 2        /* LEASE_CONFLICT */
+};
+
+typedef struct tenon_channel_options {
+  uint32_t struct_size;
+  int32_t slots;     /* 1 to 4095; TENON_CHANNEL_LATEST: at least 3, or readers + 2 so that it never waits */
+  int32_t mode;      /* TENON_CHANNEL_* */
+  int32_t when_full; /* TENON_WHEN_FULL_*: what who sends does without a free slot */
+} tenon_channel_options;
+
+/* fields: arrays of any shape; each begins on a multiple of 64 bytes. shared: as of tenon_shared_create; may
+ * be NULL. Fails with VALUE, TYPE, NO_MEMORY, SYSTEM. */
+TENON_API tenon_status tenon_channel_create(int32_t n, const tenon_field* fields,
+                                            const tenon_channel_options* options,
+                                            const tenon_shared_options* shared, tenon_channel** out,
+                                            tenon_error* error);
+/* In the memory of a channel (tenon_channel_memory in another process), which was attached or opened here.
+ * Fails with VALUE (it holds none). */
+TENON_API tenon_status tenon_channel_open(tenon_array* memory, tenon_channel** out, tenon_error* error);
+TENON_API void tenon_channel_retain(tenon_channel* channel);
+TENON_API void tenon_channel_release(tenon_channel* channel); /* with the last reference it is closed */
+
+TENON_API tenon_array* tenon_channel_memory(tenon_channel* channel); /* to be sent: a new reference */
+TENON_API tenon_channel_options tenon_channel_describe(const tenon_channel* channel);
+TENON_API int32_t tenon_channel_field_count(const tenon_channel* channel);
+TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i); /* {0} outside of them */
+
+/* A free slot, to be filled, and then sent or dropped (tenon_item_release). site: as of tenon_view_open.
+ * Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED, CLOSED, LEASE_CONFLICT (it is full, and
+ * TENON_WHEN_FULL_RAISE). */
+TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
+                                          tenon_item** out, tenon_error* error);
+/* Hands a loan on; its arrays may not be used any more. Fails with VALUE (it is none), LEASE_ESCAPED (an open
+ * view of it: it is dropped then). The item is to be released in any case. */
+TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
+
+/* The next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died, and nothing that was sent
+ * is left: each consumer is told once for each, and may go on), CLOSED (the last producer has gone, and
+ * nothing is left: told once, then it waits for the next one). */
+TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
+                                             tenon_item** out, tenon_error* error);
+
+/* Waits until tenon_channel_receive would not; takes nothing. For programs that must not sleep where they
+ * receive. Fails with TIMEOUT, INTERRUPTED. */
+TENON_API tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error);
+
+/* The array of a field: a new reference, which keeps the item. Read-only, but of a loan and in a queue. Fails
+ * with INDEX. */
+TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
+                                        tenon_error* error);
+TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* from 1; 0: it was not sent yet */
+TENON_API void tenon_item_retain(tenon_item* item);
+/* The slot is given back when the last of the item's references, arrays and views has gone, in any order. */
+TENON_API void tenon_item_release(tenon_item* item);
+
+/* Ends both ends in this process: producers and consumers elsewhere see it. Items in hand stay valid. */
+TENON_API void tenon_channel_close(tenon_channel* channel);
+
+typedef struct tenon_channel_statistics {
+  uint32_t struct_size;
+  int32_t ready;     /* slots that hold an item */
+  int32_t in_use;    /* slots that some process holds */
+  int32_t producers; /* processes */
+  int32_t consumers;
+  int32_t reserved;
+  uint64_t sent;
+  uint64_t received;
+  uint64_t dropped; /* for lack of room */
+  uint64_t deaths;  /* of producers */
+} tenon_channel_statistics;
+
+TENON_API void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,6 +24,13 @@ struct SharedOptions {
 };
 
 namespace detail {
+inline const char* name_text(const std::string& name) {
+  if (name.find('\0') != std::string::npos) {
+    throw Error(TENON_ERR_VALUE, "the name of a shared array has no zero byte");
+  }
+  return name.c_str();
+}
+
 // Valid as long as the options.
 inline tenon_shared_options raw_options(const SharedOptions& options) {
   tenon_shared_options raw{};
@@ -31,7 +38,7 @@ inline tenon_shared_options raw_options(const SharedOptions& options) {
   raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
               (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
   raw.numa_node = options.numa_node;
-  raw.name = options.name.empty() ? nullptr : options.name.c_str();
+  raw.name = options.name.empty() ? nullptr : name_text(options.name);
   return raw;
 }
 inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const SharedOptions& options) {
@@ -53,7 +60,7 @@ inline Array zeros_shared(Shape shape, DType dtype = {}, const SharedOptions& op
 // The array that a process of this user shares under a name.
 inline Array attach(const std::string& name, bool is_readonly = false) {
   tenon_array* array = nullptr;
-  call(tenon_shared_attach, name.c_str(), is_readonly ? uint32_t{TENON_READONLY} : 0U, &array);
+  call(tenon_shared_attach, detail::name_text(name), is_readonly ? uint32_t{TENON_READONLY} : 0U, &array);
   return Array::steal(array);
 }
 

@@ -398,7 +398,7 @@ typedef struct tenon_lease_options {
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
 
-/* Idempotent, from any thread; never waits. Not 0: a view of it lives on, in the way of work that waits. */
+/* Idempotent, from any thread; never waits. Not 0: a view of it lives on, in the way of others that wait. */
 TENON_API int32_t tenon_lease_release(tenon_lease* lease);
 
 /* Releases a lease whose writing did not end: the memory holds no value until it is overwritten. */
@@ -436,7 +436,7 @@ typedef struct tenon_holder {
   char site[192]; /* cut */
 } tenon_holder;
 
-/* Fills at most n of them, in the order of the queue, views last; returns how many there are. */
+/* Fills at most n of them (the queue, views, other processes); returns how many there are. */
 TENON_API int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out);
 
 /* How a language with a lock of its own and handlers for signals takes part in waits. Each may be NULL. */

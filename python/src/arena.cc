@@ -8,27 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "dims.h"
-#include "dtype.h"
+#include "fields.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "tenon/arena.hpp"
 
 namespace tenon::python {
 namespace {
-
-std::vector<Field> fields_in(nb::handle described) {
-  std::vector<Field> fields;
-  for (nb::handle item : described) {
-    const nb::tuple parts = nb::cast<nb::tuple>(nb::borrow(item));
-    const Dims dims(nb::borrow(parts[2]), "shape");
-    const Shape shape = dims.shape();
-    fields.push_back({nb::cast<std::string>(parts[0]),
-                      nb::cast<DTypeLike>(parts[1]).get(),
-                      {shape.data(), shape.data() + shape.ndim()}});
-  }
-  return fields;
-}
 
 std::vector<ArenaLayout> layouts_in(nb::handle described) {
   std::vector<ArenaLayout> layouts;
@@ -53,10 +39,7 @@ nb::list layouts_of(const Arena& arena) {
     const tenon_layout layout = tenon_arena_layout(arena.get(), i);
     nb::list fields;
     for (int32_t k = 0; k < layout.n; ++k) {
-      const tenon_field field = tenon_arena_field(arena.get(), i, k);
-      nb::list shape;
-      for (int32_t axis = 0; axis < field.ndim; ++axis) shape.append(field.shape[axis]);
-      fields.append(nb::make_tuple(field.name, DType(field.dtype), nb::tuple(shape)));
+      fields.append(describe_field(tenon_arena_field(arena.get(), i, k)));
     }
     layouts.append(nb::make_tuple(layout.name, fields));
   }

@@ -4,6 +4,7 @@
 #include "dtype.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "tenon/share.h"
 
 namespace tenon::python {
 namespace {
@@ -60,6 +61,9 @@ PyObject* get_data_ptr(PyObject* self, const tenon_array_desc& d) {
 PyObject* get_writable(PyObject*, const tenon_array_desc& d) {
   return PyBool_FromLong((d.flags & TENON_READONLY) == 0);
 }
+PyObject* get_shared(PyObject* self, const tenon_array_desc&) {
+  return PyBool_FromLong(tenon_array_is_shared(array_of(self)));
+}
 PyObject* get_version(PyObject* self, const tenon_array_desc&) {
   return PyLong_FromUnsignedLongLong(tenon_array_version(array_of(self)));
 }
@@ -88,6 +92,10 @@ void add_attributes(Parts& parts) {
           attribute<get_ctypes>(
               "ctypes", "The memory for ctypes: data, data_as(type), shape, strides; keeps it alive."),
           attribute<get_writable>("writable", "Whether elements may be written through this array."),
+          attribute<get_shared>(
+              "shared",
+              "Whether other processes can use the memory: it was made with shared=, attached, "
+              "or came from one."),
           attribute<get_version>("version",
                                  "A number that has moved when elements may have changed; it moves at every\n"
                                  "look while a writable view is open."),

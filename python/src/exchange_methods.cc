@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Methods that hand an NDArray to NumPy, PyTorch and JAX by name, and the hooks through which NumPy asks.
+#include <deque>
+
 #include "dlpack_capsule.h"
 #include "elements.h"
 #include "exchange_table.h"
@@ -8,6 +10,7 @@
 #include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "sites.h"
+#include "turn.h"
 
 namespace tenon::python {
 namespace {
@@ -26,29 +29,40 @@ nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
   return is_copy ? view.attr("copy")() : view;
 }
 
-// NDArrays among the values become NumPy views.
-nb::object with_views(nb::handle values) {
+// Of an NDArray a NumPy view, in a new one of the turns.
+nb::object with_view(nb::handle value, Access access, std::deque<Turn>& turns) {
+  if (!is_ndarray(value.ptr())) return nb::borrow(value);
+  const Array array = share(value.ptr());
+  return turns.emplace_back().view(array, access, [&] { return numpy_view(array); });
+}
+
+nb::object with_views(nb::handle values, Access access, std::deque<Turn>& turns) {
   nb::list result;
-  for (nb::handle value : values)
-    result.append(is_ndarray(value.ptr()) ? numpy_view(share(value.ptr())) : nb::borrow(value));
+  for (nb::handle value : values) result.append(with_view(value, access, turns));
   return nb::tuple(result);
 }
 
 nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args inputs, nb::kwargs keywords) {
+  std::deque<Turn> turns;
+  nb::dict options;  // goes before the turns do
+  for (const auto& [name, value] : keywords) options[name] = value;
   const nb::object out = keywords.contains("out") ? nb::object(keywords["out"]) : nb::object();
   if (out.is_valid()) {
     for (nb::handle target : out) {
       if (is_ndarray(target.ptr())) check_writable(share(target.ptr()));
     }
-    keywords["out"] = with_views(out);
+    options["out"] = with_views(out, Access::kWrite, turns);
   }
-  if (keywords.contains("where") && is_ndarray(nb::object(keywords["where"]).ptr())) {
-    keywords["where"] = numpy_view(share(nb::object(keywords["where"]).ptr()));
+  if (keywords.contains("where")) {
+    options["where"] = with_view(nb::object(keywords["where"]), Access::kRead, turns);
   }
+  nb::object first;
   if (text_of(method) == "at" && is_ndarray(nb::object(inputs[0]).ptr())) {
-    check_writable(share(nb::object(inputs[0]).ptr()));  // ufunc.at() writes to its first argument
+    const nb::object target(inputs[0]);  // ufunc.at() writes to its first argument
+    check_writable(share(target.ptr()));
+    first = with_view(target, Access::kWrite, turns);
   }
-  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs), **keywords);
+  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs, Access::kRead, turns), **options);
   if (!out.is_valid()) return result;
   // What the caller gave as out comes back as such.
   if (nb::len(out) == 1) return is_ndarray(nb::object(out[0]).ptr()) ? nb::object(out[0]) : result;

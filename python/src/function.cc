@@ -12,6 +12,7 @@
 #include "dtype.h"
 #include "from_numpy.h"
 #include "ndarray.h"
+#include "turn.h"
 
 namespace tenon::python {
 namespace {
@@ -66,12 +67,14 @@ class Pointer {
  public:
   Pointer(const Function& function, int32_t i, nb::handle value)
       : array_(pointer_array(function, i, value, Keep::kWritable)) {
-    view_.emplace(array_, function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite);
+    const Access access = function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite;
+    turn_.view(array_, access, [&] { view_.emplace(array_, access); });
   }
   void* data() const noexcept { return array_.data(); }
 
  private:
   Array array_;
+  Turn turn_;
   std::optional<HostView> view_;
 };
 

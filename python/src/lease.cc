@@ -211,7 +211,8 @@ void add_leases(nb::module_& module) {
       "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
       "that was to write it "
       "has "
-      "failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind the block.\n");
+      "failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind the block, or the array "
+      "is shared.\n");
   def_method(
       "write",
       [](const Self& self, bool overwrite, nb::object on_owner_died) {

@@ -54,6 +54,7 @@ NB_MODULE(core, module) {
   add_waiting(module);
   add_fork_gate(module);
   add_arena(module);
+  add_channel(module);
   add_leases(module);
   add_ops(module);
   add_ownership(module);

@@ -39,5 +39,6 @@ void add_conversion_methods();
 void add_memory(nb::module_& module);
 void add_share(nb::module_& module);
 void add_arena(nb::module_& module);
+void add_channel(nb::module_& module);
 
 }  // namespace tenon::python

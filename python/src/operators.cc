@@ -6,13 +6,40 @@
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "numpy_view.h"
+#include "turn.h"
 
 namespace tenon::python {
 namespace {
 
-nb::object operand(PyObject* object) {
-  return is_ndarray(object) ? numpy_view(share(object)) : nb::borrow(object);
-}
+// What NumPy computes on: of an array a view.
+class Operand {
+ public:
+  explicit Operand(PyObject* object) {
+    if (!is_ndarray(object)) {
+      value_ = nb::borrow(object);
+      return;
+    }
+    const Array array = share(object);
+    value_ = turn_.view(array, Access::kRead, [&] { return numpy_view(array); });
+  }
+  PyObject* ptr() const noexcept { return value_.ptr(); }
+
+ protected:
+  Operand() = default;
+  Turn turn_;
+  nb::object value_;
+};
+
+// Of an operator that works in place: a view to be written to.
+class Target : public Operand {
+ public:
+  explicit Target(PyObject* object) {
+    const Array array = share(object);
+    check_writable(array);
+    value_ = turn_.view(array, Access::kWrite, [&] { return writable_numpy_view(array); });
+  }
+  const nb::object& view() const noexcept { return value_; }
+};
 
 using Unary = PyObject* (*)(PyObject*);
 using Binary = PyObject* (*)(PyObject*, PyObject*);
@@ -20,17 +47,17 @@ using Ternary = PyObject* (*)(PyObject*, PyObject*, PyObject*);
 
 template <Unary apply>
 PyObject* unary(PyObject* self) noexcept {
-  return guarded([&] { return apply(operand(self).ptr()); });
+  return guarded([&] { return apply(Operand(self).ptr()); });
 }
 
 template <Binary apply>
 PyObject* binary(PyObject* left, PyObject* right) noexcept {
-  return guarded([&] { return apply(operand(left).ptr(), operand(right).ptr()); });
+  return guarded([&] { return apply(Operand(left).ptr(), Operand(right).ptr()); });
 }
 
 template <Ternary apply>
 PyObject* ternary(PyObject* left, PyObject* right, PyObject* third) noexcept {
-  return guarded([&] { return apply(operand(left).ptr(), operand(right).ptr(), operand(third).ptr()); });
+  return guarded([&] { return apply(Operand(left).ptr(), Operand(right).ptr(), Operand(third).ptr()); });
 }
 
 // NumPy writes through the view; a result in other memory would be lost, so that is an error.
@@ -43,28 +70,27 @@ PyObject* written_in_place(PyObject* self, const nb::object& view, PyObject* res
 template <Binary apply>
 PyObject* in_place(PyObject* self, PyObject* right) noexcept {
   return guarded([&] {
-    check_writable(share(self));
-    const nb::object view = writable_numpy_view(share(self));
-    return written_in_place(self, view, apply(view.ptr(), operand(right).ptr()));
+    const Target target(self);
+    return written_in_place(self, target.view(), apply(target.ptr(), Operand(right).ptr()));
   });
 }
 
 template <Ternary apply>
 PyObject* in_place_ternary(PyObject* self, PyObject* right, PyObject* third) noexcept {
   return guarded([&] {
-    check_writable(share(self));
-    const nb::object view = writable_numpy_view(share(self));
-    return written_in_place(self, view, apply(view.ptr(), operand(right).ptr(), operand(third).ptr()));
+    const Target target(self);
+    return written_in_place(self, target.view(),
+                            apply(target.ptr(), Operand(right).ptr(), Operand(third).ptr()));
   });
 }
 
 PyObject* compare(PyObject* left, PyObject* right, int operation) noexcept {
-  return guarded([&] { return PyObject_RichCompare(operand(left).ptr(), operand(right).ptr(), operation); });
+  return guarded([&] { return PyObject_RichCompare(Operand(left).ptr(), Operand(right).ptr(), operation); });
 }
 
 int contains(PyObject* self, PyObject* value) noexcept {
   return guarded([&] {
-    const int found = PySequence_Contains(operand(self).ptr(), operand(value).ptr());
+    const int found = PySequence_Contains(Operand(self).ptr(), Operand(value).ptr());
     check_python(found);
     return found;
   });

@@ -24,9 +24,9 @@ Array create_shared(nb::object shape, const DTypeLike& dtype, bool is_zeroed, co
                     bool has_huge_pages, bool is_populated, int numa_node) {
   const Dims dims(shape, "shape");
   const SharedOptions options{name, has_huge_pages, is_populated, numa_node};
+  const DType known = dtype.get();  // with the GIL: it may ask Python
   const nb::gil_scoped_release release;
-  return is_zeroed ? zeros_shared(dims.shape(), dtype.get(), options)
-                   : empty_shared(dims.shape(), dtype.get(), options);
+  return is_zeroed ? zeros_shared(dims.shape(), known, options) : empty_shared(dims.shape(), known, options);
 }
 
 nb::bytes send_array(const Array& array) {
@@ -74,7 +74,6 @@ void add_share(nb::module_& module) {
       "(another user, another\n    PID namespace).\n"
       "ValueError\n    What is found is damaged, or was made by another version of Tenon.\n"
       "MemoryError, OSError\n    There are no addresses, or no file descriptors, left.\n");
-  module.def("is_shared", is_shared, nb::arg("array"));
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),
              nb::sig("def open_array(handle: bytes) -> NDArray"));

@@ -84,18 +84,6 @@ int32_t poll_wait(void* token) {
   return 0;
 }
 
-// The address of asyncio's current task. Asked only when memory is held by somebody.
-uint64_t current_task() {
-  if (!owners::holds_gil()) return 0;
-  const KeepError keep_error;
-  static Name asyncio("asyncio");
-  const nb::object module = nb::steal(PyImport_GetModule(asyncio.get()));
-  if (!module.is_valid()) return 0;
-  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", nullptr));
-  if (!task.is_valid()) PyErr_Clear();  // no loop runs in this thread
-  return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
-}
-
 // After a collection: only this thread runs Python code.
 int32_t is_alone(void* token) {
   const Moment moment(token);
@@ -122,6 +110,18 @@ void report_wait(const char* text) {
 }
 
 }  // namespace
+
+// The address of asyncio's current task. Asked only when memory is held by somebody.
+uint64_t current_task() {
+  if (!owners::holds_gil()) return 0;
+  const KeepError keep_error;
+  static Name asyncio("asyncio");
+  const nb::object module = nb::steal(PyImport_GetModule(asyncio.get()));
+  if (!module.is_valid()) return 0;
+  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", nullptr));
+  if (!task.is_valid()) PyErr_Clear();  // no loop runs in this thread
+  return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
+}
 
 InBody::InBody() noexcept { ++interrupt.bodies; }
 

@@ -8,6 +8,9 @@ namespace tenon::python {
 // Takes part in the waits of the C library.
 void add_waiting(nb::module_& module);
 
+// Of an asynchronous program, as tenon_lease_options has it; 0: none.
+uint64_t current_task();
+
 // While the body of an op runs in this thread. Requires the GIL at its begin and end.
 class InBody {
  public:

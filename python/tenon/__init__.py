@@ -73,6 +73,7 @@ from ._files import load, save
 from ._planner import Plan, Tensor
 from ._typing import DTypeLike
 from .arena import Arena
+from .channel import Channel
 from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
 from .feed import Feed, schema
 from .function import CFunction, c_function
@@ -84,6 +85,7 @@ __all__ = [
     "Arena",
     "Batch",
     "CFunction",
+    "Channel",
     "DTypeLike",
     "DeadlockError",
     "Feed",

@@ -361,6 +361,12 @@ class NDArray:
         """Whether elements may be written through this array."""
 
     @property
+    def shared(self) -> _bool:
+        """
+        Whether other processes can use the memory: it was made with shared=, attached, or came from one.
+        """
+
+    @property
     def version(self) -> int:
         """
         A number that has moved when elements may have changed; it moves at every
@@ -525,7 +531,7 @@ class NDArray:
         OpError
             The op that was to write it has failed.
         LeaseEscaped
-            At the end: a view lives on, and work waits behind the block.
+            At the end: a view lives on, and work waits behind the block, or the array is shared.
         """
 
     def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
@@ -720,8 +726,6 @@ def attach(name: str, readonly: _bool = False) -> NDArray:
     MemoryError, OSError
         There are no addresses, or no file descriptors, left.
     """
-
-def is_shared(array: NDArray) -> _bool: ...
 
 def send_array(array: NDArray) -> bytes: ...
 
@@ -945,6 +949,42 @@ class NativeArena:
     def generation(self) -> int: ...
 
     def array(self, layout: int, field: int) -> NDArray: ...
+
+class NativeItem:
+    """The native part of an item of a tenon.Channel."""
+
+    def array(self, field: int) -> NDArray: ...
+
+    def sequence(self) -> int: ...
+
+    def send(self) -> None: ...
+
+    def release(self) -> None: ...
+
+class NativeChannel:
+    """The native part of tenon.Channel."""
+
+    @staticmethod
+    def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel: ...
+
+    @staticmethod
+    def open(memory: NDArray) -> NativeChannel: ...
+
+    def memory(self) -> NDArray: ...
+
+    def fields(self) -> list[tuple[str, _dtype, tuple[int, ...]]]: ...
+
+    def options(self) -> tuple[int, int, int]: ...
+
+    def loan(self, timeout: float | None) -> NativeItem: ...
+
+    def receive(self, timeout: float | None) -> NativeItem: ...
+
+    def wait(self, timeout: float | None) -> None: ...
+
+    def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, int]: ...
 
 class NativeLease:
     """The native part of tenon.Lease."""

@@ -12,7 +12,7 @@ from . import _core
 
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     """What ``NDArray.__reduce_ex__`` returns."""
-    if _core.is_shared(array):
+    if array.shared:
         return open_shared_array, (_core.send_array(array),)
     source = array if array.is_contiguous() else array.copy()
     content = source.reshape(-1).view("uint8")

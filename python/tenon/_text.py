@@ -18,11 +18,13 @@ def _summary(array: _core.NDArray, state: str = "") -> str:
 
 def _obstacle(array: _core.NDArray) -> str:
     """Why the elements cannot be read at once."""
-    for kind, mode, _, thread, _, name, _ in _core.holders(array):
+    for kind, mode, is_granted, thread, _, name, _ in _core.holders(array):
         if mode == "w" and kind == "op":
             return f"pending: op {name!r}"
         if mode == "w" and kind == "lease":
             return f"leased for writing by thread {thread}"
+        if mode == "w" and kind == "process" and is_granted:
+            return f"leased for writing by process {thread}"
     return "in use"
 
 

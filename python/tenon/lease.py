@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import inspect
 import os
 import sys
@@ -62,16 +63,17 @@ class Holder:
 
     Attributes
     ----------
-    kind : {'view', 'op', 'lease', 'call'}
+    kind : {'view', 'op', 'lease', 'call', 'process'}
+        Of a shared array also other processes.
     mode : {'r', 'w'}
     is_granted : bool
         False: it waits.
     thread : int
-        The kernel's number of the thread that took or pushed it.
+        The kernel's number of the thread that took or pushed it; of a process: its number.
     age : float
         Seconds.
     name : str
-        Of an op or a call, else empty.
+        Of an op or a call; the command of a process; else empty.
     site : str
         Where it was taken or pushed, as 'train.py:12'; empty where no Python code ran.
     where : str
@@ -89,7 +91,8 @@ class Holder:
 
 
 def leases(array: NDArray) -> list[Holder]:
-    """Who holds the memory of ``array`` or waits for it, in the order of the queue, views last."""
+    """Who holds the memory of ``array`` or waits for it, in the order of the queue, then views, then other
+    processes."""
     return [Holder(*row) for row in _core.holders(array)]
 
 
@@ -248,12 +251,20 @@ class Block:
         else:
             has_escaped = self._lease.release()
         if has_escaped and error is None:
-            views = [holder for holder in leases(self._array) if holder.kind == "view"]
-            places = ", ".join(sorted({holder.site for holder in views if holder.site}))
-            raise LeaseEscaped(
-                f"{len(views)} views of the array live on after the block, and work waits behind it"
-                f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
-            )
+            _tell_of_escaped(self._array)
+
+
+def _tell_of_escaped(array: NDArray) -> None:
+    gc.collect()  # what nobody refers to is no view that lives on
+    views = [holder for holder in leases(array) if holder.kind == "view"]
+    if not views:
+        return
+    places = ", ".join(sorted({holder.site for holder in views if holder.site}))
+    behind = "other processes cannot have it" if array.shared else "work waits behind it"
+    raise LeaseEscaped(
+        f"{len(views)} views of the array live on after the block, and {behind}"
+        f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
+    )
 
 
 async def granted(

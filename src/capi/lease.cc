@@ -8,6 +8,7 @@
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
+#include "engine/gate.h"
 
 using namespace tenon;        // NOLINT(google-build-using-namespace)
 using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
@@ -24,7 +25,7 @@ void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) no
   to->access = from.mode == engine::Mode::kWrite ? TENON_WRITE : TENON_READ;
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
-  to->age_ns = (now_ms - from.since_ms) * 1'000'000;
+  to->age_ns = std::max<int64_t>(now_ms - from.since_ms, 0) * 1'000'000;
   std::memcpy(to->name, from.name, std::strlen(from.name));
   std::memcpy(to->site, from.site, std::strlen(from.site));
 }
@@ -116,7 +117,18 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
   };
   for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
   for (const engine::View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
+  engine::Gate* const gate = queue.gate();
   queue.lock.unlock();
+  if (gate != nullptr) {
+    auto add_other = [&](const engine::Obstacle& other) {
+      if (count < n) describe(other, now, out + count);
+      ++count;
+    };
+    const auto visit = [](const engine::Obstacle& other, void* context) {
+      (*static_cast<decltype(add_other)*>(context))(other);
+    };
+    gate->visit_others(extent, visit, &add_other);
+  }
   return count;
 }
 

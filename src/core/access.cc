@@ -51,13 +51,18 @@ void throw_refusal(const Refusal& refusal, const char* doing, const Array* array
                   ", which itself waits for the views of ordinary code to be dropped");
     case Refusal::Reason::kTimeout: throw_error(Code::kTimeout, what, " in the time given: ", obstacle);
     case Refusal::Reason::kDeadlock:
+      if (refusal.obstacle.party == engine::Obstacle::Party::kProcess) {
+        throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                    ", which in turn waits for what the waiting code itself holds: end that first");
+      }
       throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
                   ", which the waiting code itself holds: end that first");
     case Refusal::Reason::kInterrupted: throw_error(Code::kInterrupted, what, ": the wait was interrupted");
     case Refusal::Reason::kNoPossession:
-      throw_error(Code::kLeaseConflict, what,
-                  ": it is shared with other processes: take it under `with a.read()`/`a.write()` or hold "
-                  "`a.lease()`");
+      throw_error(
+          Code::kLeaseConflict, "cannot take a view of ", name_of(array),
+          ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
+          "or `with a.write():`, or while a.lease() holds");
     case Refusal::Reason::kOwnerDied:
       throw Error(Code::kOwnerDied,
                   concat(what, ": ", dead_owner_text(refusal.obstacle),

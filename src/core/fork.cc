@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "core/known_memory.h"
@@ -32,8 +33,15 @@ std::vector<Queue*>& locked_queues() {
   return *queues;
 }
 
+std::atomic<const ForkHooks*> hooks{nullptr};
+const ForkHooks* hooks_of_fork = nullptr;  // of the forking thread, between the handlers
+
 void before_fork() {
+  // pairs with: set_fork_hooks, "the hooks of forks"
+  const ForkHooks* const wanted = hooks.load(std::memory_order_acquire);
+  if (wanted != nullptr) wanted->before();
   engine::WaitGraph::instance().lock_for_fork();
+  hooks_of_fork = wanted;
   std::vector<Queue*>& queues = locked_queues();
   queues.clear();
   KnownMemory::instance().lock_for_fork(&queues);
@@ -47,6 +55,12 @@ void unlock_all() {
   for (Queue* queue : locked_queues()) queue->lock.unlock();
   KnownMemory::instance().unlock_after_fork();
   engine::WaitGraph::instance().unlock_after_fork();
+}
+
+void in_parent() {
+  const ForkHooks* const wanted = hooks_of_fork;
+  unlock_all();
+  if (wanted != nullptr) wanted->in_parent();
 }
 
 // What waits in the thread that forks is a task's request: its loop runs in the parent.
@@ -92,7 +106,9 @@ void in_child() {
   engine::this_thread.is_finishing = false;
   engine::WaitGraph::instance().clear_after_fork();
   engine::Engine::instance().start_anew_after_fork();
+  const ForkHooks* const wanted = hooks_of_fork;
   unlock_all();
+  if (wanted != nullptr) wanted->in_child();
   for (Op* op : ops) {
     op->abandon(Ref<Failure>::adopt(new Failure(
         Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
@@ -102,6 +118,11 @@ void in_child() {
 
 }  // namespace
 
-void handle_forks() { pthread_atfork(before_fork, unlock_all, in_child); }
+void handle_forks() { pthread_atfork(before_fork, in_parent, in_child); }
+
+void set_fork_hooks(const ForkHooks* given) noexcept {
+  // pairs with: before_fork, "the hooks of forks"
+  hooks.store(given, std::memory_order_release);
+}
 
 }  // namespace tenon

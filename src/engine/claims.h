@@ -55,7 +55,7 @@ struct Refusal {
 Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept;
 
 // Gives a granted claim back, or one that is waited for by nobody. True if a view that was taken under it
-// lives on and is in the way of work that waits.
+// lives on and is in the way of work that waits, or of other processes.
 bool release(Claim& claim) noexcept;
 
 // The same; what becomes ready is put on the list instead of being told.

@@ -37,6 +37,21 @@ bool note_pass(Claim& claim, Entry& passed) noexcept {
   return passed.is_queued;
 }
 
+// What a view allows that lives needs no turn: other processes stay out as long as it does, and in a queue
+// with one that waits for the view the claim would wait for ever. True: the entry has the view's pass.
+bool join_view(Claim& claim, Entry& entry) noexcept {
+  const Asked asked = asked_of(claim, entry);
+  Queue& queue = *entry.queue;
+  {
+    const std::scoped_lock lock(queue.lock);
+    const View* const view = queue.passed_view(asked.mode, asked.extent);
+    if (view == nullptr) return false;
+    queue.gate()->share(view->pass);
+    entry.pass = view->pass;
+  }
+  return note_pass(claim, entry);
+}
+
 // Under the claim's lock.
 void refuse(Claim& claim, const Refusal& refusal) noexcept {
   leave_gates(claim, false);
@@ -51,6 +66,7 @@ bool go_on(Claim& claim) noexcept {
     Entry* const e = next_at_gates(claim);
     if (e == nullptr) break;
     Appended passed = Appended::kRefused;
+    if (!claim.is_withdrawn && join_view(claim, *e)) continue;
     if (claim.is_withdrawn) {
       refusal.reason = Refusal::Reason::kInterrupted;
     } else {
@@ -111,6 +127,7 @@ bool enter_gates(Claim& claim, const Deadline& deadline, Refusal* refusal) noexc
   const bool may_wait = this_thread.running == 0;
   const Deadline now(0);
   while (Entry* const e = next_at_gates(claim)) {
+    if (join_view(claim, *e)) continue;
     if (e->queue->gate()->enter(claim, *e, may_wait ? deadline : now, refusal)) {
       if (note_pass(claim, *e)) continue;
       refusal->reason = Refusal::Reason::kInterrupted;  // it forked while it waited

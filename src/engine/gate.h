@@ -55,6 +55,9 @@ class Gate {
   // A claim that has to pass several gates does so in this order, which is the same in every process.
   virtual bool precedes(const Gate& other) const noexcept = 0;
 
+  // Calls visit for everything of other processes that holds some of these bytes, or waits for them.
+  virtual void visit_others(const Extent&, void (*)(const Obstacle&, void* context), void*) noexcept {}
+
   // Moves with every write of every process.
   virtual uint64_t version() noexcept = 0;
   // Moves it: an open view of this process may have written.

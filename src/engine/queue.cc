@@ -120,7 +120,7 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
   Entry* const next = entry->next;
   unlink(entry);
   if (entry->holds_memory) uncount_holder();
-  const bool has_escaped = entry->views != nullptr && move_views_to_host(entry);
+  const Moved moved = entry->views != nullptr ? move_views_to_host(entry) : Moved{};
   if (waiting_views_ != 0) open_waiting_views(*entry, ready);
   if (is_counted_) {
     for (Entry* e = next; e != nullptr; e = e->next) {
@@ -134,13 +134,13 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
     } else if (entry == first_waiting_) {
       first_waiting_ = next;
     }
-    if (has_escaped) {
+    if (moved.is_in_the_way) {
       begin_counting(ready);
     } else if (first_waiting_ != nullptr) {
       advance(ready);
     }
   }
-  return has_escaped;
+  return moved.is_in_the_way || (moved.is_any && gate_ != nullptr);
 }
 
 void Queue::advance(ReadyList* ready) noexcept {
@@ -180,21 +180,22 @@ void Queue::open_waiting_views(const Entry& removed, ReadyList* ready) noexcept 
 
 // The views go to another entry of the same actor that allows them, else to the host. True if one of these
 // is in the way of work that waits.
-bool Queue::move_views_to_host(Entry* entry) noexcept {
-  bool is_in_the_way = false;
+Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
+  Moved moved;
   while (View* const view = entry->views) {
     unlink_from(entry->views, view);
     Entry* const outer = holder_for(view->extent, view->mode);
     view->holder = outer != nullptr && allows(*outer, view->extent, view->mode) ? outer : nullptr;
     link_front(view->holder != nullptr ? view->holder->views : views_, view);
+    moved.is_any |= view->holder == nullptr;
     for (Entry* e = view->holder != nullptr ? nullptr : head_; e != nullptr; e = e->next) {
       if (e->is_granted || !e->claim->heeds_host) continue;
       if (!conflict(view->mode, view->extent, e->mode, e->extent)) continue;
       e->waits_for_host = true;
-      is_in_the_way = true;
+      moved.is_in_the_way = true;
     }
   }
-  return is_in_the_way;
+  return moved;
 }
 
 Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {

@@ -73,7 +73,8 @@ class Queue {
   // Puts a granted entry right behind the one that it acts under.
   void insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept;
   // Takes an entry out, granted or not, and grants what it was in the way of. Views that were taken under it
-  // become the host's. True if such a view is in the way of an entry that waits: it waits for the host then.
+  // become the host's. True if such a view is in the way of an entry that waits: it waits for the host then;
+  // or, in a gated queue, in the way of other processes.
   bool remove(Entry* entry, ReadyList* ready) noexcept;
 
   // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: the
@@ -155,7 +156,13 @@ class Queue {
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
   void open_waiting_views(const Entry& removed, ReadyList* ready) noexcept;
-  bool move_views_to_host(Entry* entry) noexcept;
+  // What has become of the views under an entry that ends: some are the host's own now, and some of those
+  // keep an entry waiting.
+  struct Moved {
+    bool is_any = false;
+    bool is_in_the_way = false;
+  };
+  Moved move_views_to_host(Entry* entry) noexcept;
   bool is_large() const noexcept {
     const uint64_t nbytes = bounds_.end - bounds_.begin;
     return nbytes >= kSmall && nbytes <= PTRDIFF_MAX;  // more: the bounds have not been set

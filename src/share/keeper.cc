@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
-#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -22,18 +22,19 @@ constexpr std::chrono::seconds kChoreInterval{1};
 Keeper& Keeper::instance() {
   struct Known {
     ForkMark mark;
-    Keeper* keeper = new Keeper;
+    Keeper keeper;
   };
-  static std::mutex lock;
-  static std::optional<Known> known;
-  static const bool is_registered = [] {
-    pthread_atfork([] { lock.lock(); }, [] { lock.unlock(); }, [] { lock.unlock(); });
-    return true;
-  }();
-  (void)is_registered;
-  const std::scoped_lock locked(lock);
-  if (!known || known->mark.is_child()) known.emplace();  // the parent's has no thread here, and is left
-  return *known->keeper;
+  // Without a lock, which another thread could hold when this one forks.
+  static std::atomic<Known*> known{nullptr};
+  // pairs with: Keeper::instance, "the keeper of this process"
+  Known* seen = known.load(std::memory_order_acquire);
+  while (seen == nullptr || seen->mark.is_child()) {  // the parent's has no thread here, and is left
+    auto* const fresh = new Known;
+    // pairs with: Keeper::instance, "the keeper of this process"
+    if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return fresh->keeper;
+    delete fresh;
+  }
+  return seen->keeper;
 }
 
 Keeper::~Keeper() {
@@ -73,17 +74,25 @@ void Keeper::nudge(bool (*chore)() noexcept) noexcept {
 
 void Keeper::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-keeper");
+  using Clock = std::chrono::steady_clock;
+  bool (*later)() noexcept = nullptr;  // a chore that is to run again,
+  Clock::time_point due;               // not before that
   std::unique_lock lock(lock_);
   while (true) {
-    changed_.wait(lock, [this] { return !calls_.empty() || chore_ != nullptr || is_ending_; });
+    const auto has_work = [this] { return !calls_.empty() || chore_ != nullptr || is_ending_; };
+    if (later == nullptr) {
+      changed_.wait(lock, has_work);
+    } else if (!changed_.wait_until(lock, due, has_work)) {
+      chore_ = std::exchange(later, nullptr);
+    }
     if (calls_.empty() && is_ending_) return;
     if (calls_.empty()) {
       bool (*const chore)() noexcept = std::exchange(chore_, nullptr);
       lock.unlock();
       const bool is_unfinished = chore();
       lock.lock();
-      const auto has_work = [this] { return !calls_.empty() || chore_ != nullptr || is_ending_; };
-      if (is_unfinished && !changed_.wait_for(lock, kChoreInterval, has_work)) chore_ = chore;
+      later = is_unfinished ? chore : nullptr;
+      due = Clock::now() + kChoreInterval;
       continue;
     }
     Call& call = *calls_.front();

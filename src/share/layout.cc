@@ -13,6 +13,8 @@
 namespace tenon::share {
 namespace {
 
+constexpr uint64_t kMostPage = uint64_t{16} << 30;
+
 [[noreturn]] void throw_damaged(const std::string& what) {
   throw_error(Code::kValue, "this is no shared memory that Tenon can use: ", what);
 }
@@ -93,8 +95,12 @@ void check(const Header& header, size_t file_nbytes) {
   if (header.blocks == 0 || header.blocks > kMostBlocks) {
     throw_damaged(concat("it has ", header.blocks, " blocks"));
   }
-  if (header.data_at < control_end(header.blocks) || header.data_at > file_nbytes ||
-      header.data_at % kPage != 0) {
+  const uint64_t page = header.page_nbytes;
+  if (page < kPage || page > kMostPage || (page & (page - 1)) != 0 || file_nbytes % page != 0) {
+    throw_damaged(concat("its pages have ", page, " bytes, of ", file_nbytes));
+  }
+  if (header.data_at < round_up(control_end(header.blocks), page) || header.data_at >= file_nbytes ||
+      header.data_at % page != 0) {
     throw_damaged(concat("its data begin at ", header.data_at, " of ", file_nbytes, " bytes"));
   }
   if (std::memchr(header.name, '\0', sizeof header.name) == nullptr) throw_damaged("its name has no end");

@@ -131,6 +131,7 @@ struct alignas(64) Slot {
   std::atomic<uint64_t> pid_namespace;
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> records_used;  // those from here on are free
+  std::atomic<uint32_t> generation;    // moves when the slot goes to another process
   char command[16];
   Record records[kRecords];
 };
@@ -139,9 +140,16 @@ constexpr size_t kSlotStride = 8192;
 
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
+// Something to wait for: a futex, and who may sleep on it.
+struct Bell {
+  std::atomic<uint32_t> turn;
+  std::atomic<uint32_t> reserved;
+  Mask waiting;
+};
+
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
 
-constexpr uint32_t kSent = 8;
+constexpr uint32_t kSent = 24;
 constexpr uint32_t kDeaths = 3;
 
 // A writer that died, until somebody is told.
@@ -166,11 +174,24 @@ struct alignas(64) Block {
   Mask present;  // participants that may have records here
   Mask waiting;  // participants that may have records here that wait
   Death deaths[kDeaths];
-  // Handles that were pickled and not opened yet: each a number, 0 for a free place.
+  // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
+  // sender.
   std::atomic<uint32_t> sent[kSent];
+  Mask sent_more_by;  // who sent those for which there was no place: written under the mutex
 };
-static_assert(sizeof(Block) <= 256);
-constexpr size_t kBlockStride = 256;
+static_assert(sizeof(Block) <= 320);
+
+// The number of a handle tells who sent it. 0: of none.
+struct SentNumber {
+  static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
+    return nth << 8 | (participant + 1);
+  }
+  static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
+    return (number & 0xff) == participant + 1;
+  }
+};
+static_assert(kParticipants < 0xff);
+constexpr size_t kBlockStride = 320;
 
 // Where everything lies. The blocks begin and end on a page, the data begin on a huge one.
 constexpr uint64_t kPage = 4096;

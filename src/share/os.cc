@@ -47,6 +47,15 @@ constexpr const char* kMemoryPrefix = "/memfd:";
 
 std::string system_text(int error) { return std::strerror(error); }
 
+// Of a call that failed with this error: fails with kSystem if it was for want of descriptors.
+void check_descriptors(int error) {
+  if (error != EMFILE && error != ENFILE) return;
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  throw_error(Code::kSystem, "no file descriptor is left for shared memory: this process may have ",
+              limit.rlim_cur, " (ulimit -n); close files, or raise the limit");
+}
+
 size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
 
 std::string megabytes(uint64_t nbytes) {
@@ -152,7 +161,7 @@ bool is_number(const char* text) noexcept {
 template <class Visit>
 void visit_numbers(const std::string& folder, Visit visit) {
   DIR* const entries = opendir(folder.c_str());
-  if (entries == nullptr) return;
+  if (entries == nullptr) return check_descriptors(errno);
   while (const dirent* entry = readdir(entries)) {
     if (is_number(entry->d_name)) visit(static_cast<uint32_t>(std::strtoul(entry->d_name, nullptr, 10)));
   }
@@ -171,12 +180,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name.c_str(), flags);
   if (fd < 0) {
     const int error = errno;
-    if (error == EMFILE || error == ENFILE) {
-      rlimit limit{};
-      getrlimit(RLIMIT_NOFILE, &limit);
-      throw_error(Code::kSystem, "no file descriptor is left for shared memory: this process may have ",
-                  limit.rlim_cur, " (ulimit -n); close files, or raise the limit");
-    }
+    check_descriptors(error);
     throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem,
                 "a memory file cannot be made: ", system_text(error));
   }
@@ -353,9 +357,10 @@ uint64_t pid_namespace() noexcept {
   return stat("/proc/self/ns/pid", &status) == 0 ? static_cast<uint64_t>(status.st_ino) : 0;
 }
 
-uint64_t boot() noexcept {
+uint64_t boot() {
   static const uint64_t number = [] {
     std::ifstream file("/proc/sys/kernel/random/boot_id");
+    if (!file) check_descriptors(errno);  // asked again then
     std::string text;
     std::getline(file, text);
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
@@ -379,24 +384,27 @@ std::vector<Found> find_memory(const std::string& prefix) {
   return found;
 }
 
-File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix) noexcept {
-  try {
-    const std::string path = concat("/proc/", pid, "/fd/", fd);
-    const auto name = memory_name(link_of(path));
-    if (!name || name->rfind(name_prefix, 0) != 0) return {};
-    const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (opened < 0) return {};
-    File file(opened);
-    // The process may have ended between the two, and its number and descriptor be another's.
-    const auto same = memory_name(link_of(concat("/proc/self/fd/", opened)));
-    return same && *same == *name ? std::move(file) : File();
-  } catch (const std::exception&) {
+File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix) {
+  const std::string path = concat("/proc/", pid, "/fd/", fd);
+  const auto name = memory_name(link_of(path));
+  if (!name || name->rfind(name_prefix, 0) != 0) return {};
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened < 0) {
+    check_descriptors(errno);
     return {};
   }
+  File file(opened);
+  // The process may have ended between the two, and its number and descriptor be another's.
+  const auto same = memory_name(link_of(concat("/proc/self/fd/", opened)));
+  return same && *same == *name ? std::move(file) : File();
 }
 
 NameLock::NameLock(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
-  if (!socket_) throw_error(Code::kSystem, "no socket for a lock: ", system_text(errno));
+  if (!socket_) {
+    const int error = errno;
+    check_descriptors(error);
+    throw_error(Code::kSystem, "no socket for a lock: ", system_text(error));
+  }
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::string full = concat("tenon/", user(), "/", name);
@@ -431,7 +439,8 @@ void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {
     }
     const int64_t until = now_ns() + timeout_ns;
     const timespec time{static_cast<time_t>(until / 1'000'000'000), static_cast<long>(until % 1'000'000'000)};
-    if (syscall(SYS_futex_waitv, waited, n, 0, &time, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS) return;
+    const bool is_done = syscall(SYS_futex_waitv, waited, n, 0, &time, CLOCK_MONOTONIC) >= 0;
+    if (is_done || (errno != ENOSYS && errno != EPERM)) return;  // EPERM: a container's filter
     has_waitv.store(false, std::memory_order_relaxed);
   }
   if (n > 1) timeout_ns = std::min<int64_t>(timeout_ns, 1'000'000);

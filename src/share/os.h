@@ -80,7 +80,7 @@ uint64_t start_of(uint32_t pid) noexcept;  // 0: there is no such process
 std::string command_of(uint32_t pid);      // its name; "" when it is not there
 uint32_t user() noexcept;
 uint64_t pid_namespace() noexcept;
-uint64_t boot() noexcept;  // of this run of this machine: never 0
+uint64_t boot();  // of this run of this machine: never 0
 
 // A memory file that another process (or this one) has open.
 struct Found {
@@ -90,8 +90,9 @@ struct Found {
 };
 // Of the processes of this user that can be seen, those with names that begin with prefix.
 std::vector<Found> find_memory(const std::string& prefix);
-// Opens another process' file anew. Empty: it cannot be opened, or is not this.
-File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix) noexcept;
+// Opens another process' file anew. Empty: it cannot be opened, or is not this. Fails with kSystem, as
+// find_memory does: no descriptor is left.
+File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix);
 
 // True: this process alone holds the name, until the lock dies; the kernel lets go of it when the process
 // ends. Processes of one user and one network namespace exclude each other.

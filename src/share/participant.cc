@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/spin_lock.h"
 #include "engine/actor.h"
 
 namespace tenon::share {
@@ -47,7 +49,7 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
   Block& block = control.block(index);
   const BlockLock lock(block);
   if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
-    store(block.version, block.version.load(std::memory_order_relaxed) + 1);
+    (void)add(block.version, uint64_t{1});
     note_death(block, slot.pid.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
                record.end.load(std::memory_order_relaxed));
   }
@@ -56,14 +58,26 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
 
 void move_turn(Block& block) noexcept { publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1); }
 
-// Reserved for a forked child that has not come for so long that it was killed first.
+// Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
+// with the mutex of the life.
 bool is_abandoned(const Control& control, uint32_t participant) noexcept {
   constexpr int64_t kPatienceNs = 10'000'000'000;
-  if (look(life_word(control.life(participant))) != 0) return false;
   if (!control.has_slot(participant)) return false;
   const Slot& slot = control.slot(participant);
   return look(slot.state) == SlotState::kReserved &&
          now_ns() - slot.since_ns.load(std::memory_order_relaxed) > kPatienceNs;
+}
+
+// Nobody is to wait any more for those who open what this participant has sent.
+void drop_sent(Block& block, uint32_t participant) noexcept {
+  for (auto& place : block.sent) {
+    uint32_t number = look(place);
+    if (SentNumber::is_from(number, participant)) (void)exchange(place, number, 0u);
+  }
+  if (!has_bit(block.sent_more_by, participant)) return;
+  const BlockLock lock(block);
+  clear_bit(block.sent_more_by, participant);
+  if (is_empty(block.sent_more_by)) store(block.sent_more, 0u);
 }
 
 // Requires the mutex of its life.
@@ -75,6 +89,8 @@ void clear(const Control& control, uint32_t participant) noexcept {
   for (uint32_t i = 0; i < used; ++i) drop_record(control, slot, slot.records[i]);
   for (uint32_t i = 0; i < control.blocks; ++i) {
     Block& block = control.block(i);
+    if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
+    drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
     {
       // Also where no record was found: a reaper may have died between a record and the wake.
@@ -91,11 +107,27 @@ void clear(const Control& control, uint32_t participant) noexcept {
 
 }  // namespace
 
-BlockLock::BlockLock(Block& block) noexcept : block_(block) {
-  if (pthread_mutex_lock(&block.mutex) == EOWNERDEAD) pthread_mutex_consistent(&block.mutex);
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
 }
 
-BlockLock::~BlockLock() { pthread_mutex_unlock(&block_.mutex); }
+RobustLock::RobustLock(pthread_mutex_t& mutex) noexcept : mutex_(mutex) {
+  // The sections are short: to be put asleep and woken costs much more than most of them take.
+  constexpr int kPolls = 100;
+  int result = EBUSY;
+  for (int i = 0; i < kPolls && result == EBUSY; ++i) {
+    result = pthread_mutex_trylock(&mutex);
+    if (result == EBUSY) relax_processor();
+  }
+  if (result == EBUSY) result = pthread_mutex_lock(&mutex);
+  if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex);
+}
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {
   // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
@@ -125,6 +157,11 @@ bool note_change(Block& block) noexcept {
   return true;
 }
 
+void ring(Bell& bell) noexcept {
+  (void)add(bell.turn, 1u);
+  if (!is_empty(bell.waiting)) os::wake_all(bell.turn);
+}
+
 bool reap(const Control& control, uint32_t participant) noexcept {
   Life& life = control.life(participant);
   if (!is_dead(look(life_word(life)))) return false;
@@ -143,8 +180,11 @@ void reap_all(const Control& control) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
     if (reap(control, i) || !is_abandoned(control, i)) continue;
     Life& life = control.life(i);
-    if (pthread_mutex_trylock(&life.mutex) != 0) continue;
-    if (is_abandoned(control, i)) clear(control, i);
+    const int result = pthread_mutex_trylock(&life.mutex);
+    const bool has_died = result == EOWNERDEAD;  // it has come after all
+    if (result != 0 && !has_died) continue;
+    if (has_died || is_abandoned(control, i)) clear(control, i);
+    if (has_died) pthread_mutex_consistent(&life.mutex);
     pthread_mutex_unlock(&life.mutex);
   }
 }
@@ -186,7 +226,10 @@ bool Participant::take_slot(uint32_t i, const os::File& file) {
     pthread_mutex_unlock(&life.mutex);
     throw;
   }
-  if (look(slot.state) == SlotState::kFree) return true;
+  if (look(slot.state) == SlotState::kFree) {
+    store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
+    return true;
+  }
   pthread_mutex_unlock(&life.mutex);  // it is reserved for a child that is being made
   return false;
 }
@@ -263,8 +306,7 @@ void Participant::reserve_for_child(const os::File& file) noexcept {
     child_index_ = i;
     for (uint32_t b = 0; b < control_.blocks; ++b) {
       Block& block = control_.block(b);
-      const uint64_t users = block.users[index_ / 64].load(std::memory_order_relaxed);
-      if ((users >> (index_ % 64) & 1) != 0) set_bit(block.users, i);
+      if (has_bit(block.users, index_)) set_bit(block.users, i);
     }
     return;
   }
@@ -279,8 +321,13 @@ void Participant::become_child() noexcept {
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   Life& life = control_.life(index_);
-  // By this thread, which is the process' only one and as a rule lives as long as it.
-  const int result = pthread_mutex_trylock(&life.mutex);
+  // By this thread, which is the process' only one and as a rule lives as long as it. Others may have the
+  // mutex for a moment, to see that the place is reserved.
+  int result = EBUSY;
+  while ((result = pthread_mutex_trylock(&life.mutex)) == EBUSY &&
+         look(slot().state) == SlotState::kReserved) {
+    sched_yield();
+  }
   if (result == 0 && look(slot().state) == SlotState::kReserved) {
     write_slot(SlotState::kLive);
     return;

@@ -32,17 +32,28 @@ struct Control {
   }
 };
 
-// Holds a block's mutex. Every store leaves the block in order, so that what a dead holder leaves needs no
-// repair.
-class BlockLock {
+// Fails with kSystem.
+void make_robust(pthread_mutex_t* mutex);
+
+// Holds a robust mutex. Every store under it leaves what it guards in order, so that what a dead holder
+// leaves needs no repair.
+class RobustLock {
  public:
-  explicit BlockLock(Block& block) noexcept;
-  BlockLock(const BlockLock&) = delete;
-  BlockLock& operator=(const BlockLock&) = delete;
-  ~BlockLock();
+  explicit RobustLock(pthread_mutex_t& mutex) noexcept;
+  RobustLock(const RobustLock&) = delete;
+  RobustLock& operator=(const RobustLock&) = delete;
+  ~RobustLock() { pthread_mutex_unlock(&mutex_); }
 
  private:
-  Block& block_;
+  pthread_mutex_t& mutex_;
+};
+
+class BlockLock {
+ public:
+  explicit BlockLock(Block& block) noexcept : lock_(block.mutex) {}
+
+ private:
+  RobustLock lock_;
 };
 
 // The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
@@ -70,6 +81,8 @@ void reap_all(const Control& control) noexcept;
 // Something was given back: true if somebody may wait for that. Requires the block's lock; wake() after it.
 [[nodiscard]] bool note_change(Block& block) noexcept;
 inline void wake(Block& block) noexcept { os::wake_all(block.turn); }
+
+void ring(Bell& bell) noexcept;
 
 // This process in one segment. Threads: any.
 class Participant {

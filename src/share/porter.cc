@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <optional>
+#include <atomic>
 #include <system_error>
 #include <thread>
 
@@ -23,18 +23,19 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 Porter& Porter::instance() {
   struct Known {
     ForkMark mark;
-    Porter* porter = new Porter;
+    Porter porter;
   };
-  static std::mutex lock;
-  static std::optional<Known> known;
-  static const bool is_registered = [] {
-    pthread_atfork([] { lock.lock(); }, [] { lock.unlock(); }, [] { lock.unlock(); });
-    return true;
-  }();
-  (void)is_registered;
-  const std::scoped_lock locked(lock);
-  if (!known || known->mark.is_child()) known.emplace();  // the parent's has no thread here, and is left
-  return *known->porter;
+  // Without a lock, which another thread could hold when this one forks.
+  static std::atomic<Known*> known{nullptr};
+  // pairs with: Porter::instance, "the porter of this process"
+  Known* seen = known.load(std::memory_order_acquire);
+  while (seen == nullptr || seen->mark.is_child()) {  // the parent's has no thread here, and is left
+    auto* const fresh = new Known;
+    // pairs with: Porter::instance, "the porter of this process"
+    if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return fresh->porter;
+    delete fresh;
+  }
+  return seen->porter;
 }
 
 bool Porter::add(ProcessLock& lock, engine::Claim& claim, engine::Entry& entry,

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/wait.h"
+#include "share/hooked_sleep.h"
 #include "share/porter.h"
 #include "share/walk.h"
 
@@ -21,7 +22,6 @@ using Kind = RecordState::Kind;
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
-constexpr int64_t kReportNs = 5'000'000'000;
 constexpr int kPolls = 200;
 
 bool overlap(const Record& a, const Record& b) noexcept {
@@ -31,42 +31,20 @@ bool overlap(const Record& a, const Record& b) noexcept {
 
 void refuse(Refusal* refusal, Refusal::Reason reason) noexcept { refusal->reason = reason; }
 
-// The dealings of a thread that sleeps with the hooks of its language.
-class HookedSleep {
- public:
-  HookedSleep() noexcept : hooks_(engine::wait_hooks()), began_ns_(now_ns()) {
-    if (hooks_.begin != nullptr) token_ = hooks_.begin();
-  }
-  HookedSleep(const HookedSleep&) = delete;
-  HookedSleep& operator=(const HookedSleep&) = delete;
-  ~HookedSleep() {
-    if (hooks_.end != nullptr) hooks_.end(token_);
-  }
-  bool is_interrupted() const noexcept { return hooks_.poll != nullptr && hooks_.poll(token_) != 0; }
-  void report(const Obstacle& obstacle) noexcept {
-    const int64_t waited = now_ns() - began_ns_;
-    if (waited < reported_ns_ + kReportNs) return;
-    reported_ns_ = waited / kReportNs * kReportNs;
-    if (hooks_.report == nullptr) return;
-    try {
-      hooks_.report(concat("waiting for ", waited / 1'000'000'000, " s behind ", text_of(obstacle)).c_str());
-    } catch (const std::bad_alloc&) {
-      // The next one may say it.
-    }
-  }
-  int64_t waited_ns() const noexcept { return now_ns() - began_ns_; }
-
- private:
-  const engine::WaitHooks& hooks_;
-  const int64_t began_ns_;
-  int64_t reported_ns_ = 0;
-  void* token_ = nullptr;
-};
-
 }  // namespace
 
 Record& ProcessLock::record(const Attempt& attempt) const noexcept {
   return segment_.participant().record(attempt.record);
+}
+
+ProcessLock::Bytes ProcessLock::bytes_of(const engine::Extent& extent) const noexcept {
+  const Block& b = block();
+  const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
+  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
+  const auto offset = [&](uintptr_t address) {
+    return address <= base ? 0 : std::min<uint64_t>(address - base, nbytes);
+  };
+  return {offset(extent.begin), offset(extent.end)};
 }
 
 // Enters the request: it waits from now on.
@@ -83,13 +61,9 @@ bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, 
   attempt->overwrites = asked.overwrites;
   Block& b = block();
   Record& r = record(*attempt);
-  const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
-  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
-  const auto offset = [&](uintptr_t address) {
-    return address <= base ? 0 : std::min<uint64_t>(address - base, nbytes);
-  };
-  store(r.begin, offset(asked.extent.begin));
-  store(r.end, offset(asked.extent.end));
+  const Bytes bytes = bytes_of(asked.extent);
+  store(r.begin, bytes.begin);
+  store(r.end, bytes.end);
   store(r.since_ns, now_ns());
   const bool has_owner =
       claim.kind != engine::Kind::kOp && !claim.is_detached.load(std::memory_order_relaxed);
@@ -146,15 +120,18 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     obstruction->words[0] = {&b.turn, b.turn.load(std::memory_order_relaxed)};
     return Look::kBlocked;
   }
-  if (const uint32_t died = take_death(b, attempt, own)) {
+  if (const uint32_t died = death_of_interest(b, attempt, own)) {
     *pid = died;
     end_wait(b, attempt.record, uint64_t{Kind::kFree});
+    clear_deaths(b, attempt, own);
     if (note_change(b)) wake(b);
     self.give_record(attempt.record);
     return Look::kDied;
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
   end_wait(b, attempt.record, RecordState::make(index_, Kind::kGranted, is_write));
+  // Only now, when its own death would be noted.
+  if (attempt.overwrites) clear_deaths(b, attempt, own);
   return Look::kGranted;
 }
 
@@ -170,29 +147,40 @@ void ProcessLock::end_wait(Block& block, uint32_t ended, uint64_t state) noexcep
   clear_bit(block.waiting, self.index());
 }
 
-// The process that has died over bytes of this request, if it is to be told of that; 0: it is not. Who
-// overwrites all that one was writing needs not know. Requires the block's lock.
-uint32_t ProcessLock::take_death(Block& block, const Attempt& attempt, const Record& own) noexcept {
+// Calls visit with the deaths over bytes of this request that concern it. Who overwrites all that a dead
+// process was writing, heals that, and needs not know.
+template <class Visit>
+void ProcessLock::visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit) {
   const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
   const uint64_t own_end = own.end.load(std::memory_order_relaxed);
-  uint32_t told = 0;
   for (Death& death : block.deaths) {
-    const uint32_t pid = death.pid.load(std::memory_order_relaxed);
     const uint64_t begin = death.begin.load(std::memory_order_relaxed);
     const uint64_t end = death.end.load(std::memory_order_relaxed);
-    if (pid == 0 || own_begin >= end || begin >= own_end) continue;
+    if (death.pid.load(std::memory_order_relaxed) == 0 || own_begin >= end || begin >= own_end) continue;
     const bool covers = own_begin <= begin && end <= own_end;
-    if (attempt.overwrites ? !covers : attempt.ignores_death) continue;
-    if (!attempt.overwrites) told = pid;
-    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
-    if (death.is_joined.load(std::memory_order_relaxed) != 0 && !covers) {
-      if (own_begin <= begin) store(death.begin, own_end);
-      if (own_end >= end) store(death.end, own_begin);
-    } else {
-      store(death.pid, 0u);
-    }
+    if (attempt.overwrites ? covers : !attempt.ignores_death) visit(death, covers);
   }
-  return told;
+}
+
+// The process of whose death it is to be told; 0: of none. Requires the block's lock.
+uint32_t ProcessLock::death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept {
+  uint32_t pid = 0;
+  if (attempt.overwrites) return pid;
+  visit_deaths(block, attempt, own,
+               [&](const Death& death, bool) { pid = death.pid.load(std::memory_order_relaxed); });
+  return pid;
+}
+
+// They are told, or healed. Requires the block's lock.
+void ProcessLock::clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept {
+  const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
+  const uint64_t own_end = own.end.load(std::memory_order_relaxed);
+  visit_deaths(block, attempt, own, [&](Death& death, bool covers) {
+    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
+    if (death.is_joined.load(std::memory_order_relaxed) == 0 || covers) return store(death.pid, 0u);
+    if (own_begin <= death.begin.load(std::memory_order_relaxed)) store(death.begin, own_end);
+    if (own_end >= death.end.load(std::memory_order_relaxed)) store(death.end, own_begin);
+  });
 }
 
 bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
@@ -215,6 +203,26 @@ void ProcessLock::free_record(uint32_t record) noexcept {
   }
   if (has_waiters) wake(b);
   segment_.participant().give_record(record);
+  if (bell_ != nullptr) ring(*bell_);
+}
+
+bool ProcessLock::is_idle() noexcept {
+  const Control& control = segment_.control();
+  Block& b = block();
+  if (is_empty(b.present)) return true;
+  bool is_idle = true;
+  visit_bits(b.present, [&](uint32_t p) {
+    if (!control.has_slot(p)) return;
+    if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
+      (void)reap(control, p);
+    const Slot& slot = control.slot(p);
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const uint64_t word = look(slot.records[i].state);
+      is_idle &= RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_;
+    }
+  });
+  return is_idle;
 }
 
 void ProcessLock::withdraw(const Attempt& attempt) noexcept { free_record(attempt.record); }
@@ -278,7 +286,7 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
       refuse(refusal, Refusal::Reason::kInterrupted);
       break;
     }
-    sleep.report(obstruction.obstacle);
+    sleep.report([&] { return concat("behind ", text_of(obstruction.obstacle)); });
   }
   withdraw(attempt);
   return false;
@@ -321,13 +329,34 @@ void ProcessLock::leave(engine::Pass pass, bool has_written) noexcept {
   free_record(pass - 1);
 }
 
-void ProcessLock::note_write() noexcept {
-  note_store();
-  block().version.fetch_add(1, std::memory_order_relaxed);
-}
+void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
 void ProcessLock::disown(engine::Pass pass) noexcept {
   store(segment_.participant().record(pass - 1).thread, 0u);
+}
+
+void ProcessLock::visit_others(const engine::Extent& extent,
+                               void (*visit)(const engine::Obstacle&, void* context),
+                               void* context) noexcept {
+  const Control& control = segment_.control();
+  const uint32_t self = segment_.participant().index();
+  const Bytes bytes = bytes_of(extent);
+  const BlockLock lock(block());
+  visit_bits(block().present, [&](uint32_t p) {
+    if (p == self || !control.has_slot(p) || is_dead(look(life_word(control.life(p))))) return;
+    const Slot& slot = control.slot(p);
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const Record& other = slot.records[i];
+      const uint64_t word = look(other.state);
+      if (RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_) continue;
+      if (other.begin.load(std::memory_order_relaxed) >= bytes.end) continue;
+      if (other.end.load(std::memory_order_relaxed) <= bytes.begin) continue;
+      Obstacle obstacle;
+      describe(slot, other, &obstacle);
+      visit(obstacle, context);
+    }
+  });
 }
 
 bool ProcessLock::precedes(const engine::Gate& other) const noexcept {

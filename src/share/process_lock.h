@@ -30,8 +30,15 @@ class ProcessLock final : public engine::Gate {
   void leave(engine::Pass pass, bool has_written) noexcept override;
   void disown(engine::Pass pass) noexcept override;
   bool precedes(const engine::Gate& other) const noexcept override;
+  void visit_others(const engine::Extent& extent, void (*visit)(const engine::Obstacle&, void* context),
+                    void* context) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
+
+  // What is rung whenever nothing of this process holds the block any more: a channel's.
+  void set_bell(Bell* bell) noexcept { bell_ = bell; }
+  // No process holds or awaits any of its bytes. Reaps those that have died.
+  bool is_idle() noexcept;
 
   Block& block() const noexcept { return segment_.block(index_); }
   Segment& segment() const noexcept { return segment_; }
@@ -65,14 +72,24 @@ class ProcessLock final : public engine::Gate {
  private:
   bool begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
              engine::Refusal* refusal) noexcept;
+  // Counted from the begin of the block.
+  struct Bytes {
+    uint64_t begin;
+    uint64_t end;
+  };
+  Bytes bytes_of(const engine::Extent& extent) const noexcept;
   Record& record(const Attempt& attempt) const noexcept;
   void free_record(uint32_t record) noexcept;
   void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;
-  static uint32_t take_death(Block& block, const Attempt& attempt, const Record& own) noexcept;
+  template <class Visit>
+  static void visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit);
+  static uint32_t death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept;
+  static void clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
 
   Segment& segment_;
   const uint32_t index_;
+  Bell* bell_ = nullptr;  // constant from the first use of the block on
 };
 
 }  // namespace tenon::share

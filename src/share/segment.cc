@@ -23,16 +23,6 @@ SegmentId random_id() {
   return id;
 }
 
-void make_robust(pthread_mutex_t* mutex) {
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int result = pthread_mutex_init(mutex, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
-}
-
 int64_t realtime_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -83,7 +73,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper
   segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
   const uint64_t control = round_up(control_end(h.blocks), page);
   if (plan.has_huge_pages) {
-    os::commit(segment->file_, 0, control, "the control part of a shared segment");
+    os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
   } else {
     os::commit(segment->file_, 0, kSlotsAt, "the control part of a shared segment");
     os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
@@ -214,8 +204,9 @@ bool Segment::is_used_here(uint32_t index) noexcept {
 // The creator has the first slot, as long as it lives.
 bool Segment::is_creator_alive() const noexcept {
   const uint32_t word = look(life_word(control_.life(0)));
-  return control_.slot(0).pid.load(std::memory_order_relaxed) == header_.creator_pid && word != 0 &&
-         !is_dead(word);
+  const Slot& slot = control_.slot(0);
+  return slot.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
+         slot.start.load(std::memory_order_relaxed) == header_.creator_start && word != 0 && !is_dead(word);
 }
 
 bool Segment::free_if_unused(uint32_t index) noexcept {
@@ -234,15 +225,29 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
 
 uint32_t Segment::send(uint32_t index) noexcept {
   Block& b = block(index);
+  const uint32_t self = participant_->index();
+  if (self == Participant::kNone) return 0;  // nobody would know when it has ended
   static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
-  uint32_t number = last.fetch_add(1, std::memory_order_relaxed);
-  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed);
+  const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
   for (auto& place : b.sent) {
     uint32_t none = 0;
     if (exchange(place, none, number)) return number;
   }
+  const BlockLock lock(b);
+  set_bit(b.sent_more_by, self);
   (void)add(b.sent_more, 1u);
   return 0;
+}
+
+bool Segment::has_sent() const noexcept {
+  const uint32_t self = participant_->index();
+  for (uint32_t i = 0; i < header_.blocks && self != Participant::kNone; ++i) {
+    const Block& b = block(i);
+    const bool has_more = look(b.sent_more) != 0 && has_bit(b.sent_more_by, self);
+    const auto is_mine = [self](const auto& number) { return SentNumber::is_from(look(number), self); };
+    if (has_more || std::any_of(std::begin(b.sent), std::end(b.sent), is_mine)) return true;
+  }
+  return false;
 }
 
 void Segment::receive(uint32_t index, uint32_t number) noexcept {

@@ -72,6 +72,8 @@ class Segment {
   // What this process has lent by pickling: the number that use of the handle takes back.
   uint32_t send(uint32_t block) noexcept;
   void receive(uint32_t block, uint32_t number) noexcept;
+  // Something that it has lent so is still under way.
+  bool has_sent() const noexcept;
 
   // For forks.
   void before_fork() noexcept;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/segments.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "core/fork.h"
 #include "core/known_memory.h"
 #include "share/handle.h"
 #include "share/process_lock.h"
@@ -59,9 +58,10 @@ std::vector<const Segment*> open_segments(const Segment& at_least) {
 }
 
 Segments::Segments() {
-  (void)KnownMemory::instance();  // its handlers of forks run inside of these
-  pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(); },
-                 [] { instance().become_child(); });
+  (void)KnownMemory::instance();  // which handles forks
+  static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
+                                    [] { instance().become_child(); }};
+  set_fork_hooks(&kHooks);
 }
 
 Segments& Segments::instance() {
@@ -93,7 +93,8 @@ bool Segments::sweep() {
       continue;
     }
     // What comes by a handle from a process that lives, comes again.
-    if (segment.header().has_named_array == 0 && segment.is_creator_alive()) {
+    const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
+    if (comes_again || segment.has_sent()) {
       is_unfinished = true;
       ++at;
       continue;
@@ -108,9 +109,10 @@ bool Segments::is_pool(const Segment& segment) const noexcept {
 }
 
 Segment& Segments::add(std::unique_ptr<Segment> segment) {
-  auto& place = open_[segment->header().id];
-  place = std::move(segment);
-  return *place;
+  const SegmentId id = segment->header().id;
+  const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
+  if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
+  return *at->second;
 }
 
 Segment* Segments::find(const SegmentId& id) noexcept {
@@ -144,6 +146,50 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
   }
 }
 
+// A segment of its own, with blocks of these sizes one behind the other, of which the first one holds the
+// array. The uses that this has begun are the caller's.
+Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t> sizes,
+                              const SharedOptions& options) {
+  if (!options.name.empty()) {
+    bool is_taken = false;
+    (void)open_named(options.name, true, &is_taken);
+    if (is_taken) {
+      throw_error(Code::kValue, "shared memory named '", options.name,
+                  "' exists already: attach to it, or choose another name");
+    }
+  }
+  uint64_t nbytes = 0;
+  for (const uint64_t size : sizes) {
+    if (__builtin_add_overflow(nbytes, round_up(std::max<uint64_t>(size, 1), kPage), &nbytes) ||
+        nbytes > PTRDIFF_MAX) {
+      throw_error(Code::kValue, sizes.size(), " blocks of shared memory do not fit into 63 bits");
+    }
+  }
+  const SegmentPlan plan{options.name,           nbytes,      static_cast<uint32_t>(sizes.size()), &array,
+                         options.has_huge_pages, options.node};
+  std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
+  os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
+             concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
+  if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
+  uint64_t at = 0;
+  for (const uint64_t size : sizes) {
+    (void)fresh->take_block(at, std::max<uint64_t>(size, 1));
+    at += round_up(std::max<uint64_t>(size, 1), kPage);
+  }
+  return add(std::move(fresh));
+}
+
+// The array on a block whose use has begun; that becomes the storage's.
+Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags) {
+  struct End {
+    Segment& segment;
+    uint32_t block;
+    ~End() { (void)segment.leave(block); }
+  } const end{segment, block};
+  const uint32_t generation = segment.block(block).generation.load(std::memory_order_relaxed);
+  return Array::over(storage_of(segment, block, generation, false), dtype, shape, flags);
+}
+
 Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options) {
   check_dtype(dtype);
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
@@ -152,19 +198,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   if (!options.name.empty()) name_lock = std::make_unique<os::NameLock>(options.name);
   const std::scoped_lock locked(lock_);
   (void)sweep();
-  const bool is_alone =
-      !options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool;
-  Segment* segment = nullptr;
-  Pool::Place place;
-  if (is_alone) {
-    if (!options.name.empty()) {
-      bool is_taken = false;
-      (void)open_named(options.name, true, &is_taken);
-      if (is_taken) {
-        throw_error(Code::kValue, "a shared array named '", options.name,
-                    "' exists already: attach to it, or choose another name");
-      }
-    }
+  if (!options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) {
     NamedArray array{};
     array.code = dtype.code;
     array.bits = dtype.bits;
@@ -172,38 +206,66 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
     array.flags = flags & TENON_SUBBYTE_PADDED;
     array.ndim = static_cast<int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), array.shape);
-    SegmentPlan plan{options.name, nbytes, 1, &array, options.has_huge_pages, options.node};
-    std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
-    os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
-               concat("a shared array of ", nbytes, " bytes"));
-    segment = &add(std::move(fresh));
-    place = {segment->take_block(0, std::max<uint64_t>(nbytes, 1)), 0, true};
-  } else {
-    for (const auto& pool : pools_) {
-      place = pool->allocate(nbytes);
-      segment = &pool->segment();
-      if (place.block != Segment::kNone) break;
-    }
-    if (place.block == Segment::kNone) {
-      Pool& pool = new_pool(nbytes);
-      place = pool.allocate(nbytes);
-      segment = &pool.segment();
-    }
+    Segment& segment = make_alone(array, {&nbytes, 1}, options);
+    if (options.prepare) options.prepare(segment.data());
+    return take_over(segment, 0, dtype, shape, flags);
   }
-  // The use that take_block has begun becomes the storage's.
-  const uint32_t generation = segment->block(place.block).generation.load(std::memory_order_relaxed);
+  Segment* segment = nullptr;
+  Pool::Place place;
+  for (const auto& pool : pools_) {
+    place = pool->allocate(nbytes);
+    segment = &pool->segment();
+    if (place.block != Segment::kNone) break;
+  }
+  if (place.block == Segment::kNone) {
+    Pool& pool = new_pool(nbytes);
+    place = pool.allocate(nbytes);
+    segment = &pool.segment();
+  }
   std::byte* const data = segment->data() + place.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
   if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
   if (options.prepare) options.prepare(data);
-  try {
-    Ref<Storage> storage = storage_of(*segment, place.block, generation, false);
-    (void)segment->leave(place.block);
-    return Array::over(std::move(storage), dtype, shape, flags);
-  } catch (...) {
-    (void)segment->leave(place.block);
-    throw;
+  return take_over(*segment, place.block, dtype, shape, flags);
+}
+
+Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options) {
+  if (!options.name.empty()) check_name(options.name);
+  if (sizes.empty() || sizes.size() > kMostBlocks) {
+    throw_error(Code::kValue, sizes.size(), " blocks of shared memory: there may be 1 to ", kMostBlocks);
   }
+  std::unique_ptr<os::NameLock> name_lock;
+  if (!options.name.empty()) name_lock = std::make_unique<os::NameLock>(options.name);
+  const std::scoped_lock locked(lock_);
+  (void)sweep();
+  NamedArray array{};
+  array.code = TENON_UINT;
+  array.bits = 8;
+  array.lanes = 1;
+  array.ndim = 1;
+  array.shape[0] = static_cast<int64_t>(sizes[0]);
+  Segment& segment = make_alone(array, sizes, options);
+  if (options.prepare) options.prepare(segment.data());
+  Ref<Array> first = take_over(segment, 0, DType(TENON_UINT, 8), {array.shape, 1}, 0);
+  for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
+  return first;
+}
+
+Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
+  const auto* const use = static_cast<const Use*>(first.storage().owner_with(end_use));
+  if (use == nullptr || use->block != 0 || block >= use->segment->header().blocks) {
+    throw_error(Code::kValue, "the shared memory has no block ", block);
+  }
+  const std::scoped_lock locked(lock_);
+  Segment& segment = *use->segment;
+  const Block& b = segment.block(block);
+  const auto n = static_cast<int64_t>(b.nbytes.load(std::memory_order_relaxed));
+  const uint32_t generation = b.generation.load(std::memory_order_relaxed);
+  return Array::over(storage_of(segment, block, generation, false), DType(TENON_UINT, 8), {&n, 1}, 0);
+}
+
+ProcessLock& Segments::lock_of(const Array& array) noexcept {
+  return *static_cast<ProcessLock*>(array.storage().memory().gate);
 }
 
 Pool& Segments::new_pool(uint64_t nbytes) {
@@ -236,6 +298,7 @@ Segment* Segments::open_named(const std::string& name, bool is_writable, bool* i
       return found.name.rfind(file_prefix(entry.first), 0) == 0;
     });
     if (here != open_.end()) {
+      reap_all(here->second->control());
       if (is_empty(here->second->block(0).users)) continue;
       *is_taken = true;
       return here->second.get();
@@ -316,7 +379,13 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it)");
   }
-  return add(Segment::open(std::move(file), true, Keeper::instance()));
+  std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, Keeper::instance());
+  if (segment->header().id != id) {
+    throw_error(Code::kValue,
+                "this is no handle of a shared array: the memory file that it names is the segment ",
+                text_of(segment->header().id));
+  }
+  return add(std::move(segment));
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
@@ -340,7 +409,6 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   Segment& segment = reach(handle.segment, handle.sender, handle.fd);
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   const Ref<Storage> storage = storage_of(segment, handle.block, handle.generation, is_readonly);
-  segment.receive(handle.block, handle.number);
   tenon_adoption adoption{};
   adoption.struct_size = sizeof adoption;
   adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
@@ -350,9 +418,13 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   adoption.dtype = handle.dtype;
   adoption.shape = handle.shape.data();
   adoption.strides = handle.strides.data();
-  if (Ref<Array> array = Array::alias(adoption)) return array;
-  if (std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
-    return Array::over(storage, handle.dtype, handle.shape, adoption.flags);
+  Ref<Array> array = Array::alias(adoption);
+  if (!array && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
+    array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
+  }
+  if (array) {
+    segment.receive(handle.block, handle.number);
+    return array;
   }
   throw_error(Code::kValue,
               "this is no handle of a shared array: its elements do not lie in the memory that it "

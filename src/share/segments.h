@@ -38,6 +38,13 @@ class Segments {
   // A new array in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kNoMemory, kSystem, kType,
   // kValue (shape, or the name is taken).
   Ref<Array> create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
+  // A segment of its own with one block of bytes for each size: the first one. The others: sibling().
+  Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
+  // Another block of the segment of an array that is the first one. Fails with kValue (there is none).
+  Ref<Array> sibling(const Array& first, uint32_t block);
+  // The lock of the block on which a shared array lies.
+  static ProcessLock& lock_of(const Array& array) noexcept;
+
   // The array that a process of this user has made under this name. Fails with kNotFound, kValue (damaged),
   // kSystem.
   Ref<Array> attach(const std::string& name, bool is_readonly);
@@ -72,6 +79,8 @@ class Segments {
   Pool& new_pool(uint64_t nbytes);
   Segment& add(std::unique_ptr<Segment> segment);
   Segment* find(const SegmentId& id) noexcept;
+  Segment& make_alone(const NamedArray& array, std::span<const uint64_t> sizes, const SharedOptions& options);
+  Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
   Segment* open_named(const std::string& name, bool is_writable, bool* is_taken);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd);

@@ -154,7 +154,58 @@ static void check_arenas(void) {
   tenon_array_release(memory);
 }
 
+static void check_channels(void) {
+  const int64_t four[1] = {4};
+  const tenon_dtype f4 = {TENON_FLOAT, 32, 1}, i8 = {TENON_INT, 64, 1};
+  const tenon_field fields[2] = {{"x", f4, 1, four}, {"k", i8, 0, NULL}};
+  const tenon_channel_options options = {sizeof options, 2, TENON_CHANNEL_QUEUE, TENON_WHEN_FULL_WAIT};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_channel *channel = NULL, *again = NULL;
+  tenon_item *item = NULL, *received = NULL;
+  tenon_array *memory = NULL, *x = NULL;
+  tenon_view view = TENON_VIEW_INIT;
+  tenon_channel_statistics now = {sizeof now, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  CHECK(tenon_channel_create(2, fields, &options, NULL, &channel, &error) == TENON_OK);
+  CHECK(tenon_channel_describe(channel).slots == 2 && tenon_channel_field_count(channel) == 2);
+  CHECK(strcmp(tenon_channel_field(channel, 1).name, "k") == 0);
+  memory = tenon_channel_memory(channel);
+  CHECK(tenon_channel_open(memory, &again, &error) == TENON_OK);
+  CHECK(tenon_channel_receive(again, 0, NULL, &received, &error) == TENON_ERR_TIMEOUT);
+  CHECK(tenon_channel_wait(again, 1000000, &error) == TENON_ERR_TIMEOUT);
+  CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
+  CHECK(tenon_item_sequence(item) == 0);
+  CHECK(tenon_item_array(item, 0, &x, &error) == TENON_OK);
+  CHECK(tenon_item_array(item, 2, &memory, &error) == TENON_ERR_INDEX);
+  CHECK(tenon_view_open(&view, x, TENON_WRITE, NULL, &error) == TENON_OK);
+  ((float*)tenon_array_describe(x)->data)[3] = 3.5f;
+  tenon_view_close(&view);
+  tenon_array_release(x);
+  CHECK(tenon_item_send(item, &error) == TENON_OK);
+  CHECK(tenon_item_send(item, &error) == TENON_ERR_VALUE);
+  tenon_item_release(item);
+  CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_OK);
+  tenon_item_retain(received);
+  tenon_item_release(received);
+  CHECK(tenon_item_sequence(received) == 1);
+  CHECK(tenon_item_array(received, 0, &x, &error) == TENON_OK);
+  tenon_item_release(received);
+  CHECK(((const float*)tenon_array_describe(x)->data)[3] == 3.5f);
+  tenon_channel_statistics_get(channel, &now);
+  CHECK(now.sent == 1 && now.received == 1 && now.in_use == 1);
+  tenon_array_release(x);
+  tenon_channel_statistics_get(channel, &now);
+  CHECK(now.in_use == 0);
+  tenon_channel_retain(again);
+  tenon_channel_release(again);
+  tenon_channel_close(channel);
+  CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_ERR_CLOSED);
+  tenon_channel_release(again);
+  tenon_channel_release(channel);
+  tenon_array_release(memory);
+}
+
 void client_share(void) {
+  check_channels();
   check_arenas();
   check_handles();
   check_names();

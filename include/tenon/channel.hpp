@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Channels on top of the C ABI: what tenon/share.h says, holds here.
+#ifndef TENON_CHANNEL_HPP_
+#define TENON_CHANNEL_HPP_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tenon/engine.hpp"
+#include "tenon/field.hpp"
+#include "tenon/share.hpp"
+
+namespace tenon {
+inline namespace api0 {
+
+enum class ChannelMode : int32_t {
+  kQueue = TENON_CHANNEL_QUEUE,
+  kBroadcast = TENON_CHANNEL_BROADCAST,
+  kLatest = TENON_CHANNEL_LATEST,
+};
+enum class WhenFull : int32_t {
+  kWait = TENON_WHEN_FULL_WAIT,
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,
+  kRaise = TENON_WHEN_FULL_RAISE,
+};
+
+// A slot to be filled and sent, or to be read: one counted reference. Dropped without being sent it is lost.
+class Item {
+ public:
+  explicit Item(tenon_item* handle, tenon_channel* channel) : handle_(handle), channel_(channel) {
+    tenon_channel_retain(channel);
+  }
+
+  // Keeps the item; of a loan not to be used after send(). Fails with INDEX, NOT_FOUND.
+  Array array(int32_t field) const {
+    tenon_array* array = nullptr;
+    call(tenon_item_array, handle_.get(), field, &array);
+    return Array::steal(array);
+  }
+  Array array(std::string_view name) const {
+    for (int32_t i = 0; i < tenon_channel_field_count(channel_.get()); ++i) {
+      if (name == tenon_channel_field(channel_.get(), i).name) return array(i);
+    }
+    throw Error(TENON_ERR_NOT_FOUND, "the channel has no field '" + std::string(name) + "'");
+  }
+  uint64_t sequence() const noexcept { return tenon_item_sequence(handle_.get()); }
+
+  // Hands a loan on. Fails with VALUE (it is none), LEASE_ESCAPED (an open view of it: it is dropped then).
+  void send() { call(tenon_item_send, handle_.get()); }
+
+ private:
+  detail::Handle<tenon_item, tenon_item_retain, tenon_item_release> handle_;
+  detail::Handle<tenon_channel, tenon_channel_retain, tenon_channel_release> channel_;
+};
+
+// One counted handle. Threads: any.
+class Channel {
+ public:
+  static Channel create(std::span<const Field> fields, int32_t slots, ChannelMode mode = ChannelMode::kQueue,
+                        WhenFull when_full = WhenFull::kWait, const SharedOptions& shared = {}) {
+    const std::vector<tenon_field> described = detail::describe(fields);
+    const tenon_channel_options options{sizeof options, slots, static_cast<int32_t>(mode),
+                                        static_cast<int32_t>(when_full)};
+    const tenon_shared_options raw = detail::raw_options(shared);
+    tenon_channel* made = nullptr;
+    call(tenon_channel_create, static_cast<int32_t>(described.size()), described.data(), &options, &raw,
+         &made);
+    return Channel(made);
+  }
+  // In the memory of another process' channel, which was attached or opened here.
+  static Channel open(const Array& memory) {
+    tenon_channel* made = nullptr;
+    call(tenon_channel_open, memory.get(), &made);
+    return Channel(made);
+  }
+
+  tenon_channel* get() const noexcept { return handle_.get(); }
+  Array memory() const { return Array::steal(tenon_channel_memory(get())); }  // to be sent
+
+  // A free slot. Fails as tenon_channel_loan.
+  Item loan(std::chrono::nanoseconds timeout = forever) const {
+    tenon_item* item = nullptr;
+    call(tenon_channel_loan, get(), detail::timeout_ns(timeout), static_cast<const char*>(nullptr), &item);
+    return Item(item, get());
+  }
+  // The next item; nothing: all producers have closed the channel. Fails as tenon_channel_receive.
+  std::optional<Item> receive(std::chrono::nanoseconds timeout = forever) const {
+    tenon_item* item = nullptr;
+    tenon_error error = TENON_ERROR_INIT;
+    const tenon_status status =
+        tenon_channel_receive(get(), detail::timeout_ns(timeout), nullptr, &item, &error);
+    if (status == TENON_ERR_CLOSED) return std::nullopt;
+    if (status != TENON_OK) detail::throw_reported(status, error);
+    return Item(item, get());
+  }
+  void close() const noexcept { tenon_channel_close(get()); }
+  tenon_channel_statistics statistics() const noexcept {
+    tenon_channel_statistics now{};
+    now.struct_size = sizeof now;
+    tenon_channel_statistics_get(get(), &now);
+    return now;
+  }
+
+ private:
+  explicit Channel(tenon_channel* handle) : handle_(handle) {}
+  detail::Handle<tenon_channel, tenon_channel_retain, tenon_channel_release> handle_;
+};
+
+}  // namespace api0
+}  // namespace tenon
+
+#endif  // TENON_CHANNEL_HPP_

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The native part of tenon.Channel.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fields.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+#include "op.h"
+#include "owners.h"
+#include "sites.h"
+#include "tenon/channel.hpp"
+
+namespace tenon::python {
+namespace {
+
+// An item, until it is sent or let go of.
+class NativeItem {
+ public:
+  NativeItem(tenon_item* item) noexcept : item_(item) {}
+  NativeItem(const NativeItem&) = delete;
+  NativeItem& operator=(const NativeItem&) = delete;
+  ~NativeItem() { release(); }
+
+  Array array(int32_t field) const {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    tenon_array* array = nullptr;
+    call(tenon_item_array, item_, field, &array);
+    return Array::steal(array);
+  }
+  uint64_t sequence() const noexcept { return item_ != nullptr ? tenon_item_sequence(item_) : 0; }
+  void send() {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    call(tenon_item_send, item_);
+    release();
+  }
+  void release() noexcept {
+    const owners::Collector collector;
+    tenon_item_release(std::exchange(item_, nullptr));
+  }
+
+ private:
+  tenon_item* item_;
+};
+
+Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full, const std::string& name,
+               bool huge_pages, bool populate, int numa_node) {
+  const std::vector<Field> described = fields_in(fields);
+  const SharedOptions options{name, huge_pages, populate, numa_node};
+  const nb::gil_scoped_release release;
+  return Channel::create(described, slots, static_cast<ChannelMode>(mode), static_cast<WhenFull>(when_full),
+                         options);
+}
+
+template <auto take>
+NativeItem* item_of(const Channel& channel, std::optional<double> timeout) {
+  owners::drain();
+  tenon_item* item = nullptr;
+  call(take, channel.get(), nanoseconds(timeout), current_site(), &item);
+  return new NativeItem(item);
+}
+
+nb::dict statistics(const Channel& channel) {
+  const tenon_channel_statistics now = channel.statistics();
+  nb::dict result;
+  result["sent"] = now.sent;
+  result["received"] = now.received;
+  result["dropped"] = now.dropped;
+  result["deaths"] = now.deaths;
+  result["ready"] = now.ready;
+  result["in_use"] = now.in_use;
+  result["producers"] = now.producers;
+  result["consumers"] = now.consumers;
+  return result;
+}
+
+}  // namespace
+
+void add_channel(nb::module_& module) {
+  nb::class_<NativeItem>(module, "NativeItem", "The native part of an item of a tenon.Channel.")
+      .def("array", &NativeItem::array, nb::arg("field"))
+      .def("sequence", &NativeItem::sequence)
+      .def("send", &NativeItem::send)
+      .def("release", &NativeItem::release);
+  nb::class_<Channel>(module, "NativeChannel", "The native part of tenon.Channel.")
+      .def_static(
+          "create", create, nb::arg("fields"), nb::arg("slots"), nb::arg("mode"), nb::arg("when_full"),
+          nb::arg("name"), nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"),
+          nb::sig("def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, name: str, "
+                  "huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel"))
+      .def_static("open", &Channel::open, nb::arg("memory"))
+      .def("memory", &Channel::memory)
+      .def(
+          "fields",
+          [](const Channel& self) {
+            nb::list fields;
+            for (int32_t i = 0; i < tenon_channel_field_count(self.get()); ++i) {
+              fields.append(describe_field(tenon_channel_field(self.get(), i)));
+            }
+            return fields;
+          },
+          nb::sig("def fields(self) -> list[tuple[str, _dtype, tuple[int, ...]]]"))
+      .def(
+          "options",
+          [](const Channel& self) {
+            const tenon_channel_options options = tenon_channel_describe(self.get());
+            return nb::make_tuple(options.slots, options.mode, options.when_full);
+          },
+          nb::sig("def options(self) -> tuple[int, int, int]"))
+      .def("loan", item_of<tenon_channel_loan>, nb::arg("timeout").none())
+      .def("receive", item_of<tenon_channel_receive>, nb::arg("timeout").none())
+      .def(
+          "wait",
+          [](const Channel& self, std::optional<double> timeout) {
+            call(tenon_channel_wait, self.get(), nanoseconds(timeout));
+          },
+          nb::arg("timeout").none())
+      .def("close", &Channel::close)
+      .def("statistics", statistics, nb::sig("def statistics(self) -> dict[str, int]"));
+}
+
+}  // namespace tenon::python

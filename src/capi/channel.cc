@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The section "channels" of share.h.
+#include "share/channel.h"
+
+#include "capi/boundary.h"
+#include "capi/lease.h"
+
+using namespace tenon;        // NOLINT(google-build-using-namespace)
+using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using share::Channel;
+using share::Item;
+
+namespace {
+
+Channel* unwrap(tenon_channel* channel) { return reinterpret_cast<Channel*>(channel); }
+const Channel* unwrap(const tenon_channel* channel) { return reinterpret_cast<const Channel*>(channel); }
+Item* unwrap(tenon_item* item) { return reinterpret_cast<Item*>(item); }
+tenon_channel* wrap(Ref<Channel> channel) noexcept {
+  return reinterpret_cast<tenon_channel*>(channel.detach());
+}
+tenon_item* wrap(Ref<Item> item) noexcept { return reinterpret_cast<tenon_item*>(item.detach()); }
+
+share::ChannelPlan plan_in(const tenon_channel_options& options) {
+  check_struct_size(options.struct_size, sizeof options, "tenon_channel_options");
+  if (options.mode < 0 || options.mode > TENON_CHANNEL_LATEST) {
+    throw_error(Code::kValue, "mode is ", options.mode, ": it must be one of TENON_CHANNEL_*");
+  }
+  if (options.when_full < 0 || options.when_full > TENON_WHEN_FULL_RAISE) {
+    throw_error(Code::kValue, "when_full is ", options.when_full, ": it must be one of TENON_WHEN_FULL_*");
+  }
+  if (options.slots < 1) throw_error(Code::kValue, "a channel needs at least one slot, not ", options.slots);
+  return {static_cast<uint32_t>(options.slots), static_cast<share::ChannelMode>(options.mode),
+          static_cast<share::WhenFull>(options.when_full)};
+}
+
+}  // namespace
+
+extern "C" {
+
+tenon_status tenon_channel_create(int32_t n, const tenon_field* fields, const tenon_channel_options* options,
+                                  const tenon_shared_options* shared, tenon_channel** out,
+                                  tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(options, "options");
+    not_null(out, "out");
+    if (n < 0 || (n > 0 && fields == nullptr)) throw_error(Code::kValue, n, " fields, but no list of them");
+    *out =
+        wrap(Channel::create({fields, static_cast<size_t>(n)}, plan_in(*options), shared_options_in(shared)));
+  });
+}
+
+tenon_status tenon_channel_open(tenon_array* memory, tenon_channel** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(memory, "memory");
+    not_null(out, "out");
+    *out = wrap(Channel::of(Ref<Array>::share(capi::unwrap(memory))));
+  });
+}
+
+void tenon_channel_retain(tenon_channel* channel) { unwrap(channel)->retain(); }
+void tenon_channel_release(tenon_channel* channel) {
+  if (channel != nullptr) unwrap(channel)->release();
+}
+
+tenon_array* tenon_channel_memory(tenon_channel* channel) {
+  return capi::wrap(Ref<Array>::share(&unwrap(channel)->memory()));
+}
+
+tenon_channel_options tenon_channel_describe(const tenon_channel* channel) {
+  const share::ChannelPlan& plan = unwrap(channel)->plan();
+  return {sizeof(tenon_channel_options), static_cast<int32_t>(plan.slots), static_cast<int32_t>(plan.mode),
+          static_cast<int32_t>(plan.when_full)};
+}
+
+int32_t tenon_channel_field_count(const tenon_channel* channel) {
+  return static_cast<int32_t>(unwrap(channel)->fields().parts().size());
+}
+
+tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i) {
+  if (i < 0 || i >= tenon_channel_field_count(channel)) return {};
+  const share::Part& part = unwrap(channel)->fields().parts()[static_cast<size_t>(i)];
+  return {part.name.c_str(), part.dtype, static_cast<int32_t>(part.shape.size()), part.shape.data()};
+}
+
+tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
+                                tenon_item** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(channel, "channel");
+    not_null(out, "out");
+    *out = wrap(unwrap(channel)->loan(Deadline(timeout_ns), site));
+  });
+}
+
+tenon_status tenon_item_send(tenon_item* item, tenon_error* error) {
+  return guarded(error, [&] {
+    Item& sent = *unwrap(not_null(item, "item"));
+    sent.channel().send(sent);
+  });
+}
+
+tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
+                                   tenon_item** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(channel, "channel");
+    not_null(out, "out");
+    *out = wrap(unwrap(channel)->receive(Deadline(timeout_ns), site));
+  });
+}
+
+tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(channel, "channel"))->wait_for_item(Deadline(timeout_ns)); });
+}
+
+tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(item, "item");
+    not_null(out, "out");
+    *out = capi::wrap(unwrap(item)->array(field));
+  });
+}
+
+uint64_t tenon_item_sequence(const tenon_item* item) {
+  return reinterpret_cast<const Item*>(item)->sequence();
+}
+void tenon_item_retain(tenon_item* item) { unwrap(item)->retain(); }
+void tenon_item_release(tenon_item* item) {
+  if (item != nullptr) unwrap(item)->release();
+}
+
+void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
+
+void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out) {
+  if (out->struct_size < sizeof *out) return;
+  const share::ChannelStatistics now = unwrap(channel)->statistics();
+  *out = {sizeof *out,
+          static_cast<int32_t>(now.ready),
+          static_cast<int32_t>(now.in_use),
+          static_cast<int32_t>(now.producers),
+          static_cast<int32_t>(now.consumers),
+          0,
+          now.sent,
+          now.received,
+          now.dropped,
+          now.deaths};
+}
+
+}  // extern "C"

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/spin_lock.h"
+#include "share/hooked_sleep.h"
+#include "share/process_lock.h"
+
+namespace tenon::share {
+namespace {
+
+constexpr uint64_t kMark = 0x314E4E4148434E54;  // "TNCHANN1"
+constexpr uint64_t kSlotAlignment = 256;
+constexpr uint32_t kMostSlots = kMostBlocks - 1;
+constexpr int64_t kSliceNs = 50'000'000;
+constexpr uint32_t kMostSpins = 4000;  // about as long as it takes to be put asleep and woken
+constexpr uint32_t kLeastSpins = 50;
+constexpr uint32_t kNoSlot = UINT32_MAX;
+
+[[noreturn]] void throw_no_channel(const Array& memory) {
+  throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
+}
+
+}  // namespace
+
+// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex.
+struct Channel::End {
+  std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
+  std::atomic<uint32_t> roles;
+  std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has got
+};
+
+struct alignas(64) Channel::Place {
+  std::atomic<uint64_t> sequence;  // of the item that it holds; 0: none
+};
+
+// At the beginning of the memory; behind it the places, then the description of the fields.
+struct Channel::State {
+  std::atomic<uint64_t> mark;  // written last
+  uint32_t slots;
+  uint32_t mode;
+  uint32_t when_full;
+  uint32_t reserved;
+  uint64_t description_nbytes;
+  pthread_mutex_t mutex;  // robust; guards all that follows and the places
+  std::atomic<uint64_t> last_sequence;
+  std::atomic<uint64_t> received;
+  std::atomic<uint64_t> dropped;
+  std::atomic<uint64_t> deaths;
+  std::atomic<uint32_t> last_dead_pid;
+  std::atomic<uint64_t> closings;  // how often the last producer has gone
+  alignas(64) Bell items;          // rung when there may be something to receive
+  alignas(64) Bell room;           // rung when there may be a free slot
+  End ends[kParticipants];
+};
+
+Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
+                             const SharedOptions& options) {
+  if (plan.slots == 0 || plan.slots > kMostSlots) {
+    throw_error(Code::kValue, "a channel has 1 to ", kMostSlots, " slots, not ", plan.slots);
+  }
+  if (plan.mode == ChannelMode::kLatest && plan.slots < 3) {
+    throw_error(Code::kValue, "a channel of the latest item needs at least 3 slots, not ", plan.slots,
+                ": one to write, one that is the latest, and one in each reader's hands");
+  }
+  auto channel = Ref<Channel>::adopt(new Channel);
+  channel->is_closed_.store(true, std::memory_order_relaxed);  // until it is complete
+  channel->fields_ = Fields::lay_out(given, "channel");
+  channel->plan_ = plan;
+  std::string description;
+  channel->fields_.encode(&description);
+  std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
+  sizes[0] = sizeof(State) + plan.slots * sizeof(Place) + description.size();
+  SharedOptions prepared = options;
+  prepared.prepare = [&](std::byte* base) {
+    auto* const state = reinterpret_cast<State*>(base);
+    state->slots = plan.slots;
+    state->mode = static_cast<uint32_t>(plan.mode);
+    state->when_full = static_cast<uint32_t>(plan.when_full);
+    state->description_nbytes = description.size();
+    make_robust(&state->mutex);
+    std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
+    // pairs with: Channel::of, "the description of a channel"
+    state->mark.store(kMark, std::memory_order_release);
+  };
+  channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
+  channel->open_slots();
+  return channel;
+}
+
+Ref<Channel> Channel::of(Ref<Array> memory) {
+  auto channel = Ref<Channel>::adopt(new Channel);
+  channel->is_closed_.store(true, std::memory_order_relaxed);
+  const uint64_t nbytes = memory->desc().nbytes;
+  auto* const state = reinterpret_cast<State*>(memory->data());
+  const bool has_room = memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(State);
+  // pairs with: Channel::create, "the description of a channel"
+  if (!has_room || state->mark.load(std::memory_order_acquire) != kMark) throw_no_channel(*memory);
+  channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
+                    static_cast<WhenFull>(state->when_full)};
+  const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(Place);
+  const uint64_t description_nbytes = state->description_nbytes;
+  if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
+      state->when_full > TENON_WHEN_FULL_RAISE || at > nbytes || description_nbytes > nbytes - at) {
+    throw_no_channel(*memory);
+  }
+  const std::vector<std::byte> copy(memory->data() + at, memory->data() + at + description_nbytes);
+  std::span<const std::byte> rest(copy);
+  channel->fields_ = Fields::decode(&rest);
+  channel->memory_ = std::move(memory);
+  channel->open_slots();
+  return channel;
+}
+
+void Channel::open_slots() {
+  state_ = reinterpret_cast<State*>(memory_->data());
+  places_ = reinterpret_cast<Place*>(state_ + 1);
+  segment_ = &Segments::lock_of(*memory_).segment();
+  for (uint32_t i = 1; i <= plan_.slots; ++i) {
+    slots_.push_back(Segments::instance().sibling(*memory_, i));
+    if (slots_.back()->desc().nbytes < fields_.nbytes()) throw_no_channel(*memory_);
+    Segments::lock_of(*slots_.back()).set_bell(&state_->room);
+  }
+  const RobustLock lock(state_->mutex);
+  seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
+  is_closed_.store(false, std::memory_order_relaxed);
+}
+
+Channel::End& Channel::own_end() const noexcept { return state_->ends[segment_->participant().index()]; }
+
+bool Channel::is_alive(uint32_t p) const noexcept {
+  const Control& control = segment_->control();
+  const End& end = state_->ends[p];
+  return control.has_slot(p) && look(control.slot(p).generation) == look(end.generation) &&
+         look(control.slot(p).state) == share::SlotState::kLive && !is_dead(look(life_word(control.life(p))));
+}
+
+// Requires the mutex, as all that follow up to try_receive().
+void Channel::take_role(Role role) {
+  if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
+  const uint32_t index = segment_->participant().index();
+  if (index == Participant::kNone) {
+    throw_error(Code::kSystem,
+                "this process was forked while there was no room for another one in the channel");
+  }
+  End& end = own_end();
+  const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
+  const bool is_own = look(end.generation) == generation;
+  const uint32_t roles = is_own ? look(end.roles) : 0;
+  if ((roles & role) != 0) return;
+  if (!is_own) {
+    store(end.roles, 0u);
+    store(end.cursor, uint64_t{0});
+    publish(end.generation, generation);
+  }
+  publish(end.roles, roles | role);
+}
+
+// Forgets the ends of processes that have died, and remembers their deaths.
+void Channel::look_at_ends() noexcept {
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    End& end = state_->ends[p];
+    const uint32_t roles = look(end.roles);
+    if (roles == 0 || is_alive(p)) continue;
+    if ((roles & kProducer) != 0) {
+      const Control& control = segment_->control();
+      // The slot may belong to another process by now; then its number is not known any more.
+      const bool is_same = look(control.slot(p).generation) == look(end.generation);
+      store(state_->last_dead_pid, is_same ? control.slot(p).pid.load(std::memory_order_relaxed) : 0u);
+      (void)add(state_->deaths, uint64_t{1});
+    }
+    end_roles(end);
+    ring(state_->items);
+    ring(state_->room);
+  }
+}
+
+void Channel::end_roles(End& end) noexcept {
+  const bool was_producer = (look(end.roles) & kProducer) != 0;
+  publish(end.roles, 0u);
+  if (was_producer && count(kProducer) == 0) (void)add(state_->closings, uint64_t{1});
+}
+
+// There is no producer, and this has not been said since there was one.
+bool Channel::has_ended() const noexcept {
+  return count(kProducer) == 0 && look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
+}
+
+// How many processes have this role.
+uint32_t Channel::count(Role role) const noexcept {
+  uint32_t n = 0;
+  for (const End& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
+  return n;
+}
+
+// The last item that all consumers have got.
+uint64_t Channel::least_cursor() const noexcept {
+  uint64_t least = UINT64_MAX;
+  for (const End& end : state_->ends) {
+    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
+  }
+  return least;
+}
+
+// The slot with the oldest item after this one.
+uint32_t Channel::next_slot(uint64_t after) const noexcept {
+  uint32_t found = kNoSlot;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t sequence = look(places_[i].sequence);
+    if (sequence <= after || sequence >= least) continue;
+    least = sequence;
+    found = i;
+  }
+  return found;
+}
+
+// The lease of a slot that nobody holds.
+bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
+  LeaseFlags flags;
+  flags.is_overwrite = is_overwrite;
+  flags.ignores_dead_owner = true;
+  try {
+    item.lease_.acquire(*slots_[slot], access, flags, engine::current_actor(), site, Deadline(0));
+  } catch (const OpFailure&) {
+    throw;
+  } catch (const Error& e) {
+    if (e.code() == Code::kTimeout || e.code() == Code::kDeadlock) return false;
+    throw;
+  }
+  item.lease_.detach();
+  item.is_readonly_ = access == Access::kRead;
+  item.slot_ = slot;
+  return true;
+}
+
+bool Channel::try_loan(Item& item, const char* site) {
+  const RobustLock lock(state_->mutex);
+  take_role(kProducer);
+  const uint64_t newest = look(state_->last_sequence);
+  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
+  const auto is_spare = [&](uint64_t sequence) {
+    if (sequence == 0) return true;
+    if (plan_.mode == ChannelMode::kLatest) return sequence != newest;
+    return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
+  };
+  const auto try_slot = [&](uint32_t i) {
+    if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
+    publish(places_[i].sequence, uint64_t{0});
+    return take(item, i, Access::kWrite, true, site);
+  };
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    if (is_spare(look(places_[i].sequence)) && try_slot(i)) return true;
+  }
+  // With a broadcast that nobody listens to, the oldest go.
+  const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
+                        (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
+  if (may_drop && plan_.mode != ChannelMode::kLatest) {
+    for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(places_[i].sequence))) {
+      if (!Segments::lock_of(*slots_[i]).is_idle()) continue;
+      if (!try_slot(i)) break;
+      (void)add(state_->dropped, uint64_t{1});
+      return true;
+    }
+  }
+  look_at_ends();
+  return false;
+}
+
+// The slot with this process' next item. Requires that it is a consumer.
+uint32_t Channel::slot_to_receive() const noexcept {
+  const uint64_t cursor = look(own_end().cursor);
+  if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
+  const uint64_t newest = look(state_->last_sequence);
+  for (uint32_t i = 0; i < plan_.slots && newest > cursor; ++i) {
+    if (look(places_[i].sequence) == newest) return i;
+  }
+  return kNoSlot;
+}
+
+bool Channel::try_receive(Item& item, const char* site) {
+  const RobustLock lock(state_->mutex);
+  take_role(kConsumer);
+  End& end = own_end();
+  const uint32_t slot = slot_to_receive();
+  if (slot != kNoSlot) {
+    const bool is_queue = plan_.mode == ChannelMode::kQueue;
+    const uint64_t sequence = look(places_[slot].sequence);
+    if (take(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
+      item.sequence_ = sequence;
+      if (is_queue) publish(places_[slot].sequence, uint64_t{0});
+      publish(end.cursor, sequence);
+      (void)add(state_->received, uint64_t{1});
+      return true;
+    }
+  }
+  look_at_ends();
+  if (slot != kNoSlot) return false;
+  const uint64_t deaths = look(state_->deaths);
+  if (deaths > seen_deaths_.load(std::memory_order_relaxed)) {
+    seen_deaths_.store(deaths, std::memory_order_relaxed);
+    const auto pid = static_cast<int32_t>(look(state_->last_dead_pid));
+    throw Error(Code::kOwnerDied,
+                concat("a producer of the channel has died (process ", pid,
+                       "); what it had not sent is lost, what others send still comes: receive again"),
+                pid);
+  }
+  if (has_ended()) {
+    seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
+    throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
+  }
+  return false;
+}
+
+// Tries until it works: for a while by looking at the bell, then asleep.
+template <class Try>
+void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
+                   Try attempt) {
+  uint32_t turn = look(bell.turn);
+  if (attempt()) return;
+  // As long as waiting awake has been worth it.
+  const uint32_t spins = std::clamp(spin.load(std::memory_order_relaxed), kLeastSpins, kMostSpins);
+  for (uint32_t i = 0; i < spins; ++i) {
+    relax_processor();
+    if (look(bell.turn) == turn) continue;
+    turn = look(bell.turn);
+    if (!attempt()) continue;
+    spin.store(std::min(spins * 2, kMostSpins), std::memory_order_relaxed);
+    return;
+  }
+  spin.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
+  HookedSleep sleep;
+  const uint32_t self = segment_->participant().index();
+  struct Waiting {
+    Bell& bell;
+    uint32_t self;
+    ~Waiting() { clear_bit(bell.waiting, self); }
+  } const waiting{bell, self};
+  const Control& control = segment_->control();
+  while (true) {
+    set_bit(bell.waiting, self);  // again each time: another thread of this process may have cleared it
+    turn = look(bell.turn);
+    os::Sleep words[os::kMostWords];
+    size_t n = 0;
+    words[n++] = {&bell.turn, turn};
+    for (uint32_t p = 0; p < kParticipants && n < os::kMostWords; ++p) {
+      if (p == self || look(state_->ends[p].roles) == 0 || !is_alive(p)) continue;
+      std::atomic<uint32_t>& life = life_word(control.life(p));
+      words[n++] = {&life, note_sleeper(life)};
+    }
+    if (attempt()) return;
+    const int64_t left = deadline.left_ns();
+    if (left <= 0) throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
+    os::sleep_on(words, n, std::min(kSliceNs, left));
+    if (attempt()) return;
+    if (sleep.is_interrupted())
+      throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
+    sleep.report([&] {
+      const ChannelStatistics now = statistics();
+      return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
+                    now.in_use, " are in use, ", now.producers, " producers and ", now.consumers,
+                    " consumers");
+    });
+  }
+}
+
+Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
+  auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
+  if (plan_.when_full == WhenFull::kRaise) {
+    if (try_loan(*item, site)) return item;
+    throw_error(Code::kLeaseConflict, "all ", plan_.slots,
+                " slots of the channel are in use: receive or drop items, or make it with more slots");
+  }
+  wait(state_->room, loan_spin_, deadline, "lend from", [&] { return try_loan(*item, site); });
+  return item;
+}
+
+void Channel::send(Item& item) {
+  if (!item.lease_.is_held() || item.sequence_ != 0) {
+    throw_error(Code::kValue, "the item is no loan of the channel, or was sent before");
+  }
+  {
+    const RobustLock lock(state_->mutex);
+    (void)item.lease_.release();
+    if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
+      const uint64_t sequence = look(state_->last_sequence) + 1;
+      publish(state_->last_sequence, sequence);
+      publish(places_[item.slot_].sequence, sequence);
+      item.sequence_ = sequence;
+    }
+  }
+  if (item.sequence_ == 0) {
+    throw_error(
+        Code::kLeaseEscaped,
+        "a view of the item lives on, so it cannot be sent, and is dropped: drop the view first, or copy "
+        "what is to be kept");
+  }
+  ring(state_->items);
+}
+
+Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
+  auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
+  wait(state_->items, receive_spin_, deadline, "receive from", [&] { return try_receive(*item, site); });
+  return item;
+}
+
+void Channel::wait_for_item(const Deadline& deadline) {
+  const auto has_news = [&] {
+    const RobustLock lock(state_->mutex);
+    take_role(kConsumer);
+    look_at_ends();
+    return slot_to_receive() != kNoSlot ||
+           look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
+  };
+  wait(state_->items, receive_spin_, deadline, "receive from", has_news);
+}
+
+Ref<Array> Item::array(int32_t field) {
+  const std::vector<Part>& parts = channel_->fields_.parts();
+  if (field < 0 || field >= static_cast<int32_t>(parts.size())) {
+    throw_error(Code::kIndex, "the channel has no field ", field, " but ", parts.size(), " of them");
+  }
+  const Part& part = parts[static_cast<size_t>(field)];
+  // On a storage of its own over the slot's bytes, which keeps the item.
+  const Memory& slot = channel_->slots_[slot_]->storage().memory();
+  const auto release_item = [](void* owner) { static_cast<Item*>(owner)->release(); };
+  Memory memory = slot;
+  memory.data = slot.data + part.offset;
+  memory.nbytes = part.nbytes;
+  memory.owner = this;
+  memory.deleter = release_item;
+  memory.is_readonly = is_readonly_;
+  if (part.nbytes == 0) memory.extent_nbytes = 0;
+  retain();
+  try {
+    return Array::over(Storage::adopt(memory), part.dtype, Dims(part.shape),
+                       is_readonly_ ? uint32_t{TENON_READONLY} : 0);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void Channel::close() noexcept {
+  if (is_closed_.exchange(true, std::memory_order_relaxed)) return;
+  const uint32_t index = segment_->participant().index();
+  if (index == Participant::kNone) return;
+  {
+    const RobustLock lock(state_->mutex);
+    End& end = own_end();
+    if (look(end.generation) == look(segment_->participant().slot().generation)) end_roles(end);
+  }
+  ring(state_->items);
+  ring(state_->room);
+}
+
+ChannelStatistics Channel::statistics() const {
+  ChannelStatistics s;
+  const RobustLock lock(state_->mutex);
+  s.sent = look(state_->last_sequence);
+  s.received = look(state_->received);
+  s.dropped = look(state_->dropped);
+  s.deaths = look(state_->deaths);
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    s.ready += look(places_[i].sequence) != 0 ? 1 : 0;
+    s.in_use += Segments::lock_of(*slots_[i]).is_idle() ? 0 : 1;
+  }
+  s.producers = count(kProducer);
+  s.consumers = count(kConsumer);
+  return s;
+}
+
+}  // namespace tenon::share

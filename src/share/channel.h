@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A channel hands slots of shared memory from those who fill them to those who read them. What a slot holds
+// is one number, and who uses it holds its lock: so a process that dies at any moment loses the items that it
+// had, and its slots are free for the others.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ref.h"
+#include "core/lease.h"
+#include "share/fields.h"
+#include "share/segments.h"
+
+namespace tenon::share {
+
+enum class ChannelMode : uint32_t {
+  kQueue = TENON_CHANNEL_QUEUE,          // each item to one consumer
+  kBroadcast = TENON_CHANNEL_BROADCAST,  // each item to all consumers
+  kLatest = TENON_CHANNEL_LATEST,        // the newest item to whoever asks
+};
+
+// What a producer does that finds no free slot.
+enum class WhenFull : uint32_t {
+  kWait = TENON_WHEN_FULL_WAIT,
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // that nobody has in hand
+  kRaise = TENON_WHEN_FULL_RAISE,
+};
+
+struct ChannelPlan {
+  uint32_t slots = 0;
+  ChannelMode mode = ChannelMode::kQueue;
+  WhenFull when_full = WhenFull::kWait;
+};
+
+class Item;
+
+struct ChannelStatistics {
+  uint64_t sent = 0;
+  uint64_t received = 0;
+  uint64_t dropped = 0;  // for lack of room
+  uint64_t deaths = 0;   // of processes that had an end
+  uint32_t ready = 0;    // slots that hold an item
+  uint32_t in_use = 0;   // slots that somebody holds
+  uint32_t producers = 0;
+  uint32_t consumers = 0;
+};
+
+// Counted; one for each opening in a process, with at most two ends: it becomes a producer with the first
+// loan, a consumer with the first receive. Threads: any.
+class Channel {
+ public:
+  // Fails with kValue, kType, kNoMemory, kSystem.
+  static Ref<Channel> create(std::span<const tenon_field> fields, const ChannelPlan& plan,
+                             const SharedOptions& options);
+  // In the memory of a channel that was attached or opened here. Fails with kValue (it holds none).
+  static Ref<Channel> of(Ref<Array> memory);
+
+  const Fields& fields() const noexcept { return fields_; }
+  Array& memory() const noexcept { return *memory_; }  // to be sent
+  const ChannelPlan& plan() const noexcept { return plan_; }
+
+  // A free slot, held for writing. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (it is full,
+  // and the channel raises then).
+  Ref<Item> loan(const Deadline& deadline, const char* site);
+  // Hands it on. Fails with kLeaseEscaped (a view of it lives on: then it is dropped), kValue (no loan).
+  void send(Item& item);
+  // The next item: held for reading, or in a queue for writing. Fails with kTimeout, kInterrupted, kOwnerDied
+  // (a producer has died, and nothing that was sent is left: once for each), kClosed (the last producer has
+  // gone, and nothing is left: once, until there is one again).
+  Ref<Item> receive(const Deadline& deadline, const char* site);
+  // Until receive() would not wait. Fails with kTimeout, kInterrupted.
+  void wait_for_item(const Deadline& deadline);
+
+  // Ends both ends of this opening. Items in hand stay valid.
+  void close() noexcept;
+  ChannelStatistics statistics() const;
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (!refs_.decrement()) return;
+    close();
+    delete this;
+  }
+
+ private:
+  friend class Item;
+  struct State;
+  struct End;
+  struct Place;
+  enum Role : uint32_t { kProducer = 1, kConsumer = 2 };
+
+  Channel() = default;
+  void open_slots();
+  End& own_end() const noexcept;
+  void take_role(Role role);
+  bool is_alive(uint32_t participant) const noexcept;
+  void look_at_ends() noexcept;
+  void end_roles(End& end) noexcept;
+  bool has_ended() const noexcept;
+  uint32_t count(Role role) const noexcept;
+  uint64_t least_cursor() const noexcept;
+  bool try_loan(Item& item, const char* site);
+  bool try_receive(Item& item, const char* site);
+  uint32_t slot_to_receive() const noexcept;
+  uint32_t next_slot(uint64_t after) const noexcept;
+  bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
+  template <class Try>
+  void wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
+            Try attempt);
+
+  Fields fields_;
+  ChannelPlan plan_;
+  Ref<Array> memory_;
+  std::vector<Ref<Array>> slots_;
+  Segment* segment_ = nullptr;
+  State* state_ = nullptr;
+  Place* places_ = nullptr;
+  std::atomic<uint64_t> seen_deaths_{0};
+  std::atomic<uint64_t> seen_closings_{0};
+  std::atomic<uint32_t> loan_spin_{0};
+  std::atomic<uint32_t> receive_spin_{0};
+  std::atomic<bool> is_closed_{false};
+  RefCount refs_;
+};
+
+// A slot in the hands of this process: to be filled, or to be read. Counted: its arrays keep it, and with the
+// last one the slot is given back. Threads: any.
+class Item {
+ public:
+  // An array over the slot, read-only where others read the item, too. Fails with kIndex.
+  Ref<Array> array(int32_t field);
+  // Of one that was received; 0: it is to be sent.
+  uint64_t sequence() const noexcept { return sequence_; }
+  Channel& channel() const noexcept { return *channel_; }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  friend class Channel;
+  explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
+
+  Ref<Channel> channel_;
+  Lease lease_;
+  uint32_t slot_ = 0;
+  uint64_t sequence_ = 0;
+  bool is_readonly_ = false;
+  RefCount refs_;
+};
+
+}  // namespace tenon::share

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels between real processes: what is sent arrives whole, in order, as often as the mode says; what a
+dead process held is lost, and nothing else."""
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+SCHEMA = {"x": ("float32", (1000,)), "k": ("int64", ())}
+SECONDS = 20
+
+fork = multiprocessing.get_context("fork")
+
+
+def put(channel, numbers):
+    for number in numbers:
+        with channel.loan(timeout=SECONDS) as item:
+            item.x[...] = number
+            item.k[...] = number
+
+
+def send(channel, numbers):
+    put(channel, numbers)
+    channel.close()
+
+
+def taken(channel, n):
+    return [int(channel.recv(timeout=0).k.item()) for _ in range(n)]
+
+
+def numbers_of(channel):
+    """The numbers of all items until the channel has ended, each of them whole."""
+    numbers = []
+    for item in channel:
+        values = item.x.numpy()
+        number = int(item.k.item())
+        assert (values == number).all()
+        numbers.append(number)
+        del values, item
+    return numbers
+
+
+def collect(channel, results):
+    results.put(numbers_of(channel))
+
+
+def started(target, *args, context=fork):
+    process = context.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def ended(process):
+    process.join(SECONDS)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_items_arrive_whole_and_in_order(method):
+    channel = tn.Channel(SCHEMA, slots=3)
+    producer = started(send, channel, range(200), context=multiprocessing.get_context(method))
+    assert numbers_of(channel) == list(range(200))
+    ended(producer)
+    assert channel.stats() | {"consumers": 0} == {
+        "sent": 200, "received": 200, "dropped": 0, "deaths": 0,
+        "ready": 0, "in_use": 0, "producers": 0, "consumers": 0,
+    }  # fmt: skip
+
+
+def test_each_item_of_a_queue_goes_to_one_of_several_consumers_from_several_producers():
+    channel = tn.Channel(SCHEMA, slots=8)
+    results = fork.Queue()
+    consumers = [started(collect, channel, results) for _ in range(3)]
+    end = time.monotonic() + SECONDS
+    while channel.stats()["consumers"] < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    put(channel, [1000])  # a producer until all have begun, so that nobody sees an end before
+    producers = [started(send, channel, range(100 * p, 100 * p + 100)) for p in range(2)]
+    while channel.stats()["sent"] < 201 and time.monotonic() < end:
+        time.sleep(0.01)
+    channel.close()
+    parts = [results.get(timeout=SECONDS) for _ in consumers]
+    assert sorted(number for part in parts for number in part) == [*range(200), 1000]
+    for process in producers + consumers:
+        ended(process)
+
+
+def test_each_consumer_of_a_broadcast_gets_every_item():
+    channel = tn.Channel(SCHEMA, slots=4, mode="broadcast")
+    results = fork.Queue()
+    consumers = [started(collect, channel, results) for _ in range(2)]
+    end = time.monotonic() + SECONDS
+    while channel.stats()["consumers"] < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    send(channel, range(100))
+    assert [results.get(timeout=SECONDS) for _ in consumers] == [list(range(100))] * 2
+    for consumer in consumers:
+        ended(consumer)
+
+
+def test_a_broadcast_is_read_only_and_a_queue_s_item_is_writable():
+    for mode, is_writable in (("queue", True), ("broadcast", False), ("latest", False)):
+        channel = tn.Channel(SCHEMA, slots=4, mode=mode)
+        put(channel, [7])
+        item = channel.recv(timeout=SECONDS)
+        x = item.x
+        if is_writable:
+            x[0] = 1
+            assert x.tolist()[0] == 1
+        else:
+            assert not x.writable
+            with pytest.raises((ValueError, BufferError), match="read-only"):
+                x[0] = 1
+
+
+def test_whoever_asks_for_the_latest_gets_it_and_who_sends_never_waits():
+    channel = tn.Channel(SCHEMA, slots=4, mode="latest", name="tenon.test.latest")
+    reader = tn.Channel.attach("tenon.test.latest")
+    kept = []
+    for number in range(50):
+        put(channel, [number])
+        if number in (10, 30):
+            kept.append(reader.recv(timeout=0).x)
+    assert int(reader.recv(timeout=0).k.item()) == 49
+    assert [x.tolist()[0] for x in kept] == [10, 30]  # slots in hand are not written
+    with pytest.raises(TimeoutError):
+        reader.recv(timeout=0.01)
+
+
+def test_a_slot_is_not_written_while_any_view_of_its_item_lives():
+    channel = tn.Channel(SCHEMA, slots=2, when_full="raise")
+    put(channel, [1, 2])
+    first = channel.recv(timeout=0)
+    view = np.asarray(first.x)[10:]
+    del first
+    second = channel.recv(timeout=0)
+    del second
+    put(channel, [3])
+    with pytest.raises(tn.LeaseConflict, match="all 2 slots"):
+        channel.loan()
+    assert (view == 1).all()
+    del view
+    channel.loan().drop()
+
+
+def test_a_view_that_ends_lets_a_waiting_producer_go_on():
+    channel = tn.Channel(SCHEMA, slots=1)
+    put(channel, [1])
+    view = np.asarray(channel.recv(timeout=0).x)
+    done = []
+    producer = threading.Thread(target=lambda: done.append(channel.loan(timeout=SECONDS)))
+    producer.start()
+    time.sleep(0.05)
+    assert not done
+    del view
+    producer.join(SECONDS)
+    assert len(done) == 1
+
+
+def test_the_oldest_items_go_where_the_channel_says_so():
+    channel = tn.Channel(SCHEMA, slots=3, when_full="drop_oldest")
+    put(channel, range(10))
+    assert taken(channel, 3) == [7, 8, 9]
+    assert channel.stats()["dropped"] == 7
+
+
+def test_an_exception_drops_the_item_and_so_does_a_view_that_lives_on():
+    channel = tn.Channel(SCHEMA, slots=2)
+    with pytest.raises(KeyError), channel.loan() as item:
+        raise KeyError
+    kept = []
+    with pytest.raises(tn.LeaseEscaped), channel.loan() as item:
+        kept.append(item.x[3:])
+    assert channel.stats()["sent"] == 0
+    kept.clear()
+    with pytest.raises(AttributeError, match="sent or dropped"):
+        _ = item.x
+    assert channel.stats()["in_use"] == 0
+
+
+def fill_and_wait(channel, has_begun):
+    item = channel.loan()
+    item.x[...] = 5
+    has_begun.set()
+    time.sleep(60)
+
+
+def test_a_killed_producer_loses_its_loan_and_consumers_are_told_once():
+    channel = tn.Channel(SCHEMA, slots=2)
+    has_begun = fork.Event()
+    producer = started(fill_and_wait, channel, has_begun)
+    assert has_begun.wait(SECONDS)
+    raised = []
+
+    def receive():
+        try:
+            channel.recv(timeout=SECONDS)
+        except tn.OwnerDied as error:
+            raised.append(error)
+
+    consumer = threading.Thread(target=receive)
+    consumer.start()
+    time.sleep(0.05)
+    os.kill(producer.pid, signal.SIGKILL)
+    consumer.join(SECONDS)
+    producer.join(SECONDS)
+    assert [error.pid for error in raised] == [producer.pid]
+    put(channel, [1, 2])  # both slots are there
+    assert taken(channel, 2) == [1, 2]
+    assert channel.stats()["deaths"] == 1
+
+
+def take_and_wait(channel, has_begun):
+    item = channel.recv(timeout=SECONDS)
+    has_begun.set()
+    time.sleep(60)
+    del item
+
+
+def test_a_killed_consumer_loses_what_it_held_and_nothing_else():
+    channel = tn.Channel(SCHEMA, slots=2)
+    has_begun = fork.Event()
+    consumer = started(take_and_wait, channel, has_begun)
+    put(channel, [1, 2])
+    assert has_begun.wait(SECONDS)
+    os.kill(consumer.pid, signal.SIGKILL)
+    consumer.join(SECONDS)
+    put(channel, [3])  # its slot is free
+    assert taken(channel, 2) == [2, 3]
+
+
+def test_a_loop_waits_for_items_and_a_cancelled_task_takes_none():
+    channel = tn.Channel(SCHEMA, slots=4)
+
+    async def program():
+        async def all_numbers():
+            return [int(item.k.item()) async for item in channel]
+
+        waiting = asyncio.create_task(channel.arecv())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        task = asyncio.create_task(all_numbers())
+        await asyncio.sleep(0)
+        producer = started(send, channel, range(20))
+        numbers = await asyncio.wait_for(task, SECONDS)
+        ended(producer)
+        return numbers
+
+    assert asyncio.run(program()) == list(range(20))
+
+
+def test_a_pickled_channel_is_the_same_one():
+    channel = tn.Channel(tn.schema(data=("f4", (4, 2)), label=("i8", (4,))), slots=2)
+    again = pickle.loads(pickle.dumps(channel))
+    with channel.loan() as item:
+        item.data[...] = 2
+        item.label[...] = 3
+    received = again.recv(timeout=0)
+    assert received.sequence == 1
+    assert received.data.tolist() == [[2.0, 2.0]] * 4
+    assert received["label"].tolist() == [3] * 4
+    assert again.schema == channel.schema
+    assert (again.slots, again.mode, again.when_full) == (2, "queue", "wait")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"slots": 0}, "at least one slot"),
+        ({"slots": 5000}, "4095"),
+        ({"mode": "stack"}, "stack"),
+        ({"when_full": "burn"}, "burn"),
+        ({"mode": "latest", "slots": 2}, "at least 3"),
+        ({"schema": {}}, "at least one field"),
+        ({"schema": {"x": ("f4", (-1,))}}, "-1"),
+        ({"name": "a/b"}, "a/b"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        tn.Channel(**({"schema": SCHEMA} | arguments))
+
+
+def test_what_is_no_channel_is_refused():
+    array = tn.zeros((4096,), dtype="uint8", shared="tenon.test.array")
+    with pytest.raises(ValueError, match="no channel"):
+        tn.Channel.attach("tenon.test.array")
+    del array
+    with pytest.raises(FileNotFoundError):
+        tn.Channel.attach("tenon.test.nothing")

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of shared arrays: who finds what under one, and when it is free again."""
+
+import contextlib
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from other_process import Other
+
+import tenon as tn
+
+
+@pytest.fixture
+def name():
+    return f"test-{uuid.uuid4()}"
+
+
+def soon(try_it, seconds=20):
+    """What try_it() returns as soon as it raises nothing."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return try_it()
+        except (FileNotFoundError, ValueError):
+            if time.monotonic() > end:
+                raise
+        gc.collect()
+        time.sleep(0.05)
+
+
+def test_others_find_an_array_by_its_name(name, other):
+    a = tn.zeros((2, 3), "int16", shared=name)
+    assert (
+        other.ask("b = tn.attach(name); b[1] = [4, 5, 6]; (b.shape, b.dtype.name, b.shared)", name=name)
+        is None
+    )
+    assert other.ask("b.shape, b.dtype.name, b.shared, b.writable") == ((2, 3), "int16", True, True)
+    assert a.tolist() == [[0, 0, 0], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,) * 10])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_every_shape_and_dtype_is_found_as_it_was_made(name, shape, dtype, other):
+    a = tn.zeros(shape, dtype, shared=name)
+    assert other.ask("(lambda b: (b.shape, b.dtype.name, b.nbytes))(tn.attach(name))", name=name) == (
+        shape,
+        a.dtype.name,
+        a.nbytes,
+    )
+
+
+def test_attached_twice_it_is_the_same_memory(name):
+    a = tn.zeros(4, "int8", shared=name)
+    assert tn.attach(name).data_ptr == tn.attach(name).data_ptr == a.data_ptr
+
+
+def test_views_of_a_readonly_array_are_readonly(name, other):
+    a = tn.ones(4, "int8", shared=name)
+    other.ask("b = tn.attach(name, readonly=True)", name=name)
+    assert other.ask("b.writable") is False
+    other.ask("lease = b.lease('r'); v = np.asarray(b)")
+    assert other.ask("v.flags.writeable, v.tolist()") == (False, [1, 1, 1, 1])
+    for attempt in ("v[0] = 2", "v.flags.writeable = True", "b[0] = 2", "b.lease('w')"):
+        with pytest.raises((ValueError, BufferError)):
+            other.ask(attempt)
+    other.ask("del v; lease.release()")
+    a[...] = 3
+    assert other.ask("b.tolist()") == [3] * 4
+
+
+def test_a_native_write_to_a_readonly_array_ends_the_process(name, other):
+    a = tn.ones(4, "int8", shared=name)
+    other.ask("import ctypes; b = tn.attach(name, readonly=True)", name=name)
+    with pytest.raises(EOFError, match=f"exit {-signal.SIGSEGV}"):
+        other.ask("ctypes.memset(b.data_ptr, 7, 4)")
+    assert a.tolist() == [1] * 4
+
+
+def test_attached_for_writing_after_it_was_for_reading_it_can_be_written(name, other):
+    a = tn.ones(4, "int8", shared=name)
+    other.ask("b = tn.attach(name, readonly=True); c = tn.attach(name); c[0] = 5", name=name)
+    assert other.ask("b.tolist()") == a.tolist() == [5, 1, 1, 1]
+    with pytest.raises(ValueError):
+        other.ask("b[0] = 2")
+
+
+def test_a_name_that_is_taken_is_refused(name, other):
+    a = tn.zeros(4, shared=name)
+    for attempt in ("tn.zeros(4, shared=name)", "tn.empty(2, 'int8', shared=tn.Shared(name=name))"):
+        with pytest.raises(ValueError, match="exists already"):
+            other.ask(attempt, name=name)
+    with pytest.raises(ValueError, match="exists already"):
+        tn.zeros(4, shared=name)
+    assert a.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("bad", ["a/b", "a b", "x" * 101, "\u00e4", "a\0b", "", "a\n"])
+def test_bad_names_are_refused(bad):
+    with pytest.raises(ValueError, match="name"):
+        tn.zeros(4, shared=bad)
+    with pytest.raises(ValueError, match="name"):
+        tn.attach(bad)
+
+
+@pytest.mark.parametrize("good", ["x" * 100, "-", "...", "A_z-0.9"])
+def test_good_names_are_taken(good):
+    a = tn.zeros(4, shared=good)
+    assert tn.attach(good).data_ptr == a.data_ptr
+
+
+def test_names_are_told_apart(name):
+    a, b = tn.zeros(4, shared=name), tn.ones(4, shared=name + "x")
+    assert tn.attach(name).tolist() == [0] * 4 and tn.attach(name + "x").tolist() == [1] * 4
+    with pytest.raises(FileNotFoundError, match=name[:-1]):
+        tn.attach(name[:-1])
+    del a, b
+
+
+def test_a_name_is_free_as_soon_as_its_last_user_has_let_go(name):
+    for _ in range(10):
+        a = tn.zeros(4, shared=name)
+        b = tn.attach(name)
+        del a, b
+        with pytest.raises(FileNotFoundError, match=name):
+            tn.attach(name)
+
+
+def end_by(way, process):
+    if way == "kill":
+        process.kill()
+    elif way == "exit":
+        process.start("os._exit(0)")
+    elif way == "raise":
+        process.start("__builtins__.exit(3)")
+    elif way == "drop":
+        process.ask("a = None")
+    if way != "drop":
+        with contextlib.suppress(OSError, EOFError):
+            process.answer()
+
+
+@pytest.mark.parametrize("ways", list(itertools.permutations(["kill", "exit", "drop"])), ids="-".join)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["maker first", "maker later"])
+def test_a_name_is_free_after_its_users_have_ended_in_any_order(name, ways, order):
+    with Other() as maker, Other() as second, Other() as third:
+        processes = (maker, second, third)
+        maker.ask("a = tn.full(5, 7, 'int32', shared=name)", name=name)
+        for process in processes[1:]:
+            process.ask("a = tn.attach(name)", name=name)
+        for i, way in zip(order, ways, strict=True):
+            b = tn.attach(name)  # as long as one has it
+            assert b.tolist() == [7] * 5
+            del b
+            gc.collect()
+            end_by(way, processes[i])
+        b = soon(lambda: tn.zeros(3, "int8", shared=name))
+        assert tn.attach(name).data_ptr == b.data_ptr and b.shape == (3,)
+
+
+def test_a_killed_writer_does_not_keep_its_name(name):
+    with Other() as maker:
+        maker.ask("a = tn.zeros(4, shared=name); lease = a.lease('w')", name=name)
+        maker.kill()
+    assert soon(lambda: tn.zeros(2, shared=name)).shape == (2,)
+
+
+def test_of_processes_that_race_to_make_a_name_one_wins(name):
+    race = """
+        import sys, time, tenon as tn
+        tn.zeros(1, shared=True)
+        print("ready", flush=True); sys.stdin.readline()
+        for i in range(20):
+            try:
+                a = tn.full(3, 1, "int8", shared=f"{sys.argv[1]}-{i}")
+                print("made", flush=True)
+            except ValueError:
+                a = tn.attach(f"{sys.argv[1]}-{i}")
+                print("found", flush=True)
+            with a.write() as v:
+                v += 1
+            globals()[f"keep{i}"] = a
+        sys.stdin.readline()
+    """
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(race), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    try:
+        for racer in racers:
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            racer.stdin.write("\n")
+            racer.stdin.flush()
+        lines = [[racer.stdout.readline().strip() for _ in range(20)] for racer in racers]
+        for i, of_one in enumerate(zip(*lines, strict=True)):
+            assert sorted(of_one) == ["found", "found", "made"], (i, of_one)
+            assert soon(lambda i=i: tn.attach(f"{name}-{i}")).shape == (3,)
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.wait(30)
+            racer.stdin.close()
+            racer.stdout.close()
+
+
+def test_a_child_outlives_its_parent(name):
+    with Other() as parent:
+        parent.ask(
+            """
+import subprocess
+a = tn.full(4, 3, 'int8', shared=name)
+code = '''
+import sys, tenon as tn
+a = tn.attach(sys.argv[1])
+print("here", flush=True)
+sys.stdin.readline()
+print(a.tolist(), flush=True)
+a[0] = 9
+sys.stdin.readline()
+'''
+child = subprocess.Popen([sys.executable, '-c', code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+assert child.stdout.readline() == b'here\\n'
+""",
+            name=name,
+        )
+        child = parent.ask("child.pid")
+        with (
+            open(f"/proc/{parent.pid}/fd/{parent.ask('child.stdin.fileno()')}", "w") as to_child,
+            open(f"/proc/{parent.pid}/fd/{parent.ask('child.stdout.fileno()')}") as from_child,
+        ):
+            parent.kill()
+            to_child.write("\n")
+            to_child.flush()
+            assert from_child.readline() == "[3, 3, 3, 3]\n"
+            b = tn.attach(name)
+            while b.tolist() != [9, 3, 3, 3]:  # until the time limit of the test
+                time.sleep(0.01)
+        for _ in range(1000):
+            if not Path(f"/proc/{child}").exists():
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail(f"process {child} has not ended")
+    np.testing.assert_array_equal(b.asnumpy(), [9, 3, 3, 3])
+
+
+def test_sharing_starts_no_process_and_makes_no_file(other):
+    before = set(os.listdir("/dev/shm")) | set(os.listdir("/tmp"))
+    other.ask(
+        "a = tn.zeros(4, shared=True); b = tn.zeros(4, shared=n); a[0] = 1; b[0] = 1", n=f"x-{os.getpid()}"
+    )
+    children = Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text()
+    assert children == ""
+    after = set(os.listdir("/dev/shm")) | set(os.listdir("/tmp"))
+    assert not {entry for entry in after - before if "tenon" in entry or f"x-{os.getpid()}" in entry}
