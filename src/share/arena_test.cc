@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A process that uses an arena is killed at each of its stores to shared memory in turn (TENON_CRASH_AT).
-// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; who comes
-// next is told of the death if, and only if, the victim held its lease; and what it reads then under a layout
-// was written under that layout, as long as nobody was told.
+// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; who
+// comes next is told of the death if, and only if, the victim held its lease; and what it reads then under a
+// layout was written under that layout, as long as nobody was told.
 #include "share/arena.h"
 
 #include <fcntl.h>
