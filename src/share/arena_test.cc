@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A process that uses an arena is killed at each of its stores to shared memory in turn (TENON_CRASH_AT).
-// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; who comes
-// next is told of the death if, and only if, the victim held its lease; and what it reads then under a layout
-// was written under that layout, as long as nobody was told.
+// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; who
+// comes next is told of the death if, and only if, the victim held its lease; and what it reads then under a
+// layout was written under that layout, as long as nobody was told.
 #include "share/arena.h"
 
 #include <fcntl.h>
@@ -140,14 +140,22 @@ TEST(ArenaSweep, AKillAtAnyStoreLeavesOneLayoutOrIsTold) {
     const std::string layout = arena.active();
     ASSERT_TRUE(layout == "floats" || layout == "ints") << said;
     const char last = said.empty() ? ' ' : said.back();
-    if (last == 'i' || last == 'I') EXPECT_EQ(layout, "ints") << said;
-    if (last == 'f' || last == 'F' || last == '+' || last == ' ') EXPECT_EQ(layout, "floats") << said;
+    if (last == 'i' || last == 'I') {
+      EXPECT_EQ(layout, "ints") << said;
+    }
+    if (last == 'f' || last == 'F' || last == '+' || last == ' ') {
+      EXPECT_EQ(layout, "floats") << said;
+    }
     bool was_told = false;
     const bool whole = is_whole(arena, layout, &was_told);
     EXPECT_TRUE(whole || was_told) << "torn, and nobody said so: store " << at << ", " << said;
     // Between the letters of one block it held the lease, whatever else.
-    if (!has_ended && (last == 'i' || last == 'f')) EXPECT_TRUE(was_told) << at << ' ' << said;
-    if (has_ended || last == ' ') EXPECT_FALSE(was_told) << at << ' ' << said;
+    if (!has_ended && (last == 'i' || last == 'f')) {
+      EXPECT_TRUE(was_told) << at << ' ' << said;
+    }
+    if (has_ended || last == ' ') {
+      EXPECT_FALSE(was_told) << at << ' ' << said;
+    }
     kills += has_ended ? 0 : 1;
     tellings += was_told ? 1 : 0;
   }

@@ -81,6 +81,7 @@ static void check_requests(tenon_arena* arena) {
   tenon_lease_options options = {sizeof options, TENON_WRITE, 0, 0, 0, TENON_DEFAULT_TIMEOUT, NULL};
   tenon_lease held = TENON_LEASE_INIT, lease = TENON_LEASE_INIT, reader = TENON_LEASE_INIT;
   int grants = 0, is_granted = 0;
+  options.task = 6;
   CHECK(tenon_arena_request(arena, &options, &held, count_grants, &grants, &is_granted, &error) == TENON_OK);
   CHECK(is_granted == 1 && grants == 0);
   CHECK(tenon_arena_enter(arena, "features", &held, &error) == TENON_OK);

@@ -8,7 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <new>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -100,10 +100,10 @@ TEST_P(EachArena, RefusesWhatItDoesNotHold) {
 }
 
 TEST_P(EachArena, AViewThatLivesOnKeepsItsLayout) {
-  std::optional<tenon::View<float, 1>> view;
+  std::unique_ptr<tenon::View<float, 1>> view;
   {
     const ArenaUse use = arena.use("features");
-    view.emplace(use.array("A").as<float, 1>());
+    view.reset(new tenon::View<float, 1>(use.array("A").as<float, 1>()));
     (*view)(0) = 7;
   }
   const Failed failed = failure_of([&] { (void)arena.use("counts"); });

@@ -152,8 +152,9 @@ def test_dtypes_of_whole_bytes(name):
 def test_a_dtype_that_numpy_does_not_have_is_named_and_leaves_nothing_held():
     arena = tn.Arena({"x": {"a": ("f4", 2), "b": ("float4_e2m1fn", (3, 3))}, "y": {"z": ("u1", (128,))}})
     assert arena.layouts["x"]["b"] == (tn.float4_e2m1fn, (3, 3))
+    use = arena.use("x")
     with pytest.raises(TypeError, match="field 'b' of layout 'x': NumPy has no dtype for float4_e2m1fn"):
-        arena.use("x").__enter__()
+        use.__enter__()
     with arena.use("y") as f:
         f.z[:] = 1
 
