@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import importlib
 import inspect
 import os
 import sys
@@ -189,6 +190,8 @@ class Block:
     def _begin(self) -> NativeLease:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
+        if "numpy" not in sys.modules:
+            importlib.import_module("numpy")  # takes long the first time: not while others wait for the lease
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, ignores)
         self._task = current_task()

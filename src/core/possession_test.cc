@@ -93,10 +93,7 @@ TEST_F(Possession, AViewIsRefusedWithoutALeaseAndKeepsThePassAfterIt) {
   std::string message;
   HostView view;
   EXPECT_EQ(code_of([&] { view.open(*a, Access::kRead, nullptr); }, &message), Code::kLeaseConflict);
-  EXPECT_NE(
-      message.find("it is shared with other processes: take it under `with a.read()`/`a.write()` or hold "
-                   "`a.lease()`"),
-      std::string::npos)
+  EXPECT_NE(message.find("other processes use it, too, so a view needs a lease"), std::string::npos)
       << message;
   {
     Lease lease;
@@ -259,7 +256,7 @@ int in_child(const Ref<Array>& a, Lease& lease, HostView& view, Turns& turns) {
   view.close();
   if (turns.references() != references) return 7;  // the parent's passes
   if (code_of([&] { HostView refused(*a, Access::kRead); }, &message) != Code::kLeaseConflict) return 8;
-  if (message.find("shared with other processes") == std::string::npos) return 9;
+  if (message.find("other processes use it, too") == std::string::npos) return 9;
   if (code_of(take) != Code{0}) return 10;
   if (turns.references() != references + 1) return 11;
   {

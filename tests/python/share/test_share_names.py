@@ -178,6 +178,7 @@ def test_of_processes_that_race_to_make_a_name_one_wins(name):
     race = """
         import sys, time, tenon as tn
         tn.zeros(1, shared=True)
+        tn.set_lock_timeout(None)
         print("ready", flush=True); sys.stdin.readline()
         for i in range(20):
             try:
