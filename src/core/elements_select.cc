@@ -4,8 +4,7 @@
 namespace tenon {
 
 std::span<const Kernels* const> available_kernels() {
-// Clang knows the names of the levels since version 18.
-#if defined(__x86_64__) && !(defined(__clang__) && __clang_major__ < 18)
+#if defined(__x86_64__)
   static constexpr const Kernels* kTables[] = {&kKernelsBaseline, &kKernelsV3, &kKernelsV4};
   static const size_t count = __builtin_cpu_supports("x86-64-v4")   ? 3
                               : __builtin_cpu_supports("x86-64-v3") ? 2

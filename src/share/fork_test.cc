@@ -326,6 +326,9 @@ TEST(Handles, KeepArraysThatLieAloneToo) {
 }
 
 TEST(Handles, OfTheDeadSayThatNobodyHasTheArray) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer's forked children of several threads can have none";
+#endif
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   EXPECT_EQ(in_child([&] {
@@ -364,7 +367,10 @@ TEST(Limits, MemoryThatIsNotThereIsAnErrorWithNumbersAtCreation) {
 
 TEST(Limits, WithoutDescriptorsItSaysHowManyThereMayBe) {
   EXPECT_EQ(in_child([] {
-              const rlimit few{12, 12};
+              const int lowest = dup(0);  // all below are in use, by other tests, too
+              close(lowest);
+              const auto most = static_cast<rlim_t>(lowest + 8);
+              const rlimit few{most, most};
               setrlimit(RLIMIT_NOFILE, &few);
               std::vector<api::Array> arrays;
               std::string message;
@@ -375,7 +381,7 @@ TEST(Limits, WithoutDescriptorsItSaysHowManyThereMayBe) {
                 status = code_of([&] { arrays.push_back(api::zeros_shared({10}, kInt, options)); }, &message);
               }
               if (status != TENON_ERR_SYSTEM) return 1;
-              if (message.find("12") == std::string::npos &&
+              if (message.find(std::to_string(most)) == std::string::npos &&
                   message.find("Too many open files") == std::string::npos)
                 return 2;
               arrays.clear();

@@ -58,14 +58,16 @@ void drop_record(const Control& control, const Slot& slot, Record& record) noexc
 
 void move_turn(Block& block) noexcept { publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1); }
 
+constexpr int64_t kPatienceNs = 10'000'000'000;
+constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is left
+
 // Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
 // with the mutex of the life.
-bool is_abandoned(const Control& control, uint32_t participant) noexcept {
-  constexpr int64_t kPatienceNs = 10'000'000'000;
+bool is_abandoned(const Control& control, uint32_t participant, int64_t patience_ns) noexcept {
   if (!control.has_slot(participant)) return false;
   const Slot& slot = control.slot(participant);
   return look(slot.state) == SlotState::kReserved &&
-         now_ns() - slot.since_ns.load(std::memory_order_relaxed) > kPatienceNs;
+         now_ns() - slot.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
 // Nobody is to wait any more for those who open what this participant has sent.
@@ -176,18 +178,24 @@ bool reap(const Control& control, uint32_t participant) noexcept {
   return has_died;
 }
 
-void reap_all(const Control& control) noexcept {
+namespace {
+
+void reap_all(const Control& control, int64_t patience_ns) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
-    if (reap(control, i) || !is_abandoned(control, i)) continue;
+    if (reap(control, i) || !is_abandoned(control, i, patience_ns)) continue;
     Life& life = control.life(i);
     const int result = pthread_mutex_trylock(&life.mutex);
     const bool has_died = result == EOWNERDEAD;  // it has come after all
     if (result != 0 && !has_died) continue;
-    if (has_died || is_abandoned(control, i)) clear(control, i);
+    if (has_died || is_abandoned(control, i, patience_ns)) clear(control, i);
     if (has_died) pthread_mutex_consistent(&life.mutex);
     pthread_mutex_unlock(&life.mutex);
   }
 }
+
+}  // namespace
+
+void reap_all(const Control& control) noexcept { reap_all(control, kPatienceNs); }
 
 Participant::Participant(const Control& control, const os::File& file, Keeper& keeper)
     : control_(control), keeper_(&keeper) {
@@ -195,14 +203,23 @@ Participant::Participant(const Control& control, const os::File& file, Keeper& k
 }
 
 void Participant::join(const os::File& file) {
-  for (uint32_t i = 0; i < kParticipants && index_ == kNone; ++i) {
-    if (take_slot(i, file)) index_ = i;
+  index_ = take_any_slot(file);
+  if (index_ == kNone) {
+    reap_all(control_, kShortPatienceNs);
+    index_ = take_any_slot(file);
   }
   if (index_ == kNone) {
     throw_error(Code::kSystem, "all ", kParticipants,
                 " places of a shared segment are taken: so many processes use it at a time");
   }
   write_slot(SlotState::kLive);
+}
+
+uint32_t Participant::take_any_slot(const os::File& file) {
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    if (take_slot(i, file)) return i;
+  }
+  return kNone;
 }
 
 // Of the calling thread's process from then on.
@@ -293,22 +310,25 @@ void Participant::give_record(uint32_t i) noexcept {
 void Participant::reserve_for_child(const os::File& file) noexcept {
   child_index_ = kNone;
   if (index_ == kNone) return;
-  for (uint32_t i = 0; i < kParticipants; ++i) {
-    try {
-      if (!take_slot(i, file)) continue;
-    } catch (const std::exception&) {
-      return;
+  uint32_t i = kNone;
+  try {
+    i = take_any_slot(file);
+    if (i == kNone) {
+      reap_all(control_, kShortPatienceNs);
+      i = take_any_slot(file);
     }
-    store(control_.slot(i).since_ns, now_ns());
-    store(control_.slot(i).pid, os::this_process().pid);
-    publish(control_.slot(i).state, SlotState::kReserved);
-    pthread_mutex_unlock(&control_.life(i).mutex);
-    child_index_ = i;
-    for (uint32_t b = 0; b < control_.blocks; ++b) {
-      Block& block = control_.block(b);
-      if (has_bit(block.users, index_)) set_bit(block.users, i);
-    }
+  } catch (const std::exception&) {
     return;
+  }
+  if (i == kNone) return;
+  store(control_.slot(i).since_ns, now_ns());
+  store(control_.slot(i).pid, os::this_process().pid);
+  publish(control_.slot(i).state, SlotState::kReserved);
+  pthread_mutex_unlock(&control_.life(i).mutex);
+  child_index_ = i;
+  for (uint32_t b = 0; b < control_.blocks; ++b) {
+    Block& block = control_.block(b);
+    if (has_bit(block.users, index_)) set_bit(block.users, i);
   }
 }
 

@@ -116,6 +116,7 @@ class Participant {
 
  private:
   void join(const os::File& file);
+  uint32_t take_any_slot(const os::File& file);
   bool take_slot(uint32_t i, const os::File& file);
   void write_slot(SlotState state) noexcept;
 

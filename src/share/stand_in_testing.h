@@ -62,7 +62,8 @@ class Turn {
     request->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
     request->context = told;
     const engine::Appended appended = claim_.request(request, &refusal);
-    is_held_ = appended == engine::Appended::kGranted;
+    // What its queue has granted, the gate may have refused.
+    if (appended == engine::Appended::kGranted) arrived(*request);
     return appended;
   }
   // After done() has been called.

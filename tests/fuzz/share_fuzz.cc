@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes from others: the header of a segment, the memory file of one, and handles. Whatever they are, they are
-// used or refused with an Error. The first byte chooses what the others are.
+// Bytes from others: the header of a segment, the memory file of one, and handles. Whatever they are, they
+// are used or refused with an Error. The first byte chooses what the others are.
 //
-// A target of libFuzzer (tests/fuzz/CMakeLists.txt builds it with clang); elsewhere share_fuzz_driver.cc
-// calls it with mutations of its own. TENON_FUZZ_ONLY=0, 1 or 2 keeps to one of the three.
+// A target as libFuzzer wants it; share_fuzz_driver.cc calls it with mutations of its own. TENON_FUZZ_ONLY=0,
+// 1 or 2 keeps to one of the three.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -61,8 +61,8 @@ int only() {
   return chosen;
 }
 
-// What is given is laid over the good bytes (exclusive or): so zeros are the good ones, and a mutation changes
-// a few fields.
+// What is given is laid over the good bytes (exclusive or): so zeros are the good ones, and a mutation
+// changes a few fields.
 template <class T>
 void lay_over(T* good, std::span<const uint8_t> bytes) {
   auto* const to = reinterpret_cast<uint8_t*>(good);
