@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
-from ._errors import LeaseEscaped, OwnerDied, text_of
+from ._errors import OwnerDied, text_of
 from ._planner import Plan, plan
 from ._tasks import current_task, number_of
-from .lease import describe_wait, end_views, granted, leases, no_other_search, repair
+from .lease import describe_wait, end_views, granted, no_other_search, repair, tell_of_escaped
 from .share import OnOwnerDied, Shared, check_on_owner_died, settings
 
 Fields = Mapping[str, tuple[Any, Any]]
@@ -160,7 +160,7 @@ class Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         memory = self._native.memory()
-        if memory is None or not _core.is_shared(memory):
+        if memory is None or not memory.shared:
             raise TypeError("only shared arenas can be pickled: make it with shared=True")
         return _open, (memory,)
 
@@ -331,14 +331,8 @@ class Use:
         else:
             has_escaped = self._lease.release()
         data = self._arena._data
-        if error is not None or not (has_escaped or (not is_free and _core.is_shared(data))):
-            return
-        left = [holder for holder in leases(data) if holder.kind == "view"]
-        places = ", ".join(sorted({holder.site for holder in left if holder.site}))
-        raise LeaseEscaped(
-            f"views of the arena live on after the block, in the way of others ({len(left)})"
-            f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
-        )
+        if error is None and (has_escaped or (data.shared and not is_free)):
+            tell_of_escaped(data, "arena")
 
 
 class ArenaFields:

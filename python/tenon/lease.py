@@ -254,10 +254,11 @@ class Block:
         else:
             has_escaped = self._lease.release()
         if has_escaped and error is None:
-            _tell_of_escaped(self._array)
+            tell_of_escaped(self._array, "array")
 
 
-def _tell_of_escaped(array: NDArray) -> None:
+def tell_of_escaped(array: NDArray, what: str) -> None:
+    """Raises LeaseEscaped if views live on."""
     gc.collect()  # what nobody refers to is no view that lives on
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if not views:
@@ -265,7 +266,7 @@ def _tell_of_escaped(array: NDArray) -> None:
     places = ", ".join(sorted({holder.site for holder in views if holder.site}))
     behind = "other processes cannot have it" if array.shared else "work waits behind it"
     raise LeaseEscaped(
-        f"{len(views)} views of the array live on after the block, and {behind}"
+        f"{len(views)} views of the {what} live on after the block, and {behind}"
         f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
     )
 

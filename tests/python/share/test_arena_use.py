@@ -14,7 +14,6 @@ import pytest
 from arena_cases import LAYOUTS, each_arena
 
 import tenon as tn
-from tenon import _core
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -208,7 +207,7 @@ def test_a_stale_view_is_never_used_silently(make_arena, keep):
     """While it lives, nobody gets another layout: its elements are those of its own layout as long as it can
     be used. Of shared memory the end of the block says so besides."""
     arena = make_arena()
-    is_shared = _core.is_shared(arena._data)
+    is_shared = arena._data.shared
     if is_shared:
         escapes = pytest.raises(tn.LeaseEscaped, match="views of the arena live on")
     else:
