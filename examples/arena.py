@@ -16,7 +16,7 @@ LAYOUTS = {
 }
 
 
-def count(arena):
+def count(arena: tn.Arena) -> None:
     """In another process: takes the features, and leaves counts in their place."""
     with arena.use("features", "r") as f:
         rounded = np.rint(f.A + f.B).astype("i4")
@@ -26,7 +26,7 @@ def count(arena):
         f.E[:] = large
 
 
-def main():
+def main() -> None:
     arena = tn.Arena(LAYOUTS, shared=True)
     print(f"{arena.nbytes} bytes instead of {arena.total_nbytes}")
     with arena.use("features") as f:

@@ -199,6 +199,9 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) noexcept {
   return (value + unit - 1) / unit * unit;
 }
 constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
+// Behind the header, in its page: the blocks from this one on were never used.
+constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
+static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kSlotsAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
 constexpr uint64_t kBlocksAt = kSlotsAt + kParticipants * kSlotStride;
 constexpr uint64_t control_end(uint32_t blocks) noexcept {

@@ -89,7 +89,8 @@ void clear(const Control& control, uint32_t participant) noexcept {
   if (look(slot.state) == SlotState::kFree) return;
   const uint32_t used = std::min(look(slot.records_used), kRecords);
   for (uint32_t i = 0; i < used; ++i) drop_record(control, slot, slot.records[i]);
-  for (uint32_t i = 0; i < control.blocks; ++i) {
+  const uint32_t blocks = std::min(look(control.blocks_used()), control.blocks);
+  for (uint32_t i = 0; i < blocks; ++i) {
     Block& block = control.block(i);
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
     drop_sent(block, participant);
@@ -326,7 +327,8 @@ void Participant::reserve_for_child(const os::File& file) noexcept {
   publish(control_.slot(i).state, SlotState::kReserved);
   pthread_mutex_unlock(&control_.life(i).mutex);
   child_index_ = i;
-  for (uint32_t b = 0; b < control_.blocks; ++b) {
+  const uint32_t blocks = std::min(look(control_.blocks_used()), control_.blocks);
+  for (uint32_t b = 0; b < blocks; ++b) {
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }

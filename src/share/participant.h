@@ -23,6 +23,9 @@ struct Control {
   Slot& slot(uint32_t i) const noexcept {
     return *reinterpret_cast<Slot*>(base + kSlotsAt + i * kSlotStride);
   }
+  std::atomic<uint32_t>& blocks_used() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kBlocksUsedAt);
+  }
   bool has_slot(uint32_t i) const noexcept {
     // pairs with: Participant::take_slot, "memory of a slot"
     return look(life(i).has_slot) != 0;

@@ -149,6 +149,7 @@ uint32_t Segment::take_block(uint64_t begin, uint64_t nbytes) noexcept {
     i = (i + 1) % header_.blocks;
   }
   next_block_ = (i + 1) % header_.blocks;
+  if (control_.blocks_used().load(std::memory_order_relaxed) <= i) publish(control_.blocks_used(), i + 1);
   Block& b = block(i);
   const std::scoped_lock uses(uses_lock_);
   const BlockLock lock(b);
@@ -220,6 +221,7 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   if (look(b.sent_more) != 0) return false;
   store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
   publish(b.state, BlockState::kFree);
+  next_block_ = std::min(next_block_, index);  // few blocks, so that few are looked at when a process dies
   return true;
 }
 
