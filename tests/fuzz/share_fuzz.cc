@@ -3,8 +3,8 @@
 // Bytes from others: the header of a segment, the memory file of one, and handles. Whatever they are, they
 // are used or refused with an Error. The first byte chooses what the others are.
 //
-// A target as libFuzzer wants it; share_fuzz_driver.cc calls it with mutations of its own. TENON_FUZZ_ONLY=0, 1
-// or 2 keeps to one of the three.
+// A target as libFuzzer wants it; share_fuzz_driver.cc calls it with mutations of its own. TENON_FUZZ_ONLY=0,
+// 1 or 2 keeps to one of the three.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls the target of share_fuzz.cc with random mutations: a few bytes of zeros are changed, with a liking for
-// values at limits. No guidance by coverage.
+// Calls the target of share_fuzz.cc with random mutations: a few bytes of zeros are changed, with a liking
+// for values at limits. No guidance by coverage.
 //
 //     share_fuzz_driver EXECUTIONS [SEED]
 #include <chrono>
