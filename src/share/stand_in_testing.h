@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/error.h"
@@ -138,6 +139,8 @@ class StandIn {
     keeper_.reset();
     // Its mapping and its leases stay, as a dead process' own memory would be gone.
     static auto* const graves = new std::vector<Grave>;
+    static std::mutex lock;
+    const std::scoped_lock locked(lock);
     graves->push_back({std::move(segment_), std::move(places_), std::move(turns_)});
     used_.clear();
     places_.clear();
