@@ -60,6 +60,11 @@ const std::map<std::string, Call>& entries() {
       {"tenon_arena_open", [](tenon_error* e) { return tenon_arena_open(nullptr, nullptr, e); }},
       {"tenon_arena_use",
        [](tenon_error* e) { return tenon_arena_use(nullptr, nullptr, nullptr, nullptr, e); }},
+      {"tenon_arena_request",
+       [](tenon_error* e) {
+         return tenon_arena_request(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, e);
+       }},
+      {"tenon_arena_enter", [](tenon_error* e) { return tenon_arena_enter(nullptr, nullptr, nullptr, e); }},
       {"tenon_arena_array", [](tenon_error* e) { return tenon_arena_array(nullptr, 0, 0, nullptr, e); }},
       {"tenon_channel_create",
        [](tenon_error* e) { return tenon_channel_create(0, nullptr, nullptr, nullptr, nullptr, e); }},

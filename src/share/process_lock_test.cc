@@ -301,7 +301,7 @@ TEST_F(Lock, APartThatWasWrittenAnewHealsNothing) {
   EXPECT_EQ(told(a_), Reason::kOwnerDied);
 }
 
-TEST_F(Lock, WhatSeveralLeftIsToldAtOnce) {
+TEST_F(Lock, EachDeathIsToldOnceToWhoeverTakesItsBytes) {
   StandIn d{a_};
   ASSERT_TRUE(d.use(block_));
   ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 8)).acquire());
@@ -310,6 +310,8 @@ TEST_F(Lock, WhatSeveralLeftIsToldAtOnce) {
   d.die();
   reap_all(a_.segment().control());
   EXPECT_EQ(told(a_, 60, 61), Reason::kOwnerDied);
+  EXPECT_EQ(told(a_, 60, 61), std::nullopt);
+  EXPECT_EQ(told(a_), Reason::kOwnerDied);
   EXPECT_EQ(told(a_), std::nullopt);
 }
 

@@ -69,6 +69,14 @@ Segments& Segments::instance() {
   return *segments;
 }
 
+namespace {
+
+// Made when the library is loaded: a fork at the moment of the first use would leave the child with an object
+// half made.
+[[maybe_unused]] const Segments& made_at_load = Segments::instance();
+
+}  // namespace
+
 void Segments::nudge() noexcept { Keeper::instance().nudge(sweep_in_keeper); }
 
 bool Segments::sweep_in_keeper() noexcept {
@@ -432,6 +440,11 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
 }
 
 void Segments::before_fork() noexcept {
+  try {
+    (void)os::boot();  // whoever asks for it first, has it when this returns
+  } catch (const Error&) {
+    // Nobody has.
+  }
   lock_.lock();
   for (const auto& [id, segment] : open_) segment->before_fork();
 }
