@@ -417,17 +417,18 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   Segment& segment = reach(handle.segment, handle.sender, handle.fd);
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   const Ref<Storage> storage = storage_of(segment, handle.block, handle.generation, is_readonly);
+  const auto is_inside = handle.offset >= 0 && static_cast<uint64_t>(handle.offset) <= storage->nbytes();
   tenon_adoption adoption{};
   adoption.struct_size = sizeof adoption;
   adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
-  adoption.data = storage->data() + handle.offset;
+  adoption.data = storage->data() + (is_inside ? handle.offset : 0);
   adoption.device = {TENON_CPU, 0};
   adoption.ndim = static_cast<int32_t>(handle.shape.size());
   adoption.dtype = handle.dtype;
   adoption.shape = handle.shape.data();
   adoption.strides = handle.strides.data();
-  Ref<Array> array = Array::alias(adoption);
-  if (!array && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
+  Ref<Array> array = is_inside ? Array::alias(adoption) : Ref<Array>();
+  if (!array && is_inside && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
     array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
   }
   if (array) {
