@@ -57,7 +57,7 @@ def test_a_model_that_does_what_it_states_passes(tmp_path, capsys):
         (STATED.replace("NO_LOCK refuted assertion", "NO_LOCK refuted deadlock") + LOCK, "not refuted"),
         (
             STATED + LOCK + "bool b; active proctype idle() { do :: b = !b od }",
-            "stated; an endless execution",
+            "stated; refuted ends",
         ),
         (
             STATED + LOCK + "active proctype silent() { if :: inside > 9 -> inside = 0 :: true fi }",

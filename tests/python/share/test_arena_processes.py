@@ -128,17 +128,20 @@ def test_who_finds_the_name_finds_the_arena(other):
     """Another process makes arenas of one name again and again: either there is none, or it is whole."""
     other.ask(
         "def make(n):\n"
+        "    import time\n"
         "    fields = {f'f{k}': ('u1', (9,)) for k in range(100)}\n"
         "    while n > 0:\n"
         "        try:\n"
-        "            tn.Arena({'x': fields}, shared='tenon.test.arena.race')\n"
+        "            kept = tn.Arena({'x': fields}, shared='tenon.test.arena.race')\n"
+        "            time.sleep(0.03)\n"
+        "            del kept\n"
         "        except ValueError as error:\n"
         "            assert 'exists already' in str(error)\n"
         "        n -= 1"
     )
     found = 0
     while found == 0:
-        other.start("make(100)")
+        other.start("make(20)")
         while other.is_busy(0.001):
             for _ in range(10):
                 try:
