@@ -57,11 +57,23 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
-template <auto take>
-NativeItem* item_of(const Channel& channel, std::optional<double> timeout) {
+NativeItem* loan(const Channel& channel, std::optional<double> timeout) {
   owners::drain();
   tenon_item* item = nullptr;
-  call(take, channel.get(), nanoseconds(timeout), current_site(), &item);
+  call(tenon_channel_loan, channel.get(), nanoseconds(timeout), current_site(), &item);
+  return new NativeItem(item);
+}
+
+// None: the channel has ended.
+NativeItem* receive(const Channel& channel, std::optional<double> timeout) {
+  owners::drain();
+  tenon_item* item = nullptr;
+  try {
+    call(tenon_channel_receive, channel.get(), nanoseconds(timeout), current_site(), &item);
+  } catch (const Error& error) {
+    if (error.code() == TENON_ERR_CLOSED) return nullptr;
+    throw;
+  }
   return new NativeItem(item);
 }
 
@@ -112,8 +124,9 @@ void add_channel(nb::module_& module) {
             return nb::make_tuple(options.slots, options.mode, options.when_full);
           },
           nb::sig("def options(self) -> tuple[int, int, int]"))
-      .def("loan", item_of<tenon_channel_loan>, nb::arg("timeout").none())
-      .def("receive", item_of<tenon_channel_receive>, nb::arg("timeout").none())
+      .def("loan", loan, nb::arg("timeout").none())
+      .def("receive", receive, nb::arg("timeout").none(),
+           nb::sig("def receive(self, timeout: float | None) -> NativeItem | None"))
       .def(
           "wait",
           [](const Channel& self, std::optional<double> timeout) {

@@ -125,12 +125,14 @@ class Channel:
             A producer has died, and nothing that was sent is left. Each consumer is told once for each, and
             may go on: others may still send.
         EOFError
-            All producers have closed the channel, and nothing is left.
+            The last producer has closed the channel, and nothing is left; or it was closed here.
+        ValueError
+            The timeout is negative.
         """
-        try:
-            return Received(self._native.receive(timeout), self._fields)
-        except ValueError as error:
-            raise EOFError(str(error)) from None
+        item = self._native.receive(timeout)
+        if item is None:
+            raise EOFError("the channel was closed, here or by its last producer, and nothing is left")
+        return Received(item, self._fields)
 
     def __iter__(self) -> Iterator[Received]:
         """Items, until all producers have closed the channel."""

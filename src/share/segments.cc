@@ -187,14 +187,17 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   return add(std::move(fresh));
 }
 
-// The array on a block whose use has begun; that becomes the storage's.
-Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags) {
+// The array on a block whose use has begun, prepared; the use becomes the storage's, or ends.
+Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
+                               const SharedOptions& options) {
   struct End {
     Segment& segment;
     uint32_t block;
     ~End() { (void)segment.leave(block); }
   } const end{segment, block};
-  const uint32_t generation = segment.block(block).generation.load(std::memory_order_relaxed);
+  const Block& b = segment.block(block);
+  if (options.prepare) options.prepare(segment.data() + b.begin.load(std::memory_order_relaxed));
+  const uint32_t generation = b.generation.load(std::memory_order_relaxed);
   return Array::over(storage_of(segment, block, generation, false), dtype, shape, flags);
 }
 
@@ -215,8 +218,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
     array.ndim = static_cast<int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), array.shape);
     Segment& segment = make_alone(array, {&nbytes, 1}, options);
-    if (options.prepare) options.prepare(segment.data());
-    return take_over(segment, 0, dtype, shape, flags);
+    return take_over(segment, 0, dtype, shape, flags, options);
   }
   Segment* segment = nullptr;
   Pool::Place place;
@@ -233,8 +235,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   std::byte* const data = segment->data() + place.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
   if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
-  if (options.prepare) options.prepare(data);
-  return take_over(*segment, place.block, dtype, shape, flags);
+  return take_over(*segment, place.block, dtype, shape, flags, options);
 }
 
 Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options) {
@@ -253,10 +254,8 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
   array.ndim = 1;
   array.shape[0] = static_cast<int64_t>(sizes[0]);
   Segment& segment = make_alone(array, sizes, options);
-  if (options.prepare) options.prepare(segment.data());
-  Ref<Array> first = take_over(segment, 0, DType(TENON_UINT, 8), {array.shape, 1}, 0);
   for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
-  return first;
+  return take_over(segment, 0, DType(TENON_UINT, 8), {array.shape, 1}, 0, options);
 }
 
 Ref<Array> Segments::sibling(const Array& first, uint32_t block) {

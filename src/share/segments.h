@@ -80,7 +80,8 @@ class Segments {
   Segment& add(std::unique_ptr<Segment> segment);
   Segment* find(const SegmentId& id) noexcept;
   Segment& make_alone(const NamedArray& array, std::span<const uint64_t> sizes, const SharedOptions& options);
-  Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags);
+  Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
+                       const SharedOptions& options);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
   Segment* open_named(const std::string& name, bool is_writable, bool* is_taken);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd);

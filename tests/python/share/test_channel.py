@@ -290,6 +290,15 @@ def test_what_cannot_work_is_refused(arguments, text):
         tn.Channel(**({"schema": SCHEMA} | arguments))
 
 
+def test_the_end_of_a_channel_is_no_other_error():
+    channel = tn.Channel(SCHEMA, slots=2)
+    with pytest.raises(ValueError, match="a timeout is seconds"):
+        channel.recv(timeout=-1)
+    channel.close()
+    with pytest.raises(EOFError):
+        channel.recv()
+
+
 def test_what_is_no_channel_is_refused():
     array = tn.zeros((4096,), dtype="uint8", shared="tenon.test.array")
     with pytest.raises(ValueError, match="no channel"):
