@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that libtenon.so exports exactly the functions that the headers of the C ABI declare.
 
-check_symbols.py LIBRARY [HEADER]
+check_symbols.py LIBRARY [HEADER...]
 """
 
 import subprocess
@@ -21,16 +21,16 @@ def exported(library):
     return {row[0].split("@")[0] for row in rows if row[1] != "A"}
 
 
-def problems(library, header=None):
-    text = abi_text() if header is None else Path(header).read_text()
-    header = header or "the C ABI"
+def problems(library, *headers):
+    text = "".join(Path(header).read_text() for header in headers) or abi_text()
+    names = " and ".join(map(str, headers)) or "the C ABI"
     declared, defined = set(Header(text).functions), exported(library)
     if not declared:
-        yield f"{header} declares no function"
+        yield f"{names} declares no function"
     for name in sorted(declared - defined):
-        yield f"{name} is declared in {header} and not exported by {library}"
+        yield f"{name} is declared in {names} and not exported by {library}"
     for name in sorted(defined - declared):
-        yield f"{name} is exported by {library} and not declared in {header}"
+        yield f"{name} is exported by {library} and not declared in {names}"
 
 
 def main(arguments):

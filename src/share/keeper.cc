@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -13,12 +12,6 @@
 #include "base/fork_mark.h"
 
 namespace tenon::share {
-namespace {
-
-constexpr std::chrono::seconds kChoreInterval{1};
-
-}  // namespace
-
 Keeper& Keeper::instance() {
   struct Known {
     ForkMark mark;
@@ -64,7 +57,7 @@ void Keeper::call(const std::function<void()>& work) {
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
-void Keeper::nudge(bool (*chore)() noexcept) noexcept {
+void Keeper::nudge(Chore chore) noexcept {
   {
     const std::scoped_lock lock(lock_);
     chore_ = chore;
@@ -75,8 +68,8 @@ void Keeper::nudge(bool (*chore)() noexcept) noexcept {
 void Keeper::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-keeper");
   using Clock = std::chrono::steady_clock;
-  bool (*later)() noexcept = nullptr;  // a chore that is to run again,
-  Clock::time_point due;               // not before that
+  Chore later = nullptr;  // a chore that is to run again,
+  Clock::time_point due;  // not before that
   std::unique_lock lock(lock_);
   while (true) {
     const auto has_work = [this] { return !calls_.empty() || chore_ != nullptr || is_ending_; };
@@ -87,12 +80,12 @@ void Keeper::run() noexcept {
     }
     if (calls_.empty() && is_ending_) return;
     if (calls_.empty()) {
-      bool (*const chore)() noexcept = std::exchange(chore_, nullptr);
+      const Chore chore = std::exchange(chore_, nullptr);
       lock.unlock();
-      const bool is_unfinished = chore();
+      const std::chrono::milliseconds again = chore();
       lock.lock();
-      later = is_unfinished ? chore : nullptr;
-      due = Clock::now() + kChoreInterval;
+      later = again.count() != 0 ? chore : nullptr;
+      due = Clock::now() + again;
       continue;
     }
     Call& call = *calls_.front();

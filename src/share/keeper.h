@@ -5,6 +5,7 @@
 // It runs no code of others: whoever calls it may hold any lock.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -30,9 +31,11 @@ class Keeper {
   // work fails.
   void call(const std::function<void()>& work);
 
-  // Has chore() run soon, and again a second later as long as it returns true. Does nothing if there is no
-  // thread yet.
-  void nudge(bool (*chore)() noexcept) noexcept;
+  // Something small to do. The result: after how long once more; 0: it is done.
+  using Chore = std::chrono::milliseconds (*)() noexcept;
+
+  // Has chore() run soon. Does nothing if there is no thread yet.
+  void nudge(Chore chore) noexcept;
 
  private:
   struct Call {
@@ -47,7 +50,7 @@ class Keeper {
   std::condition_variable changed_;
   // Guarded by lock_.
   std::deque<Call*> calls_;
-  bool (*chore_)() noexcept = nullptr;
+  Chore chore_ = nullptr;
   bool is_ending_ = false;
   std::thread thread_;
 };

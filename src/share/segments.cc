@@ -20,6 +20,8 @@ constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
 constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // where addresses are short
 constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
 
+constexpr std::chrono::milliseconds kSweepAgain{1000}, kSweepWhenBusy{1};
+
 // A storage's use of a block.
 struct Use {
   Segment* segment;
@@ -79,14 +81,15 @@ namespace {
 
 void Segments::nudge() noexcept { Keeper::instance().nudge(sweep_in_keeper); }
 
-bool Segments::sweep_in_keeper() noexcept {
+std::chrono::milliseconds Segments::sweep_in_keeper() noexcept {
   Segments& self = instance();
+  // Not waited for: whoever has it may wait for this thread.
   const std::unique_lock locked(self.lock_, std::try_to_lock);
-  if (!locked.owns_lock()) return true;
+  if (!locked.owns_lock()) return kSweepWhenBusy;
   try {
-    return self.sweep();
+    return self.sweep() ? kSweepAgain : std::chrono::milliseconds{0};
   } catch (const std::exception&) {
-    return true;
+    return kSweepAgain;
   }
 }
 

@@ -3,6 +3,7 @@
 // The segments that are open in this process, and the arrays on them.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -72,7 +73,7 @@ class Segments {
   friend std::vector<const Segment*> open_segments(const Segment& at_least);
   Segments();
 
-  static bool sweep_in_keeper() noexcept;
+  static std::chrono::milliseconds sweep_in_keeper() noexcept;
   // These require lock_.
   bool sweep();
   bool is_pool(const Segment& segment) const noexcept;

@@ -199,7 +199,7 @@ bool comes_true(IsSo&& is_so) {
   const Deadline watchdog(engine::kWatchdogNs);
   while (!is_so()) {
     if (watchdog.has_passed()) return false;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));  // what is awaited may need the same locks
   }
   return true;
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import c_header
 import check_includes
 import check_labels
 import check_sources
@@ -144,14 +145,10 @@ def test_exported_symbols_are_the_declared_functions(tree, library, capsys):
     assert "tenon_one is declared" in capsys.readouterr().out
 
 
-def test_the_installed_library_exports_what_its_header_declares():
+def test_the_installed_library_exports_what_its_headers_declare():
     tenon = Path(sysconfig.get_path("purelib")) / "tenon"
-    check = [
-        sys.executable,
-        check_symbols.__file__,
-        tenon / "lib/libtenon.so",
-        tenon / "include/tenon/tenon.h",
-    ]
+    headers = [tenon / "include/tenon" / name for name in c_header.ABI_HEADERS]
+    check = [sys.executable, check_symbols.__file__, tenon / "lib/libtenon.so", *headers]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
