@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "block.h"
 #include "elements.h"
 #include "methods.h"
 #include "op.h"
@@ -143,6 +144,8 @@ nb::list holders(const Array& array) {
 
 nb::object python_function(const char* name) { return nb::module_::import_("tenon.lease").attr(name); }
 
+nb::object interned(const char* text) { return owned(PyUnicode_InternFromString(text)); }
+
 void wait_for(const Array& array, int32_t access, std::optional<double> timeout) {
   owners::drain();
   call(tenon_array_wait, array.get(), access, nanoseconds(timeout));
@@ -151,6 +154,7 @@ void wait_for(const Array& array, int32_t access, std::optional<double> timeout)
 }  // namespace
 
 void add_leases(nb::module_& module) {
+  add_block(module);
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
       .def(nb::init<const Array&, bool, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
            nb::arg("is_overwrite") = false, nb::arg("ignores_owner_died") = false)
@@ -169,9 +173,9 @@ void add_leases(nb::module_& module) {
   def_method(
       "read",
       [](const Self& self, nb::object on_owner_died) {
-        return python_function("Block")(self.object, false, false, on_owner_died);
+        return make_block(self.object, false, false, on_owner_died);
       },
-      nb::arg("on_owner_died") = "raise",
+      nb::arg("on_owner_died") = interned("raise"),
       nb::sig("def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any"),
       "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
       "empty "
@@ -190,9 +194,9 @@ void add_leases(nb::module_& module) {
   def_method(
       "write",
       [](const Self& self, bool overwrite, nb::object on_owner_died) {
-        return python_function("Block")(self.object, true, overwrite, on_owner_died);
+        return make_block(self.object, true, overwrite, on_owner_died);
       },
-      nb::arg("overwrite") = false, nb::arg("on_owner_died") = "raise",
+      nb::arg("overwrite") = false, nb::arg("on_owner_died") = interned("raise"),
       nb::sig("def write(self, overwrite: bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any"),
       "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
       "leaves "

@@ -78,6 +78,23 @@ nb::object writable_numpy_view(const Array& array) {
   return numpy_array_over(array, holder_for(array, TENON_WRITE, current_site()), false);
 }
 
+RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site) {
+  const nb::object holder = holder_for(array, is_readonly ? TENON_READ : usual_access(array), site);
+  const int32_t access = tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view);
+  nb::object root = numpy_array_over(array, holder, access == TENON_READ);
+  nb::object view = numpy_array_over(array, root, access == TENON_READ);
+  return {std::move(root), std::move(view)};
+}
+
+void empty_numpy_view(nb::handle view, bool is_alone) {
+  static double nowhere[2];
+  auto* const fields = reinterpret_cast<PyArrayObject_fields*>(view.ptr());
+  if (fields->nd > 0) fields->dimensions[0] = 0;
+  PyArray_CLEARFLAGS(as_numpy(view.ptr()), NPY_ARRAY_WRITEABLE);  // one of no axes keeps its element
+  fields->data = reinterpret_cast<char*>(nowhere);
+  if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
+}
+
 bool may_view_ndarray(PyObject* exporter) {
   if (Py_TYPE(exporter) == view_holder_type) return true;
   if (!PyMemoryView_Check(exporter)) return true;  // a capsule, a tensor: the memory map knows
@@ -88,15 +105,9 @@ bool may_view_ndarray(PyObject* exporter) {
 
 namespace {
 
-// The array has no elements any more; with is_alone it lets go of the memory, too.
 void empty_view(nb::handle view, bool is_alone) {
-  static double nowhere[2];
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
-  auto* const fields = reinterpret_cast<PyArrayObject_fields*>(view.ptr());
-  if (fields->nd > 0) fields->dimensions[0] = 0;
-  PyArray_CLEARFLAGS(as_numpy(view.ptr()), NPY_ARRAY_WRITEABLE);  // one of no axes keeps its element
-  fields->data = reinterpret_cast<char*>(nowhere);
-  if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
+  empty_numpy_view(view, is_alone);
 }
 
 nb::list body_arguments(const nb::list& arguments, nb::handle function) {

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from . import _core
 from ._core import NativeLease, NDArray
@@ -169,7 +169,8 @@ def _repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> Non
 
 
 class Block:
-    """What ``with a.read() as v`` and ``with a.write() as v`` enter."""
+    """What ``with a.read() as v`` and ``with a.write() as v`` enter where more is to be done than taking turns
+    (python/src/block.cc has the usual one): in asyncio's tasks, and to call a function that repairs."""
 
     def __init__(
         self, array: NDArray, is_write: bool, is_overwrite: bool, on_owner_died: OnOwnerDied
@@ -252,24 +253,45 @@ class Block:
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         self._task = None
-        root, self._root = self._root, None
-        views, self._view = [self._view], None
-        if root is not None and not _end_views(views, root, frame):
-            with no_other_search():
-                _end_views(views, root, frame)
-        del frame, root, views[:]
+        views = [self._view, self._root]
+        self._view = self._root = None
+        if views[1] is not None:
+            end_views(views, frame)
+        del frame, views
         assert self._lease is not None
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote it ended with {text_of(error)}")
         else:
             has_escaped = self._lease.release()
         if has_escaped and error is None:
-            views = [holder for holder in leases(self._array) if holder.kind == "view"]
-            places = ", ".join(sorted({holder.site for holder in views if holder.site}))
-            raise LeaseEscaped(
-                f"{len(views)} views of the array live on after the block, and work waits behind it"
-                f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
-            )
+            raise_escaped(self._array)
+
+
+def raise_escaped(array: NDArray) -> NoReturn:
+    """The error of a block whose views are in the way of work that waits behind it."""
+    views = [holder for holder in leases(array) if holder.kind == "view"]
+    places = ", ".join(sorted({holder.site for holder in views if holder.site}))
+    raise LeaseEscaped(
+        f"{len(views)} views of the array live on after the block, and work waits behind it"
+        f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
+    )
+
+
+def end_views(views: list[Any], frame: FrameType | None) -> None:
+    """Ends a block's view and what only the block's own frame names, as _end_views does.
+
+    Parameters
+    ----------
+    views : list
+        The block's view and its root, and the block's only references to them: they are taken out.
+    frame : frame or None
+        Of the block.
+    """
+    root = views.pop()
+    if not _end_views(views, root, frame):
+        with no_other_search():
+            _end_views(views, root, frame)
+    views.clear()
 
 
 def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `with a.read() as v:` and `with a.write() as v:` enter: a hand-written type, because a block around one
+// element is as short as what multiprocessing's locks take. It does what nearly every block does. What takes
+// more than that (asyncio's tasks, a function that repairs, views that survive) is left to tenon/lease.py.
+#pragma once
+
+#include "python.h"
+
+namespace tenon::python {
+
+// A block of array, an NDArray: a new reference. on_owner_died: as NDArray.read takes it. Throws ValueError.
+nb::object make_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died);
+
+void add_block(nb::module_& module);
+
+}  // namespace tenon::python
