@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "block.h"
 
-#include <new>
+#include <string>
 #include <utility>
 
+#include "arguments.h"
 #include "frames.h"
 #include "ndarray.h"
+#include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "owners.h"
 #include "sites.h"
@@ -170,24 +172,34 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
   });
 }
 
-// Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
-// root: it has become empty, and the memory is free. Else nothing has happened.
-bool end_lone_view(Block& block) {
-  if (Py_REFCNT(block.root) != 2 || Py_REFCNT(block.view) > 2) return false;
-  if (Py_REFCNT(block.view) == 2) {
-    PyFrameObject* const frame = PyThreadState_GetFrame(PyThreadState_Get());
-    if (frame == nullptr) return false;
-    const bool is_variable = is_held_by_variable(frame, block.view);
-    Py_DECREF(reinterpret_cast<PyObject*>(frame));
-    if (!is_variable) return false;
-  }
-  const nb::object root = nb::steal(std::exchange(block.root, nullptr));
-  const nb::object view = nb::steal(std::exchange(block.view, nullptr));
-  empty_numpy_view(view, true);
-  return true;
+// The innermost frame names the view by one of its variables.
+bool is_variable(PyObject* view) noexcept {
+  PyFrameObject* const frame = PyThreadState_GetFrame(PyThreadState_Get());
+  if (frame == nullptr) return false;
+  const bool is_held = is_held_by_variable(frame, view);
+  Py_DECREF(reinterpret_cast<PyObject*>(frame));
+  return is_held;
 }
 
-// The same of whatever else may stand on the root.
+// Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
+// root.
+bool has_lone_view(const Block& block) noexcept {
+  if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;
+  const Py_ssize_t names = Py_REFCNT(block.view) - 1;
+  return names == 0 || (names == 1 && is_variable(block.view));
+}
+
+// Empties a lone view and gives the lease back. True: as tenon_lease_release.
+bool end_quickly(Block& block) noexcept {
+  const owners::Collector collector;
+  nb::object root = nb::steal(std::exchange(block.root, nullptr));
+  const nb::object view = nb::steal(std::exchange(block.view, nullptr));
+  empty_numpy_view(view, true);
+  drop_root(std::move(root));
+  return tenon_lease_release(&block.lease) != 0;
+}
+
+// The end of whatever else may stand on the root.
 void end_views(Block& block) {
   if (block.root == nullptr) return;
   nb::list views;  // the only references besides the user's: these are counted
@@ -197,18 +209,24 @@ void end_views(Block& block) {
   own_function("end_views")(views, frame.is_valid() ? frame : nb::none());
 }
 
+void fail(Block& block, nb::handle error) {
+  const nb::object text = own_function("text_of")(error);
+  const std::string message = "the block that wrote it ended with " + std::string(text_of(text));
+  const owners::Collector collector;
+  tenon_lease_fail(&block.lease, message.c_str());
+}
+
 // error: None, or the exception that ended the block.
 void end(Block& block, nb::handle error) {
-  const bool is_usual = error.is_none() && block.root != nullptr && end_lone_view(block);
-  if (!is_usual) end_views(block);
-  if (!error.is_none() && block.is_write) {
-    const nb::object text = own_function("text_of")(error);
-    const std::string message = "the block that wrote it ended with " + std::string(text_of(text));
-    const owners::Collector collector;
-    tenon_lease_fail(&block.lease, message.c_str());
-    return;
+  bool has_escaped = false;
+  if (error.is_none() && has_lone_view(block)) {
+    has_escaped = end_quickly(block);
+  } else {
+    end_views(block);
+    if (!error.is_none() && block.is_write) return fail(block, error);
+    has_escaped = release(block);
   }
-  if (release(block) && error.is_none()) own_function("raise_escaped")(nb::handle(block.array));
+  if (has_escaped && error.is_none()) own_function("raise_escaped")(nb::handle(block.array));
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
@@ -260,20 +278,65 @@ PyType_Spec spec = {"tenon._core.Block", sizeof(Block), 0,
 
 }  // namespace
 
-nb::object make_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died) {
-  if (!on_owner_died.is(raise_name()) && !on_owner_died.is(ignore_name())) {
-    return careful_block(array, is_write, is_overwrite, on_owner_died);
+namespace {
+
+// on_owner_died: null, or as NDArray.read takes it.
+PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died) {
+  if (on_owner_died == nullptr) on_owner_died = raise_name();
+  if (on_owner_died != raise_name() && on_owner_died != ignore_name()) {
+    return careful_block(array, is_write, is_overwrite, on_owner_died).release().ptr();
   }
   PyObject* const object = spare.take();
   Block& block = *block_of(object);
-  block.array = Py_NewRef(array.ptr());
-  block.on_owner_died = on_owner_died.ptr();
+  block.array = Py_NewRef(array);
+  block.on_owner_died = on_owner_died;
   block.is_write = is_write;
   block.is_overwrite = is_overwrite;
   block.is_entered = false;
   block.careful = block.root = block.view = nullptr;
   block.lease = TENON_LEASE_INIT;
-  return nb::steal(object);
+  return object;
+}
+
+PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit Parameters<1> parameters("read", {"on_owner_died"}, 1, 0);
+  return make_block(self, false, false, parameters.parse(arguments, n, keywords)[0]);
+}
+
+PyObject* write(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit Parameters<2> parameters("write", {"overwrite", "on_owner_died"}, 2, 0);
+  const auto [overwrite, on_owner_died] = parameters.parse(arguments, n, keywords);
+  if (overwrite != nullptr && overwrite != Py_True && overwrite != Py_False) {
+    raise(PyExc_TypeError, "overwrite is %R: it must be True or False", overwrite);
+  }
+  return make_block(self, true, overwrite == Py_True, on_owner_died);
+}
+
+}  // namespace
+
+void add_block_methods(Parts& parts) {
+  parts.methods.push_back(fast_method<read>(
+      "read",
+      "read($self, on_owner_died='raise')\n--\n\n"
+      "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
+      "empty after the\n"
+      "block. Also ``async with``.\n\n"
+      "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
+      "    Of a shared array that a process was writing when it died: raise OwnerDied, once for all who "
+      "come; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy "
+      "array, then go on.\n\n"
+      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
+      "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
+      "that was to write it has failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind "
+      "the block.\n"));
+  parts.methods.push_back(fast_method<write>(
+      "write",
+      "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"
+      "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
+      "leaves the block\n"
+      "means that the array holds no value, until all of it is written.\n\n"
+      "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "
+      "where the array holds no value.\n"));
 }
 
 void add_block(nb::module_& module) {

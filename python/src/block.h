@@ -9,9 +9,6 @@
 
 namespace tenon::python {
 
-// A block of array, an NDArray: a new reference. on_owner_died: as NDArray.read takes it. Throws ValueError.
-nb::object make_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died);
-
 void add_block(nb::module_& module);
 
 }  // namespace tenon::python
