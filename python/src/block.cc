@@ -18,13 +18,11 @@ namespace {
 // Under the GIL, but for the lease while it is waited for. Known to Python's garbage collector only when it
 // leads to what may lead back: to careful.
 struct Block {
-  PyObject_HEAD
-  // Constant after construction.
-  PyObject* array;          // an NDArray
-  PyObject* on_owner_died;  // a str that is interned
+  PyObject_HEAD PyObject* array;  // an NDArray
+  PyObject* on_owner_died;        // a str that is interned
   bool is_write;
   bool is_overwrite;
-  // From __enter__ on.
+  // The parts above are constant; these are of the time from __enter__ on.
   bool is_entered;
   PyObject* careful;  // null, or the tenon.lease.Block to which everything is left
   PyObject* root;     // with view; null, or the array on which all stand that are made of the view
@@ -42,7 +40,8 @@ nb::object own_function(const char* name) { return nb::module_::import_("tenon.l
 class Spare {
  public:
   PyObject* take() {
-    if (n_ == 0) return owned(reinterpret_cast<PyObject*>(PyObject_GC_New(Block, block_type))).release().ptr();
+    if (n_ == 0)
+      return owned(reinterpret_cast<PyObject*>(PyObject_GC_New(Block, block_type))).release().ptr();
     return PyObject_Init(blocks_[--n_], block_type);
   }
   void give(PyObject* block) noexcept {
@@ -205,7 +204,8 @@ void end_views(Block& block) {
   nb::list views;  // the only references besides the user's: these are counted
   views.append(nb::steal(std::exchange(block.view, nullptr)));
   views.append(nb::steal(std::exchange(block.root, nullptr)));
-  const nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  const nb::object frame =
+      nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   own_function("end_views")(views, frame.is_valid() ? frame : nb::none());
 }
 
@@ -323,12 +323,12 @@ void add_block_methods(Parts& parts) {
       "block. Also ``async with``.\n\n"
       "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
       "    Of a shared array that a process was writing when it died: raise OwnerDied, once for all who "
-      "come; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy "
-      "array, then go on.\n\n"
+      "come; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable "
+      "NumPy array, then go on.\n\n"
       "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
       "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
-      "that was to write it has failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind "
-      "the block.\n"));
+      "that was to write it has failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits "
+      "behind the block.\n"));
   parts.methods.push_back(fast_method<write>(
       "write",
       "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"

@@ -68,9 +68,9 @@ nb::object bare_numpy_array(const Array& array, bool is_readonly) {
   npy_intp strides[TENON_MAX_NDIM];
   for (int i = 0; i < desc.ndim; ++i) strides[i] = desc.strides[i] * static_cast<npy_intp>(desc.itemsize);
   // The next call takes the dtype over, also when it fails.
-  return owned(PyArray_NewFromDescr(
-      &PyArray_Type, dtype, desc.ndim, const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
-      strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
+  return owned(PyArray_NewFromDescr(&PyArray_Type, dtype, desc.ndim,
+                                    const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
+                                    strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
 }
 
 void set_base(nb::handle array, nb::handle base) {

@@ -169,8 +169,8 @@ def _repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> Non
 
 
 class Block:
-    """What ``with a.read() as v`` and ``with a.write() as v`` enter where more is to be done than taking turns
-    (python/src/block.cc has the usual one): in asyncio's tasks, and to call a function that repairs."""
+    """What ``with a.read() as v`` and ``with a.write() as v`` enter where more is to be done than taking
+    turns (python/src/block.cc has the usual one): in asyncio's tasks, and to call a function that repairs."""
 
     def __init__(
         self, array: NDArray, is_write: bool, is_overwrite: bool, on_owner_died: OnOwnerDied
