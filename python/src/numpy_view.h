@@ -21,8 +21,8 @@ nb::object writable_numpy_view(const Array& array);
 // A NumPy array on the same memory that keeps base alive, and is no view of the array. Throws TypeError.
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly);
 
-// The same as numpy_view_taken_at, and the array on which it stands. What is made of the view stands on root as
-// well, so that the view itself can let go of the memory.
+// The same as numpy_view_taken_at, and the array on which it stands. What is made of the view stands on root
+// as well, so that the view itself can let go of the memory.
 struct RootedView {
   nb::object root;
   nb::object view;
