@@ -2,13 +2,14 @@
 //
 // The buffer protocol (PEP 3118): memoryview(a), np.asarray(a), and whatever else takes buffers. Every buffer
 // is an open view until it is released.
-#include <cstdlib>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "owners.h"
+#include "pool.h"
 #include "sites.h"
 
 namespace tenon::python {
@@ -40,10 +41,28 @@ const char* format_of(DType dtype) {
 // memory before the buffer is released.
 struct Export {
   tenon_view view;
+  size_t ndim;
   Py_ssize_t dims[];
 };
+// Those of few axes go round. Made and freed under the GIL.
+constexpr size_t kFewAxes = 4;
+constexpr size_t size_of_export(size_t ndim) { return sizeof(Export) + 2 * ndim * sizeof(Py_ssize_t); }
+constinit Pool<size_of_export(kFewAxes)> exports;
+
+Export* make_export(size_t ndim) {
+  void* const memory = ndim <= kFewAxes ? exports.take() : ::operator new(size_of_export(ndim));
+  auto* const made = static_cast<Export*>(memory);
+  made->view = TENON_VIEW_INIT;
+  made->ndim = ndim;
+  return made;
+}
+
+void free_export(Export* held) noexcept {
+  held->ndim <= kFewAxes ? exports.give(held) : ::operator delete(held);
+}
+
 struct Free {
-  void operator()(Export* held) const noexcept { std::free(held); }
+  void operator()(Export* held) const noexcept { free_export(held); }
 };
 
 bool is_fortran_contiguous(const tenon_array_desc& desc) {
@@ -57,6 +76,9 @@ bool is_fortran_contiguous(const tenon_array_desc& desc) {
 }
 
 bool wants(int flags, int request) { return (flags & request) == request; }
+
+// What requests of an order have besides strides.
+constexpr int kAnyOrder = (PyBUF_C_CONTIGUOUS | PyBUF_F_CONTIGUOUS | PyBUF_ANY_CONTIGUOUS) & ~PyBUF_STRIDES;
 
 // The order that is asked for and that the elements do not have; nullptr: none.
 const char* order_missing(int flags, bool is_c, bool is_f) {
@@ -76,6 +98,7 @@ void check_request(PyObject* self, const tenon_array_desc& desc, int flags) {
     raise(PyExc_BufferError,
           "a buffer with a format but without a shape was asked for: a shape is needed too");
   }
+  if (wants(flags, PyBUF_STRIDES) && (flags & kAnyOrder) == 0) return;
   const bool is_c = tenon_array_is_contiguous(array_of(self)) != 0;
   if (const char* const order = order_missing(flags, is_c, is_fortran_contiguous(desc))) {
     raise(PyExc_BufferError,
@@ -93,10 +116,7 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   }
   check_request(self, desc, flags);
   const auto ndim = static_cast<size_t>(desc.ndim);
-  std::unique_ptr<Export, Free> held(
-      static_cast<Export*>(std::malloc(sizeof(Export) + 2 * ndim * sizeof(Py_ssize_t))));
-  if (held == nullptr) throw std::bad_alloc();
-  held->view = TENON_VIEW_INIT;
+  std::unique_ptr<Export, Free> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
@@ -157,7 +177,7 @@ void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
     const owners::Collector collector;
     tenon_view_close(&held->view);
   }
-  std::free(held);
+  free_export(held);
 }
 
 }  // namespace

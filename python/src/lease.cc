@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "block.h"
 #include "elements.h"
 #include "methods.h"
 #include "op.h"
@@ -171,6 +172,7 @@ void wait_for(const Array& array, int32_t access, std::optional<double> timeout)
 }  // namespace
 
 void add_leases(nb::module_& module) {
+  add_block(module);
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
       .def(nb::init<const Array&, bool, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
            nb::arg("is_overwrite") = false, nb::arg("ignores_owner_died") = false)
@@ -191,41 +193,6 @@ void add_leases(nb::module_& module) {
       "holders", holders, nb::arg("array"),
       nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),
       "(kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.");
-  def_method(
-      "read",
-      [](const Self& self, nb::object on_owner_died) {
-        return python_function("Block")(self.object, false, false, on_owner_died);
-      },
-      nb::arg("on_owner_died") = "raise",
-      nb::sig("def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any"),
-      "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
-      "empty "
-      "after the\n"
-      "block. Also ``async with``.\n\n"
-      "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
-      "    Of a shared array that a process was writing when it died: raise OwnerDied, once for all who "
-      "come; go "
-      "on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, "
-      "then go on.\n\n"
-      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
-      "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
-      "that was to write it "
-      "has "
-      "failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits behind the block, or the array "
-      "is shared.\n");
-  def_method(
-      "write",
-      [](const Self& self, bool overwrite, nb::object on_owner_died) {
-        return python_function("Block")(self.object, true, overwrite, on_owner_died);
-      },
-      nb::arg("overwrite") = false, nb::arg("on_owner_died") = "raise",
-      nb::sig("def write(self, overwrite: bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any"),
-      "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
-      "leaves "
-      "the block\n"
-      "means that the array holds no value, until all of it is written.\n\n"
-      "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "
-      "where the array holds no value.\n");
   def_method(
       "lease",
       [](const Self& self, const char* mode, nb::object timeout, nb::object on_owner_died) {

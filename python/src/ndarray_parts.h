@@ -27,6 +27,7 @@ void add_operators(Parts& parts);
 void add_conversions(Parts& parts);
 void add_buffer_protocol(Parts& parts);
 void add_dlpack_methods(Parts& parts);
+void add_block_methods(Parts& parts);
 
 // Raises again why the last buffer of the array was refused, if that was the last request of all.
 void raise_refused_buffer(PyObject* array);

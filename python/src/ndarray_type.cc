@@ -102,6 +102,7 @@ void add_ndarray(nb::module_& module) {
   add_conversions(parts);
   add_buffer_protocol(parts);
   add_dlpack_methods(parts);
+  add_block_methods(parts);
   // The type keeps pointers to its tables: they live for ever.
   static auto* const methods = new std::vector<PyMethodDef>(std::move(parts.methods));
   static auto* const attributes = new std::vector<PyGetSetDef>(std::move(parts.attributes));

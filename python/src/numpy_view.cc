@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numpy_view.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ndarray.h"
@@ -39,12 +40,13 @@ PyType_Spec view_holder_spec = {"tenon._core.ViewHolder", sizeof(ViewHolder), 0,
 
 namespace {
 
+tenon_view& view_in(PyObject* holder) noexcept { return reinterpret_cast<ViewHolder*>(holder)->view; }
+
 nb::object holder_for(const Array& array, int32_t access, const char* site) {
-  auto* const holder = PyObject_New(ViewHolder, view_holder_type);
-  const nb::object object = owned(reinterpret_cast<PyObject*>(holder));
-  holder->view = TENON_VIEW_INIT;
-  call(tenon_view_open, &holder->view, array.get(), access, site);
-  return object;
+  const nb::object holder = owned(reinterpret_cast<PyObject*>(PyObject_New(ViewHolder, view_holder_type)));
+  view_in(holder.ptr()) = TENON_VIEW_INIT;
+  call(tenon_view_open, &view_in(holder.ptr()), array.get(), access, site);
+  return holder;
 }
 
 int32_t usual_access(const Array& array) { return array.is_readonly() ? TENON_READ : TENON_WRITE_OR_READ; }
@@ -53,16 +55,33 @@ int32_t usual_access(const Array& array) { return array.is_readonly() ? TENON_RE
 
 nb::object view_holder(const Array& array) { return holder_for(array, usual_access(array), current_site()); }
 
-nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly) {
+namespace {
+
+PyArrayObject_fields& fields_of(nb::handle array) noexcept {
+  return *reinterpret_cast<PyArrayObject_fields*>(array.ptr());
+}
+
+// Keeps nothing alive.
+nb::object bare_numpy_array(const Array& array, bool is_readonly) {
   const tenon_array_desc& desc = array.desc();
   PyArray_Descr* const dtype = numpy_dtype_of(desc.dtype, (desc.flags & TENON_SUBBYTE_PADDED) != 0);
   npy_intp strides[TENON_MAX_NDIM];
   for (int i = 0; i < desc.ndim; ++i) strides[i] = desc.strides[i] * static_cast<npy_intp>(desc.itemsize);
   // The next call takes the dtype over, also when it fails.
-  nb::object view = owned(PyArray_NewFromDescr(
-      &PyArray_Type, dtype, desc.ndim, const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
-      strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
-  check_python(PyArray_SetBaseObject(as_numpy(view.ptr()), base.inc_ref().ptr()));
+  return owned(PyArray_NewFromDescr(&PyArray_Type, dtype, desc.ndim,
+                                    const_cast<npy_intp*>(reinterpret_cast<const npy_intp*>(desc.shape)),
+                                    strides, desc.data, is_readonly ? 0 : NPY_ARRAY_WRITEABLE, nullptr));
+}
+
+void set_base(nb::handle array, nb::handle base) {
+  check_python(PyArray_SetBaseObject(as_numpy(array.ptr()), base.inc_ref().ptr()));
+}
+
+}  // namespace
+
+nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly) {
+  nb::object view = bare_numpy_array(array, is_readonly);
+  set_base(view, base);
   return view;
 }
 
@@ -70,12 +89,100 @@ nb::object numpy_view(const Array& array) { return numpy_view_taken_at(array, cu
 
 nb::object numpy_view_taken_at(const Array& array, const char* site) {
   const nb::object holder = holder_for(array, usual_access(array), site);
-  const int32_t access = tenon_view_access(&reinterpret_cast<ViewHolder*>(holder.ptr())->view);
+  const int32_t access = tenon_view_access(&view_in(holder.ptr()));
   return numpy_array_over(array, holder, access == TENON_READ);
 }
 
 nb::object writable_numpy_view(const Array& array) {
   return numpy_array_over(array, holder_for(array, TENON_WRITE, current_site()), false);
+}
+
+namespace {
+
+double nowhere[2];
+
+// Roots that go round, each with a holder that is closed: making both anew takes a fifth of a short block.
+// Nobody else refers to them. Under the GIL.
+class SpareRoots {
+ public:
+  // One that can become the root of view; invalid: there is none.
+  nb::object take(nb::handle view) noexcept {
+    for (PyObject*& root : roots_) {
+      if (root == nullptr) continue;
+      const PyArrayObject_fields &from = fields_of(view), &to = fields_of(root);
+      if (to.nd == from.nd && to.descr == from.descr) return nb::steal(std::exchange(root, nullptr));
+    }
+    return {};
+  }
+  // Returns the one that it replaces.
+  [[nodiscard]] nb::object give(nb::object root) noexcept {
+    PyObject*& place = roots_[next_++ % kMax];
+    return nb::steal(std::exchange(place, root.release().ptr()));
+  }
+
+ private:
+  static constexpr unsigned kMax = 4;
+  PyObject* roots_[kMax] = {};
+  unsigned next_ = 0;
+};
+constinit SpareRoots spare_roots;
+
+// As long as it is made of the parts that it began with, and nobody has got hold of one.
+bool can_go_round(nb::handle root) noexcept {
+  const PyArrayObject_fields& fields = fields_of(root);
+  return Py_REFCNT(root.ptr()) == 1 && fields.weakreflist == nullptr && fields._buffer_info == nullptr &&
+         (fields.flags & NPY_ARRAY_OWNDATA) == 0 && fields.base != nullptr &&
+         Py_IS_TYPE(fields.base, view_holder_type) && Py_REFCNT(fields.base) == 1;
+}
+
+// Makes root an array of the same elements as view.
+void become(nb::handle root, nb::handle view) noexcept {
+  const PyArrayObject_fields& from = fields_of(view);
+  PyArrayObject_fields& to = fields_of(root);
+  std::copy_n(from.dimensions, from.nd, to.dimensions);
+  std::copy_n(from.strides, from.nd, to.strides);
+  to.data = from.data;
+  to.flags = from.flags;
+}
+
+}  // namespace
+
+RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site) {
+  RootedView result;
+  result.view = bare_numpy_array(array, is_readonly);
+  result.root = spare_roots.take(result.view);
+  const int32_t access = is_readonly ? TENON_READ : usual_access(array);
+  nb::object holder;
+  if (result.root.is_valid()) {
+    holder = nb::borrow(fields_of(result.root).base);
+    view_in(holder.ptr()) = TENON_VIEW_INIT;
+    call(tenon_view_open, &view_in(holder.ptr()), array.get(), access, site);
+  } else {
+    holder = holder_for(array, access, site);
+    result.root = bare_numpy_array(array, is_readonly);
+    set_base(result.root, holder);
+  }
+  if (tenon_view_access(&view_in(holder.ptr())) == TENON_READ) {
+    PyArray_CLEARFLAGS(as_numpy(result.view.ptr()), NPY_ARRAY_WRITEABLE);
+  }
+  become(result.root, result.view);
+  set_base(result.view, result.root);
+  return result;
+}
+
+void drop_root(nb::object root) noexcept {
+  if (!can_go_round(root)) return;
+  tenon_view_close(&view_in(fields_of(root).base));
+  fields_of(root).data = reinterpret_cast<char*>(nowhere);
+  const nb::object replaced = spare_roots.give(std::move(root));
+}
+
+void empty_numpy_view(nb::handle view, bool is_alone) {
+  PyArrayObject_fields& fields = fields_of(view);
+  if (fields.nd > 0) fields.dimensions[0] = 0;
+  fields.flags &= ~NPY_ARRAY_WRITEABLE;  // one of no axes keeps its element
+  fields.data = reinterpret_cast<char*>(nowhere);
+  if (is_alone) const nb::object released = nb::steal(std::exchange(fields.base, nullptr));
 }
 
 bool may_view_ndarray(PyObject* exporter) {
@@ -88,15 +195,9 @@ bool may_view_ndarray(PyObject* exporter) {
 
 namespace {
 
-// The array has no elements any more; with is_alone it lets go of the memory, too.
 void empty_view(nb::handle view, bool is_alone) {
-  static double nowhere[2];
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
-  auto* const fields = reinterpret_cast<PyArrayObject_fields*>(view.ptr());
-  if (fields->nd > 0) fields->dimensions[0] = 0;
-  PyArray_CLEARFLAGS(as_numpy(view.ptr()), NPY_ARRAY_WRITEABLE);  // one of no axes keeps its element
-  fields->data = reinterpret_cast<char*>(nowhere);
-  if (is_alone) const nb::object released = nb::steal(std::exchange(fields->base, nullptr));
+  empty_numpy_view(view, is_alone);
 }
 
 nb::list body_arguments(const nb::list& arguments, nb::handle function) {

@@ -21,6 +21,20 @@ nb::object writable_numpy_view(const Array& array);
 // A NumPy array on the same memory that keeps base alive, and is no view of the array. Throws TypeError.
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly);
 
+// The same as numpy_view_taken_at, and the array on which it stands. What is made of the view stands on root
+// as well, so that the view itself can let go of the memory.
+struct RootedView {
+  nb::object root;
+  nb::object view;
+};
+RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site);
+
+// The end of a root on which nothing stands any more. Requires a Collector of the caller's.
+void drop_root(nb::object root) noexcept;
+
+// Makes view an array of no elements; with is_alone it lets go of the memory, too. Requires: a NumPy array.
+void empty_numpy_view(nb::handle view, bool is_alone);
+
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);
 

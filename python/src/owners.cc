@@ -28,7 +28,7 @@ std::atomic<Node*> released{nullptr};
 std::atomic<bool> is_call_pending{false};
 std::atomic<bool> is_python_ending{false};
 
-thread_local Local local;
+constinit thread_local Local local [[gnu::tls_model("initial-exec")]];
 
 // Under the GIL. Nodes of the usual sizes.
 constexpr size_t kNodeSize = 48;

@@ -1,34 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sites.h"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <string>
 #include <unordered_set>
 
+#include "frames.h"
+
 namespace tenon::python {
 namespace {
 
-// Of the frame API, what is not part of the stable ABI. Null where it is missing: then only the innermost
-// frame is looked at, by its line.
-template <class Function>
-Function* looked_up(const char* name) noexcept {
-  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-}
+// Null where it is missing: then only the innermost frame is looked at.
 using GetBack = PyFrameObject*(PyFrameObject*);
-using GetLasti = int(PyFrameObject*);
 
 // One place in a program. Keeps its code, so that the address means one code only.
 struct Place {
-  PyObject* code = nullptr;
-  int instruction = 0;
+  Position position{nullptr, 0};
   bool is_library = false;
   const char* text = nullptr;
 };
 
 // All under the GIL. Texts live as long as the process: views may name them at any time.
-std::array<Place, 1024> places;
+constexpr int kPlaceBits = 10;
+std::array<Place, 1 << kPlaceBits> places;
 std::unordered_set<std::string>* texts = nullptr;
 
 std::string* package_folder = nullptr;
@@ -56,34 +50,16 @@ void describe(nb::handle code, PyFrameObject* frame, Place& place) {
   place.text = kept_site(name + ":" + std::to_string(line));
 }
 
-// What a frame executes. The code is a reference that the caller owns.
-struct Position {
-  PyObject* code;
-  int instruction;
-
-  static Position of(PyFrameObject* frame) {
-    static GetLasti* const get_lasti = looked_up<GetLasti>("PyFrame_GetLasti");
-    return {reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)),
-            get_lasti != nullptr ? get_lasti(frame) : PyFrame_GetLineNumber(frame)};
-  }
-  // Where it is remembered, if it is.
-  Place& place() const noexcept {
-    const uintptr_t key = reinterpret_cast<uintptr_t>(code) / 16 + static_cast<uintptr_t>(instruction);
-    return places[key * 0x9E3779B97F4A7C15u >> 54];
-  }
-  bool is_at(const Place& place) const noexcept {
-    return place.code == code && place.instruction == instruction;
-  }
-};
+// Where it is remembered, if it is.
+Place& place_for(const Position& position) noexcept { return places[position.hash(kPlaceBits)]; }
 
 const Place& place_of(const Position& position, PyFrameObject* frame) {
-  Place& place = position.place();
-  if (!position.is_at(place)) {
+  Place& place = place_for(position);
+  if (place.position != position) {
     Place fresh;
     describe(position.code, frame, fresh);
-    fresh.code = Py_NewRef(position.code);
-    fresh.instruction = position.instruction;
-    const nb::object replaced = nb::steal(place.code);
+    fresh.position = {Py_NewRef(position.code), position.instruction};
+    const nb::object replaced = nb::steal(place.position.code);
     place = fresh;
   }
   return place;
@@ -91,7 +67,7 @@ const Place& place_of(const Position& position, PyFrameObject* frame) {
 
 // The innermost line that is not a library's.
 const char* site_from(nb::object frame) {
-  static GetBack* const get_back = looked_up<GetBack>("PyFrame_GetBack");
+  static GetBack* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
   const char* first = nullptr;
   for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
     auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
@@ -139,8 +115,8 @@ const char* current_site() noexcept {
   if (innermost == nullptr) return nullptr;
   // As a rule it is a line of the program itself that was here before: no error can come up then.
   const Position position = Position::of(innermost);
-  const Place& place = position.place();
-  const bool is_known = position.is_at(place) && !place.is_library;
+  const Place& place = place_for(position);
+  const bool is_known = place.position == position && !place.is_library;
   Py_DECREF(position.code);
   if (is_known) {
     Py_DECREF(reinterpret_cast<PyObject*>(innermost));

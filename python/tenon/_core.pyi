@@ -314,6 +314,43 @@ class NDArray:
             The array is read-only.
         """
 
+    def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any:
+        """
+        ``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, empty after the
+        block. Also ``async with``.
+
+        Parameters
+        ----------
+        on_owner_died : {'raise', 'ignore'} or callable
+            Of a shared array that a process was writing when it died: raise OwnerDied, once for all who come; go on
+            with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
+
+        Raises
+        ------
+        DeadlockError
+            The wait would not end.
+        TimeoutError
+            Another process keeps a shared array for longer than `set_lock_timeout` says.
+        OwnerDied
+            See above.
+        OpError
+            The op that was to write it has failed.
+        LeaseEscaped
+            At the end: a view lives on, and work waits behind the block, or the array
+            is shared.
+        """
+
+    def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
+        """
+        ``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that leaves the block
+        means that the array holds no value, until all of it is written.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Every element is written before any is read: works also where the array holds no value.
+        """
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
@@ -508,42 +545,6 @@ class NDArray:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any: ...
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
-
-    def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any:
-        """
-        ``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, empty after the
-        block. Also ``async with``.
-
-        Parameters
-        ----------
-        on_owner_died : {'raise', 'ignore'} or callable
-            Of a shared array that a process was writing when it died: raise OwnerDied, once for all who come; go on
-            with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
-
-        Raises
-        ------
-        DeadlockError
-            The wait would not end.
-        TimeoutError
-            Another process keeps a shared array for longer than `set_lock_timeout` says.
-        OwnerDied
-            See above.
-        OpError
-            The op that was to write it has failed.
-        LeaseEscaped
-            At the end: a view lives on, and work waits behind the block, or the array is shared.
-        """
-
-    def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
-        """
-        ``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that leaves the block
-        means that the array holds no value, until all of it is written.
-
-        Parameters
-        ----------
-        overwrite : bool
-            Every element is written before any is read: works also where the array holds no value.
-        """
 
     def lease(self, mode: str, timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """

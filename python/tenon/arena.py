@@ -14,7 +14,7 @@ from ._core import NativeLease, NDArray
 from ._errors import OwnerDied, text_of
 from ._planner import Plan, plan
 from ._tasks import current_task, number_of
-from .lease import describe_wait, end_views, granted, no_other_search, repair, tell_of_escaped
+from .lease import describe_wait, end_views, granted, repair, tell_of_escaped
 from .share import OnOwnerDied, Shared, check_on_owner_died, settings
 
 Fields = Mapping[str, tuple[Any, Any]]
@@ -320,11 +320,7 @@ class Use:
         self._fields = None
         is_free = True
         while views:
-            root, own = self._roots.pop(), [views.pop()]
-            if not end_views(own, root, frame):
-                with no_other_search():
-                    is_free &= end_views(own, root, frame)
-            del root, own
+            is_free &= end_views([views.pop(), self._roots.pop()], frame)
         del frame
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")

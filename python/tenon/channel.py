@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeItem, NDArray, Schema
-from .lease import end_views, no_other_search
+from .lease import end_views
 from .share import Shared, settings
 
 _MODES = ("queue", "broadcast", "latest")
@@ -239,11 +239,7 @@ class Loan:
         views = list(self._views.values())
         self._views.clear()
         while views:
-            root, own = self._roots.pop(), [views.pop()]
-            if not end_views(own, root, frame):
-                with no_other_search():
-                    end_views(own, root, frame)
-            del root, own
+            end_views([views.pop(), self._roots.pop()], frame)
 
     def __enter__(self) -> Loan:
         return self

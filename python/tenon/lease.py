@@ -173,7 +173,8 @@ def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None
 
 
 class Block:
-    """What ``with a.read() as v`` and ``with a.write() as v`` enter."""
+    """What ``with a.read() as v`` and ``with a.write() as v`` enter where more is to be done than taking
+    turns (python/src/block.cc has the usual one): in asyncio's tasks, and to call a function that repairs."""
 
     def __init__(
         self, array: NDArray, is_write: bool, is_overwrite: bool, on_owner_died: OnOwnerDied
@@ -242,12 +243,11 @@ class Block:
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         self._task = None
-        root, self._root = self._root, None
-        views, self._view = [self._view], None
-        if root is not None and not end_views(views, root, frame):
-            with no_other_search():
-                end_views(views, root, frame)
-        del frame, root, views[:]
+        views = [self._view, self._root]
+        self._view = self._root = None
+        if views[1] is not None:
+            end_views(views, frame)
+        del frame, views
         assert self._lease is not None
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote it ended with {text_of(error)}")
@@ -255,6 +255,30 @@ class Block:
             has_escaped = self._lease.release()
         if has_escaped and error is None:
             tell_of_escaped(self._array, "array")
+
+
+def end_views(views: list[Any], frame: FrameType | None) -> bool:
+    """Ends a block's view and what only the block's own frame names, as _end_views does.
+
+    Parameters
+    ----------
+    views : list
+        The block's view and its root, and the block's only references to them: they are taken out.
+    frame : frame or None
+        Of the block.
+
+    Returns
+    -------
+    bool
+        Nothing stands on the memory any more.
+    """
+    root = views.pop()
+    is_free = _end_views(views, root, frame)
+    if not is_free:
+        with no_other_search():
+            is_free = _end_views(views, root, frame)
+    views.clear()
+    return is_free
 
 
 def tell_of_escaped(array: NDArray, what: str) -> None:
@@ -299,7 +323,7 @@ def describe_wait(array: NDArray, is_write: bool) -> str:
     return f"a lease for {'writing' if is_write else 'reading'} behind {behind}"
 
 
-def end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
+def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
     """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
     elements: late use is an error and never a race. Whatever else stands on the memory lives on.
 

@@ -15,22 +15,37 @@ inline int64_t now_ns() noexcept {
 }
 
 // A moment to wait for. timeout_ns < 0, or so far away that the clock would overflow: never.
+// Threads: one at a time.
 class Deadline {
  public:
   explicit Deadline(int64_t timeout_ns) noexcept : is_never_(timeout_ns < 0) {
     if (!is_never_) is_never_ = __builtin_add_overflow(now_ns(), timeout_ns, &at_ns_);
   }
+  // Its time begins when somebody asks how much is left: who need not wait does without the clock.
+  static Deadline from_first_look(int64_t timeout_ns) noexcept {
+    Deadline deadline(-1);
+    deadline.is_never_ = timeout_ns < 0;
+    deadline.pending_ns_ = timeout_ns;
+    return deadline;
+  }
   bool is_never() const noexcept { return is_never_; }
-  bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns_; }
+  bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns(); }
   // Not more than some centuries.
-  int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns_ - now_ns(); }
+  int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns() - now_ns(); }
   std::chrono::steady_clock::time_point time_point() const noexcept {
-    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns_));
+    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns()));
   }
 
  private:
+  int64_t at_ns() const noexcept {
+    if (pending_ns_ >= 0 && __builtin_add_overflow(now_ns(), pending_ns_, &at_ns_)) at_ns_ = INT64_MAX;
+    pending_ns_ = -1;
+    return at_ns_;
+  }
+
   bool is_never_;
-  int64_t at_ns_ = 0;
+  mutable int64_t pending_ns_ = -1;  // >= 0: its time has not begun
+  mutable int64_t at_ns_ = 0;
 };
 
 }  // namespace tenon

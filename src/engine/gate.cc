@@ -125,7 +125,7 @@ void arrive_at_gates(Claim& claim, const Refusal* refusal) noexcept {
 
 bool enter_gates(Claim& claim, const Deadline& deadline, Refusal* refusal) noexcept {
   const bool may_wait = this_thread.running == 0;
-  const Deadline now(0);
+  const Deadline now = Deadline::from_first_look(0);
   while (Entry* const e = next_at_gates(claim)) {
     if (join_view(claim, *e)) continue;
     if (e->queue->gate()->enter(claim, *e, may_wait ? deadline : now, refusal)) {

@@ -401,7 +401,8 @@ void BlockingClaim::refuse_at_gates(const Refusal& refusal) noexcept {
 // What has been granted in its queues.
 bool BlockingClaim::pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept {
   const bool has_own_time = heeds_gate_timeout && deadline.is_never();
-  if (enter_gates(*this, has_own_time ? Deadline(gate_timeout_ns()) : deadline, refusal)) return true;
+  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, refusal))
+    return true;
   withdraw(*this);
   return false;
 }

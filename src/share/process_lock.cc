@@ -64,7 +64,7 @@ bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, 
   const Bytes bytes = bytes_of(asked.extent);
   store(r.begin, bytes.begin);
   store(r.end, bytes.end);
-  store(r.since_ns, now_ns());
+  store(r.since_ns, engine::coarse_now_ms() * 1'000'000);  // for messages
   const bool has_owner =
       claim.kind != engine::Kind::kOp && !claim.is_detached.load(std::memory_order_relaxed);
   store(r.thread, has_owner ? claim.owner.thread : 0u);

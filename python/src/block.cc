@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "block.h"
+
+#include <string>
+#include <utility>
+
+#include "arguments.h"
+#include "frames.h"
+#include "ndarray.h"
+#include "ndarray_parts.h"
+#include "numpy_view.h"
+#include "owners.h"
+#include "sites.h"
+
+namespace tenon::python {
+namespace {
+
+// Under the GIL, but for the lease while it is waited for. Known to Python's garbage collector only when it
+// leads to what may lead back: to careful.
+struct Block {
+  PyObject_HEAD PyObject* array;  // an NDArray
+  PyObject* on_owner_died;        // a str that is interned
+  bool is_write;
+  bool is_overwrite;
+  // The parts above are constant; these are of the time from __enter__ on.
+  bool is_entered;
+  PyObject* careful;  // null, or the tenon.lease.Block to which everything is left
+  PyObject* root;     // with view; null, or the array on which all stand that are made of the view
+  PyObject* view;
+  tenon_lease lease;
+};
+
+PyTypeObject* block_type = nullptr;
+
+Block* block_of(PyObject* object) noexcept { return reinterpret_cast<Block*>(object); }
+
+nb::object own_function(const char* name) { return nb::module_::import_("tenon.lease").attr(name); }
+
+// Blocks of memory that go round: those of types that the garbage collector knows come from it alone.
+class Spare {
+ public:
+  PyObject* take() {
+    if (n_ == 0)
+      return owned(reinterpret_cast<PyObject*>(PyObject_GC_New(Block, block_type))).release().ptr();
+    return PyObject_Init(blocks_[--n_], block_type);
+  }
+  void give(PyObject* block) noexcept {
+    if (n_ == kMax) {
+      PyObject_GC_Del(block);
+    } else {
+      blocks_[n_++] = block;
+    }
+    Py_DECREF(reinterpret_cast<PyObject*>(block_type));
+  }
+
+ private:
+  static constexpr int kMax = 16;
+  PyObject* blocks_[kMax] = {};
+  int n_ = 0;
+};
+constinit Spare spare;
+
+PyObject* raise_name() {
+  static Name name("raise");
+  return name.get();
+}
+PyObject* ignore_name() {
+  static Name name("ignore");
+  return name.get();
+}
+
+bool release(Block& block) noexcept {
+  const owners::Collector collector;
+  return tenon_lease_release(&block.lease) != 0;
+}
+
+void free_block(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Block& block = *block_of(self);
+  {
+    const KeepError keep_error;
+    release(block);
+    Py_CLEAR(block.view);
+    Py_CLEAR(block.root);
+    Py_CLEAR(block.careful);
+    Py_CLEAR(block.array);
+  }
+  spare.give(self);
+}
+
+int traverse_block(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  Py_VISIT(block_of(self)->careful);
+  return 0;
+}
+
+int clear_block(PyObject* self) {
+  Py_CLEAR(block_of(self)->careful);
+  return 0;
+}
+
+// asyncio runs an event loop in this thread.
+bool is_in_event_loop() {
+  static PyObject* function = nullptr;
+  static PyCFunction direct = nullptr;  // what it calls, if it is a function in C
+  if (function == nullptr) {
+    function = nb::object(nb::module_::import_("asyncio.events").attr("_get_running_loop")).release().ptr();
+    if (Py_IS_TYPE(function, &PyCFunction_Type) && PyCFunction_GetFlags(function) == METH_NOARGS) {
+      direct = PyCFunction_GetFunction(function);
+    }
+  }
+  return !owned(direct != nullptr ? direct(PyCFunction_GetSelf(function), nullptr)
+                                  : PyObject_CallNoArgs(function))
+              .is_none();
+}
+
+void check_not_entered(const Block& block) {
+  if (block.is_entered) {
+    raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
+  }
+}
+
+nb::object careful_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died) {
+  return own_function("Block")(array, is_write, is_overwrite, on_owner_died);
+}
+
+nb::handle leave_to_careful(PyObject* self) {
+  Block& block = *block_of(self);
+  check_not_entered(block);
+  nb::object careful = careful_block(block.array, block.is_write, block.is_overwrite, block.on_owner_died);
+  check_not_entered(block);
+  block.is_entered = true;
+  block.careful = careful.release().ptr();
+  PyObject_GC_Track(self);
+  return block.careful;
+}
+
+void take_lease(Block& block, const Array& array, const char* site) {
+  tenon_lease_options options{};
+  options.struct_size = sizeof options;
+  options.access = block.is_write ? TENON_WRITE : TENON_READ;
+  if (block.is_overwrite) options.flags |= TENON_OVERWRITE;
+  if (block.on_owner_died == ignore_name()) options.flags |= TENON_IGNORE_OWNER_DIED;
+  options.timeout_ns = TENON_DEFAULT_TIMEOUT;
+  options.site = site;
+  call(tenon_lease_acquire, &block.lease, array.get(), &options);
+}
+
+PyObject* enter(PyObject* self, PyObject*) noexcept {
+  return guarded([self]() -> PyObject* {
+    Block& block = *block_of(self);
+    check_not_entered(block);
+    if (is_in_event_loop()) return nb::object(leave_to_careful(self).attr("__enter__")()).release().ptr();
+    block.is_entered = true;
+    const char* const site = current_site();
+    owners::drain();
+    Array array = share(block.array);
+    take_lease(block, array, site);
+    // While it waited, the NDArray may have got new memory.
+    if (array.get() != array_of(block.array)) array = share(block.array);
+    try {
+      RootedView views = rooted_numpy_view(array, !block.is_write, site);
+      block.root = views.root.release().ptr();
+      block.view = views.view.release().ptr();
+    } catch (...) {
+      const KeepError keep_error;
+      release(block);
+      throw;
+    }
+    return Py_NewRef(block.view);
+  });
+}
+
+// The innermost frame names the view by one of its variables.
+bool is_variable(PyObject* view) noexcept {
+  PyFrameObject* const frame = PyThreadState_GetFrame(PyThreadState_Get());
+  if (frame == nullptr) return false;
+  const bool is_held = is_held_by_variable(frame, view);
+  Py_DECREF(reinterpret_cast<PyObject*>(frame));
+  return is_held;
+}
+
+// Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
+// root.
+bool has_lone_view(const Block& block) noexcept {
+  if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;
+  const Py_ssize_t names = Py_REFCNT(block.view) - 1;
+  return names == 0 || (names == 1 && is_variable(block.view));
+}
+
+// Empties a lone view and gives the lease back. True: as tenon_lease_release.
+bool end_quickly(Block& block) noexcept {
+  const owners::Collector collector;
+  nb::object root = nb::steal(std::exchange(block.root, nullptr));
+  const nb::object view = nb::steal(std::exchange(block.view, nullptr));
+  empty_numpy_view(view, true);
+  drop_root(std::move(root));
+  return tenon_lease_release(&block.lease) != 0;
+}
+
+// The end of whatever else may stand on the root.
+void end_views(Block& block) {
+  if (block.root == nullptr) return;
+  nb::list views;  // the only references besides the user's: these are counted
+  views.append(nb::steal(std::exchange(block.view, nullptr)));
+  views.append(nb::steal(std::exchange(block.root, nullptr)));
+  const nb::object frame =
+      nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  own_function("end_views")(views, frame.is_valid() ? frame : nb::none());
+}
+
+void fail(Block& block, nb::handle error) {
+  const nb::object text = own_function("text_of")(error);
+  const std::string message = "the block that wrote it ended with " + std::string(text_of(text));
+  const owners::Collector collector;
+  tenon_lease_fail(&block.lease, message.c_str());
+}
+
+// error: None, or the exception that ended the block.
+void end(Block& block, nb::handle error) {
+  bool has_escaped = false;
+  if (error.is_none() && has_lone_view(block)) {
+    has_escaped = end_quickly(block);
+  } else {
+    end_views(block);
+    if (!error.is_none() && block.is_write) return fail(block, error);
+    has_escaped = release(block);
+  }
+  if (has_escaped && error.is_none()) own_function("tell_of_escaped")(nb::handle(block.array), "array");
+}
+
+PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
+  return guarded([=]() -> PyObject* {
+    Block& block = *block_of(self);
+    if (n != 3) raise(PyExc_TypeError, "__exit__() takes 3 arguments, and got %zd", n);
+    if (block.careful != nullptr) {
+      const nb::handle careful = block.careful;
+      return nb::object(careful.attr("__exit__")(nb::handle(arguments[0]), nb::handle(arguments[1]),
+                                                 nb::handle(arguments[2])))
+          .release()
+          .ptr();
+    }
+    end(block, arguments[1]);
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* enter_later(PyObject* self, PyObject*) noexcept {
+  return guarded([self] { return nb::object(leave_to_careful(self).attr("__aenter__")()).release().ptr(); });
+}
+
+PyObject* exit_later(PyObject* self, PyObject* arguments) noexcept {
+  return guarded([=] {
+    const nb::handle careful = block_of(self)->careful;
+    if (!careful.is_valid()) raise(PyExc_RuntimeError, "the block was not entered by `async with`");
+    const nb::object function = careful.attr("__aexit__");
+    return owned(PyObject_CallObject(function.ptr(), arguments)).release().ptr();
+  });
+}
+
+PyMethodDef methods[] = {
+    {"__enter__", enter, METH_NOARGS, nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exit)), METH_FASTCALL, nullptr},
+    {"__aenter__", enter_later, METH_NOARGS, nullptr},
+    {"__aexit__", exit_later, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_block)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, const_cast<char*>("What `with a.read() as v` and `with a.write() as v` enter.")},
+    {0, nullptr},
+};
+PyType_Spec spec = {"tenon._core.Block", sizeof(Block), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+
+}  // namespace
+
+namespace {
+
+// on_owner_died: null, or as NDArray.read takes it.
+PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died) {
+  if (on_owner_died == nullptr) on_owner_died = raise_name();
+  if (on_owner_died != raise_name() && on_owner_died != ignore_name()) {
+    return careful_block(array, is_write, is_overwrite, on_owner_died).release().ptr();
+  }
+  PyObject* const object = spare.take();
+  Block& block = *block_of(object);
+  block.array = Py_NewRef(array);
+  block.on_owner_died = on_owner_died;
+  block.is_write = is_write;
+  block.is_overwrite = is_overwrite;
+  block.is_entered = false;
+  block.careful = block.root = block.view = nullptr;
+  block.lease = TENON_LEASE_INIT;
+  return object;
+}
+
+PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit Parameters<1> parameters("read", {"on_owner_died"}, 1, 0);
+  return make_block(self, false, false, parameters.parse(arguments, n, keywords)[0]);
+}
+
+PyObject* write(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit Parameters<2> parameters("write", {"overwrite", "on_owner_died"}, 2, 0);
+  const auto [overwrite, on_owner_died] = parameters.parse(arguments, n, keywords);
+  if (overwrite != nullptr && overwrite != Py_True && overwrite != Py_False) {
+    raise(PyExc_TypeError, "overwrite is %R: it must be True or False", overwrite);
+  }
+  return make_block(self, true, overwrite == Py_True, on_owner_died);
+}
+
+}  // namespace
+
+void add_block_methods(Parts& parts) {
+  parts.methods.push_back(fast_method<read>(
+      "read",
+      "read($self, on_owner_died='raise')\n--\n\n"
+      "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
+      "empty after the\n"
+      "block. Also ``async with``.\n\n"
+      "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
+      "    Of a shared array that a process was writing when it died: raise OwnerDied, once for all who "
+      "come; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a writable "
+      "NumPy array, then go on.\n\n"
+      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
+      "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
+      "that was to write it has failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits "
+      "behind the block, or the array\n    is shared.\n"));
+  parts.methods.push_back(fast_method<write>(
+      "write",
+      "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"
+      "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
+      "leaves the block\n"
+      "means that the array holds no value, until all of it is written.\n\n"
+      "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "
+      "where the array holds no value.\n"));
+}
+
+void add_block(nb::module_& module) {
+  block_type = reinterpret_cast<PyTypeObject*>(
+      owned(PyType_FromModuleAndSpec(module.ptr(), &spec, nullptr)).release().ptr());
+}
+
+}  // namespace tenon::python
