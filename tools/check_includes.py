@@ -27,7 +27,8 @@ SEES = {
 PUBLIC = {
     "version.h": set(),
     "dlpack.h": set(),
-    "tenon.h": {"version.h", "share.h"},
+    "tenon.h": {"version.h", "feed.h", "share.h"},
+    "feed.h": {"tenon.h"},
     "share.h": {"tenon.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The section "schemas and feeds" of tenon.h.
+// Of feed.h: schemas, feeds and batches.
 #include <algorithm>
 #include <cstring>
 
