@@ -48,11 +48,25 @@ typedef struct tenon_fill_request {
   uint64_t index;      /* of the batch in its epoch */
   uint64_t epoch;      /* from 0 */
   uint64_t seed;       /* a function of (the feed's seed, epoch, index) alone */
+  /* By field its shape, as in the schema. A generator may make entries smaller, those of axis 0 in all
+   * fields alike; what it has filled then is C-contiguous in the smaller shape. */
+  int64_t* const* shapes;
+  /* Bytes that travel with the batch: what prepare has written comes in, what fill writes goes out. */
+  void* attachment;
+  uint64_t attachment_size;     /* room: attachment_nbytes of the feed's options */
+  uint64_t* attachment_nbytes;  /* how many there are */
 } tenon_fill_request;
 
-/* Fills slots. fill returns 0, or a code that is not 0 and may write a text into message
- * (message_size bytes with the NUL). Without TENON_THREADSAFE one thread at a time calls it, in
- * order of (epoch, index). The feed calls drop once, after the last fill. */
+/* Codes of fill and prepare that are no failures. */
+enum {
+  TENON_NO_BATCH = -2147483647,    /* nothing comes at this index: the consumer gets the next one */
+  TENON_END_OF_EPOCH = -2147483646 /* the epoch ends before this index */
+};
+
+/* Fills slots. fill returns 0, one of the codes above, or another code: a failure, for which it may write a
+ * text into message (message_size bytes with the NUL). Without TENON_THREADSAFE one thread at a time calls
+ * it, in order of (epoch, index). In a feed with worker processes each calls it in a copy of its own, and the
+ * flag does not matter. The feed calls drop once, in its own process, after the last fill. */
 typedef struct tenon_generator {
   uint32_t struct_size;
   uint32_t flags; /* TENON_THREADSAFE */
@@ -60,7 +74,32 @@ typedef struct tenon_generator {
   int32_t (*fill)(void* context, const tenon_fill_request* request, char* message, size_t message_size);
   void (*drop)(void* context); /* may be NULL */
   const char* name;            /* for messages; copied */
+
+  /* All of these may be NULL. Called in the feed's process. */
+
+  /* Before each batch, one at a time, in order of (epoch, index): may write the attachment. */
+  int32_t (*prepare)(void* context, const tenon_fill_request* request, char* message, size_t message_size);
+  /* Starts worker process number worker, which is to call tenon_worker_join(link); 0, or a code and a text.
+   * *pid 0: a thread of this process, which can be neither watched nor killed. NULL: the feed forks, and the
+   * child calls fill. Called from a thread of the feed. */
+  int32_t (*start)(void* context, int32_t worker, const char* link, int64_t* pid, char* message,
+                   size_t message_size);
+  /* Such a process has ended: *status as waitpid gives it. NULL: the feed waits for it. */
+  void (*reap)(void* context, int32_t worker, int64_t pid, int32_t* status);
 } tenon_generator;
+
+/* A worker process' end of a feed: for what the start of a generator has started. Threads: one. */
+typedef struct tenon_worker tenon_worker;
+
+/* Fails with NOT_FOUND (the feed is not there any more), VALUE (no link). */
+TENON_API tenon_status tenon_worker_join(const char* link, tenon_worker** out, tenon_error* error);
+/* Waits for a batch to be filled, at most timeout_ns (< 0: for ever). The request is valid until it is
+ * answered. Fails with TIMEOUT, CLOSED (the feed is closed, or its process has ended). */
+TENON_API tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_fill_request* request,
+                                         tenon_error* error);
+/* The batch is filled: code and message as fill of a generator. */
+TENON_API void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message);
+TENON_API void tenon_worker_leave(tenon_worker* worker);
 
 /* A constant for tenon_function_bind: an array for a pointer, a number for the others. */
 typedef struct tenon_constant {
@@ -83,17 +122,44 @@ TENON_API tenon_status tenon_function_bind(tenon_function* function, const tenon
 typedef struct tenon_feed tenon_feed;
 typedef struct tenon_batch tenon_batch;
 
+/* flags of tenon_feed_options */
+enum {
+  TENON_PROCESSES = 1 << 0,  /* workers are processes */
+  TENON_ROUND_ROBIN = 1 << 1 /* batch i is filled by worker i modulo workers; else by whoever is free */
+};
+
+/* A generator fails at a batch, its process ends, or it takes too long. */
+enum {
+  TENON_ON_ERROR_RAISE = 0, /* the consumer gets the failure at the batch's place, and the epoch is over */
+  TENON_ON_ERROR_SKIP = 1,  /* the consumer gets the next batch */
+  TENON_ON_ERROR_RETRY = 2  /* the batch is filled again, by a new process, up to retries times; then RAISE */
+};
+
+/* The consumer holds every slot and asks for another batch. */
+enum {
+  TENON_ON_STARVED_WAIT = 0,  /* until another thread lets go of one */
+  TENON_ON_STARVED_COPY = 1,  /* never comes to that: batches that would leave the workers none are copied */
+  TENON_ON_STARVED_GROW = 2,  /* there are more slots, as long as there is memory */
+  TENON_ON_STARVED_RAISE = 3  /* LEASE_CONFLICT */
+};
+
 typedef struct tenon_feed_options {
   uint32_t struct_size;
-  int32_t workers; /* threads, >= 1; a generator that is not thread-safe is run by one */
+  int32_t workers; /* >= 1; of threads, a generator that is not thread-safe gets one */
   int32_t slots;   /* >= workers + 1 */
-  int32_t reserved;
+  uint32_t flags;
   int64_t batches; /* per epoch; -1: an epoch does not end */
   uint64_t seed;
+  int32_t on_error;
+  int32_t retries;
+  int32_t on_starved;
+  int32_t reserved;
+  int64_t fill_timeout_ns; /* of one batch; a process that takes longer is killed; <= 0: for ever */
+  uint64_t attachment_nbytes;
 } tenon_feed_options;
 
 /* Takes over the generator: on success the feed drops it, on failure it stays the caller's.
- * Fails with VALUE, NO_MEMORY, SYSTEM (threads). */
+ * Fails with VALUE, NO_MEMORY, SYSTEM (threads, processes), OP (a worker process cannot be started). */
 TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* schema,
                                          const tenon_feed_options* options, tenon_feed** out,
                                          tenon_error* error);
@@ -102,12 +168,40 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
  * dropped, delivered ones stay valid. Fails with CLOSED. */
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
 
+/* The next tenon_feed_begin begins this epoch, at this batch: what a saved position needs. */
+TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t index);
+/* The epoch that runs, or would be begun, and the batch that tenon_feed_next would give. */
+TENON_API void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* index);
+
 /* The next batch of the epoch. *out is NULL at the end of the epoch (and the status OK). Waits at
  * most timeout_ns (< 0: for ever). Fails with TIMEOUT (the message says on what it waited: a
  * generator that is busy, or which batches hold every slot and how many slots would do), OP (the
- * generator failed at this batch; the epoch is over), CLOSED. */
+ * generator failed at this batch; the epoch is over; tenon_feed_failure_get), LEASE_CONFLICT (see
+ * TENON_ON_STARVED_RAISE), CLOSED. */
 TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out,
                                        tenon_error* error);
+
+enum {
+  TENON_FAILED = 0, /* the generator returned a code */
+  TENON_DIED = 1,   /* its process ended */
+  TENON_HUNG = 2    /* it took longer than fill_timeout_ns */
+};
+
+/* What the last failure was that tenon_feed_next told. */
+typedef struct tenon_feed_failure {
+  uint32_t struct_size;
+  int32_t kind;
+  int32_t code;        /* of the generator */
+  int32_t worker;      /* -1: prepare */
+  int64_t pid;         /* of the worker process; 0: a thread */
+  int32_t exit_signal; /* that ended the process; 0: none did */
+  int32_t exit_code;   /* with which the process ended; -1: it did not */
+  uint64_t epoch;
+  uint64_t index;
+  char text[4096]; /* the generator's own; the error's message has as much of it as there is room for */
+} tenon_feed_failure;
+
+TENON_API void tenon_feed_failure_get(tenon_feed* feed, tenon_feed_failure* out);
 
 /* Ends the epoch early. Returns at once. */
 TENON_API void tenon_feed_end(tenon_feed* feed);
@@ -136,14 +230,37 @@ typedef struct tenon_feed_statistics {
   uint64_t blocked_ns;  /* time workers waited for a free slot */
   uint64_t slot_nbytes; /* bytes of a slot with alignment */
   void* memory;         /* the slots: slots * slot_nbytes bytes */
+  uint64_t blocked_by_consumer_ns; /* of blocked_ns: while filled batches lay ready */
+  uint64_t skipped;      /* batches for which the consumer got the next one */
+  uint64_t retried;      /* fills that were done again */
+  uint64_t restarted;    /* processes that were started again */
+  uint64_t copied;       /* batches that were copied for want of slots */
+  uint64_t oldest_epoch; /* of the batch that is held longest; with oldest_ns != 0 */
+  uint64_t oldest_index;
+  uint64_t oldest_ns;    /* since its delivery */
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);
 
+typedef struct tenon_worker_statistics {
+  uint32_t struct_size;
+  int32_t worker;
+  int64_t pid;          /* of the process; 0: a thread, or none just now */
+  uint64_t fills;
+  uint64_t fill_ns;     /* in all */
+  uint64_t fill_p50_ns; /* quantiles, of all fills since creation, to an eighth of their value */
+  uint64_t fill_p99_ns;
+  uint64_t failures;
+} tenon_worker_statistics;
+
+TENON_API void tenon_worker_statistics_get(tenon_feed* feed, int32_t worker, tenon_worker_statistics* out);
+
 /* A delivered batch. Its arrays keep the slot; so does the batch itself. */
 TENON_API uint64_t tenon_batch_index(const tenon_batch* batch);
 TENON_API uint64_t tenon_batch_epoch(const tenon_batch* batch);
-/* The array of field i: a new reference, writable. Cannot fail. */
+/* What fill has attached; valid as long as the batch. */
+TENON_API const void* tenon_batch_attachment(const tenon_batch* batch, uint64_t* nbytes);
+/* The array of field i: a new reference, writable, in the shape to which it was filled. Cannot fail. */
 TENON_API tenon_array* tenon_batch_array(tenon_batch* batch, int32_t i);
 TENON_API void tenon_batch_retain(tenon_batch* batch);
 TENON_API void tenon_batch_release(tenon_batch* batch);

@@ -312,10 +312,29 @@ class Batch {
   Array operator[](int32_t i) const noexcept { return Array::steal(tenon_batch_array(get(), i)); }
   // Fails with NOT_FOUND.
   Array operator[](std::string_view name) const { return (*this)[schema_.find(name)]; }
+  // What the generator has attached; valid as long as the batch.
+  std::span<const std::byte> attachment() const noexcept {
+    uint64_t nbytes = 0;
+    const void* const bytes = tenon_batch_attachment(get(), &nbytes);
+    return {static_cast<const std::byte*>(bytes), static_cast<size_t>(nbytes)};
+  }
 
  private:
   detail::Handle<tenon_batch, tenon_batch_retain, tenon_batch_release> handle_;
   Schema schema_;
+};
+
+// See feed.h.
+enum class OnError : int32_t {
+  kRaise = TENON_ON_ERROR_RAISE,
+  kSkip = TENON_ON_ERROR_SKIP,
+  kRetry = TENON_ON_ERROR_RETRY
+};
+enum class OnStarved : int32_t {
+  kWait = TENON_ON_STARVED_WAIT,
+  kCopy = TENON_ON_STARVED_COPY,
+  kGrow = TENON_ON_STARVED_GROW,
+  kRaise = TENON_ON_STARVED_RAISE
 };
 
 struct FeedOptions {
@@ -323,6 +342,13 @@ struct FeedOptions {
   int32_t slots = 0;     // 0: workers + 4
   int64_t batches = -1;  // per epoch; -1: an epoch does not end
   uint64_t seed = 0;
+  bool has_processes = false;   // workers are processes
+  bool is_round_robin = false;  // batch i is filled by worker i modulo workers
+  OnError on_error = OnError::kRaise;
+  int32_t retries = 2;
+  OnStarved on_starved = OnStarved::kWait;
+  std::chrono::nanoseconds fill_timeout{0};  // of one batch; 0: for ever
+  uint64_t attachment_nbytes = 0;            // room for bytes that travel with a batch
 };
 
 // Moved, not copied. Destruction closes it, waiting at most a second for the generator.
@@ -337,6 +363,13 @@ class Feed {
     described.slots = options.slots != 0 ? options.slots : options.workers + 4;
     described.batches = options.batches;
     described.seed = options.seed;
+    described.flags = (options.has_processes ? uint32_t{TENON_PROCESSES} : 0) |
+                      (options.is_round_robin ? uint32_t{TENON_ROUND_ROBIN} : 0);
+    described.on_error = static_cast<int32_t>(options.on_error);
+    described.retries = options.retries;
+    described.on_starved = static_cast<int32_t>(options.on_starved);
+    described.fill_timeout_ns = options.fill_timeout.count();
+    described.attachment_nbytes = options.attachment_nbytes;
     tenon_feed* made = nullptr;
     call(tenon_feed_create, &generator.get(), schema_.get(), &described, &made);
     generator.release();
@@ -348,6 +381,21 @@ class Feed {
 
   void begin() { call(tenon_feed_begin, handle_.get()); }
   void end() noexcept { tenon_feed_end(handle_.get()); }
+  // The next epoch that is begun is this one, from this batch on.
+  void seek(uint64_t epoch, uint64_t index) noexcept { tenon_feed_seek(handle_.get(), epoch, index); }
+  // Epoch and index of the batch that next() would give, or that begin() would begin with.
+  std::pair<uint64_t, uint64_t> position() const noexcept {
+    std::pair<uint64_t, uint64_t> at;
+    tenon_feed_position(handle_.get(), &at.first, &at.second);
+    return at;
+  }
+  // Of the last OP that next() failed with.
+  tenon_feed_failure failure() const noexcept {
+    tenon_feed_failure failure{};
+    failure.struct_size = sizeof failure;
+    tenon_feed_failure_get(handle_.get(), &failure);
+    return failure;
+  }
   // Nothing at the end of the epoch. Fails with TIMEOUT, OP (at the batch's place), CLOSED.
   std::optional<Batch> next(std::chrono::nanoseconds timeout = forever) {
     tenon_batch* batch = nullptr;

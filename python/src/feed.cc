@@ -25,12 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kSliceNs = 100'000'000;  // between two looks for Ctrl-C
 constexpr int64_t kReportNs = 5'000'000'000;
 
-// The schema together with its field names as a tuple of interned strings.
-struct NamedSchema {
-  Schema schema;
-  nb::tuple names;
-};
-
 nb::tuple names_of(const Schema& schema) {
   nb::list names;
   for (int32_t i = 0; i < schema.size(); ++i) {
@@ -144,10 +138,16 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
 
 class NativeFeed {
  public:
-  NativeFeed(const Function& function, const NamedSchema& schema, const nb::dict& constants,
-             const FeedOptions& options)
-      : names_(schema.names),
-        feed_(std::make_unique<Feed>(bind(function, schema.schema, constants), schema.schema, options)) {}
+  // source: a native function, whose parameters are bound, or an object that starts workers.
+  NativeFeed(const nb::object& source, const NamedSchema& schema, const nb::dict& constants,
+             const FeedOptions& options, const std::string& name, bool prepares)
+      : names_(schema.names) {
+    Generator generator = nb::isinstance<Function>(source)
+                              ? bind(nb::cast<const Function&>(source), schema.schema, constants)
+                              : generator_of(source, name, prepares);
+    const nb::gil_scoped_release released;  // workers are started, in Python perhaps
+    feed_ = std::make_unique<Feed>(std::move(generator), schema.schema, options);
+  }
   ~NativeFeed() {
     const nb::gil_scoped_release released;  // a second at most, for a generator that is busy
     feed_.reset();
@@ -190,6 +190,13 @@ class NativeFeed {
   }
 
   tenon_feed_statistics statistics() const { return feed_->statistics(); }
+  const Feed& feed() const noexcept { return *feed_; }
+  void seek(uint64_t epoch, uint64_t index) { tenon_feed_seek(feed_->get(), epoch, index); }
+  nb::tuple position() const {
+    uint64_t epoch = 0, index = 0;
+    tenon_feed_position(feed_->get(), &epoch, &index);
+    return nb::make_tuple(epoch, index);
+  }
 
  private:
   tenon_status wait(std::optional<double> timeout, const nb::object& warn, tenon_batch** batch,
@@ -249,6 +256,46 @@ nb::dict statistics_dict(const NativeFeed& self) {
   d["blocked_ns"] = s.blocked_ns;
   d["slot_nbytes"] = s.slot_nbytes;
   d["memory"] = reinterpret_cast<uintptr_t>(s.memory);
+  d["blocked_by_consumer_ns"] = s.blocked_by_consumer_ns;
+  d["skipped"] = s.skipped;
+  d["retried"] = s.retried;
+  d["restarted"] = s.restarted;
+  d["copied"] = s.copied;
+  d["oldest_epoch"] = s.oldest_epoch;
+  d["oldest_index"] = s.oldest_index;
+  d["oldest_ns"] = s.oldest_ns;
+  return d;
+}
+
+nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
+  tenon_worker_statistics s{};
+  s.struct_size = sizeof s;
+  tenon_worker_statistics_get(self.feed().get(), worker, &s);
+  nb::dict d;
+  d["worker"] = s.worker;
+  d["pid"] = s.pid;
+  d["fills"] = s.fills;
+  d["fill_ns"] = s.fill_ns;
+  d["fill_p50_ns"] = s.fill_p50_ns;
+  d["fill_p99_ns"] = s.fill_p99_ns;
+  d["failures"] = s.failures;
+  return d;
+}
+
+nb::dict failure_dict(const NativeFeed& self) {
+  tenon_feed_failure f{};
+  f.struct_size = sizeof f;
+  tenon_feed_failure_get(self.feed().get(), &f);
+  nb::dict d;
+  d["kind"] = f.kind == TENON_DIED ? "died" : f.kind == TENON_HUNG ? "hung" : "failed";
+  d["worker"] = f.worker < 0 ? nb::none() : nb::object(nb::int_(f.worker));
+  d["pid"] = f.pid == 0 ? nb::none() : nb::object(nb::int_(f.pid));
+  d["exit_signal"] = f.exit_signal == 0 ? nb::none() : nb::object(nb::int_(f.exit_signal));
+  d["exit_code"] = f.exit_code < 0 ? nb::none() : nb::object(nb::int_(f.exit_code));
+  d["epoch"] = f.epoch;
+  d["index"] = f.index;
+  d["text"] = nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(f.text, static_cast<Py_ssize_t>(std::strlen(f.text)), "replace"));
   return d;
 }
 
@@ -269,7 +316,19 @@ void add_schema(nb::module_& module) {
       .def_prop_ro(
           "nbytes", [](const NamedSchema& s) { return s.schema.nbytes(); },
           "Bytes of a batch, without padding.")
-      .def("__len__", [](const NamedSchema& s) { return s.schema.size(); });
+      .def("__len__", [](const NamedSchema& s) { return s.schema.size(); })
+      .def(
+          "__reduce__",
+          [](nb::handle_t<NamedSchema> self) {
+            const NamedSchema& schema = nb::cast<const NamedSchema&>(self);
+            nb::dict fields;
+            for (int32_t i = 0; i < schema.schema.size(); ++i) {
+              const nb::tuple field = field_tuple(schema, i);
+              fields[field[0]] = nb::make_tuple(field[1], field[2]);
+            }
+            return nb::make_tuple(self.type(), nb::make_tuple(fields));
+          },
+          nb::sig("def __reduce__(self) -> tuple[Any, ...]"));
 }
 
 void add_batch(nb::module_& module) {
@@ -285,6 +344,13 @@ void add_batch(nb::module_& module) {
           "index", [](const NamedBatch& b) { return b.batch.index(); }, "Its place in the epoch, from 0.")
       .def_prop_ro(
           "epoch", [](const NamedBatch& b) { return b.batch.epoch(); }, "The number of the epoch, from 0.")
+      .def_prop_ro(
+          "attachment",
+          [](const NamedBatch& b) {
+            const auto bytes = b.batch.attachment();
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          "The bytes that its worker has attached; a copy.")
       .def_ro("arrays", &NamedBatch::arrays, nb::sig("def arrays(self) -> tuple[NDArray, ...]"),
               "The fields, in the order of the schema.")
       .def("__getitem__", batch_item, nb::arg("key"),
@@ -319,17 +385,38 @@ void add_feed(nb::module_& module) {
   nb::class_<NativeFeed>(module, "NativeFeed", "The native part of tenon.Feed.")
       .def(
           "__init__",
-          [](NativeFeed* self, const Function& function, const NamedSchema& schema, const nb::dict& constants,
-             int32_t workers, int32_t slots, int64_t batches, uint64_t seed) {
-            new (self) NativeFeed(function, schema, constants, {workers, slots, batches, seed});
+          [](NativeFeed* self, const nb::object& source, const NamedSchema& schema, const nb::dict& constants,
+             int32_t workers, int32_t slots, int64_t batches, uint64_t seed, bool processes, bool round_robin,
+             int32_t on_error, int32_t retries, int32_t on_starved, int64_t fill_timeout_ns,
+             uint64_t attachment_nbytes, const std::string& name, bool prepares) {
+            FeedOptions options;
+            options.workers = workers;
+            options.slots = slots;
+            options.batches = batches;
+            options.seed = seed;
+            options.has_processes = processes;
+            options.is_round_robin = round_robin;
+            options.on_error = static_cast<OnError>(on_error);
+            options.retries = retries;
+            options.on_starved = static_cast<OnStarved>(on_starved);
+            options.fill_timeout = std::chrono::nanoseconds(fill_timeout_ns);
+            options.attachment_nbytes = attachment_nbytes;
+            new (self) NativeFeed(source, schema, constants, options, name, prepares);
           },
-          nb::arg("function"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"), nb::arg("slots"),
-          nb::arg("batches"), nb::arg("seed"))
+          nb::kw_only(), nb::arg("source"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"),
+          nb::arg("slots"), nb::arg("batches"), nb::arg("seed"), nb::arg("processes"), nb::arg("round_robin"),
+          nb::arg("on_error"), nb::arg("retries"), nb::arg("on_starved"), nb::arg("fill_timeout_ns"),
+          nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"))
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),
            nb::sig("def next(self, timeout: float | None, warn: Callable[[str], object]) -> Batch | None"))
       .def("close", &NativeFeed::close, nb::arg("timeout"))
+      .def("seek", &NativeFeed::seek, nb::arg("epoch"), nb::arg("index"))
+      .def("position", &NativeFeed::position, nb::sig("def position(self) -> tuple[int, int]"))
+      .def("failure", failure_dict, nb::sig("def failure(self) -> dict[str, Any]"))
+      .def("worker", worker_dict, nb::arg("worker"),
+           nb::sig("def worker(self, worker: int) -> dict[str, int]"))
       .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, int]"));
 }
 

@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// What the bindings of feeds share: feed.cc has schemas, batches and feeds, worker.cc what Python workers need.
 #pragma once
 
+#include <string>
+
 #include "python.h"
+#include "tenon/feed.hpp"
 
 namespace tenon::python {
 
+// The schema together with its field names as a tuple of interned strings.
+struct NamedSchema {
+  Schema schema;
+  nb::tuple names;
+};
+
+// A generator whose workers a Python object starts: see tenon.worker.Workers.
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares);
+
 void add_feed(nb::module_& module);
+void add_worker(nb::module_& module);
 
 }  // namespace tenon::python

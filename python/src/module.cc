@@ -50,6 +50,7 @@ NB_MODULE(core, module) {
   add_from_numpy(module);
   add_function_type(module);
   add_feed(module);
+  add_worker(module);
   add_from_dlpack(module);
   add_waiting(module);
   add_fork_gate(module);

@@ -75,6 +75,7 @@ from ._typing import DTypeLike
 from .arena import Arena
 from .channel import Channel
 from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
+from ._workers import WorkerBatch, worker
 from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
@@ -89,6 +90,8 @@ __all__ = [
     "DTypeLike",
     "DeadlockError",
     "Feed",
+    "WorkerBatch",
+    "worker",
     "Holder",
     "Lease",
     "LeaseConflict",

@@ -22,10 +22,26 @@ class OpError(TenonError):
         The name of the function or op.
     site : str or None
         Where the op was pushed.
+    kind : str or None
+        Of a feed: ``"failed"``, ``"died"`` (the worker process ended) or ``"hung"`` (longer than
+        ``fill_timeout``).
+    epoch, index : int or None
+        Of a feed: the batch.
+    worker, pid : int or None
+        Of a feed: the worker, and its process, if it is one.
+    exit_signal, exit_code : int or None
+        Of a feed: how the process ended.
     """
 
     op: str | None = None
     site: str | None = None
+    kind: str | None = None
+    epoch: int | None = None
+    index: int | None = None
+    worker: int | None = None
+    pid: int | None = None
+    exit_signal: int | None = None
+    exit_code: int | None = None
 
     def __init__(self, message: str = "", code: int = 0) -> None:
         super().__init__(message, code)

@@ -13,11 +13,15 @@ from typing import Any
 from ._core import Batch, NativeFeed, Schema
 from ._errors import OpError, TenonError
 from ._typing import DTypeLike
+from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
 from .function import CFunction
 
 _log = logging.getLogger("tenon")
 
 _CLOSE_SECONDS = 1.0
+
+_ON_ERROR = ("raise", "skip", "retry")
+_ON_STARVED = ("wait", "copy", "grow", "raise")
 
 _is_python_ending = False
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -55,16 +59,22 @@ class Feed:
 
     Parameters
     ----------
-    generator : CFunction
-        Made by `c_function`. Called by one thread at a time, in order, unless it is ``threadsafe``.
-    schema : Schema
-        Made by `tenon.schema`.
+    generator : CFunction, PythonGenerator or callable
+        Made by `c_function`: called by one thread at a time, in order, unless it is ``threadsafe``; each
+        worker process has a copy of its own. Made by what `worker` decorates: each worker runs its loop. Any
+        other callable gets one batch to be filled, a `WorkerBatch`, in one worker: in several, if
+        ``processes``.
+    schema : Schema, optional
+        Made by `tenon.schema`. A generator that `worker` has made has one.
     slots : int, optional
         At least ``workers + 1``; by default ``workers + 4``.
     workers : int
         Threads. A generator that is not thread-safe is run by one.
-    processes : bool
-        Must be False: this version has threads only.
+    processes : bool or str
+        Workers are processes. Native functions run in forks of this process, without Python; Python generators
+        in processes that `multiprocessing` starts, by the start method that is named, or by its default. The
+        slots then lie in memory that they map. A process that this one forks sees the slots that it inherits
+        filled again: take copies for it.
     batches : int, optional
         Of an epoch; None: an epoch does not end.
     seed : int
@@ -73,6 +83,19 @@ class Feed:
         Seconds that ``next`` waits for a batch before it raises TimeoutError. None: as long as the generator
         takes, with a warning to the logger "tenon" every 5 s; but 5 s when the consumer itself holds every
         slot.
+    on_error : {"raise", "skip", "retry"}
+        A generator fails at a batch, its process ends, or it takes longer than ``fill_timeout``: the consumer
+        gets OpError at the batch's place, and the epoch is over; or it gets the next batch; or the batch is
+        filled again, by a new process if workers are processes, up to ``retries`` times.
+    retries : int
+    fill_timeout : float, optional
+        Seconds that a batch may take. A process is killed then, a thread left behind.
+    on_starved : {"wait", "copy", "grow", "raise"}
+        The consumer holds every slot and asks for a batch: wait for another thread to let go of one, as
+        ``timeout`` says; never let it come to that, and give it copies of batches that would leave the workers
+        no slot; add slots, as long as there is memory; raise LeaseConflict.
+    attachment_nbytes : int
+        Room for bytes that travel with a batch.
 
     Raises
     ------
@@ -85,24 +108,35 @@ class Feed:
 
     def __init__(
         self,
-        generator: CFunction,
-        schema: Schema,
+        generator: CFunction | PythonGenerator | Callable[[WorkerBatch], Any],
+        schema: Schema | None = None,
         slots: int | None = None,
         workers: int = 1,
-        processes: bool = False,
+        processes: bool | str = False,
         batches: int | None = None,
         seed: int = 0,
         timeout: float | None = None,
+        *,
+        on_error: str = "raise",
+        retries: int = 2,
+        fill_timeout: float | None = None,
+        on_starved: str = "wait",
+        attachment_nbytes: int = 0,
     ) -> None:
-        if not isinstance(generator, CFunction):
-            raise TypeError(f"a feed's generator is made by tn.c_function, not {type(generator).__name__}")
+        if isinstance(generator, Worker):
+            raise TypeError(
+                f"{generator.__name__} is a function that makes generators: call it, with its arguments"
+            )
+        if not callable(generator):
+            raise TypeError(
+                f"a feed's generator is {type(generator).__name__}: it is made by tn.c_function, by what "
+                "tn.worker decorates, or any callable that fills a batch"
+            )
+        if schema is None and isinstance(generator, PythonGenerator):
+            schema = generator.schema
         if not isinstance(schema, Schema):
             raise TypeError(
                 f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
-            )
-        if processes:
-            raise ValueError(
-                "processes=True: worker processes are not there yet; use threads (processes=False)"
             )
         if batches is not None and batches < 0:
             raise ValueError(f"batches is {batches}: it must be a count, or None for no end")
@@ -112,19 +146,39 @@ class Feed:
             raise ValueError(f"0 slots are too few for {workers} workers: at least {workers + 1} are needed")
         if not isinstance(seed, int):
             raise TypeError(f"seed is {type(seed).__name__}: it must be an int")
+        if fill_timeout is not None and not fill_timeout > 0:
+            raise ValueError(f"fill_timeout is {fill_timeout}: it must be seconds, or None")
+        for name, value, known in (
+            ("on_error", on_error, _ON_ERROR),
+            ("on_starved", on_starved, _ON_STARVED),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}: it must be one of {known}")
         self.generator = generator
         self.schema = schema
         self.batches = batches
         self.timeout = timeout
         self._epoch: weakref.ref[_Epoch] | None = None
+        source, constants, self._workers = _source_of(generator, schema, processes)
+        if not isinstance(generator, (CFunction, PythonGenerator)) and not processes:
+            workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         self._native = NativeFeed(
-            function=generator._native,
+            source=source,
             schema=schema,
-            constants=generator.constants,
+            constants=constants,
             workers=workers,
             slots=workers + 4 if slots is None else slots,
             batches=-1 if batches is None else batches,
             seed=seed % 2**64,
+            processes=bool(processes) or self._workers is not None,
+            round_robin=False,
+            on_error=_ON_ERROR.index(on_error),
+            retries=retries,
+            on_starved=_ON_STARVED.index(on_starved),
+            fill_timeout_ns=0 if fill_timeout is None else int(fill_timeout * 1e9),
+            attachment_nbytes=attachment_nbytes,
+            name=_name_of(generator),
+            prepares=hasattr(self._workers, "prepare"),
         )
         _open_feeds.add(self)
 
@@ -185,6 +239,24 @@ class Feed:
         """
         return types.SimpleNamespace(**self._native.statistics())
 
+    def state_dict(self) -> dict[str, int]:
+        """Where the feed is: ``epoch`` and ``next``, the batch that the consumer would get next."""
+        epoch, index = self._native.position()
+        return {"epoch": epoch, "next": index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next epoch that is begun is the one of ``state``, from its next batch on.
+
+        Parameters
+        ----------
+        state : dict
+            What `state_dict` of a feed with the same generator, schema and seed has given.
+        """
+        epoch, index = state["epoch"], state["next"]
+        if epoch < 0 or index < 0 or (self.batches is not None and index > self.batches):
+            raise ValueError(f"state is {state}: this feed has {self.batches} batches in an epoch")
+        self._native.seek(epoch, index)
+
     def end(self) -> None:
         """Ends the epoch that is being iterated, if any: its iterator stops.
 
@@ -207,6 +279,8 @@ class Feed:
         if not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds")
         self._native.close(timeout)
+        if self._workers is not None:
+            self._workers.join(timeout)
         _open_feeds.discard(self)
 
     def _live_epoch(self) -> _Epoch | None:
@@ -227,7 +301,7 @@ class Feed:
     def __repr__(self) -> str:
         s = self.stats()
         return (
-            f"<tenon.Feed of {self.generator.name!r}: {s.batches} batches, {s.workers} workers, "
+            f"<tenon.Feed of {_name_of(self.generator)!r}: {s.batches} batches, {s.workers} workers, "
             f"{s.slots} slots ({s.slots_free} free, {s.slots_filling} filling, {s.slots_ready} ready, "
             f"{s.slots_held} held)>"
         )
@@ -284,7 +358,12 @@ class _Epoch:
             self._has_timed_out = True
             raise
         except OpError as error:
-            error.op = feed.generator.name
+            error.op = _name_of(feed.generator)
+            failure = feed._native.failure()
+            text = failure.pop("text")
+            if text and text not in str(error):  # the message was cut
+                error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
+            error.__dict__.update(failure)
             self._end()
             raise
         except ValueError:  # closed
@@ -305,6 +384,25 @@ class _Epoch:
 
     def __del__(self) -> None:
         self._end()
+
+
+def _source_of(
+    generator: Any, schema: Schema, processes: bool | str
+) -> tuple[Any, dict[str, Any], Workers | None]:
+    """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
+    if isinstance(generator, CFunction):
+        if isinstance(processes, str) and processes != "fork":
+            raise ValueError(f"processes is {processes!r}: workers that run a native function are forked")
+        return generator._native, generator.constants, None
+    loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator)
+    workers = Workers(schema, loop, processes)
+    return workers, {}, workers
+
+
+def _name_of(generator: Any) -> str:
+    if isinstance(generator, (CFunction, PythonGenerator)):
+        return generator.name
+    return str(getattr(generator, "__qualname__", type(generator).__name__))
 
 
 def _itself(batch: Batch) -> Batch:

@@ -115,6 +115,8 @@ const std::map<std::string, Call>& entries() {
       {"tenon_feed_begin", [](tenon_error* e) { return tenon_feed_begin(nullptr, e); }},
       {"tenon_feed_next", [](tenon_error* e) { return tenon_feed_next(nullptr, 0, nullptr, e); }},
       {"tenon_feed_close", [](tenon_error* e) { return tenon_feed_close(nullptr, 0, e); }},
+      {"tenon_worker_join", [](tenon_error* e) { return tenon_worker_join(nullptr, nullptr, e); }},
+      {"tenon_worker_next", [](tenon_error* e) { return tenon_worker_next(nullptr, 0, nullptr, e); }},
   };
   return table;
 }

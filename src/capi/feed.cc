@@ -6,6 +6,7 @@
 
 #include "capi/boundary.h"
 #include "feed/feed.h"
+#include "feed/worker.h"
 
 using namespace tenon;        // NOLINT(google-build-using-namespace)
 using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
@@ -17,6 +18,15 @@ const Schema* unwrap(const tenon_schema* schema) { return reinterpret_cast<const
 Feed* unwrap(tenon_feed* feed) { return reinterpret_cast<Feed*>(feed); }
 Batch* unwrap(tenon_batch* batch) { return reinterpret_cast<Batch*>(batch); }
 const Batch* unwrap(const tenon_batch* batch) { return reinterpret_cast<const Batch*>(batch); }
+Worker* unwrap(tenon_worker* worker) { return reinterpret_cast<Worker*>(worker); }
+
+// As much as the caller has room for.
+template <class Struct>
+void copy_out(const Struct& from, Struct* out) {
+  const uint32_t size = out->struct_size;
+  std::memcpy(out, &from, std::min<size_t>(size, sizeof from));
+  out->struct_size = size;
+}
 
 }  // namespace
 
@@ -61,6 +71,7 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
     check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
+    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN, "tenon_feed_create");
     *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
   });
 }
@@ -83,6 +94,18 @@ tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch**
   return status;
 }
 
+void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t index) { unwrap(feed)->seek(epoch, index); }
+
+void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* index) {
+  const Ticket position = unwrap(feed)->position();
+  *epoch = position.epoch;
+  *index = position.index;
+}
+
+void tenon_feed_failure_get(tenon_feed* feed, tenon_feed_failure* out) {
+  copy_out(unwrap(feed)->failure(), out);
+}
+
 void tenon_feed_end(tenon_feed* feed) { unwrap(feed)->end(); }
 
 tenon_status tenon_feed_close(tenon_feed* feed, int64_t timeout_ns, tenon_error* error) {
@@ -92,15 +115,48 @@ tenon_status tenon_feed_close(tenon_feed* feed, int64_t timeout_ns, tenon_error*
 void tenon_feed_release(tenon_feed* feed) { delete unwrap(feed); }
 
 void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out) {
-  const tenon_feed_statistics statistics = unwrap(feed)->statistics();
-  const uint32_t size = out->struct_size;
-  std::memcpy(out, &statistics, std::min<size_t>(size, sizeof statistics));
-  out->struct_size = size;
+  copy_out(unwrap(feed)->statistics(), out);
 }
+
+void tenon_worker_statistics_get(tenon_feed* feed, int32_t worker, tenon_worker_statistics* out) {
+  copy_out(unwrap(feed)->worker_statistics(worker), out);
+}
+
+tenon_status tenon_worker_join(const char* link, tenon_worker** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(link, "link");
+    not_null(out, "out");
+    *out = reinterpret_cast<tenon_worker*>(Worker::join(link).release());
+  });
+}
+
+tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_fill_request* request,
+                               tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(request, "request");
+    switch (unwrap(not_null(worker, "worker"))->next(timeout_ns, *request)) {
+      case Worker::Outcome::kRequest: return;
+      case Worker::Outcome::kLate: throw_error(Code::kTimeout, "there is nothing to be filled");
+      case Worker::Outcome::kOver: throw_error(Code::kClosed, "the feed is closed");
+    }
+  });
+}
+
+void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message) {
+  unwrap(worker)->answer(code, message);
+}
+
+void tenon_worker_leave(tenon_worker* worker) { delete unwrap(worker); }
 
 uint64_t tenon_batch_index(const tenon_batch* batch) { return unwrap(batch)->ticket().index; }
 
 uint64_t tenon_batch_epoch(const tenon_batch* batch) { return unwrap(batch)->ticket().epoch; }
+
+const void* tenon_batch_attachment(const tenon_batch* batch, uint64_t* nbytes) {
+  const std::span<const std::byte> bytes = unwrap(batch)->attachment();
+  *nbytes = bytes.size();
+  return bytes.data();
+}
 
 tenon_array* tenon_batch_array(tenon_batch* batch, int32_t i) { return wrap(unwrap(batch)->array(i)); }
 

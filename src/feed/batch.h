@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/ref.h"
 #include "core/array.h"
 #include "feed/schema.h"
+#include "feed/slot_layout.h"
 #include "feed/slots.h"
 #include "feed/ticket_queue.h"
 
@@ -19,7 +22,11 @@ namespace tenon {
 class Batch {
  public:
   // Takes over the slot. Fails with std::bad_alloc; then the slot has been given back.
-  static Ref<Batch> make(const Schema& schema, Slots& slots, int32_t slot, const Ticket& ticket);
+  static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
+                         const Ticket& ticket);
+  // The same in memory of its own; the slot is given back.
+  static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
+                         const Ticket& ticket);
 
   const Ticket& ticket() const noexcept { return ticket_; }
   // Null for a field that the schema does not have.
@@ -28,15 +35,24 @@ class Batch {
                                                                      : Ref<Array>();
   }
 
+  // Of the fields, in the shapes to which they were filled.
+  uint64_t nbytes() const noexcept { return nbytes_; }
+  std::span<const std::byte> attachment() const noexcept { return attachment_; }
+
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
     if (refs_.decrement()) delete this;
   }
 
  private:
-  explicit Batch(const Ticket& ticket) : ticket_(ticket) {}
+  Batch(const Ticket& ticket, Ref<Storage> storage) : ticket_(ticket), storage_(std::move(storage)) {}
+  static Ref<Batch> over(Ref<Storage> storage, const Schema& schema, const SlotLayout& layout,
+                         const Ticket& ticket);
 
   const Ticket ticket_;
+  const Ref<Storage> storage_;
+  std::span<const std::byte> attachment_;
+  uint64_t nbytes_ = 0;
   std::vector<Ref<Array>> arrays_;  // in schema order
   RefCount refs_;
 };

@@ -51,6 +51,19 @@ tenon_constant array(const char* name, const Ref<Array>& value) {
   return {name, reinterpret_cast<tenon_array*>(value.get()), {}};
 }
 
+tenon_fill_request request_of(int32_t worker, void* const* fields, uint64_t index, uint64_t epoch,
+                              uint64_t seed) {
+  tenon_fill_request request{};
+  request.struct_size = sizeof request;
+  request.worker = worker;
+  request.fields = fields;
+  request.n = 4;
+  request.index = index;
+  request.epoch = epoch;
+  request.seed = seed;
+  return request;
+}
+
 TEST(Bind, EveryParameterGetsItsFieldConstantOrBatchNumber) {
   const Ref<Array> table = Array::create(DType(TENON_FLOAT, 64), kRows);
   tenon_constant gain{"gain", nullptr, {}};
@@ -66,7 +79,7 @@ TEST(Bind, EveryParameterGetsItsFieldConstantOrBatchNumber) {
   float data[8];
   int64_t label[4];
   void* fields[]{data, label};
-  tenon_fill_request request{sizeof(tenon_fill_request), 3, fields, 4, 17, 5, ~uint64_t{0}};
+  const tenon_fill_request request = request_of(3, fields, 17, 5, ~uint64_t{0});
   EXPECT_EQ(generator.fill(generator.context, &request, nullptr, 0), -3);
   EXPECT_EQ(seen.data, data);
   EXPECT_EQ(seen.label, label);
@@ -100,7 +113,7 @@ TEST(Bind, ASeedIsCutToItsParameter) {
                                                      "size_t n, uint64_t index, int epoch, unsigned seed"),
                                             *schema(), std::vector<tenon_constant>{{"table", nullptr, {}}});
   void* fields[]{nullptr, nullptr};
-  tenon_fill_request request{sizeof(tenon_fill_request), 0, fields, 4, 0, 0, 0xabcdef0123456789};
+  const tenon_fill_request request = request_of(0, fields, 0, 0, 0xabcdef0123456789);
   generator.fill(generator.context, &request, nullptr, 0);
   EXPECT_EQ(static_cast<uint32_t>(seen.seed), 0x23456789u);
   EXPECT_EQ(seen.table, nullptr);

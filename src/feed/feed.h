@@ -36,8 +36,12 @@ class Feed {
   void begin();
   void end();
 
+  void seek(uint64_t epoch, uint64_t index);
+  Ticket position();
+
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
-  // at the place of a batch for which the generator failed, and with std::bad_alloc, which ends the epoch.
+  // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all slots
+  // and is to be told, and with std::bad_alloc, which ends the epoch.
   bool next(int64_t timeout_ns, Ref<Batch>& batch);
   // What the consumer waits for, and what would help.
   std::string waiting_text();
@@ -45,21 +49,33 @@ class Feed {
   // Fails with kTimeout when a generator does not return.
   void close(int64_t timeout_ns);
 
+  // Of the failure that next() told last.
+  tenon_feed_failure failure();
   tenon_feed_statistics statistics();
+  tenon_worker_statistics worker_statistics(int32_t worker);
 
  private:
   void check_process() const;
   void start_workers();
   std::string failure_text(const TicketQueue::Item& item) const;
   std::string held_text(uint64_t epoch);
+  bool wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcome& outcome);
+  void note_oldest(tenon_feed_statistics& s);
+  bool is_starved() const noexcept;
+  void help_starved();
+  Ref<Batch> batch_of(const TicketQueue::Item& item);
 
   // Constant after construction.
   const ForkMark process_;
+  const tenon_feed_options options_;
   const Ref<Schema> schema_;
   const Ref<Crew> crew_;
 
   // Shared: plain counters.
-  std::atomic<uint64_t> batches_{0};
+  std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};
+
+  std::mutex failing_;
+  tenon_feed_failure failure_{};  // guarded by failing_
 
   std::mutex closing_;
   std::unique_ptr<std::vector<std::thread>> threads_;  // guarded by closing_; empty once joined or detached

@@ -97,7 +97,13 @@ struct Source {
 };
 
 tenon_feed_options options(int32_t workers, int32_t slots, int64_t batches) {
-  return {sizeof(tenon_feed_options), workers, slots, 0, batches, kSeed};
+  tenon_feed_options options{};
+  options.struct_size = sizeof options;
+  options.workers = workers;
+  options.slots = slots;
+  options.batches = batches;
+  options.seed = kSeed;
+  return options;
 }
 
 const uint64_t* words_of(const Batch& batch) {

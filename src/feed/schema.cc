@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "feed/schema.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
 
@@ -36,7 +34,7 @@ Ref<Schema> Schema::make(std::span<const tenon_field> fields) {
   if (fields.empty()) throw_error(Code::kValue, "schema: at least one field is needed");
   std::unique_ptr<Schema> schema(new Schema);
   for (const tenon_field& field : fields) schema->add(field);
-  schema->slot_nbytes_ = checked_round_up(schema->slot_nbytes_, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  schema->fields_nbytes_ = checked_round_up(schema->fields_nbytes_, kFieldAlignment);
   return Ref<Schema>::adopt(schema.release());
 }
 
@@ -71,9 +69,9 @@ void Schema::add(const tenon_field& given) {
   fill_c_strides(shape, field.strides.data());
   const int64_t size = element_count(shape, dtype.element_bits());
   field.nbytes = static_cast<size_t>(size) * dtype.padded_itemsize();
-  field.offset = checked_round_up(slot_nbytes_, kFieldAlignment);
+  field.offset = checked_round_up(fields_nbytes_, kFieldAlignment);
   nbytes_ = checked_sum(nbytes_, field.nbytes);
-  slot_nbytes_ = checked_sum(field.offset, field.nbytes);
+  fields_nbytes_ = checked_sum(field.offset, field.nbytes);
   fields_.push_back(std::move(field));
 }
 

@@ -32,7 +32,7 @@ struct Field {
 
 // Counted, immutable: threads may share one.
 // Invariants: at least one field, names are distinct identifiers, all fields have the same rows > 0,
-// elements are whole bytes, slot_nbytes() is a multiple of the page size.
+// elements are whole bytes, fields_nbytes() is a multiple of kFieldAlignment.
 class Schema {
  public:
   // Fails with kValue (names, shapes, rows, overflow) and kType (dtypes).
@@ -44,7 +44,8 @@ class Schema {
   int64_t rows() const noexcept { return fields_.front().shape.front(); }
   // The payload of a batch, without the gaps between the fields.
   size_t nbytes() const noexcept { return nbytes_; }
-  size_t slot_nbytes() const noexcept { return slot_nbytes_; }
+  // With the gaps: where they end in a slot.
+  size_t fields_nbytes() const noexcept { return fields_nbytes_; }
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
@@ -57,7 +58,7 @@ class Schema {
 
   std::vector<Field> fields_;
   size_t nbytes_ = 0;
-  size_t slot_nbytes_ = 0;
+  size_t fields_nbytes_ = 0;
   RefCount refs_;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr uint32_t kLast = UINT32_MAX;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096;
 
 constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
 constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
@@ -49,54 +51,87 @@ bool populate(std::byte* memory, size_t nbytes) {
 }
 
 // Populating more than there is would wake the OOM killer instead of failing.
-size_t checked_nbytes(int32_t count, size_t slot_nbytes) {
-  size_t nbytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(count), slot_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
-    throw_error(Code::kValue, count, " slots of ", slot_nbytes, " bytes do not fit into 63 bits");
-  }
-  const size_t available = available_memory();
+void check_available(int32_t count, size_t slot_nbytes) {
+  const size_t nbytes = static_cast<size_t>(count) * slot_nbytes, available = available_memory();
   if (nbytes > available) {
     fail(count, slot_nbytes, concat(nbytes, " bytes together, but only ", available, " are available"));
   }
+}
+
+size_t checked_nbytes(const SlotsPlan& plan) {
+  size_t nbytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(plan.most), plan.slot_nbytes, &nbytes) ||
+      __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
+    throw_error(Code::kValue, plan.most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
+  }
+  check_available(plan.count, plan.slot_nbytes);
   return nbytes;
 }
 
-std::byte* map_memory(int32_t count, size_t slot_nbytes, size_t nbytes) {
-  void* const memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail(count, slot_nbytes, std::strerror(errno));
+// Addresses without memory.
+std::byte* reserve(const SlotsPlan& plan, size_t nbytes) {
+  void* const memory =
+      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail(plan.count, plan.slot_nbytes, std::strerror(errno));
   // Advice only: without huge pages the memory works all the same.
   if (nbytes >= kHugePage) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
-  if (!populate(static_cast<std::byte*>(memory), nbytes)) {
-    const int reason = errno;
-    munmap(memory, nbytes);
-    fail(count, slot_nbytes, std::strerror(reason));
-  }
   return static_cast<std::byte*>(memory);
 }
 
 }  // namespace
 
-Ref<Slots> Slots::create(int32_t count, size_t slot_nbytes) {
-  return Ref<Slots>::adopt(new Slots(count, slot_nbytes));
+Ref<Slots> Slots::create(const SlotsPlan& plan) {
+  SlotsPlan whole = plan;
+  whole.most = std::max(plan.most, plan.count);
+  return Ref<Slots>::adopt(new Slots(whole));
 }
 
-Slots::Slots(int32_t count, size_t slot_nbytes)
-    : slot_nbytes_(slot_nbytes),
-      nbytes_(checked_nbytes(count, slot_nbytes)),
-      links_(static_cast<size_t>(count)),
+Slots::Slots(const SlotsPlan& plan)
+    : plan_(plan),
+      nbytes_(checked_nbytes(plan)),
+      links_(static_cast<size_t>(plan.most)),
       head_(head_of(0, 0)) {
   for (size_t i = 0; i < links_.size(); ++i) {
     links_[i].pool = this;
-    links_[i].next.store(i + 1 < links_.size() ? static_cast<uint32_t>(i + 1) : kLast,
-                         std::memory_order_relaxed);
+    const bool has_next = i + 1 < static_cast<size_t>(plan.count);
+    links_[i].next.store(has_next ? static_cast<uint32_t>(i + 1) : kLast, std::memory_order_relaxed);
   }
-  sem_init(&free_, 0, static_cast<unsigned>(count));
+  sem_init(&free_, 0, static_cast<unsigned>(plan.count));
   try {
-    memory_ = map_memory(count, slot_nbytes, nbytes_);
+    if (plan.is_shared) {
+      file_ = share::os::create_memory(kFeedFilePrefix, nbytes_, false);
+      share::os::commit(file_, 0, plan.control_nbytes, "the control part of a feed");
+      memory_ = share::os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
+    } else {
+      memory_ = reserve(plan, nbytes_);
+    }
+    take_memory(0, plan.count);
   } catch (...) {
+    if (memory_ != nullptr) munmap(memory_, nbytes_);
     sem_destroy(&free_);
     throw;
   }
+  count_ = plan.count;
+}
+
+void Slots::take_memory(int32_t first, int32_t count) {
+  const auto offset = static_cast<size_t>(data(first) - memory_);
+  const size_t nbytes = static_cast<size_t>(count) * plan_.slot_nbytes;
+  if (plan_.is_shared) {
+    share::os::commit(file_, offset, nbytes, concat(count, " slots of ", plan_.slot_nbytes, " bytes"));
+  }
+  if (!populate(memory_ + offset, nbytes)) fail(count, plan_.slot_nbytes, std::strerror(errno));
+}
+
+bool Slots::grow() {
+  const std::scoped_lock lock(growing_);
+  const int32_t slot = count();
+  if (slot == plan_.most) return false;
+  check_available(1, plan_.slot_nbytes);
+  take_memory(slot, 1);
+  count_.store(slot + 1, std::memory_order_relaxed);
+  give(slot);
+  return true;
 }
 
 Slots::~Slots() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The slots of a feed: one stretch of memory, mapped and touched once, and the list of those that are
-// free. What lies in a slot is not known here.
+// free. What lies in a slot is not known here. Slots for worker processes lie in a memory file, behind a part
+// that is not theirs.
 #pragma once
 
 #include <semaphore.h>
@@ -9,11 +10,25 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "base/ref.h"
+#include "share/os.h"
 
 namespace tenon {
+
+// Begins the names of the memory files of feeds.
+inline constexpr char kFeedFilePrefix[] = "tenon-feed";
+
+// How many, of what size, and where.
+struct SlotsPlan {
+  int32_t count = 0;
+  size_t slot_nbytes = 0;     // a multiple of the page size
+  int32_t most = 0;           // up to which they may grow; 0: they do not
+  bool is_shared = false;     // in a memory file
+  size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
+};
 
 // Counted: the feed holds one reference, each lent slot another, so that delivered batches outlive the
 // feed. Threads: everything may be called by any thread. give() and end_loan() never block, allocate
@@ -22,11 +37,20 @@ namespace tenon {
 class Slots {
  public:
   // Fails with kValue (overflow), kNoMemory (the message has the numbers).
-  static Ref<Slots> create(int32_t count, size_t slot_nbytes);
+  static Ref<Slots> create(const SlotsPlan& plan);
 
-  int32_t count() const noexcept { return static_cast<int32_t>(links_.size()); }
-  size_t slot_nbytes() const noexcept { return slot_nbytes_; }
-  std::byte* data(int32_t slot) const noexcept { return memory_ + static_cast<size_t>(slot) * slot_nbytes_; }
+  int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+  int32_t most() const noexcept { return plan_.most; }
+  size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
+  std::byte* data(int32_t slot) const noexcept {
+    return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
+  }
+  std::byte* control() const noexcept { return memory_; }
+  // Empty where the memory is not shared.
+  const share::os::File& file() const noexcept { return file_; }
+
+  // One more, which is free then. False: there may be no more. Fails with kNoMemory.
+  bool grow();
 
   // In place of a slot.
   static constexpr int32_t kNone = -1;  // none is free
@@ -59,20 +83,25 @@ class Slots {
     std::atomic<uint32_t> next;
   };
 
-  Slots(int32_t count, size_t slot_nbytes);
+  explicit Slots(const SlotsPlan& plan);
   ~Slots();
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
   int32_t pop() noexcept;
+  void take_memory(int32_t first, int32_t count);
 
   // Constant after construction.
-  const size_t slot_nbytes_;
-  const size_t nbytes_;
+  const SlotsPlan plan_;
+  const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
+  share::os::File file_;
   std::byte* memory_ = nullptr;
+
+  std::mutex growing_;
 
   // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
   // that an exchange fails when the slot at the head has been taken and given back meanwhile.
+  std::atomic<int32_t> count_{0};
   std::vector<Link> links_;
   std::atomic<uint64_t> head_;
   std::atomic<int32_t> lent_{0};

@@ -18,7 +18,7 @@ namespace {
 const auto kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 TEST(Slots, EachSlotIsTakenOnceAndLiesOnItsOwnPages) {
-  const Ref<Slots> slots = Slots::create(5, 3 * kPage);
+  const Ref<Slots> slots = Slots::create({5, 3 * kPage});
   std::set<int32_t> taken;
   for (int i = 0; i < 5; ++i) taken.insert(slots->take());
   EXPECT_EQ(taken, (std::set<int32_t>{0, 1, 2, 3, 4}));
@@ -31,7 +31,7 @@ TEST(Slots, EachSlotIsTakenOnceAndLiesOnItsOwnPages) {
 }
 
 TEST(Slots, TheLastFreedIsTakenFirst) {
-  const Ref<Slots> slots = Slots::create(3, kPage);
+  const Ref<Slots> slots = Slots::create({3, kPage});
   for (int i = 0; i < 3; ++i) slots->take();
   for (const int32_t slot : {1, 0, 2}) slots->give(slot);
   EXPECT_EQ(slots->take(), 2);
@@ -40,7 +40,7 @@ TEST(Slots, TheLastFreedIsTakenFirst) {
 }
 
 TEST(Slots, ALoanKeepsTheMemoryAfterItsFeed) {
-  Ref<Slots> slots = Slots::create(2, kPage);
+  Ref<Slots> slots = Slots::create({2, kPage});
   const int32_t slot = slots->take();
   std::byte* const data = slots->data(slot);
   void* const loan = slots->lend(slot);
@@ -52,7 +52,7 @@ TEST(Slots, ALoanKeepsTheMemoryAfterItsFeed) {
 }
 
 TEST(Slots, AnEndedLoanIsFreeAgain) {
-  const Ref<Slots> slots = Slots::create(1, kPage);
+  const Ref<Slots> slots = Slots::create({1, kPage});
   for (int i = 0; i < 3; ++i) {
     void* const loan = slots->lend(slots->take());
     EXPECT_EQ(slots->try_take(), Slots::kNone);
@@ -62,7 +62,7 @@ TEST(Slots, AnEndedLoanIsFreeAgain) {
 }
 
 TEST(Slots, WakeEndsEveryWait) {
-  const Ref<Slots> slots = Slots::create(1, kPage);
+  const Ref<Slots> slots = Slots::create({1, kPage});
   slots->take();
   std::vector<std::thread> waiting;
   for (int i = 0; i < 3; ++i) waiting.emplace_back([&] { EXPECT_EQ(slots->take(), Slots::kOver); });
@@ -74,7 +74,7 @@ TEST(Slots, WakeEndsEveryWait) {
 TEST(Slots, MoreMemoryThanThereIsIsAnError) {
   for (const size_t slot_nbytes : {size_t{1} << 45, size_t{1} << 62}) {
     try {
-      Slots::create(1000, slot_nbytes);
+      Slots::create({1000, slot_nbytes});
       ADD_FAILURE() << "created 1000 slots of " << slot_nbytes << " bytes";
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == Code::kNoMemory || e.code() == Code::kValue);
@@ -88,7 +88,7 @@ TEST(Slots, MoreMemoryThanThereIsIsAnError) {
 TEST(Slots, NoTwoThreadsEverHaveOneSlot) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 100'000;
-  const Ref<Slots> slots = Slots::create(3, kPage);
+  const Ref<Slots> slots = Slots::create({3, kPage});
   std::atomic<bool> owned[3]{};
   std::atomic<int> clashes{0};
   std::vector<std::thread> threads;

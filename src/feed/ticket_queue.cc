@@ -2,78 +2,113 @@
 #include "feed/ticket_queue.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
 
 namespace tenon {
 
-TicketQueue::TicketQueue(Ref<Slots> slots, int32_t workers, int64_t batches)
+TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin)
     : slots_(std::move(slots)),
-      end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
-      ring_(static_cast<size_t>(slots_->count())),
-      filling_(static_cast<size_t>(workers)),
+      usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
+      round_robin_(static_cast<uint64_t>(round_robin)),
+      ring_(static_cast<size_t>(slots_->most())),
+      filling_(static_cast<size_t>(lanes)),
       deliveries_(ring_.size()) {}
 
-bool TicketQueue::is_filled() const {
-  const Entry& front = ring_[deliver_ % ring_.size()];
-  return front.slot >= 0 || front.code != 0;
-}
-
-bool TicketQueue::take(int32_t worker, Ticket& ticket) {
+TicketQueue::Take TicketQueue::take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket) {
   std::unique_lock lock(mutex_);
-  work_.wait(lock, [this] { return is_stopped_ || has_tickets(); });
-  if (is_stopped_) return false;
+  if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
+  if (is_stopped_) return Take::kStopped;
+  if (!has_ticket_for(worker)) return Take::kNone;
   ticket = {epoch_, next_++};
-  filling_[static_cast<size_t>(worker)] = {ticket, now_ns(), true};
-  return true;
+  filling_[static_cast<size_t>(lane)] = {ticket, now_ns(), true};
+  if (round_robin_ != 0) work_.notify_all();
+  return Take::kTicket;
 }
 
-void TicketQueue::note_filled(int32_t worker) noexcept {
-  Filling& filling = filling_[static_cast<size_t>(worker)];
-  filling.is_busy = false;
-  fill_ns_ += static_cast<uint64_t>(now_ns() - filling.since_ns);
+void TicketQueue::note_filled(int32_t lane, uint64_t fill_ns) noexcept {
+  filling_[static_cast<size_t>(lane)].is_busy = false;
+  fill_ns_ += fill_ns;
 }
 
-void TicketQueue::publish(int32_t worker, const Ticket& ticket, int32_t slot) noexcept {
+void TicketQueue::publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept {
   std::unique_lock lock(mutex_);
-  note_filled(worker);
-  if (!is_current(ticket)) {
+  note_filled(lane, fill_ns);
+  if (!is_awaited(ticket)) {
     lock.unlock();
     slots_->give(slot);
     return;
   }
-  entry(ticket.index).slot = slot;
+  entry(ticket.index) = {State::kFilled, slot};
   ++ready_count_;
-  const bool is_awaited = consumers_waiting_ > 0 && ticket.index == deliver_;
+  const bool is_next = consumers_waiting_ > 0 && ticket.index == deliver_;
   news_.fetch_add(1, std::memory_order_relaxed);
   lock.unlock();
-  if (is_awaited) ready_.notify_all();
+  if (is_next) ready_.notify_all();
 }
 
-void TicketQueue::fail(int32_t worker, const Ticket& ticket, int32_t slot, int32_t code,
-                       const char* message) noexcept {
+void TicketQueue::note_failed(uint64_t index, const TicketFailure& failure) noexcept {
+  if (index >= limit_) return;  // an earlier one has failed, and ends the epoch
+  entry(index).state = State::kFailed;
+  failure_ = failure;
+  limit_ = index + 1;
+  tell_consumers();
+}
+
+void TicketQueue::fail(int32_t lane, const Ticket& ticket, int32_t slot,
+                       const TicketFailure& failure) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    note_filled(worker);
-    if (is_current(ticket)) {
-      Entry& failed = entry(ticket.index);
-      failed.code = code;
-      std::strncpy(failed.message, message, sizeof failed.message - 1);
-      failed.message[sizeof failed.message - 1] = '\0';
-      limit_ = std::min(limit_, ticket.index + 1);
+    note_filled(lane, 0);
+    if (is_awaited(ticket)) note_failed(ticket.index, failure);
+  }
+  slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
+}
+
+void TicketQueue::note_skipped(uint64_t index) noexcept {
+  entry(index).state = State::kSkipped;
+  ++skipped_;
+  drop_skipped();
+  tell_consumers();
+}
+
+void TicketQueue::skip(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    note_filled(lane, 0);
+    if (is_awaited(ticket)) note_skipped(ticket.index);
+  }
+  slots_->give(slot);
+}
+
+// Moves on to what the consumer gets next.
+void TicketQueue::drop_skipped() noexcept {
+  while (deliver_ < next_ && entry(deliver_).state == State::kSkipped) {
+    entry(deliver_).state = State::kPending;
+    ++deliver_;
+  }
+  work_.notify_all();  // there is room for tickets
+}
+
+void TicketQueue::finish(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    note_filled(lane, 0);
+    if (is_awaited(ticket) && ticket.index < end_) {
+      end_ = ticket.index;
+      limit_ = std::min(limit_, end_);
       tell_consumers();
     }
   }
-  slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
+  slots_->give(slot);
 }
 
 void TicketQueue::end_epoch() noexcept {
   for (uint64_t index = deliver_; index < next_; ++index) {
     Entry& undelivered = entry(index);
-    if (undelivered.slot >= 0) slots_->give(std::exchange(undelivered.slot, -1));
-    undelivered.code = 0;
+    if (undelivered.state == State::kFilled) slots_->give(undelivered.slot);
+    undelivered = {};
   }
   ready_count_ = 0;
   waiting_since_ns_ = 0;
@@ -89,13 +124,44 @@ void TicketQueue::begin() {
   const std::scoped_lock lock(mutex_);
   if (is_stopped_) throw_error(Code::kClosed, "the feed is closed");
   if (is_active_) end_epoch();
-  ++epoch_;
-  next_ = 0;
-  deliver_ = 0;
+  const Ticket start = has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+  has_start_ = false;
+  epoch_ = start.epoch;
+  next_ = start.index;
+  deliver_ = start.index;
+  end_ = std::max(usual_end_, start.index);
   limit_ = end_;
   is_active_ = true;
   work_.notify_all();
   tell_consumers();
+}
+
+void TicketQueue::seek(const Ticket& start) {
+  const std::scoped_lock lock(mutex_);
+  start_ = start;
+  has_start_ = true;
+}
+
+Ticket TicketQueue::position() {
+  const std::scoped_lock lock(mutex_);
+  if (is_active_ && deliver_ != end_) return {epoch_, deliver_};
+  return has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+}
+
+bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
+  const std::scoped_lock lock(mutex_);
+  const Ticket wanted{epoch_, deliver_};
+  if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
+  const auto lane = std::ranges::find_if(filling_, [&](const Filling& filling) {
+    return filling.is_busy && filling.ticket.epoch == wanted.epoch && filling.ticket.index == wanted.index;
+  });
+  if (lane == filling_.end() || now_ns() - lane->since_ns < longer_than_ns) return false;
+  if (skips) {
+    note_skipped(wanted.index);
+  } else {
+    note_failed(wanted.index, failure);
+  }
+  return true;
 }
 
 void TicketQueue::end() {
@@ -157,24 +223,42 @@ TicketQueue::Outcome TicketQueue::next(int64_t timeout_ns, Item& item) {
   if (!is_active_) return Outcome::kEnd;
   Entry& front = entry(deliver_);
   item.ticket = {epoch_, deliver_};
-  if (front.code != 0) {
-    item.message = front.message;
-    item.code = front.code;
+  if (front.state == State::kFailed) {
+    item.failure = failure_;
     end_epoch();
     tell_consumers();
     return Outcome::kFailure;
   }
+  item.slot = front.slot;
+  front = {};
   ++deliver_;
-  item.slot = std::exchange(front.slot, -1);
+  drop_skipped();
   deliveries_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns()};
   --ready_count_;
   return Outcome::kBatch;
+}
+
+bool TicketQueue::has_ready() {
+  const std::scoped_lock lock(mutex_);
+  return ready_count_ > 0;
+}
+
+bool TicketQueue::is_past(const Ticket& ticket) {
+  const std::scoped_lock lock(mutex_);
+  return is_stopped_ || !is_awaited(ticket);
+}
+
+void TicketQueue::move(int32_t from, int32_t to) noexcept {
+  const std::scoped_lock lock(mutex_);
+  const Filling filling = std::exchange(filling_[static_cast<size_t>(from)], {});
+  filling_[static_cast<size_t>(to)] = filling;
 }
 
 TicketQueue::Snapshot TicketQueue::snapshot() {
   const std::scoped_lock lock(mutex_);
   Snapshot view;
   view.ready = ready_count_;
+  view.skipped = skipped_;
   view.fill_ns = fill_ns_;
   view.starved_ns = starved_ns_;
   if (waiting_since_ns_ != 0) {

@@ -13,12 +13,19 @@
 namespace tenon {
 namespace {
 
+TicketFailure failure_of(int32_t code, const std::string& message) {
+  TicketFailure failure;
+  failure.code = code;
+  failure.set_message(message.c_str());
+  return failure;
+}
+
 using Outcome = TicketQueue::Outcome;
 
 // A queue and its slots, driven by one thread.
 struct Bench {
   explicit Bench(int32_t slot_count, int64_t batches, int32_t workers = 4)
-      : slots(Slots::create(slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE)))),
+      : slots(Slots::create({slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))})),
         queue(slots, workers, batches) {}
 
   struct Job {
@@ -28,10 +35,10 @@ struct Bench {
   Job take(int32_t worker = 0) {
     Job job{{}, slots->try_take()};
     EXPECT_GE(job.slot, 0);
-    EXPECT_TRUE(queue.take(worker, job.ticket));
+    EXPECT_EQ(queue.take(worker, worker, true, job.ticket), TicketQueue::Take::kTicket);
     return job;
   }
-  void publish(const Job& job, int32_t worker = 0) { queue.publish(worker, job.ticket, job.slot); }
+  void publish(const Job& job, int32_t worker = 0) { queue.publish(worker, job.ticket, job.slot, 1); }
   Outcome next() { return queue.next(0, item); }
   int32_t free_slots() {
     std::vector<int32_t> taken;
@@ -107,7 +114,7 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   const auto first = bench.take();
   const auto failing = bench.take();
   const auto later = bench.take();
-  bench.queue.fail(1, failing.ticket, failing.slot, 7, "no more");
+  bench.queue.fail(1, failing.ticket, failing.slot, failure_of(7, "no more"));
   bench.publish(later);
   EXPECT_EQ(bench.next(), Outcome::kLate);
   bench.publish(first);
@@ -115,8 +122,8 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   EXPECT_EQ(bench.item.ticket.index, 0u);
   ASSERT_EQ(bench.next(), Outcome::kFailure);
   EXPECT_EQ(bench.item.ticket.index, 1u);
-  EXPECT_EQ(bench.item.code, 7);
-  EXPECT_EQ(bench.item.message, "no more");
+  EXPECT_EQ(bench.item.failure.code, 7);
+  EXPECT_STREQ(bench.item.failure.message, "no more");
   EXPECT_EQ(bench.next(), Outcome::kEnd);
   EXPECT_EQ(bench.free_slots(), 3);
   bench.queue.begin();
@@ -128,11 +135,11 @@ TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
   Bench bench(4, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(0, failing.ticket, failing.slot, 1, "");
+  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, ""));
   bool took = true;
   std::thread worker([&] {
     Ticket ticket;
-    took = bench.queue.take(0, ticket);
+    took = bench.queue.take(0, 0, true, ticket) == TicketQueue::Take::kTicket;
   });
   bench.queue.stop();
   worker.join();
@@ -143,9 +150,9 @@ TEST(TicketQueue, ALongMessageIsCut) {
   Bench bench(2, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(0, failing.ticket, failing.slot, 1, std::string(1000, 'x').c_str());
+  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
   ASSERT_EQ(bench.next(), Outcome::kFailure);
-  EXPECT_EQ(bench.item.message, std::string(255, 'x'));
+  EXPECT_EQ(bench.item.failure.message, std::string(kMessageSize - 1, 'x'));
 }
 
 TEST(TicketQueue, StopWakesWorkersAndConsumers) {
@@ -158,7 +165,7 @@ TEST(TicketQueue, StopWakesWorkersAndConsumers) {
   consumer.join();
   EXPECT_EQ(outcome, Outcome::kStopped);
   Ticket ticket;
-  EXPECT_FALSE(bench.queue.take(0, ticket));
+  EXPECT_EQ(bench.queue.take(0, 0, true, ticket), TicketQueue::Take::kStopped);
   bench.publish(busy);
   EXPECT_EQ(bench.free_slots(), 2);
   EXPECT_THROW(bench.queue.begin(), Error);
@@ -191,8 +198,9 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
       while (true) {
         const int32_t slot = bench.slots->take();
         Ticket ticket;
-        if (slot < 0 || !bench.queue.take(worker, ticket)) return;
-        bench.queue.publish(worker, ticket, slot);
+        if (slot < 0) return;
+        if (bench.queue.take(worker, worker, true, ticket) != TicketQueue::Take::kTicket) return;
+        bench.queue.publish(worker, ticket, slot, 1);
       }
     });
   }

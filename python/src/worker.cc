@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The native part of workers that are written in Python: a worker's end of a feed, and the functions by which
+// a feed starts its workers. The loop that a worker runs is in tenon/worker.py.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dims.h"
+#include "feed_parts.h"
+#include "ndarray.h"
+#include "owners.h"
+
+namespace tenon::python {
+namespace {
+
+constexpr int64_t kSliceNs = 100'000'000;  // between two looks for signals
+
+nb::tuple shape_of(const tenon_field& field) {
+  nb::list shape;
+  for (int32_t k = 0; k < field.ndim; ++k) shape.append(field.shape[k]);
+  return nb::tuple(shape);
+}
+
+class NativeWorker {
+ public:
+  NativeWorker(const std::string& link, const NamedSchema& schema) : schema_(schema) {
+    tenon_worker* worker = nullptr;
+    call(tenon_worker_join, link.c_str(), &worker);
+    worker_.reset(worker);
+  }
+
+  // False: the feed is closed.
+  bool next() {
+    owners::drain();
+    while (true) {
+      tenon_error error;
+      error.struct_size = sizeof error;
+      tenon_status status = TENON_OK;
+      {
+        const nb::gil_scoped_release released;
+        status = tenon_worker_next(worker_.get(), kSliceNs, &request_, &error);
+      }
+      has_request_ = status == TENON_OK;
+      if (has_request_) return true;
+      if (status == TENON_ERR_CLOSED) return false;
+      if (status != TENON_ERR_TIMEOUT) throw Error(status, error.message);
+      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+    }
+  }
+
+  const tenon_fill_request& request() const {
+    if (!has_request_) raise(PyExc_ValueError, "the batch has been handed on");
+    return request_;
+  }
+
+  // Field i as an array on the slot, in the shape that it has now.
+  nb::object array(int32_t i) const {
+    const tenon_field field = schema_.schema[i];
+    tenon_adoption adoption{};
+    adoption.struct_size = sizeof adoption;
+    adoption.data = request().fields[i];
+    adoption.device = {TENON_CPU, 0};
+    adoption.ndim = field.ndim;
+    adoption.dtype = field.dtype;
+    adoption.shape = request().shapes[i];
+    tenon_array* array = nullptr;
+    call(tenon_array_adopt, &adoption, &array);
+    return nb::steal(wrap(Array::steal(array)));
+  }
+
+  void set_shape(int32_t i, const nb::object& shape) const {
+    const tenon_field field = schema_.schema[i];
+    const Dims given(shape, "shape");
+    bool fits = given.span().size() == static_cast<size_t>(field.ndim);
+    for (int32_t k = 0; fits && k < field.ndim; ++k) {
+      fits =
+          given.span()[static_cast<size_t>(k)] >= 0 && given.span()[static_cast<size_t>(k)] <= field.shape[k];
+    }
+    if (!fits) {
+      raise(PyExc_ValueError, "field '%s' cannot have the shape %R: the schema says at most %R", field.name,
+            shape.ptr(), shape_of(field).ptr());
+    }
+    std::copy(given.span().begin(), given.span().end(), request().shapes[i]);
+  }
+
+  void set_rows(int64_t rows) const {
+    if (rows < 0 || rows > request().n) {
+      raise(PyExc_ValueError, "a batch of %lld rows has at most %lld", static_cast<long long>(rows),
+            static_cast<long long>(request().n));
+    }
+    for (int32_t i = 0; i < schema_.schema.size(); ++i) request().shapes[i][0] = rows;
+  }
+
+  nb::bytes attachment() const {
+    return nb::bytes(request().attachment, static_cast<size_t>(*request().attachment_nbytes));
+  }
+  void attach(const nb::bytes& bytes) const {
+    if (bytes.size() > request().attachment_size) {
+      raise(PyExc_ValueError, "%zu bytes are attached where there is room for %zu", bytes.size(),
+            static_cast<size_t>(request().attachment_size));
+    }
+    std::memcpy(request().attachment, bytes.data(), bytes.size());
+    *request().attachment_nbytes = bytes.size();
+  }
+
+  void answer(int32_t code, const std::string& text) {
+    (void)request();
+    has_request_ = false;
+    tenon_worker_answer(worker_.get(), code, text.c_str());
+  }
+
+ private:
+  struct Leave {
+    void operator()(tenon_worker* worker) const noexcept { tenon_worker_leave(worker); }
+  };
+
+  const NamedSchema schema_;
+  std::unique_ptr<tenon_worker, Leave> worker_;
+  tenon_fill_request request_{};
+  bool has_request_ = false;
+};
+
+// What a Python object gives a feed: start(worker, link) -> pid, reap(worker, pid) -> status,
+// prepare(epoch, index) -> bytes or None.
+struct Hooks {
+  nb::object object;
+  std::string name;
+};
+
+// Runs body with the GIL; what it raises becomes a text.
+template <class Body>
+int32_t guarded_hook(char* message, size_t size, Body&& body) noexcept {
+  const nb::gil_scoped_acquire acquired;
+  try {
+    return body();
+  } catch (nb::python_error& e) {
+    const nb::object text = nb::str("{}: {}").attr("format")(e.type().attr("__name__"), e.value());
+    std::snprintf(message, size, "%s", nb::cast<std::string>(text).c_str());
+    return -1;
+  } catch (const std::exception& e) {
+    std::snprintf(message, size, "%s", e.what());
+    return -1;
+  }
+}
+
+int32_t start_worker(void* context, int32_t worker, const char* link, int64_t* pid, char* message,
+                     size_t size) noexcept {
+  return guarded_hook(message, size, [&] {
+    *pid = nb::cast<int64_t>(static_cast<Hooks*>(context)->object.attr("start")(worker, link));
+    return 0;
+  });
+}
+
+void reap_worker(void* context, int32_t worker, int64_t pid, int32_t* status) noexcept {
+  char message[1];
+  (void)guarded_hook(message, sizeof message, [&] {
+    *status = nb::cast<int32_t>(static_cast<Hooks*>(context)->object.attr("reap")(worker, pid));
+    return 0;
+  });
+}
+
+int32_t prepare_batch(void* context, const tenon_fill_request* request, char* message, size_t size) noexcept {
+  return guarded_hook(message, size, [&]() -> int32_t {
+    const nb::object bytes =
+        static_cast<Hooks*>(context)->object.attr("prepare")(request->epoch, request->index);
+    if (bytes.is_none()) return TENON_END_OF_EPOCH;
+    const auto attached = nb::cast<nb::bytes>(bytes);
+    if (attached.size() > request->attachment_size) {
+      raise(PyExc_ValueError, "%zu bytes for a batch, where there is room for %zu", attached.size(),
+            static_cast<size_t>(request->attachment_size));
+    }
+    std::memcpy(request->attachment, attached.data(), attached.size());
+    *request->attachment_nbytes = attached.size();
+    return 0;
+  });
+}
+
+int32_t fill_nothing(void*, const tenon_fill_request*, char*, size_t) noexcept { return -1; }
+
+void drop_hooks(void* context) noexcept {
+  const nb::gil_scoped_acquire acquired;
+  delete static_cast<Hooks*>(context);
+}
+
+}  // namespace
+
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares) {
+  auto hooks = std::make_unique<Hooks>(Hooks{object, name});
+  tenon_generator generator{};
+  generator.struct_size = sizeof generator;
+  generator.flags = TENON_THREADSAFE;
+  generator.context = hooks.get();
+  generator.fill = fill_nothing;
+  generator.drop = drop_hooks;
+  generator.name = hooks->name.c_str();
+  generator.start = start_worker;
+  generator.reap = reap_worker;
+  if (prepares) generator.prepare = prepare_batch;
+  (void)hooks.release();
+  return Generator(generator);
+}
+
+void add_worker(nb::module_& module) {
+  module.attr("NO_BATCH") = static_cast<int32_t>(TENON_NO_BATCH);
+  module.attr("END_OF_EPOCH") = static_cast<int32_t>(TENON_END_OF_EPOCH);
+  nb::class_<NativeWorker>(module, "NativeWorker", "The native part of a worker's end of a feed.")
+      .def(nb::init<const std::string&, const NamedSchema&>(), nb::arg("link"), nb::arg("schema"))
+      .def("next", &NativeWorker::next)
+      .def_prop_ro("index", [](const NativeWorker& w) { return w.request().index; })
+      .def_prop_ro("epoch", [](const NativeWorker& w) { return w.request().epoch; })
+      .def_prop_ro("seed", [](const NativeWorker& w) { return w.request().seed; })
+      .def_prop_ro("worker", [](const NativeWorker& w) { return w.request().worker; })
+      .def("array", &NativeWorker::array, nb::arg("field"), nb::sig("def array(self, field: int) -> NDArray"))
+      .def("set_shape", &NativeWorker::set_shape, nb::arg("field"), nb::arg("shape"),
+           nb::sig("def set_shape(self, field: int, shape: tuple[int, ...]) -> None"))
+      .def("set_rows", &NativeWorker::set_rows, nb::arg("rows"))
+      .def("attachment", &NativeWorker::attachment)
+      .def("attach", &NativeWorker::attach, nb::arg("data"))
+      .def("answer", &NativeWorker::answer, nb::arg("code"), nb::arg("text"));
+}
+
+}  // namespace tenon::python
