@@ -87,14 +87,19 @@ class Items {
   std::optional<tenon::Array> array_;
 };
 
-void acquire(tenon_lease& lease, const tenon::Array& array, int32_t access, int64_t timeout_ns) {
+tenon_status try_acquire(tenon_lease& lease, const tenon::Array& array, int32_t access, int64_t timeout_ns,
+                         tenon_error* error) {
   tenon_lease_options options{};
   options.struct_size = sizeof options;
   options.access = access;
   options.timeout_ns = timeout_ns;
+  return tenon_lease_acquire(&lease, array.get(), &options, error);
+}
+
+void acquire(tenon_lease& lease, const tenon::Array& array, int32_t access, int64_t timeout_ns) {
   tenon_error error = TENON_ERROR_INIT;
   tenon_status status = TENON_ERR_TIMEOUT;
-  while (status == TENON_ERR_TIMEOUT) status = tenon_lease_acquire(&lease, array.get(), &options, &error);
+  while (status == TENON_ERR_TIMEOUT) status = try_acquire(lease, array, access, timeout_ns, &error);
   if (status != TENON_OK) throw std::runtime_error(error.message);
 }
 
@@ -174,14 +179,13 @@ void lock_lease(void* state) {
 
 void recover_lease(void* state) {
   const tenon::Array& array = static_cast<Guarded*>(state)->array;
-  try {
-    const auto lease = array.write();
-  } catch (const tenon::Error& error) {
-    if (error.code() != TENON_ERR_OWNER_DIED) throw;
-    const auto lease = array.write();
-    return;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_error error = TENON_ERROR_INIT;
+  if (try_acquire(lease, array, TENON_WRITE, -1, &error) != TENON_ERR_OWNER_DIED) {
+    throw std::runtime_error("no word of the holder's death");
   }
-  throw std::runtime_error("no word of the holder's death");
+  acquire(lease, array, TENON_WRITE, -1);
+  (void)tenon_lease_release(&lease);
 }
 
 template <bool kIsSpawned, bool kIsLate>
@@ -205,10 +209,10 @@ constexpr Contender kContenders[] = {
     {"Tenon channel", "asleep", open<HandOver<Items<false>, kLongPauseNs>>},
     {"Tenon lease", "spinning", open<HandOver<Leases<true>, kShortPauseNs>>},
     {"Tenon lease", "asleep", open<HandOver<Leases<false>, kLongPauseNs>>},
-    {"Tenon lease in C++, forked holder", "recovery", lease_of_the_killed<false, false>},
-    {"Tenon lease in C++, holder of its own", "recovery", lease_of_the_killed<true, false>},
-    {"Tenon lease in C++, forked holder", "late recovery", lease_of_the_killed<false, true>},
-    {"Tenon lease in C++, holder of its own", "late recovery", lease_of_the_killed<true, true>},
+    {"Tenon lease in C, forked holder", "recovery", lease_of_the_killed<false, false>},
+    {"Tenon lease in C, holder of its own", "recovery", lease_of_the_killed<true, false>},
+    {"Tenon lease in C, forked holder", "late recovery", lease_of_the_killed<false, true>},
+    {"Tenon lease in C, holder of its own", "late recovery", lease_of_the_killed<true, true>},
 };
 
 }  // namespace
