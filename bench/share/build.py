@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the library in native/, and the environment with the peers that pip installs.
+"""Builds the libraries in native/, and the environment with the peers that pip installs.
 
 That environment lies beside the one that runs the benchmark and sees all that is in there, so that the peers
 come without a torch or a NumPy of their own.
@@ -14,6 +14,7 @@ import native_build
 
 FOLDER = native_build.folder_of("share")
 LIBRARY = FOLDER / "native/share_bench.so"
+TENON_LIBRARY = FOLDER / "native/share_tenon.so"
 PYTHON = FOLDER / "venv/bin/python"
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements/share.txt"
 RESULTS = FOLDER / "results.json"

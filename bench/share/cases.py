@@ -26,7 +26,7 @@ class Case:
 NATIVE_SPINNING, NATIVE_ASLEEP = "native spinning", "native asleep"
 SPINNING, ASLEEP = "spinning", "asleep"
 WARM, TOUCHED, FRESH = "warm", "touched", "fresh"
-LOCK, RECOVERY = "lock", "recovery"
+LOCK, RECOVERY, LATE = "lock", "recovery", "late recovery"
 
 ONE_WAY = (
     "One way: from before the producer writes an element of the array and hands it over, until the consumer "
@@ -62,13 +62,19 @@ CASES = {
         "consumer, which reads one element, until the memory is given back. From a pool it comes used.",
     ),
     LOCK: Case(
-        "Python: lock, typed view, read one element, unlock",
+        "Python: lock, typed view, write one element, unlock",
         "Nobody else wants the lock. Each time is the mean of 100 calls in a row.",
         740,
     ),
     RECOVERY: Case(
         "A lock whose holder is killed",
-        "From before the signal until a process that waits in the lock has it. It must learn of the death.",
+        "From before the signal until a process that sleeps in the lock has it. It must learn of the death.",
+        100_000,
+    ),
+    LATE: Case(
+        "A lock whose holder was killed before",
+        "From before a process asks for the lock until it has it, after the holder's end. It must learn of "
+        "the death.",
         100_000,
     ),
 }
@@ -123,6 +129,5 @@ def peers_of(module):
 
 
 def all_peers():
-    """(module, peer) of every row; tenon_rows is optional."""
-    found = [module for module in ROWS if find_spec(f"share.{module}") is not None]
-    return [(module, peer) for module in found for peer in peers_of(module).values()]
+    """(module, peer) of every row."""
+    return [(module, peer) for module in ROWS for peer in peers_of(module).values()]

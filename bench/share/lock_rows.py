@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from .cases import LOCK, RECOVERY, Contender, Peer
+from .cases import LATE, LOCK, RECOVERY, Contender, Peer
 from .loops import now
 
 NBYTES = 1 << 20
@@ -39,14 +39,14 @@ class Calls:
 class ArrayCalls(Calls):
     """The pattern that is passed around for one buffer of several types."""
 
-    statement = "with buffer:\n    view = frombuffer(buffer.get_obj(), dtype); value = view[0]; del view"
+    statement = "with buffer:\n    view = frombuffer(buffer.get_obj(), dtype); view[0] = 1; del view"
 
     def names(self, side):
         return {"buffer": side.shared, "frombuffer": np.frombuffer, "dtype": np.dtype("f4")}
 
 
 class SharedMemoryCalls(Calls):
-    statement = "with lock:\n    view = frombuffer(memory.buf, dtype); value = view[0]; del view"
+    statement = "with lock:\n    view = frombuffer(memory.buf, dtype); view[0] = 1; del view"
 
     def names(self, side):
         self.memory = SharedMemory(f"{side.prefix}-array", create=True, size=NBYTES)
@@ -67,7 +67,7 @@ class SharedMemoryCalls(Calls):
 class FileLockCalls(SharedMemoryCalls):
     statement = (
         "flock(file, exclusive)\n"
-        "try:\n    view = frombuffer(memory.buf, dtype); value = view[0]; del view\n"
+        "try:\n    view = frombuffer(memory.buf, dtype); view[0] = 1; del view\n"
         "finally:\n    flock(file, unlock)"
     )
 
@@ -82,16 +82,23 @@ class FileLockCalls(SharedMemoryCalls):
 
 
 class Killer:
-    """Starts holders and kills them; acquire() and after() are the lock's."""
+    """Starts holders and kills them; acquire() and after() are the lock's.
+
+    start() may be replaced where the holder is no forked child: it returns the number of a process that holds
+    the lock. is_late: the other process asks for the lock when the holder has ended already.
+    """
+
+    is_late = False
 
     def __init__(self, side):
         self.side, self.link = side, side.link
         self.libc = ctypes.CDLL(None)
 
     def turn(self, n):
-        return [self.kill_a_holder() for _ in range(n)]
+        exchange = self.kill_before if self.is_late else self.kill_a_holder
+        return [exchange() for _ in range(n)]
 
-    def kill_a_holder(self):
+    def start(self):
         is_held, hold = os.pipe()
         holder = os.fork()
         if holder == 0:
@@ -103,6 +110,10 @@ class Killer:
         os.read(is_held, 1)
         os.close(is_held)
         os.close(hold)
+        return holder
+
+    def kill_a_holder(self):
+        holder = self.start()
         self.link.send_bytes(b".")
         self.link.recv_bytes()
         time.sleep(BEFORE_DEATH_SECONDS)
@@ -112,6 +123,15 @@ class Killer:
         os.waitpid(holder, 0)
         self.after()
         return before
+
+    def kill_before(self):
+        holder = self.start()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        self.link.send_bytes(b".")
+        self.link.recv_bytes()
+        self.after()
+        return 0
 
     def after(self):
         pass
@@ -123,11 +143,14 @@ class Killer:
 class Waiter:
     """Waits for the lock: wait() says whether it got it."""
 
+    is_late = False
+
     def __init__(self, side):
         self.side, self.link = side, side.link
 
     def turn(self, n):
-        return [self.wait_once() for _ in range(n)]
+        exchange = self.ask_late if self.is_late else self.wait_once
+        return [exchange() for _ in range(n)]
 
     def wait_once(self):
         self.link.recv_bytes()
@@ -136,6 +159,14 @@ class Waiter:
         after = now()
         self.link.send_bytes(b".")
         return after if is_mine else None
+
+    def ask_late(self):
+        self.link.recv_bytes()
+        before = now()
+        is_mine = self.wait()
+        after = now()
+        self.link.send_bytes(b".")
+        return after - before if is_mine else None
 
     def close(self):
         pass
@@ -198,10 +229,22 @@ def calls(producer, shared=None):
     return {LOCK: Contender(producer, shared=shared)}
 
 
+def recovery(killer, waiter, shared=None):
+    """Contenders of both cases."""
+
+    def late(party):
+        return type(f"Late{party.__name__}", (party,), {"is_late": True})
+
+    return {
+        RECOVERY: Contender(killer, waiter, shared),
+        LATE: Contender(late(killer), late(waiter), shared),
+    }
+
+
 PEERS = [
     Peer("mp.Array, np.frombuffer", calls(ArrayCalls, array)),
     Peer("mp.Lock, SharedMemory", calls(SharedMemoryCalls, lock)),
     Peer("flock, SharedMemory", calls(FileLockCalls)),
-    Peer("mp.Lock", {RECOVERY: Contender(LockKiller, LockWaiter, lock)}),
-    Peer("flock (tells nobody)", {RECOVERY: Contender(FileLockKiller, FileLockWaiter)}),
+    Peer("mp.Lock", recovery(LockKiller, LockWaiter, lock)),
+    Peer("flock (tells nobody)", recovery(FileLockKiller, FileLockWaiter)),
 ]

@@ -6,7 +6,14 @@ import functools
 import mmap
 from itertools import count, takewhile
 
-from .cases import Contender
+from .cases import LATE, NATIVE_ASLEEP, NATIVE_SPINNING, RECOVERY, Contender
+
+GROUPS = {
+    "spinning": NATIVE_SPINNING,
+    "asleep": NATIVE_ASLEEP,
+    "recovery": RECOVERY,
+    "late recovery": LATE,
+}
 
 
 @functools.cache
@@ -63,14 +70,11 @@ class Party:
 
 
 def contenders(path):
-    """(group, name, contender) of each in the library."""
-    library = load(path)
-    names = takewhile(bool, map(library.share_contender, count()))
-    return [
-        (
-            library.share_group(i).decode(),
-            name.decode(),
-            Contender(functools.partial(Party, path, i, True), functools.partial(Party, path, i, False)),
+    """Contenders by case, by name, of all in the library."""
+    library, found = load(path), {}
+    for i, name in enumerate(takewhile(bool, map(library.share_contender, count()))):
+        contender = Contender(
+            functools.partial(Party, path, i, True), functools.partial(Party, path, i, False)
         )
-        for i, name in enumerate(names)
-    ]
+        found.setdefault(name.decode(), {})[GROUPS[library.share_group(i).decode()]] = contender
+    return found

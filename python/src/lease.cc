@@ -11,6 +11,7 @@
 
 #include "block.h"
 #include "elements.h"
+#include "errors.h"
 #include "methods.h"
 #include "op.h"
 #include "owners.h"
@@ -37,7 +38,16 @@ class NativeLease {
   void acquire(std::optional<double> timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
-    call(tenon_lease_acquire, &lease_, array_.get(), &options_);
+    tenon_error error;  // only what is read is set, as call() does
+    error.struct_size = sizeof error;
+    error.op_code = 0;
+    error.message[0] = '\0';
+    const tenon_status status = tenon_lease_acquire(&lease_, array_.get(), &options_, &error);
+    if (status == TENON_OK) return;
+    if (status == TENON_ERR_OP) detail::throw_reported(status, error);
+    // Not thrown, which translators would throw once more: who comes after a death is in a hurry.
+    set_error(Error(status, error.message, error.op_code));
+    nb::raise_python_error();
   }
 
   // As acquire(), of an arena's data, of which it makes this layout the one that they have.

@@ -76,8 +76,12 @@ std::string shape_text(std::span<const int64_t> shape);
 std::string address_text(const void* address);
 
 template <class... Parts>
+Error make_error(Code code, const Parts&... parts) {
+  return Error(code, concat(parts...));
+}
+template <class... Parts>
 [[noreturn]] void throw_error(Code code, const Parts&... parts) {
-  throw Error(code, concat(parts...));
+  throw make_error(code, parts...);
 }
 
 }  // namespace tenon

@@ -16,6 +16,9 @@ namespace tenon::capi {
 // Fills error (may be null; may be shorter than this library's struct) and returns the status.
 tenon_status report(tenon_error* error, tenon_status status, const char* message,
                     int32_t op_code = 0) noexcept;
+inline tenon_status report(tenon_error* error, const Error& e) noexcept {
+  return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
+}
 
 // Fails with kValue unless a caller's struct is at least as long as the version that first had it.
 void check_struct_size(uint32_t given, size_t least, const char* name);
@@ -55,7 +58,7 @@ tenon_status guarded(tenon_error* error, Body&& body) noexcept {
     return report(error, TENON_ERR_OP, e.what(), e.op_code());
   } catch (const Error& e) {
     if (e.code() == Code::kOp) remember_failure({});
-    return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
+    return report(error, e);
   } catch (const std::bad_alloc&) {
     return report(error, TENON_ERR_NO_MEMORY, "out of memory");
   } catch (const std::exception& e) {

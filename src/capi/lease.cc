@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
@@ -60,13 +61,15 @@ extern "C" {
 
 tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
                                  tenon_error* error) {
-  return guarded(error, [&] {
+  std::optional<Error> refused;
+  const tenon_status status = guarded(error, [&] {
     not_null(array, "array");
     const LeaseRequest request = lease_request(lease, options, "tenon_lease_acquire");
     auto* const fresh = new (lease) Lease;
-    fresh->acquire(*capi::unwrap(array), request.access, request.flags, request.owner, options->site,
-                   Deadline(options->timeout_ns));
+    refused = fresh->try_acquire(*capi::unwrap(array), request.access, request.flags, request.owner,
+                                 options->site, Deadline(options->timeout_ns));
   });
+  return refused ? capi::report(error, *refused) : status;
 }
 
 tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,

@@ -3,8 +3,6 @@
 
 #include <exception>
 
-#include "base/error.h"
-
 namespace tenon {
 namespace {
 
@@ -17,66 +15,70 @@ std::string name_of(const Array* array) {
 
 }  // namespace
 
-void throw_refusal(const Refusal& refusal, const char* doing, const Array* array) {
+Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
   const std::string what = concat("cannot ", doing, " ", name_of(array));
   const std::string obstacle = text_of(refusal.obstacle);
   switch (refusal.reason) {
     case Refusal::Reason::kHostView:
-      throw_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);
+      return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);
     case Refusal::Reason::kOwnLease:
-      throw_error(Code::kLeaseConflict, what, ": this code holds ", obstacle, ", which allows reading only");
+      return make_error(Code::kLeaseConflict, what, ": this code holds ", obstacle,
+                        ", which allows reading only");
     case Refusal::Reason::kUndeclared:
-      throw_error(Code::kLeaseConflict, what,
-                  " in the body of an op that has not declared it: name it in "
-                  "reads= or writes= of the push");
+      return make_error(Code::kLeaseConflict, what,
+                        " in the body of an op that has not declared it: name it in "
+                        "reads= or writes= of the push");
     case Refusal::Reason::kMoved: {
       const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
-      throw_error(Code::kMoved, what, ": its memory was moved out",
-                  at != nullptr && *at != '\0' ? concat(" at ", at) : "",
-                  "; use what it was moved to, or import that again");
+      return make_error(Code::kMoved, what, ": its memory was moved out",
+                        at != nullptr && *at != '\0' ? concat(" at ", at) : "",
+                        "; use what it was moved to, or import that again");
     }
     case Refusal::Reason::kHeld:
-      throw_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
+      return make_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
     case Refusal::Reason::kShared:
       if (array != nullptr && array->storage().memory().gate != nullptr) {
-        throw_error(Code::kLeaseConflict, what, ": it is shared with other processes");
+        return make_error(Code::kLeaseConflict, what, ": it is shared with other processes");
       }
-      throw_error(Code::kLeaseConflict, what,
-                  ": another array was imported over the same bytes, or uses them unchecked; drop that one "
-                  "first");
+      return make_error(
+          Code::kLeaseConflict, what,
+          ": another array was imported over the same bytes, or uses them unchecked; drop that one "
+          "first");
     case Refusal::Reason::kInBody:
-      throw_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
+      return make_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
     case Refusal::Reason::kWaitsForHost:
-      throw_error(Code::kLeaseConflict, what, ": it would wait for ", obstacle,
-                  ", which itself waits for the views of ordinary code to be dropped");
-    case Refusal::Reason::kTimeout: throw_error(Code::kTimeout, what, " in the time given: ", obstacle);
+      return make_error(Code::kLeaseConflict, what, ": it would wait for ", obstacle,
+                        ", which itself waits for the views of ordinary code to be dropped");
+    case Refusal::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", obstacle);
     case Refusal::Reason::kDeadlock:
       if (refusal.obstacle.party == engine::Obstacle::Party::kProcess) {
-        throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
-                    ", which in turn waits for what the waiting code itself holds: end that first");
+        return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                          ", which in turn waits for what the waiting code itself holds: end that first");
       }
-      throw_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
-                  ", which the waiting code itself holds: end that first");
-    case Refusal::Reason::kInterrupted: throw_error(Code::kInterrupted, what, ": the wait was interrupted");
+      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                        ", which the waiting code itself holds: end that first");
+    case Refusal::Reason::kInterrupted:
+      return make_error(Code::kInterrupted, what, ": the wait was interrupted");
     case Refusal::Reason::kNoPossession:
-      throw_error(
+      return make_error(
           Code::kLeaseConflict, "cannot take a view of ", name_of(array),
           ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
           "or `with a.write():`, or while a.lease() holds");
     case Refusal::Reason::kOwnerDied:
-      throw Error(Code::kOwnerDied,
-                  concat(what, ": ", dead_owner_text(refusal.obstacle),
-                         ", and may have left half of it: take it again, then repair or overwrite it"),
-                  static_cast<int32_t>(refusal.obstacle.thread));
+      return Error(Code::kOwnerDied,
+                   concat(what, ": ", dead_owner_text(refusal.obstacle),
+                          ", and may have left half of it: take it again, then repair or overwrite it"),
+                   static_cast<int32_t>(refusal.obstacle.thread));
     case Refusal::Reason::kTooMany:
-      throw_error(Code::kLeaseConflict, what,
-                  ": this process holds or awaits as many leases of shared memory as there is room for, or "
-                  "was forked while there was no room for another process; end some first");
+      return make_error(
+          Code::kLeaseConflict, what,
+          ": this process holds or awaits as many leases of shared memory as there is room for, or "
+          "was forked while there was no room for another process; end some first");
     case Refusal::Reason::kInherited:
-      throw_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
-                  ", from before the fork, and no right of its own to that memory: drop it first");
+      return make_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
+                        ", from before the fork, and no right of its own to that memory: drop it first");
   }
-  throw_error(Code::kInternal, what);
+  return make_error(Code::kInternal, what);
 }
 
 void check_value(const Array& array) {

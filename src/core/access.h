@@ -9,13 +9,18 @@
 #include <atomic>
 #include <initializer_list>
 
+#include "base/error.h"
 #include "core/array.h"
 #include "engine/wait.h"
 
 namespace tenon {
 
-// The error that a refusal means for the caller who wanted to do something to array.
-[[noreturn]] void throw_refusal(const engine::Refusal& refusal, const char* doing, const Array* array);
+// The error that a refusal means for the caller who wanted to do something to array (may be null).
+Error error_of(const engine::Refusal& refusal, const char* doing, const Array* array);
+[[noreturn]] inline void throw_refusal(const engine::Refusal& refusal, const char* doing,
+                                       const Array* array) {
+  throw error_of(refusal, doing, array);
+}
 
 // Fails with kOp when the bytes hold no value, because the op that was to write them has failed.
 void check_value(const Array& array);

@@ -39,10 +39,15 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, engine
 
 void Lease::acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
                     const char* site, const Deadline& deadline) {
+  if (const auto refused = try_acquire(array, access, flags, owner, site, deadline)) throw Error(*refused);
+}
+
+std::optional<Error> Lease::try_acquire(const Array& array, Access access, LeaseFlags flags,
+                                        engine::Actor owner, const char* site, const Deadline& deadline) {
   describe(array, access, flags, owner, site);
   Storage& storage = array.storage();
   engine::Refusal refusal;
-  if (!claim_.acquire(deadline, &refusal)) throw_refusal(refusal, doing(access), &array);
+  if (!claim_.acquire(deadline, &refusal)) return error_of(refusal, doing(access), &array);
   if (!accepts_failure_ && storage.region().has_poison.load(std::memory_order_relaxed)) {
     if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
       engine::release(claim_);
@@ -51,6 +56,7 @@ void Lease::acquire(const Array& array, Access access, LeaseFlags flags, engine:
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
+  return std::nullopt;
 }
 
 bool Lease::request(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,

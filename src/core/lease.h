@@ -4,8 +4,10 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string_view>
 
+#include "base/error.h"
 #include "core/array.h"
 #include "engine/wait.h"
 
@@ -30,6 +32,9 @@ class Lease {
   // Waits until the deadline. Fails as tenon_lease_acquire.
   void acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site,
                const Deadline& deadline);
+  // The same, but a refusal is returned: to throw costs more than a recovery from a death takes besides.
+  std::optional<Error> try_acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
+                                   const char* site, const Deadline& deadline);
 
   // Does not wait. True: it is held. Else done(context) is called once, from any thread, when it has been
   // granted, and check() says whether it is held then; no other call but cancel() is allowed before that.

@@ -172,6 +172,23 @@ TEST_F(Possession, WhoComesAfterADeadWriterLearnsOfItOrIgnoresIt) {
   EXPECT_EQ(code_of([&] { (void)copy(*a, kFloat32); }), Code::kOwnerDied);
 }
 
+TEST_F(Possession, TryAcquireReturnsARefusal) {
+  const Ref<Array> a = array(&gate_);
+  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  Lease lease;
+  const auto attempt = [&] {
+    return lease.try_acquire(*a, Access::kWrite, {}, engine::current_actor(), nullptr, Deadline(-1));
+  };
+  std::optional<Error> refused;
+  EXPECT_NO_THROW(refused = attempt());
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->code(), Code::kOwnerDied);
+  EXPECT_EQ(refused->op_code(), 4711);
+  EXPECT_FALSE(lease.is_held());
+  EXPECT_FALSE(attempt().has_value());
+  EXPECT_TRUE(is_held(Mode::kWrite));
+}
+
 TEST_F(Possession, ARefusedRequestFailsInItsCheck) {
   const Ref<Array> a = array(&gate_);
   std::optional<Elsewhere> there(std::in_place, *this, Mode::kWrite);

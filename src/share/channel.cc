@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "base/spin_lock.h"
@@ -224,13 +225,11 @@ bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, 
   LeaseFlags flags;
   flags.is_overwrite = is_overwrite;
   flags.ignores_dead_owner = true;
-  try {
-    item.lease_.acquire(*slots_[slot], access, flags, engine::current_actor(), site, Deadline(0));
-  } catch (const OpFailure&) {
-    throw;
-  } catch (const Error& e) {
-    if (e.code() == Code::kTimeout || e.code() == Code::kDeadlock) return false;
-    throw;
+  const std::optional<Error> refused =
+      item.lease_.try_acquire(*slots_[slot], access, flags, engine::current_actor(), site, Deadline(0));
+  if (refused) {
+    if (refused->code() == Code::kTimeout || refused->code() == Code::kDeadlock) return false;
+    throw Error(*refused);
   }
   item.lease_.detach();
   item.is_readonly_ = access == Access::kRead;

@@ -252,6 +252,8 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
     return seen != Look::kBlocked;
   };
   Look seen = try_grant(attempt, &obstruction, &pid);
+  // Who has died already will not end its turn while this one looks.
+  if (seen == Look::kBlocked && reap_dead(obstruction)) seen = try_grant(attempt, &obstruction, &pid);
   for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
     relax_processor();
     const os::Sleep& turn = obstruction.words[0];

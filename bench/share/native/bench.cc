@@ -17,8 +17,12 @@ std::vector<bench::Contender> all_contenders() {
   const auto add = [&](std::span<const bench::Contender> some) {
     all.insert(all.end(), some.begin(), some.end());
   };
+#ifdef TENON_BENCH_IS_TENON
+  add(bench::tenon_contenders());
+#else
   add(bench::raw_contenders());
   add(bench::recovery_contenders());
+#endif
 #ifdef TENON_BENCH_HAS_BOOST
   add(bench::boost_contenders());
 #endif

@@ -108,6 +108,7 @@ class LockfreeQueue {
 // Boost emulates robustness with a file for each process that locks. Its documentation does not name it.
 using RobustMutex = bip::ipcdetail::robust_spin_mutex<bip::ipcdetail::spin_mutex>;
 
+template <bool kIsLate>
 std::unique_ptr<Party> robust_mutex(const Side& side) {
   if (side.is_producer) {
     std::string folder;
@@ -123,16 +124,19 @@ std::unique_ptr<Party> robust_mutex(const Side& side) {
     mutex->consistent();
     mutex->unlock();
   };
-  return recovery(side, lock, recover, side.state());
+  return recovery(side, {side.state(), lock, recover}, kIsLate);
 }
 
 constexpr Contender kContenders[] = {
-    {"Boost message_queue, polled", "spinning", open<HandOver<MessageQueue<true>, kShortPauseNs>>},
-    {"Boost interprocess_semaphore, polled", "spinning", open<HandOver<Semaphore<true>, kShortPauseNs>>},
-    {"Boost.Lockfree spsc_queue", "spinning", open<HandOver<LockfreeQueue, kShortPauseNs>>},
-    {"Boost message_queue", "asleep", open<HandOver<MessageQueue<false>, kLongPauseNs>>},
-    {"Boost interprocess_semaphore", "asleep", open<HandOver<Semaphore<false>, kLongPauseNs>>},
-    {"Boost robust_spin_mutex", "recovery", robust_mutex},
+    {"Boost message_queue, polled", "spinning",
+     open<HandOver<ArraysOfSide<MessageQueue<true>>, kShortPauseNs>>},
+    {"Boost interprocess_semaphore, polled", "spinning",
+     open<HandOver<ArraysOfSide<Semaphore<true>>, kShortPauseNs>>},
+    {"Boost.Lockfree spsc_queue", "spinning", open<HandOver<ArraysOfSide<LockfreeQueue>, kShortPauseNs>>},
+    {"Boost message_queue", "asleep", open<HandOver<ArraysOfSide<MessageQueue<false>>, kLongPauseNs>>},
+    {"Boost interprocess_semaphore", "asleep", open<HandOver<ArraysOfSide<Semaphore<false>>, kLongPauseNs>>},
+    {"Boost robust_spin_mutex", "recovery", robust_mutex<false>},
+    {"Boost robust_spin_mutex", "late recovery", robust_mutex<true>},
 };
 
 }  // namespace

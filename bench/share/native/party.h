@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <sys/types.h>
+
 namespace bench {
 
 constexpr std::size_t kStateOffset = 4096;
@@ -83,11 +85,33 @@ class Party {
 
 struct Contender {
   const char* name;
-  const char* group;  // "spinning", "asleep" or "recovery"
+  const char* group;  // "spinning", "asleep", "recovery" or "late recovery"
   std::unique_ptr<Party> (*open)(const Side&);
 };
 
-// Hands over which array was written. Channel: Channel(side), send(uint64_t), uint64_t receive(), settled().
+// A channel that hands over which of the side's arrays was written. Numbers: Numbers(side), settled(),
+// send(uint64_t), uint64_t receive().
+template <class Numbers>
+class ArraysOfSide {
+ public:
+  explicit ArraysOfSide(const Side& side) : side_(side), numbers_(side) {}
+
+  void settled() { numbers_.settled(); }
+  void hand_over(uint64_t value) {
+    const uint64_t which = value % kArrays;
+    side_.array(which) = value;
+    numbers_.send(which);
+  }
+  uint64_t take() { return side_.array(numbers_.receive()); }
+  void give_back() {}
+
+ private:
+  const Side side_;
+  Numbers numbers_;
+};
+
+// Channel: Channel(side), settled(), hand_over(uint64_t), which writes that into an array, uint64_t take(),
+// which reads it there, and give_back(), behind the time, when the array is not needed any more.
 template <class Channel, int64_t kPauseNs>
 class HandOver final : public Party {
  public:
@@ -103,16 +127,15 @@ class HandOver final : public Party {
   int64_t produce() {
     await(side_.board().done, count_);
     spin_for(kPauseNs);  // the consumer gets back to waiting
-    const uint64_t which = ++count_ % kArrays;
     const int64_t before = now_ns();
-    side_.array(which) = count_;
-    channel_.send(which);
+    channel_.hand_over(++count_);
     return before;
   }
 
   int64_t consume() {
-    const uint64_t value = side_.array(channel_.receive());
+    const uint64_t value = channel_.take();
     const int64_t after = now_ns();
+    channel_.give_back();
     if (value != ++count_) throw std::runtime_error("the array holds what another exchange wrote");
     publish(side_.board().done, count_);
     return after;
@@ -132,13 +155,21 @@ std::unique_ptr<Party> open(const Side& side) {
   return std::make_unique<T>(side);
 }
 
-// A lock whose holder is killed. The producer starts holders and kills them; the consumer waits for the
-// lock. recover is lock where the holder dies: it throws unless told of that, and leaves the lock free.
-std::unique_ptr<Party> recovery(const Side& side, void (*lock)(void*), void (*recover)(void*), void* state);
+// A lock whose holder is killed. The producer starts holders and kills them; the consumer waits for the lock.
+struct Lock {
+  void* state;
+  void (*lock)(void* state);  // by the holder, a forked child of the producer
+  // lock() where the holder dies: throws unless told of that, and leaves the lock free.
+  void (*recover)(void* state);
+  pid_t (*start_holder)(void* state) = nullptr;  // where it is no forked child: returns when it has the lock
+};
+// is_late: the consumer asks for the lock when the holder has ended already.
+std::unique_ptr<Party> recovery(const Side& side, const Lock& lock, bool is_late);
 
 std::span<const Contender> raw_contenders();
 std::span<const Contender> recovery_contenders();
 std::span<const Contender> boost_contenders();
+std::span<const Contender> tenon_contenders();
 const char* boost_version();
 
 }  // namespace bench

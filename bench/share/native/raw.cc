@@ -84,11 +84,11 @@ class PosixSemaphore {
 
 constexpr int kSpinsBeforeSleep = 2000;
 constexpr Contender kContenders[] = {
-    {"a word, polled", "spinning", open<HandOver<WordChannel<-1>, kShortPauseNs>>},
+    {"a word, polled", "spinning", open<HandOver<ArraysOfSide<WordChannel<-1>>, kShortPauseNs>>},
     {"a word, polled, then a futex", "spinning",
-     open<HandOver<WordChannel<kSpinsBeforeSleep>, kShortPauseNs>>},
-    {"futex", "asleep", open<HandOver<WordChannel<0>, kLongPauseNs>>},
-    {"POSIX semaphore", "asleep", open<HandOver<PosixSemaphore, kLongPauseNs>>},
+     open<HandOver<ArraysOfSide<WordChannel<kSpinsBeforeSleep>>, kShortPauseNs>>},
+    {"futex", "asleep", open<HandOver<ArraysOfSide<WordChannel<0>>, kLongPauseNs>>},
+    {"POSIX semaphore", "asleep", open<HandOver<ArraysOfSide<PosixSemaphore>, kLongPauseNs>>},
 };
 
 }  // namespace

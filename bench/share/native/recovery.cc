@@ -19,56 +19,60 @@ constexpr int64_t kBeforeDeathNs = 200'000;
 
 class Recovery final : public Party {
  public:
-  Recovery(const Side& side, void (*lock)(void*), void (*recover)(void*), void* state)
-      : side_(side), lock_(lock), recover_(recover), state_(state) {}
+  Recovery(const Side& side, const Lock& lock, bool is_late) : side_(side), lock_(lock), is_late_(is_late) {}
 
   void turn(int64_t n, int64_t* stamps) override {
     for (int64_t i = 0; i < n; i++) {
       count_++;
-      stamps[i] = side_.is_producer ? kill_a_holder() : wait_for_the_lock();
+      stamps[i] = side_.is_producer ? kill_a_holder() : get_the_lock();
     }
   }
 
  private:
   int64_t kill_a_holder() {
-    const pid_t holder = start_holder();
-    // Sleeps: the holder runs on this core.
-    while (side_.board().held.load(std::memory_order_acquire) < count_) usleep(20);
-    publish(side_.board().asked, count_);
-    await(side_.board().waiting, count_);
-    spin_for(kBeforeDeathNs);
+    const pid_t holder = lock_.start_holder ? lock_.start_holder(lock_.state) : fork_holder();
+    if (!is_late_) {
+      publish(side_.board().asked, count_);
+      await(side_.board().waiting, count_);
+      spin_for(kBeforeDeathNs);
+    }
     const int64_t before = now_ns();
     kill(holder, SIGKILL);
     waitpid(holder, nullptr, 0);  // and dies on it
+    if (is_late_) publish(side_.board().asked, count_);
     await(side_.board().done, count_);
-    return before;
+    return is_late_ ? 0 : before;
   }
 
-  pid_t start_holder() {
+  pid_t fork_holder() {
     const pid_t parent = getpid();
     const pid_t holder = fork();
     if (holder < 0) throw std::runtime_error("fork failed");
-    if (holder > 0) return holder;
+    if (holder > 0) {
+      // Sleeps: the holder runs on this core.
+      while (side_.board().held.load(std::memory_order_acquire) < count_) usleep(20);
+      return holder;
+    }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
-    lock_(state_);
+    lock_.lock(lock_.state);
     publish(side_.board().held, count_);
     for (;;) pause();
   }
 
-  int64_t wait_for_the_lock() {
+  int64_t get_the_lock() {
     await(side_.board().asked, count_);
     publish(side_.board().waiting, count_);
-    recover_(state_);
+    const int64_t before = is_late_ ? now_ns() : 0;
+    lock_.recover(lock_.state);
     const int64_t after = now_ns();
     publish(side_.board().done, count_);
-    return after;
+    return after - before;
   }
 
   const Side side_;
-  void (*const lock_)(void*);
-  void (*const recover_)(void*);
-  void* const state_;
+  const Lock lock_;
+  const bool is_late_;
   uint64_t count_ = 0;
 };
 
@@ -83,6 +87,7 @@ void recover_mutex(void* state) {
   pthread_mutex_unlock(mutex);
 }
 
+template <bool kIsLate>
 std::unique_ptr<Party> robust_mutex(const Side& side) {
   auto* mutex = reinterpret_cast<pthread_mutex_t*>(side.state());
   if (side.is_producer) {
@@ -92,15 +97,18 @@ std::unique_ptr<Party> robust_mutex(const Side& side) {
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(mutex, &attributes);
   }
-  return recovery(side, lock_mutex, recover_mutex, mutex);
+  return recovery(side, {mutex, lock_mutex, recover_mutex}, kIsLate);
 }
 
-constexpr Contender kContenders[] = {{"robust mutex of POSIX", "recovery", robust_mutex}};
+constexpr Contender kContenders[] = {
+    {"robust mutex of POSIX", "recovery", robust_mutex<false>},
+    {"robust mutex of POSIX", "late recovery", robust_mutex<true>},
+};
 
 }  // namespace
 
-std::unique_ptr<Party> recovery(const Side& side, void (*lock)(void*), void (*recover)(void*), void* state) {
-  return std::make_unique<Recovery>(side, lock, recover, state);
+std::unique_ptr<Party> recovery(const Side& side, const Lock& lock, bool is_late) {
+  return std::make_unique<Recovery>(side, lock, is_late);
 }
 
 std::span<const Contender> recovery_contenders() { return kContenders; }
