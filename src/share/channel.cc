@@ -175,6 +175,9 @@ void Channel::take_role(Role role) {
   roles_ |= role;
   store(end.openings(role), look(end.openings(role)) + 1);
   publish(end.roles, look(end.roles) | role);
+  // Whoever sleeps is to be woken by its death, too.
+  ring(state_->items);
+  ring(state_->room);
 }
 
 // Forgets the ends of processes that have died, and remembers their deaths. True: there were some.
