@@ -399,6 +399,15 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
     const int64_t left = deadline.left_ns();
     if (left <= 0) throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
     os::sleep_on(words, n, std::min(kSliceNs, left));
+    if (std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
+      // The kernel has told nobody else, and who died may have died before it rang.
+      {
+        const RobustLock lock(state_->mutex);
+        (void)look_at_ends();
+      }
+      ring(state_->items);
+      ring(state_->room);
+    }
     if (attempt()) return;
     if (sleep.is_interrupted())
       throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");

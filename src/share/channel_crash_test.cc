@@ -2,8 +2,8 @@
 //
 // A producer and a consumer of a channel are killed at each of their stores to shared memory in turn
 // (TENON_CRASH_AT), in every mode. Oracle, by what the victim has said before each of its steps:
-//   - what it has sent arrives, whole, in order; what it has received is lost with it, and of what it was just
-//     sending or receiving at most that one item;
+//   - what it has sent arrives, whole, in order; what it has received is lost with it, and of what it was
+//     just sending or receiving at most that one item;
 //   - a consumer that waits is told of a producer's death once, and of the end; nobody is told of a
 //     consumer's death, and a producer that waits for its slots goes on;
 //   - afterwards all slots can be used.
