@@ -159,8 +159,9 @@ void Channel::take_role(Role role) {
   }
   End& end = own_end();
   const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
-  if (roles_generation_ != generation) roles_ = 0;  // a forked child has those that it takes itself
-  roles_generation_ = generation;
+  const uint64_t taker = uint64_t{index} << 32 | generation;
+  if (roles_taker_ != taker) roles_ = 0;  // a forked child has those that it takes itself
+  roles_taker_ = taker;
   if ((roles_ & role) != 0) return;
   (void)look_at_ends();  // among them that of the dead whose place this process may have
   if (look(end.generation) != generation) {
@@ -504,9 +505,9 @@ void Channel::close() noexcept {
   {
     const RobustLock lock(state_->mutex);
     End& end = own_end();
-    const uint32_t generation = look(segment_->participant().slot().generation);
+    const uint64_t taker = uint64_t{index} << 32 | look(segment_->participant().slot().generation);
     for (const Role role : {kProducer, kConsumer}) {
-      if (roles_generation_ != generation || (roles_ & role) == 0) continue;
+      if (roles_taker_ != taker || (roles_ & role) == 0) continue;
       const uint32_t others = look(end.openings(role)) - 1;
       store(end.openings(role), others);
       if (others == 0) end_roles(end, role);

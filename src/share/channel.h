@@ -126,8 +126,8 @@ class Channel {
   std::atomic<uint32_t> loan_spin_{0};
   std::atomic<uint32_t> receive_spin_{0};
   // Guarded by the mutex in the memory.
-  uint32_t roles_ = 0;  // of this opening, in the process with this generation
-  uint32_t roles_generation_ = 0;
+  uint32_t roles_ = 0;        // of this opening
+  uint64_t roles_taker_ = 0;  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};
   RefCount refs_;
 };

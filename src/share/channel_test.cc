@@ -279,6 +279,30 @@ TEST(Channel, OneOpeningThatIsClosedEndsNoOtherOneOfItsProcess) {
   EXPECT_EQ(reader.ask("receive"), "closed");
 }
 
+TEST(Channel, AForkedChildHasEndsOfItsOwn) {
+  const api::Channel channel = make(4);
+  put(channel, 1);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    int failed = code_of([&] {
+                   put(channel, 2);
+                   put(channel, take(channel));
+                 }) == TENON_OK
+                     ? 0
+                     : 1;
+    if (channel.statistics().producers != 2 || channel.statistics().consumers != 1) failed = 2;
+    channel.close();
+    if (channel.statistics().producers != 1 || channel.statistics().consumers != 0) failed = 3;
+    _exit(failed);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(take(channel), 2);
+  EXPECT_EQ(take(channel), 1);
+  EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT) << "this process is still a producer";
+}
+
 // Where this process can have no more leases, nothing that was sent may go.
 TEST(Channel, WhoCannotHaveASlotDropsNothing) {
   const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kDropOldest);
