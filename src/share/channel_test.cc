@@ -303,6 +303,35 @@ TEST(Channel, AForkedChildHasEndsOfItsOwn) {
   EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT) << "this process is still a producer";
 }
 
+TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
+  constexpr int64_t kEach = 300, kProducers = 2, kConsumers = 3;
+  const std::string name = new_name();
+  const api::Channel channel = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
+  const api::Channel again = join(name);
+  std::vector<int64_t> received[kConsumers];
+  std::vector<std::thread> threads;
+  for (int64_t p = 0; p < kProducers; ++p) {
+    threads.emplace_back([&, p] {
+      for (int64_t i = 0; i < kEach; ++i) put(p == 0 ? channel : again, p * kEach + i);
+    });
+  }
+  for (size_t c = 0; c < kConsumers; ++c) {
+    threads.emplace_back([&, c] {
+      for (int64_t i = 0; i < kEach * kProducers / kConsumers; ++i) {
+        received[c].push_back(take(c == 0 ? channel : again));
+        // Some give up now and then, and leave the bell to the others.
+        if (i % 8 == 0) (void)code_of([&] { (void)again.loan(1us); });
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::set<int64_t> all;
+  for (const std::vector<int64_t>& one : received) all.insert(one.begin(), one.end());
+  EXPECT_EQ(all.size(), static_cast<size_t>(kEach * kProducers));
+  EXPECT_EQ(*all.begin(), 0);
+  EXPECT_EQ(channel.statistics().in_use, 0);
+}
+
 // Where this process can have no more leases, nothing that was sent may go.
 TEST(Channel, WhoCannotHaveASlotDropsNothing) {
   const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kDropOldest);
