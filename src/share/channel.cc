@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/channel.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -21,6 +23,7 @@ constexpr int64_t kSliceNs = 50'000'000;
 constexpr uint32_t kMostSpins = 4000;  // about as long as it takes to be put asleep and woken
 constexpr uint32_t kLeastSpins = 50;
 constexpr uint32_t kNoSlot = UINT32_MAX;
+constexpr uint32_t kKnownDead = 32;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
   throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
@@ -32,7 +35,14 @@ constexpr uint32_t kNoSlot = UINT32_MAX;
 struct Channel::End {
   std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
   std::atomic<uint32_t> roles;
+  std::atomic<uint32_t> pid;
+  std::atomic<uint32_t> producers;  // openings of its process that have the role
+  std::atomic<uint32_t> consumers;
+  std::atomic<uint32_t> lenders;  // threads that are asleep, under the one bit of their process in the bell
+  std::atomic<uint32_t> receivers;
   std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has got
+
+  std::atomic<uint32_t>& openings(Role role) noexcept { return role == kProducer ? producers : consumers; }
 };
 
 struct alignas(64) Channel::Place {
@@ -52,10 +62,10 @@ struct Channel::State {
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
   std::atomic<uint64_t> deaths;
-  std::atomic<uint32_t> last_dead_pid;
-  std::atomic<uint64_t> closings;  // how often the last producer has gone
-  alignas(64) Bell items;          // rung when there may be something to receive
-  alignas(64) Bell room;           // rung when there may be a free slot
+  std::atomic<uint32_t> dead_pids[kKnownDead];  // of death number n in n % kKnownDead
+  std::atomic<uint64_t> closings;               // how often the last producer has gone
+  alignas(64) Bell items;                       // rung when there may be something to receive
+  alignas(64) Bell room;                        // rung when there may be a free slot
   End ends[kParticipants];
 };
 
@@ -150,40 +160,52 @@ void Channel::take_role(Role role) {
   }
   End& end = own_end();
   const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
-  const bool is_own = look(end.generation) == generation;
-  const uint32_t roles = is_own ? look(end.roles) : 0;
-  if ((roles & role) != 0) return;
-  if (!is_own) {
-    store(end.roles, 0u);
+  const uint64_t taker = uint64_t{index} << 32 | generation;
+  if (roles_taker_ != taker) roles_ = 0;  // a forked child has those that it takes itself
+  roles_taker_ = taker;
+  if ((roles_ & role) != 0) return;
+  (void)look_at_ends();  // among them that of the dead whose place this process may have
+  if (look(end.generation) != generation) {
+    store(end.producers, 0u);
+    store(end.consumers, 0u);
+    store(end.lenders, 0u);
+    store(end.receivers, 0u);
     store(end.cursor, uint64_t{0});
+    store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
-  publish(end.roles, roles | role);
+  roles_ |= role;
+  store(end.openings(role), look(end.openings(role)) + 1);
+  publish(end.roles, look(end.roles) | role);
+  // Whoever sleeps is to be woken by its death, too.
+  ring(state_->items);
+  ring(state_->room);
 }
 
-// Forgets the ends of processes that have died, and remembers their deaths.
-void Channel::look_at_ends() noexcept {
+// Forgets the ends of processes that have died, and remembers their deaths. True: there were some.
+bool Channel::look_at_ends() noexcept {
+  bool has_found = false;
   for (uint32_t p = 0; p < kParticipants; ++p) {
     End& end = state_->ends[p];
     const uint32_t roles = look(end.roles);
     if (roles == 0 || is_alive(p)) continue;
+    has_found = true;
     if ((roles & kProducer) != 0) {
-      const Control& control = segment_->control();
-      // The slot may belong to another process by now; then its number is not known any more.
-      const bool is_same = look(control.slot(p).generation) == look(end.generation);
-      store(state_->last_dead_pid, is_same ? control.slot(p).pid.load(std::memory_order_relaxed) : 0u);
+      store(state_->dead_pids[look(state_->deaths) % kKnownDead], look(end.pid));
       (void)add(state_->deaths, uint64_t{1});
     }
-    end_roles(end);
+    end_roles(end, roles);
     ring(state_->items);
     ring(state_->room);
   }
+  return has_found;
 }
 
-void Channel::end_roles(End& end) noexcept {
-  const bool was_producer = (look(end.roles) & kProducer) != 0;
-  publish(end.roles, 0u);
-  if (was_producer && count(kProducer) == 0) (void)add(state_->closings, uint64_t{1});
+// Whoever is killed in between counts as dead, and nobody waits for an end that was not noted.
+void Channel::end_roles(End& end, uint32_t ended) noexcept {
+  const uint32_t roles = look(end.roles);
+  if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
+  publish(end.roles, roles & ~ended);
 }
 
 // There is no producer, and this has not been said since there was one.
@@ -220,6 +242,13 @@ uint32_t Channel::next_slot(uint64_t after) const noexcept {
   return found;
 }
 
+// Of the items that are there. The last number that was given may be that of one that was never sent.
+uint64_t Channel::newest_sequence() const noexcept {
+  uint64_t newest = 0;
+  for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(places_[i].sequence));
+  return newest;
+}
+
 // The lease of a slot that nobody holds.
 bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
   LeaseFlags flags;
@@ -240,7 +269,11 @@ bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, 
 bool Channel::try_loan(Item& item, const char* site) {
   const RobustLock lock(state_->mutex);
   take_role(kProducer);
-  const uint64_t newest = look(state_->last_sequence);
+  return try_to_lend(item, site);
+}
+
+bool Channel::try_to_lend(Item& item, const char* site) {
+  const uint64_t newest = newest_sequence();
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
   const auto is_spare = [&](uint64_t sequence) {
     if (sequence == 0) return true;
@@ -249,8 +282,10 @@ bool Channel::try_loan(Item& item, const char* site) {
   };
   const auto try_slot = [&](uint32_t i) {
     if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
+    // In this order: who cannot have the slot, or dies here, takes no item away.
+    if (!take(item, i, Access::kWrite, true, site)) return false;
     publish(places_[i].sequence, uint64_t{0});
-    return take(item, i, Access::kWrite, true, site);
+    return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     if (is_spare(look(places_[i].sequence)) && try_slot(i)) return true;
@@ -266,15 +301,14 @@ bool Channel::try_loan(Item& item, const char* site) {
       return true;
     }
   }
-  look_at_ends();
-  return false;
+  return look_at_ends() && try_to_lend(item, site);  // what the dead were to get, nobody waits for
 }
 
 // The slot with this process' next item. Requires that it is a consumer.
 uint32_t Channel::slot_to_receive() const noexcept {
   const uint64_t cursor = look(own_end().cursor);
   if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
-  const uint64_t newest = look(state_->last_sequence);
+  const uint64_t newest = newest_sequence();
   for (uint32_t i = 0; i < plan_.slots && newest > cursor; ++i) {
     if (look(places_[i].sequence) == newest) return i;
   }
@@ -297,12 +331,13 @@ bool Channel::try_receive(Item& item, const char* site) {
       return true;
     }
   }
-  look_at_ends();
+  (void)look_at_ends();
   if (slot != kNoSlot) return false;
-  const uint64_t deaths = look(state_->deaths);
-  if (deaths > seen_deaths_.load(std::memory_order_relaxed)) {
-    seen_deaths_.store(deaths, std::memory_order_relaxed);
-    const auto pid = static_cast<int32_t>(look(state_->last_dead_pid));
+  const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
+  if (deaths > seen) {
+    seen_deaths_.store(seen + 1, std::memory_order_relaxed);
+    const bool is_known = deaths - seen <= kKnownDead;
+    const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[seen % kKnownDead])) : 0;
     throw Error(Code::kOwnerDied,
                 concat("a producer of the channel has died (process ", pid,
                        "); what it had not sent is lost, what others send still comes: receive again"),
@@ -334,14 +369,23 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
   spin.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
   HookedSleep sleep;
   const uint32_t self = segment_->participant().index();
+  // Who goes leaves the bit to the other threads of the process, which may have slept through what was rung
+  // meanwhile.
   struct Waiting {
+    std::atomic<uint32_t>& sleepers;
     Bell& bell;
     uint32_t self;
-    ~Waiting() { clear_bit(bell.waiting, self); }
-  } const waiting{bell, self};
+    ~Waiting() {
+      clear_bit(bell.waiting, self);
+      if (add(sleepers, ~0u) == 1) return;
+      set_bit(bell.waiting, self);
+      os::wake_all(bell.turn);
+    }
+  } const waiting{&bell == &state_->room ? own_end().lenders : own_end().receivers, bell, self};
+  (void)add(waiting.sleepers, 1u);
   const Control& control = segment_->control();
   while (true) {
-    set_bit(bell.waiting, self);  // again each time: another thread of this process may have cleared it
+    set_bit(bell.waiting, self);
     turn = look(bell.turn);
     os::Sleep words[os::kMostWords];
     size_t n = 0;
@@ -355,6 +399,15 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
     const int64_t left = deadline.left_ns();
     if (left <= 0) throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
     os::sleep_on(words, n, std::min(kSliceNs, left));
+    if (std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
+      // The kernel has told nobody else, and who died may have died before it rang.
+      {
+        const RobustLock lock(state_->mutex);
+        (void)look_at_ends();
+      }
+      ring(state_->items);
+      ring(state_->room);
+    }
     if (attempt()) return;
     if (sleep.is_interrupted())
       throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
@@ -411,7 +464,7 @@ void Channel::wait_for_item(const Deadline& deadline) {
   const auto has_news = [&] {
     const RobustLock lock(state_->mutex);
     take_role(kConsumer);
-    look_at_ends();
+    (void)look_at_ends();
     return slot_to_receive() != kNoSlot ||
            look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
   };
@@ -451,7 +504,14 @@ void Channel::close() noexcept {
   {
     const RobustLock lock(state_->mutex);
     End& end = own_end();
-    if (look(end.generation) == look(segment_->participant().slot().generation)) end_roles(end);
+    const uint64_t taker = uint64_t{index} << 32 | look(segment_->participant().slot().generation);
+    for (const Role role : {kProducer, kConsumer}) {
+      if (roles_taker_ != taker || (roles_ & role) == 0) continue;
+      const uint32_t others = look(end.openings(role)) - 1;
+      store(end.openings(role), others);
+      if (others == 0) end_roles(end, role);
+    }
+    roles_ = 0;
   }
   ring(state_->items);
   ring(state_->room);

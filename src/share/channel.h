@@ -98,12 +98,14 @@ class Channel {
   End& own_end() const noexcept;
   void take_role(Role role);
   bool is_alive(uint32_t participant) const noexcept;
-  void look_at_ends() noexcept;
-  void end_roles(End& end) noexcept;
+  bool look_at_ends() noexcept;
+  void end_roles(End& end, uint32_t ended) noexcept;
   bool has_ended() const noexcept;
   uint32_t count(Role role) const noexcept;
   uint64_t least_cursor() const noexcept;
+  uint64_t newest_sequence() const noexcept;
   bool try_loan(Item& item, const char* site);
+  bool try_to_lend(Item& item, const char* site);
   bool try_receive(Item& item, const char* site);
   uint32_t slot_to_receive() const noexcept;
   uint32_t next_slot(uint64_t after) const noexcept;
@@ -123,6 +125,9 @@ class Channel {
   std::atomic<uint64_t> seen_closings_{0};
   std::atomic<uint32_t> loan_spin_{0};
   std::atomic<uint32_t> receive_spin_{0};
+  // Guarded by the mutex in the memory.
+  uint32_t roles_ = 0;        // of this opening
+  uint64_t roles_taker_ = 0;  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};
   RefCount refs_;
 };

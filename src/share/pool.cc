@@ -100,7 +100,7 @@ bool Pool::reclaim() {
     used_nbytes_ -= used.nbytes;
     has_freed = true;
   }
-  if (has_freed) trim();
+  if (has_freed) trim(kKept);
   return is_awaited;
 }
 
@@ -108,12 +108,12 @@ uint64_t Pool::idle_nbytes() const noexcept {
   return committed_nbytes_ - std::min(committed_nbytes_, used_nbytes_);
 }
 
-void Pool::trim() {
+void Pool::trim(uint64_t kept_nbytes) {
   // From the end, where the next array is least likely to go.
-  for (auto at = free_.rbegin(); at != free_.rend() && idle_nbytes() > kKept; ++at) {
+  for (auto at = free_.rbegin(); at != free_.rend() && idle_nbytes() > kept_nbytes; ++at) {
     const uint64_t first = (at->first + kGranule - 1) / kGranule;
     uint64_t stop = (at->first + at->second) / kGranule;
-    while (stop > first && idle_nbytes() > kKept) {
+    while (stop > first && idle_nbytes() > kept_nbytes) {
       --stop;
       if (!is_committed_[stop]) continue;
       os::discard(segment_.file(), segment_.header().data_at + stop * kGranule, kGranule);

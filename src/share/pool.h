@@ -31,6 +31,9 @@ class Pool {
   // kept. True: some of the blocks that this process has left are still in use by others.
   bool reclaim();
 
+  // Gives memory back that belongs to no block, but for so much.
+  void trim(uint64_t kept_nbytes);
+
   // Bytes that have memory and belong to no block.
   uint64_t idle_nbytes() const noexcept;
 
@@ -41,7 +44,6 @@ class Pool {
   };
   void free_range(uint64_t begin, uint64_t nbytes);
   bool commit(uint64_t begin, uint64_t end);
-  void trim();
 
   Segment& segment_;
   std::map<uint64_t, uint64_t> free_;  // begin -> nbytes; neighbours are joined

@@ -179,8 +179,23 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   const SegmentPlan plan{options.name,           nbytes,      static_cast<uint32_t>(sizes.size()), &array,
                          options.has_huge_pages, options.node};
   std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
-  os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
-             concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
+  const auto commit = [&] {
+    os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
+               concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
+  };
+  try {
+    commit();
+  } catch (const Error& e) {
+    // Perhaps with what the pools keep for later.
+    uint64_t idle_nbytes = 0;
+    for (const auto& pool : pools_) {
+      (void)pool->reclaim();
+      idle_nbytes += pool->idle_nbytes();
+      pool->trim(0);
+    }
+    if (e.code() != Code::kNoMemory || idle_nbytes == 0) throw;
+    commit();
+  }
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
   uint64_t at = 0;
   for (const uint64_t size : sizes) {
@@ -298,9 +313,11 @@ Pool& Segments::new_pool(uint64_t nbytes) {
   return *pools_.back();
 }
 
-// The segment of this name that some process uses; null: there is none. is_taken: there is one.
+// The segment of this name that some process uses; null: there is none. is_taken: there is one. What cannot
+// be read, as that of another version, counts where there is nothing else.
 Segment* Segments::open_named(const std::string& name, bool is_writable, bool* is_taken) {
   *is_taken = false;
+  std::exception_ptr unreadable;
   for (const os::Found& found : os::find_memory(kFilePrefix)) {
     constexpr size_t kIdEnd = 6 + 32;  // of "tenon:" and the id
     if (found.name.size() <= kIdEnd || found.name.substr(kIdEnd) != ":" + name) continue;
@@ -315,12 +332,20 @@ Segment* Segments::open_named(const std::string& name, bool is_writable, bool* i
     }
     os::File file = os::open_memory_of(found.pid, found.fd, found.name);
     if (!file || !os::is_sealed(file)) continue;  // it is being made, or its maker has died over it
-    std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, Keeper::instance());
+    std::unique_ptr<Segment> segment;
+    try {
+      segment = Segment::open(std::move(file), is_writable, Keeper::instance());
+    } catch (const Error& e) {
+      if (e.code() != Code::kValue) throw;
+      unreadable = std::current_exception();
+      continue;
+    }
     reap_all(segment->control());
     if (is_empty(segment->block(0).users)) continue;
     *is_taken = true;
     return &add(std::move(segment));
   }
+  if (unreadable) std::rethrow_exception(unreadable);
   return nullptr;
 }
 
