@@ -151,6 +151,17 @@ TENON_API tenon_status tenon_arena_enter(tenon_arena* arena, const char* layout,
 TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field, tenon_array** out,
                                          tenon_error* error);
 
+/* ---------------------------------------------------------------------------------------- observers */
+
+/* What shared memory the processes of this user have open, who takes part in it, who holds and awaits what:
+ * one JSON document in ASCII, which docs/inspect.md describes. It only reads: it joins nothing, waits for
+ * nobody, and says of damaged memory what is wrong with it. *out is the caller's, to be given back with
+ * tenon_text_free. Fails with NO_MEMORY, SYSTEM (no file descriptor is left). */
+TENON_API tenon_status tenon_shared_describe(char** out, tenon_error* error);
+
+/* Of a text that this library has made. NULL: nothing. */
+TENON_API void tenon_text_free(char* text);
+
 /* -------------------------------------------------------------------------------------- channels
  *
  * Slots of shared memory that go from those who fill them to those who read them, without a copy. Any process

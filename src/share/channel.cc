@@ -13,7 +13,6 @@
 namespace tenon::share {
 namespace {
 
-constexpr uint64_t kMark = 0x314E4E4148434E54;  // "TNCHANN1"
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = kMostBlocks - 1;
 constexpr int64_t kSliceNs = 50'000'000;
@@ -26,37 +25,6 @@ constexpr uint32_t kNoSlot = UINT32_MAX;
 }
 
 }  // namespace
-
-// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex.
-struct Channel::End {
-  std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
-  std::atomic<uint32_t> roles;
-  std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has got
-};
-
-struct alignas(64) Channel::Place {
-  std::atomic<uint64_t> sequence;  // of the item that it holds; 0: none
-};
-
-// At the beginning of the memory; behind it the places, then the description of the fields.
-struct Channel::State {
-  std::atomic<uint64_t> mark;  // written last
-  uint32_t slots;
-  uint32_t mode;
-  uint32_t when_full;
-  uint32_t reserved;
-  uint64_t description_nbytes;
-  pthread_mutex_t mutex;  // robust; guards all that follows and the places
-  std::atomic<uint64_t> last_sequence;
-  std::atomic<uint64_t> received;
-  std::atomic<uint64_t> dropped;
-  std::atomic<uint64_t> deaths;
-  std::atomic<uint32_t> last_dead_pid;
-  std::atomic<uint64_t> closings;  // how often the last producer has gone
-  alignas(64) Bell items;          // rung when there may be something to receive
-  alignas(64) Bell room;           // rung when there may be a free slot
-  End ends[kParticipants];
-};
 
 Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
                              const SharedOptions& options) {
@@ -85,7 +53,7 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
     make_robust(&state->mutex);
     std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
     // pairs with: Channel::of, "the description of a channel"
-    state->mark.store(kMark, std::memory_order_release);
+    state->mark.store(kChannelMark, std::memory_order_release);
   };
   channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
   channel->open_slots();
@@ -99,7 +67,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   auto* const state = reinterpret_cast<State*>(memory->data());
   const bool has_room = memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(State);
   // pairs with: Channel::create, "the description of a channel"
-  if (!has_room || state->mark.load(std::memory_order_acquire) != kMark) throw_no_channel(*memory);
+  if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
                     static_cast<WhenFull>(state->when_full)};
   const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(Place);

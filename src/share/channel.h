@@ -12,6 +12,7 @@
 
 #include "base/ref.h"
 #include "core/lease.h"
+#include "share/channel_state.h"
 #include "share/fields.h"
 #include "share/segments.h"
 
@@ -88,10 +89,10 @@ class Channel {
 
  private:
   friend class Item;
-  struct State;
-  struct End;
-  struct Place;
-  enum Role : uint32_t { kProducer = 1, kConsumer = 2 };
+  using State = ChannelState;
+  using End = ChannelEnd;
+  using Place = ChannelPlace;
+  using Role = ChannelRole;
 
   Channel() = default;
   void open_slots();

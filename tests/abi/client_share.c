@@ -204,7 +204,24 @@ static void check_channels(void) {
   tenon_array_release(memory);
 }
 
+static void check_observers(void) {
+  const int64_t shape[1] = {5};
+  const tenon_dtype i8 = {TENON_INT, 64, 1};
+  const tenon_shared_options options = {sizeof options, 0, -1, 0, "tenon.abi_observed"};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array* array = NULL;
+  char* text = NULL;
+  CHECK(tenon_shared_create(i8, 1, shape, TENON_ZEROED, &options, &array, &error) == TENON_OK);
+  CHECK(tenon_shared_describe(&text, &error) == TENON_OK);
+  CHECK(strstr(text, "\"name\": \"tenon.abi_observed\"") != NULL);
+  tenon_text_free(text);
+  tenon_text_free(NULL);
+  CHECK(tenon_shared_describe(NULL, &error) == TENON_ERR_VALUE);
+  tenon_array_release(array);
+}
+
 void client_share(void) {
+  check_observers();
   check_channels();
   check_arenas();
   check_handles();
