@@ -159,6 +159,11 @@ TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int
  * tenon_text_free. Fails with NO_MEMORY, SYSTEM (no file descriptor is left). */
 TENON_API tenon_status tenon_shared_describe(char** out, tenon_error* error);
 
+/* Gives back what dead processes held of memory that others have: their places, leases and handles. Whoever
+ * comes next would do the same, so that this is never needed. *out: what was done, a JSON document as that of
+ * tenon_shared_describe. Fails with NO_MEMORY, SYSTEM. */
+TENON_API tenon_status tenon_shared_collect(char** out, tenon_error* error);
+
 /* Of a text that this library has made. NULL: nothing. */
 TENON_API void tenon_text_free(char* text);
 

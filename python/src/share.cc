@@ -81,6 +81,10 @@ void add_share(nb::module_& module) {
     const nb::gil_scoped_release release;
     return describe_shared();
   });
+  module.def("collect_shared", [] {
+    const nb::gil_scoped_release release;
+    return collect_shared();
+  });
   module.def("set_lock_timeout", set_timeout, nb::arg("seconds").none(),
              "How long calls and blocks on shared arrays wait for other processes before they raise "
              "TimeoutError, which names\nthe process in the way. At first 5 seconds.\n\n"

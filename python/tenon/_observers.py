@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tenon ls`` prints of the memory that processes share."""
+"""What ``tenon ls`` and ``tenon gc`` print of the memory that processes share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,39 @@ def document() -> str:
 def listing(seen: _Facts) -> str:
     """The document as text for people."""
     return "\n\n".join("\n".join(_lines(segment)) for segment in seen["segments"]) or _NOTHING
+
+
+def collection() -> str:
+    """Gives back what dead processes held. The JSON document that docs/inspect.md describes."""
+    return _core.collect_shared()
+
+
+def summary(done: _Facts) -> str:
+    """What was done, as text for people."""
+    if not done["segments"]:
+        return f"{_NOTHING}: nothing to collect"
+    return "\n\n".join("\n".join(_summary_lines(segment)) for segment in done["segments"])
+
+
+def _summary_lines(segment: _Facts) -> Iterator[str]:
+    yield title(segment)
+    if segment["damaged"]:
+        yield f"  damaged: {plain(segment['damaged'])}"
+    yield (
+        f"  kept, as these have it open: {'; '.join(map(process_text, segment['processes']))}; "
+        f"the system frees its {nbytes_text(segment['committed_nbytes'])} with the last of them"
+    )
+    if segment["failure"]:
+        yield f"  not tidied up: {plain(segment['failure'])}"
+        return
+    for place in segment["participants"]:
+        whose = "for a child of" if place["state"] == "reserved" else "of"
+        yield f"  collected: the place {whose} {place['pid']} {plain(place['command'])}"
+    if segment["participants"]:
+        leases, handles = _count(segment["leases"], "lease"), _count(segment["handles"], "handle")
+        yield f"  collected: {leases} and {handles} of these processes"
+    else:
+        yield "  nothing to collect"
 
 
 def nbytes_text(nbytes: int) -> str:

@@ -55,6 +55,7 @@ const std::map<std::string, Call>& entries() {
       {"tenon_shared_send", [](tenon_error* e) { return tenon_shared_send(nullptr, nullptr, e); }},
       {"tenon_shared_open", [](tenon_error* e) { return tenon_shared_open(nullptr, 0, nullptr, e); }},
       {"tenon_shared_describe", [](tenon_error* e) { return tenon_shared_describe(nullptr, e); }},
+      {"tenon_shared_collect", [](tenon_error* e) { return tenon_shared_collect(nullptr, e); }},
       {"tenon_arena_create",
        [](tenon_error* e) { return tenon_arena_create(0, nullptr, nullptr, nullptr, e); }},
       {"tenon_arena_over", [](tenon_error* e) { return tenon_arena_over(0, nullptr, nullptr, nullptr, e); }},

@@ -10,6 +10,7 @@
 #include "capi/lease.h"
 #include "core/shape.h"
 #include "engine/gate.h"
+#include "share/collect.h"
 #include "share/inspect.h"
 #include "share/segments.h"
 
@@ -100,6 +101,13 @@ tenon_status tenon_shared_describe(char** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
     *out = text_out(share::json_of(share::inspect()));
+  });
+}
+
+tenon_status tenon_shared_collect(char** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = text_out(share::json_of(share::collect()));
   });
 }
 

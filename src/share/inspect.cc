@@ -308,6 +308,8 @@ bool look_at(const std::vector<os::Found>& openings, const os::FileFacts& known,
       continue;
     }
     report->nbytes = facts.nbytes;
+    report->opened_of_pid = found.pid;
+    report->opened_fd = found.fd;
     report->committed_nbytes = facts.committed_nbytes;
     try {
       Look(file, report).run();

@@ -112,7 +112,9 @@ struct SegmentReport {
   uint64_t nbytes = 0;
   uint64_t committed_nbytes = 0;         // of memory that it takes
   std::vector<ProcessReport> processes;  // that have it open
-  int64_t created_ns = 0;                // since 1970
+  uint32_t opened_of_pid = 0;            // by which of them it was looked at
+  int opened_fd = -1;
+  int64_t created_ns = 0;  // since 1970
   Kind kind = Kind::kUnknown;
   ProcessReport creator;
   std::vector<PlaceReport> places;

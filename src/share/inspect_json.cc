@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was seen of shared memory, as the JSON document that docs/inspect.md describes.
+// What was seen of shared memory, and what was tidied up, as the JSON documents that docs/inspect.md
+// describes.
+#include "share/collect.h"
 #include "share/inspect.h"
 #include "share/json.h"
 #include "tenon/share.h"
@@ -213,17 +215,39 @@ void put(Json& json, const SegmentReport& segment) {
   });
 }
 
-}  // namespace
+void put(Json& json, const Collected& result) {
+  const SegmentReport& segment = result.before;
+  json.object([&] {
+    json.member("id").text_or_null(segment.id);
+    json.member("name").text_or_null(segment.name);
+    json.member("kind").text(kind_name(segment.kind));
+    json.member("damaged").text_or_null(segment.damage);
+    json.member("file").text(segment.file);
+    json.member("committed_nbytes").number(segment.committed_nbytes);
+    put_all(json, "processes", segment.processes);
+    put_all(json, "participants", result.places);
+    json.member("leases").number(result.leases);
+    json.member("handles").number(result.handles);
+    json.member("failure").text_or_null(result.failure);
+  });
+}
 
-std::string json_of(const std::vector<SegmentReport>& segments) {
+// The items of the member "segments" of a document.
+template <class Item>
+std::string document(const std::vector<Item>& segments) {
   Json json;
   json.object([&] {
     json.member("format").number(kFormat);
     json.member("segments").array([&] {
-      for (const SegmentReport& segment : segments) put(json, segment);
+      for (const Item& segment : segments) put(json, segment);
     });
   });
   return json.take();
 }
+
+}  // namespace
+
+std::string json_of(const std::vector<SegmentReport>& segments) { return document(segments); }
+std::string json_of(const std::vector<Collected>& segments) { return document(segments); }
 
 }  // namespace tenon::share

@@ -13,6 +13,7 @@
 #include <random>
 #include <span>
 
+#include "share/collect.h"
 #include "share/json.h"
 #include "share/stand_in_testing.h"
 
@@ -117,6 +118,37 @@ TEST(Inspect, LookingChangesNoByteAndTakesNoMemory) {
   EXPECT_EQ(bytes_of(a.segment().file(), nbytes), bytes);
   ASSERT_TRUE(os::facts_of(a.segment().file(), &after));
   EXPECT_EQ(after.committed_nbytes, before.committed_nbytes);
+}
+
+TEST(Collect, WhatTheDeadHeldIsGivenBackOnce) {
+  StandIn a(1);
+  const uint32_t block = a.take(64);
+  uint32_t lent = 0;
+  {
+    StandIn b(a);
+    ASSERT_TRUE(b.use(block));
+    ASSERT_TRUE(b.keep(std::make_unique<Turn>(b.place(block), engine::Mode::kWrite)).acquire());
+    b.detach_all();
+    (void)b.segment().send(block);
+    lent = b.index();
+    b.die();
+  }
+  const auto result = [&] {
+    std::vector<Collected> all = collect();
+    const auto is_this = [&](const Collected& c) { return c.before.id == text_of(a.segment().header().id); };
+    return *std::ranges::find_if(all, is_this);
+  };
+  const Collected first = result();
+  EXPECT_EQ(first.failure, "");
+  ASSERT_EQ(first.places.size(), 1U);
+  EXPECT_EQ(first.places[0].index, lent);
+  EXPECT_EQ(first.leases, 1U);
+  EXPECT_EQ(first.handles, 1U);
+  EXPECT_EQ(granted(a.segment(), block), 0U);
+  EXPECT_FALSE(has_bit(a.segment().block(block).users, lent));
+  const Collected second = result();
+  EXPECT_TRUE(second.places.empty());
+  EXPECT_EQ(second.leases, 0U);
 }
 
 // A file with the bytes given, sealed, that is found under an id of its own.

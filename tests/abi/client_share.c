@@ -216,6 +216,9 @@ static void check_observers(void) {
   CHECK(strstr(text, "\"name\": \"tenon.abi_observed\"") != NULL);
   tenon_text_free(text);
   tenon_text_free(NULL);
+  CHECK(tenon_shared_collect(&text, &error) == TENON_OK);
+  CHECK(strstr(text, "\"name\": \"tenon.abi_observed\"") != NULL);
+  tenon_text_free(text);
   CHECK(tenon_shared_describe(NULL, &error) == TENON_ERR_VALUE);
   tenon_array_release(array);
 }

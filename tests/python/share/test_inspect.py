@@ -507,3 +507,89 @@ def test_sizes_as_text(nbytes, text):
 )
 def test_ages_as_text(seconds, text):
     assert _observers.age_text(seconds) == text
+
+
+def collected(label):
+    document = json.loads(command("gc", "--json"))
+    assert document["format"] == 1
+    return next(s for s in document["segments"] if s["name"] == label)
+
+
+def test_gc_gives_back_what_the_dead_held_and_keeps_what_the_living_have(other, another, label):
+    a = tn.zeros(10, "uint8", shared=label)
+    other.ask("import pickle; a = tn.attach(name); lease = a[:5].lease('w')", name=label)
+    other.ask("sent = [pickle.dumps(a) for _ in range(3)]")
+    another.ask("a = tn.attach(name); lease = a[5:].lease('r')", name=label)
+    other.kill()
+    done = collected(label)
+    assert set(done) == set(
+        "id name kind damaged file committed_nbytes processes participants leases handles failure".split()
+    )
+    assert [(p["pid"], p["state"]) for p in done["participants"]] == [(other.pid, "dead")]
+    assert (done["leases"], done["handles"], done["failure"]) == (1, 3, None)
+    assert {p["pid"] for p in done["processes"]} == {os.getpid(), another.pid}
+    found = segment(label)
+    assert set(participants(found)) == {os.getpid(), another.pid}
+    assert [lease["pid"] for lease in found["leases"]] == [another.pid]
+    assert found["arrays"][0]["handles"] == []
+    with pytest.raises(tn.OwnerDied) as told:  # as ever
+        a[:5].tolist()
+    assert told.value.pid == other.pid
+    done = collected(label)
+    assert (done["participants"], done["leases"], done["handles"]) == ([], 0, 0)
+
+
+def test_gc_wakes_who_waited_for_the_dead(other, another, label):
+    a = tn.zeros(10, "uint8", shared=label)
+    other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
+    another.ask("a = tn.attach(name)", name=label)
+    another.start("lease = a.lease('r', on_owner_died='ignore')")
+    wait_until(lambda: len(segment(label)["leases"]) == 2)
+    other.kill()
+    command("gc")
+    another.answer()
+    del a
+
+
+def test_gc_does_not_touch_a_stopped_process(other, label):
+    a = tn.zeros(10, "uint8", shared=label)
+    other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
+    other.stop()
+    assert collected(label)["participants"] == []
+    assert [lease["pid"] for lease in segment(label)["leases"]] == [other.pid]
+    other.go_on()
+    other.ask("lease.release()")
+    del a
+
+
+def test_gc_says_why_and_what(other, label):
+    a = tn.zeros(10, "uint8", shared=label)
+    other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
+    text = command("gc")
+    assert f"{label}  array" in text and "nothing to collect" in text
+    assert "the system frees its" in text and f"{os.getpid()} " in text
+    other.kill()
+    text = command("gc")
+    assert f"collected: the place of {other.pid} " in text
+    assert "collected: 1 lease and 0 handles of these processes" in text
+    assert _observers.summary({"segments": []}).endswith("nothing to collect")
+    del a
+
+
+def test_gc_leaves_damaged_files_alone():
+    with Planted("tenon:text", b"TENONSEG" * 30000) as planted:
+        before = os.pread(planted.fd, 1 << 20, 0)
+        assert "damaged: this is no shared memory" in command("gc")
+        assert os.pread(planted.fd, 1 << 20, 0) == before
+
+
+def test_gc_in_a_process_that_has_the_memory_itself(other, label):
+    a = tn.zeros(10, "uint8", shared=label)
+    lease = a.lease("r")
+    other.ask("a = tn.attach(name)", name=label)
+    other.kill()
+    done = next(s for s in json.loads(_core.collect_shared())["segments"] if s["name"] == label)
+    assert [p["pid"] for p in done["participants"]] == [other.pid]
+    assert set(participants(segment(label))) == {os.getpid()}
+    assert len(segment(label)["leases"]) == 1
+    del lease
