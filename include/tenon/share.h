@@ -229,6 +229,15 @@ TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t tim
  * receive. Fails with TIMEOUT, INTERRUPTED. */
 TENON_API tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error);
 
+/* A descriptor of this process for poll(), epoll and their kind. access: TENON_READ, it is readable while
+ * tenon_channel_receive may have something to do, or the channel has ended; TENON_WRITE, the same for
+ * tenon_channel_loan. It stays readable until that call finds nothing to do (TIMEOUT with a timeout of 0,
+ * LEASE_CONFLICT): so after each wait call it until then. The descriptor is the channel's: neither to be read
+ * nor closed, and valid until the last reference has gone. A forked child asks anew. Fails with SYSTEM (no
+ * descriptor is left, or no thread). */
+TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, int32_t* out,
+                                        tenon_error* error);
+
 /* The array of a field: a new reference, which keeps the item. Read-only, but of a loan and in a queue. Fails
  * with INDEX. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,

@@ -76,6 +76,7 @@ const std::map<std::string, Call>& entries() {
       {"tenon_channel_receive",
        [](tenon_error* e) { return tenon_channel_receive(nullptr, 0, nullptr, nullptr, e); }},
       {"tenon_channel_wait", [](tenon_error* e) { return tenon_channel_wait(nullptr, 0, e); }},
+      {"tenon_channel_fd", [](tenon_error* e) { return tenon_channel_fd(nullptr, 0, nullptr, e); }},
       {"tenon_item_send", [](tenon_error* e) { return tenon_item_send(nullptr, e); }},
       {"tenon_item_array", [](tenon_error* e) { return tenon_item_array(nullptr, 0, nullptr, e); }},
       {"tenon_view_open", [](tenon_error* e) { return tenon_view_open(nullptr, nullptr, 0, nullptr, e); }},

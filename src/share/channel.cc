@@ -9,6 +9,7 @@
 #include "base/spin_lock.h"
 #include "share/hooked_sleep.h"
 #include "share/process_lock.h"
+#include "share/watcher.h"
 
 namespace tenon::share {
 namespace {
@@ -22,6 +23,11 @@ constexpr uint32_t kNoSlot = UINT32_MAX;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
   throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
+}
+
+[[noreturn]] void throw_no_place() {
+  throw_error(Code::kSystem,
+              "this process was forked while there was no room for another one in the channel");
 }
 
 }  // namespace
@@ -111,10 +117,7 @@ bool Channel::is_alive(uint32_t p) const noexcept {
 void Channel::take_role(Role role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
   const uint32_t index = segment_->participant().index();
-  if (index == Participant::kNone) {
-    throw_error(Code::kSystem,
-                "this process was forked while there was no room for another one in the channel");
-  }
+  if (index == Participant::kNone) throw_no_place();
   End& end = own_end();
   const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
   const bool is_own = look(end.generation) == generation;
@@ -126,6 +129,9 @@ void Channel::take_role(Role role) {
     publish(end.generation, generation);
   }
   publish(end.roles, roles | role);
+  // Whoever sleeps, has one more life to look at.
+  ring(state_->items);
+  ring(state_->room);
 }
 
 // Forgets the ends of processes that have died, and remembers their deaths.
@@ -284,12 +290,78 @@ bool Channel::try_receive(Item& item, const char* site) {
   return false;
 }
 
+// On what to sleep so that the death of others is seen. False: not all have found room. has_died: somebody
+// has, and is to be forgotten by look_at_ends().
+bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
+  const uint32_t self = segment_->participant().index();
+  bool is_complete = true;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (p == self || look(state_->ends[p].roles) == 0) continue;
+    if (!is_alive(p)) {
+      *has_died = true;
+    } else if (*n == os::kMostWords) {
+      is_complete = false;
+    } else {
+      std::atomic<uint32_t>& life = life_word(segment_->control().life(p));
+      words[(*n)++] = {&life, note_sleeper(life)};
+    }
+  }
+  return is_complete;
+}
+
+Watch* Channel::watch_of(const Bell& bell) const noexcept {
+  const auto& place = &bell == &state_->items ? item_watch_ : room_watch_;
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* const watch = place.load(std::memory_order_acquire);
+  return watch == nullptr || watch->is_inherited() ? nullptr : watch;
+}
+
+// Where nothing could be done: lets the descriptor say so, and looks again, as something may have come before
+// that.
+template <class Try>
+bool Channel::try_once_more(const Bell& bell, Try attempt) {
+  Watch* const watch = watch_of(bell);
+  if (watch == nullptr) return false;
+  watch->clear();
+  if (is_closed_.load(std::memory_order_relaxed)) watch->signal();
+  return attempt();
+}
+
+int Channel::descriptor(Access access) {
+  Bell& bell = access == Access::kRead ? state_->items : state_->room;
+  auto& place = access == Access::kRead ? item_watch_ : room_watch_;
+  if (segment_->participant().index() == Participant::kNone) throw_no_place();
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* watch = place.load(std::memory_order_acquire);
+  while (watch == nullptr || watch->is_inherited()) {
+    auto fresh = std::make_unique<Watch>(*this, bell);
+    // pairs with: Channel::descriptor, "the watch of an end"
+    if (!place.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
+    fresh->keep(watch);
+    watch = fresh.release();
+    if (is_closed_.load(std::memory_order_relaxed)) watch->end();
+  }
+  return watch->fd();
+}
+
+Channel::~Channel() {
+  delete item_watch_.load(std::memory_order_relaxed);
+  delete room_watch_.load(std::memory_order_relaxed);
+}
+
 // Tries until it works: for a while by looking at the bell, then asleep.
 template <class Try>
 void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
                    Try attempt) {
   uint32_t turn = look(bell.turn);
   if (attempt()) return;
+  const auto throw_timeout = [doing] {
+    throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
+  };
+  if (deadline.has_passed()) {
+    if (try_once_more(bell, attempt)) return;
+    throw_timeout();
+  }
   // As long as waiting awake has been worth it.
   const uint32_t spins = std::clamp(spin.load(std::memory_order_relaxed), kLeastSpins, kMostSpins);
   for (uint32_t i = 0; i < spins; ++i) {
@@ -302,27 +374,27 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
   }
   spin.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
   HookedSleep sleep;
-  const uint32_t self = segment_->participant().index();
   struct Waiting {
+    Segment& segment;
     Bell& bell;
-    uint32_t self;
-    ~Waiting() { clear_bit(bell.waiting, self); }
-  } const waiting{bell, self};
-  const Control& control = segment_->control();
+    Waiting(Segment& in, Bell& at) : segment(in), bell(at) { segment.begin_wait(bell); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { segment.end_wait(bell); }
+  } const waiting{*segment_, bell};
   while (true) {
-    set_bit(bell.waiting, self);  // again each time: another thread of this process may have cleared it
     turn = look(bell.turn);
     os::Sleep words[os::kMostWords];
     size_t n = 0;
+    bool has_died = false;
     words[n++] = {&bell.turn, turn};
-    for (uint32_t p = 0; p < kParticipants && n < os::kMostWords; ++p) {
-      if (p == self || look(state_->ends[p].roles) == 0 || !is_alive(p)) continue;
-      std::atomic<uint32_t>& life = life_word(control.life(p));
-      words[n++] = {&life, note_sleeper(life)};
-    }
+    (void)add_lives(words, &n, &has_died);
     if (attempt()) return;
     const int64_t left = deadline.left_ns();
-    if (left <= 0) throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
+    if (left <= 0) {
+      if (try_once_more(bell, attempt)) return;
+      throw_timeout();
+    }
     os::sleep_on(words, n, std::min(kSliceNs, left));
     if (attempt()) return;
     if (sleep.is_interrupted())
@@ -339,7 +411,8 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   if (plan_.when_full == WhenFull::kRaise) {
-    if (try_loan(*item, site)) return item;
+    const auto attempt = [&] { return try_loan(*item, site); };
+    if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or make it with more slots");
   }
@@ -415,6 +488,12 @@ Ref<Array> Item::array(int32_t field) {
 
 void Channel::close() noexcept {
   if (is_closed_.exchange(true, std::memory_order_relaxed)) return;
+  for (const Bell* const bell : {&state_->items, &state_->room}) {
+    Watch* const watch = watch_of(*bell);
+    if (watch == nullptr) continue;
+    watch->end();
+    watch->signal();
+  }
   const uint32_t index = segment_->participant().index();
   if (index == Participant::kNone) return;
   {

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -465,6 +466,26 @@ NameLock::NameLock(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM
     const timespec moment{0, 1'000'000};
     nanosleep(&moment, nullptr);
   }
+}
+
+File create_event() {
+  File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) {
+    const int error = errno;
+    check_descriptors(error);
+    throw_error(Code::kSystem, "no event for a descriptor: ", system_text(error));
+  }
+  return event;
+}
+
+void signal_event(const File& event) noexcept {
+  const uint64_t one = 1;
+  (void)!write(event.fd(), &one, sizeof one);  // full: it is readable
+}
+
+void clear_event(const File& event) noexcept {
+  uint64_t count = 0;
+  (void)!read(event.fd(), &count, sizeof count);
 }
 
 void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {

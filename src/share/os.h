@@ -117,6 +117,13 @@ class NameLock {
   File socket_;
 };
 
+// ------------------------------------------------------------------------------------------ events
+
+// Of this process, for poll() and its kind; closed by exec. Fails with kSystem.
+File create_event();
+void signal_event(const File& event) noexcept;  // readable from now on
+void clear_event(const File& event) noexcept;   // not any more
+
 // ------------------------------------------------------------------------------------------ sleeping
 
 // A word of shared memory and the value with which one sleeps on it.
