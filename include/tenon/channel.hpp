@@ -99,6 +99,12 @@ class Channel {
     if (status != TENON_OK) detail::throw_reported(status, error);
     return Item(item, get());
   }
+  // For poll() and its kind, as tenon_channel_fd: kRead to receive, kWrite to lend.
+  int descriptor(Access access = Access::kRead) const {
+    int32_t fd = -1;
+    call(tenon_channel_fd, get(), static_cast<int32_t>(access), &fd);
+    return fd;
+  }
   void close() const noexcept { tenon_channel_close(get()); }
   tenon_channel_statistics statistics() const noexcept {
     tenon_channel_statistics now{};

@@ -151,6 +151,22 @@ TENON_API tenon_status tenon_arena_enter(tenon_arena* arena, const char* layout,
 TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field, tenon_array** out,
                                          tenon_error* error);
 
+/* ---------------------------------------------------------------------------------------- observers */
+
+/* What shared memory the processes of this user have open, who takes part in it, who holds and awaits what:
+ * one JSON document in ASCII, which docs/inspect.md describes. It only reads: it joins nothing, waits for
+ * nobody, and says of damaged memory what is wrong with it. *out is the caller's, to be given back with
+ * tenon_text_free. Fails with NO_MEMORY, SYSTEM (no file descriptor is left). */
+TENON_API tenon_status tenon_shared_describe(char** out, tenon_error* error);
+
+/* Gives back what dead processes held of memory that others have: their places, leases and handles. Whoever
+ * comes next would do the same, so that this is never needed. *out: what was done, a JSON document as that of
+ * tenon_shared_describe. Fails with NO_MEMORY, SYSTEM. */
+TENON_API tenon_status tenon_shared_collect(char** out, tenon_error* error);
+
+/* Of a text that this library has made. NULL: nothing. */
+TENON_API void tenon_text_free(char* text);
+
 /* -------------------------------------------------------------------------------------- channels
  *
  * Slots of shared memory that go from those who fill them to those who read them, without a copy. Any process
@@ -212,6 +228,15 @@ TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t tim
 /* Waits until tenon_channel_receive would not; takes nothing. For programs that must not sleep where they
  * receive. Fails with TIMEOUT, INTERRUPTED. */
 TENON_API tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error);
+
+/* A descriptor of this process for poll(), epoll and their kind. access: TENON_READ, it is readable while
+ * tenon_channel_receive may have something to do, or the channel has ended; TENON_WRITE, the same for
+ * tenon_channel_loan. It stays readable until that call finds nothing to do (TIMEOUT with a timeout of 0,
+ * LEASE_CONFLICT): so after each wait call it until then. The descriptor is the channel's: neither to be read
+ * nor closed, and valid until the last reference has gone. A forked child asks anew. Fails with SYSTEM (no
+ * descriptor is left, or no thread). */
+TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, int32_t* out,
+                                        tenon_error* error);
 
 /* The array of a field: a new reference, which keeps the item. Read-only, but of a loan and in a queue. Fails
  * with INDEX. */

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -78,6 +79,26 @@ inline Array open(std::span<const std::byte> handle) {
   call(tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size()),
        &array);
   return Array::steal(array);
+}
+
+namespace detail {
+struct TextFree {
+  void operator()(char* text) const noexcept { tenon_text_free(text); }
+};
+inline std::string take_text(char* text) { return std::unique_ptr<char, TextFree>(text).get(); }
+}  // namespace detail
+
+// What shared memory there is and who has it: a JSON document. Fails as tenon_shared_describe.
+inline std::string describe_shared() {
+  char* text = nullptr;
+  call(tenon_shared_describe, &text);
+  return detail::take_text(text);
+}
+// Gives back what dead processes held; what was done: a JSON document.
+inline std::string collect_shared() {
+  char* text = nullptr;
+  call(tenon_shared_collect, &text);
+  return detail::take_text(text);
 }
 
 // How long calls, and leases of which nothing else is said, wait for other processes; negative: for ever.

@@ -133,6 +133,12 @@ void add_channel(nb::module_& module) {
             call(tenon_channel_wait, self.get(), nanoseconds(timeout));
           },
           nb::arg("timeout").none())
+      .def(
+          "fileno",
+          [](const Channel& self, bool write) {
+            return self.descriptor(write ? Access::kWrite : Access::kRead);
+          },
+          nb::arg("write"))
       .def("close", &Channel::close)
       .def("statistics", statistics, nb::sig("def statistics(self) -> dict[str, int]"));
 }

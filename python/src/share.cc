@@ -77,6 +77,14 @@ void add_share(nb::module_& module) {
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),
              nb::sig("def open_array(handle: bytes) -> NDArray"));
+  module.def("describe_shared", [] {
+    const nb::gil_scoped_release release;
+    return describe_shared();
+  });
+  module.def("collect_shared", [] {
+    const nb::gil_scoped_release release;
+    return collect_shared();
+  });
   module.def("set_lock_timeout", set_timeout, nb::arg("seconds").none(),
              "How long calls and blocks on shared arrays wait for other processes before they raise "
              "TimeoutError, which names\nthe process in the way. At first 5 seconds.\n\n"

@@ -2,7 +2,7 @@
 """The command line: ``tenon`` and ``python -m tenon``.
 
 ``demo`` trains a model from a C library and prints what the way costs; ``config`` prints where the files for
-C and C++ programs lie.
+C and C++ programs lie; ``ls`` shows the memory that processes share; ``gc`` tidies up behind dead ones.
 """
 
 from __future__ import annotations
@@ -58,6 +58,22 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _ls(arguments: argparse.Namespace) -> int:
+    from tenon import _observers
+
+    text = _observers.document()
+    print(text if arguments.json else _observers.listing(json.loads(text)), flush=True)
+    return 0
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    from tenon import _observers
+
+    text = _observers.collection()
+    print(text if arguments.json else _observers.summary(json.loads(text)), flush=True)
+    return 0
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -80,6 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--quick", action="store_true", help="a few seconds, rough figures")
     demo.set_defaults(call=_demo)
+
+    ls = commands.add_parser("ls", help="the memory that processes share: who has it, holds it, waits for it")
+    ls.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
+    ls.set_defaults(call=_ls)
+
+    gc = commands.add_parser("gc", help="give back what dead processes held of memory that others have")
+    gc.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
+    gc.set_defaults(call=_gc)
 
     config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
     config.add_argument("--includes", action="store_true", help="the compiler's option for tenon/tenon.h")

@@ -17,9 +17,6 @@ from .share import Shared, settings
 _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
 
-# How long a thread waits for an item on behalf of an event loop before it looks whether anybody wants it.
-_SLICE_SECONDS = 0.25
-
 
 class Channel:
     """Hands arrays from processes that fill them to processes that read them, in place.
@@ -85,6 +82,8 @@ class Channel:
 
     def _open(self, native: _core.NativeChannel) -> None:
         self._native = native
+        # The tasks of each event loop that wait for a descriptor.
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         self._fields = {field: number for number, (field, _, _) in enumerate(native.fields())}
         self.slots, mode, when_full = native.options()
         self.mode = _MODES[mode]
@@ -145,20 +144,64 @@ class Channel:
             del item
 
     async def arecv(self) -> Received:
-        """As `recv`, for a task of an event loop. A task that is cancelled takes no item."""
-        loop = asyncio.get_running_loop()
+        """As `recv`, for a task of an event loop. It waits without a thread; a task that is cancelled
+        takes no item."""
         while True:
             try:
                 return self.recv(timeout=0)
             except TimeoutError:
                 pass
-            await loop.run_in_executor(None, self._wait)
+            await self._news("r")
 
-    def _wait(self) -> None:
+    async def aloan(self) -> Loan:
+        """As `loan`, for a task of an event loop: ``with await ch.aloan() as item``. A task that is cancelled
+        takes no slot."""
+        while True:
+            try:
+                return self.loan(timeout=0)
+            except TimeoutError:
+                pass
+            await self._news("w")
+
+    def fileno(self, mode: Literal["r", "w"] = "r") -> int:
+        """A file descriptor for `select`, `selectors` and event loops. It is readable while `recv`, or with
+        ``"w"`` `loan`, may have something to do, or the channel was closed here. It stays so until that call,
+        with ``timeout=0``, finds nothing to do: so after each wait, call it until then.
+
+        It belongs to the channel, and to this process: it is not to be read or closed, and a forked child
+        asks anew. One thread serves up to 120 descriptors of a process.
+
+        Raises
+        ------
+        OSError
+            There are no file descriptors left.
+        """
+        if mode not in ("r", "w"):
+            raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
+        return self._native.fileno(mode == "w")
+
+    async def _news(self, mode: Literal["r", "w"]) -> None:
+        """Waits until the descriptor is readable."""
+        loop, fd = asyncio.get_running_loop(), self.fileno(mode)
+        future = loop.create_future()
+        waiting = self._waiting.setdefault((loop, fd), [])
+        waiting.append(future)
+        if len(waiting) == 1:
+            loop.add_reader(fd, self._tell, loop, fd)
         try:
-            self._native.wait(_SLICE_SECONDS)
-        except (TimeoutError, ValueError):
-            pass
+            await future
+        finally:
+            if self._waiting.get((loop, fd)) is waiting:  # nobody has been told: the task was cancelled
+                waiting.remove(future)
+                if not waiting:
+                    loop.remove_reader(fd)
+                    del self._waiting[loop, fd]
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        loop.remove_reader(fd)
+        for future in self._waiting.pop((loop, fd)):
+            if not future.done():
+                future.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[Received]:
         while True:

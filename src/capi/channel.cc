@@ -112,6 +112,14 @@ tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, teno
   return guarded(error, [&] { unwrap(not_null(channel, "channel"))->wait_for_item(Deadline(timeout_ns)); });
 }
 
+tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, int32_t* out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(channel, "channel");
+    not_null(out, "out");
+    *out = unwrap(channel)->descriptor(checked_access(access));
+  });
+}
+
 tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(item, "item");

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // share.h of the C ABI.
+#include <cstdlib>
 #include <cstring>
+#include <new>
+#include <string>
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "core/shape.h"
 #include "engine/gate.h"
+#include "share/collect.h"
+#include "share/inspect.h"
 #include "share/segments.h"
 
 using namespace tenon;
@@ -34,6 +39,17 @@ share::SharedOptions shared_options_in(const tenon_shared_options* given) {
 }
 
 }  // namespace tenon::capi
+
+namespace {
+
+char* text_out(const std::string& text) {
+  auto* const copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -80,5 +96,21 @@ tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** 
 }
 
 int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return engine::set_gate_timeout_ns(timeout_ns); }
+
+tenon_status tenon_shared_describe(char** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = text_out(share::json_of(share::inspect()));
+  });
+}
+
+tenon_status tenon_shared_collect(char** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = text_out(share::json_of(share::collect()));
+  });
+}
+
+void tenon_text_free(char* text) { std::free(text); }
 
 }  // extern "C"

@@ -12,8 +12,7 @@
 namespace tenon::share {
 namespace {
 
-constexpr uint64_t kMark = 0x31414E4552414E54;  // "TNARENA1"
-constexpr uint64_t kAlignment = 64;             // of all new memory
+constexpr uint64_t kAlignment = 64;  // of all new memory
 constexpr uint64_t kDataAlignment = 4096;
 constexpr uint64_t kMostLayouts = 1024;
 
@@ -33,6 +32,19 @@ Ref<Array> bytes_of(Array& array) {
 }
 
 }  // namespace
+
+std::vector<NamedFields> decode_layouts(std::span<const std::byte> rest) {
+  const uint64_t n = take_number(&rest);
+  if (n == 0 || n > kMostLayouts) throw_damaged();
+  std::vector<NamedFields> layouts;
+  for (uint64_t i = 0; i < n; ++i) {
+    std::string name = take_text(&rest);
+    const bool is_known = std::ranges::find(layouts, name, &NamedFields::name) != layouts.end();
+    if (name.empty() || name.find('\0') != std::string::npos || is_known) throw_damaged();
+    layouts.push_back({std::move(name), Fields::decode(&rest)});
+  }
+  return layouts;
+}
 
 void Arena::lay_out(std::span<const tenon_layout> layouts) {
   if (layouts.empty()) throw_error(Code::kValue, "an arena needs at least one layout");
@@ -75,7 +87,7 @@ Ref<Arena> Arena::create(std::span<const tenon_layout> layouts, const SharedOpti
     auto* const state = new (base) State{};
     state->description_nbytes = description.size();
     state->data_at = data_at;
-    state->mark.store(kMark, std::memory_order_relaxed);
+    state->mark.store(kArenaMark, std::memory_order_relaxed);
   };
   if (options != nullptr) {
     SharedOptions prepared = *options;
@@ -122,7 +134,7 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   auto* const state = reinterpret_cast<State*>(bytes.data());
   const bool has_room = bytes.shape().size() == 1 && bytes.desc().itemsize == 1 && bytes.is_contiguous() &&
                         nbytes > sizeof(State) && reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
-  if (!has_room || state->mark.load(std::memory_order_relaxed) != kMark) {
+  if (!has_room || state->mark.load(std::memory_order_relaxed) != kArenaMark) {
     throw_error(Code::kValue, "the memory of this array of shape ", shape_text(bytes.shape()),
                 " holds no arena");
   }
@@ -134,14 +146,9 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   }
   const std::vector<std::byte> copy(bytes.data() + sizeof(State),
                                     bytes.data() + sizeof(State) + description_nbytes);
-  std::span<const std::byte> rest(copy);
-  const uint64_t n = take_number(&rest);
-  if (n == 0 || n > kMostLayouts) throw_damaged();
-  for (uint64_t i = 0; i < n; ++i) {
-    std::string name = take_text(&rest);
-    if (name.empty() || name.find('\0') != std::string::npos || arena->find(name) >= 0) throw_damaged();
-    arena->layouts_.push_back({std::move(name), Fields::decode(&rest)});
-    arena->nbytes_ = std::max(arena->nbytes_, arena->layouts_.back().fields.nbytes());
+  arena->layouts_ = decode_layouts(copy);
+  for (const NamedFields& layout : arena->layouts_) {
+    arena->nbytes_ = std::max(arena->nbytes_, layout.fields.nbytes());
   }
   if (arena->nbytes_ > nbytes - data_at) {
     throw_error(Code::kValue, "an arena's layouts of ", arena->nbytes_, " bytes do not fit into ",

@@ -22,6 +22,21 @@ struct NamedFields {
   Fields fields;
 };
 
+constexpr uint64_t kArenaMark = 0x31414E4552414E54;  // "TNARENA1"
+
+// At the beginning of an arena's memory. Guarded by the lease of the data.
+struct ArenaState {
+  std::atomic<uint64_t> mark;
+  std::atomic<uint64_t> generation;
+  std::atomic<uint32_t> active;  // 1 for the first layout; 0: none yet
+  uint32_t reserved;
+  uint64_t description_nbytes;  // behind this
+  uint64_t data_at;
+};
+
+// Of the description behind it. Fails with kValue.
+std::vector<NamedFields> decode_layouts(std::span<const std::byte> description);
+
 // Counted. Threads: any.
 class Arena {
  public:
@@ -72,15 +87,7 @@ class Arena {
   }
 
  private:
-  // At the beginning of the memory. Guarded by the lease of the data.
-  struct State {
-    std::atomic<uint64_t> mark;
-    std::atomic<uint64_t> generation;
-    std::atomic<uint32_t> active;  // 1 for the first layout; 0: none yet
-    uint32_t reserved;
-    uint64_t description_nbytes;  // behind this
-    uint64_t data_at;
-  };
+  using State = ArenaState;
 
   Arena() = default;
   void lay_out(std::span<const tenon_layout> layouts);

@@ -12,62 +12,28 @@
 #include "base/spin_lock.h"
 #include "share/hooked_sleep.h"
 #include "share/process_lock.h"
+#include "share/watcher.h"
 
 namespace tenon::share {
 namespace {
 
-constexpr uint64_t kMark = 0x314E4E4148434E54;  // "TNCHANN1"
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = kMostBlocks - 1;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr uint32_t kMostSpins = 4000;  // about as long as it takes to be put asleep and woken
 constexpr uint32_t kLeastSpins = 50;
 constexpr uint32_t kNoSlot = UINT32_MAX;
-constexpr uint32_t kKnownDead = 32;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
   throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
 }
 
+[[noreturn]] void throw_no_place() {
+  throw_error(Code::kSystem,
+              "this process was forked while there was no room for another one in the channel");
+}
+
 }  // namespace
-
-// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex.
-struct Channel::End {
-  std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
-  std::atomic<uint32_t> roles;
-  std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> producers;  // openings of its process that have the role
-  std::atomic<uint32_t> consumers;
-  std::atomic<uint32_t> lenders;  // threads that are asleep, under the one bit of their process in the bell
-  std::atomic<uint32_t> receivers;
-  std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has got
-
-  std::atomic<uint32_t>& openings(Role role) noexcept { return role == kProducer ? producers : consumers; }
-};
-
-struct alignas(64) Channel::Place {
-  std::atomic<uint64_t> sequence;  // of the item that it holds; 0: none
-};
-
-// At the beginning of the memory; behind it the places, then the description of the fields.
-struct Channel::State {
-  std::atomic<uint64_t> mark;  // written last
-  uint32_t slots;
-  uint32_t mode;
-  uint32_t when_full;
-  uint32_t reserved;
-  uint64_t description_nbytes;
-  pthread_mutex_t mutex;  // robust; guards all that follows and the places
-  std::atomic<uint64_t> last_sequence;
-  std::atomic<uint64_t> received;
-  std::atomic<uint64_t> dropped;
-  std::atomic<uint64_t> deaths;
-  std::atomic<uint32_t> dead_pids[kKnownDead];  // of death number n in n % kKnownDead
-  std::atomic<uint64_t> closings;               // how often the last producer has gone
-  alignas(64) Bell items;                       // rung when there may be something to receive
-  alignas(64) Bell room;                        // rung when there may be a free slot
-  End ends[kParticipants];
-};
 
 Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
                              const SharedOptions& options) {
@@ -96,7 +62,7 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
     make_robust(&state->mutex);
     std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
     // pairs with: Channel::of, "the description of a channel"
-    state->mark.store(kMark, std::memory_order_release);
+    state->mark.store(kChannelMark, std::memory_order_release);
   };
   channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
   channel->open_slots();
@@ -110,7 +76,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   auto* const state = reinterpret_cast<State*>(memory->data());
   const bool has_room = memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(State);
   // pairs with: Channel::create, "the description of a channel"
-  if (!has_room || state->mark.load(std::memory_order_acquire) != kMark) throw_no_channel(*memory);
+  if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
                     static_cast<WhenFull>(state->when_full)};
   const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(Place);
@@ -154,10 +120,7 @@ bool Channel::is_alive(uint32_t p) const noexcept {
 void Channel::take_role(Role role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
   const uint32_t index = segment_->participant().index();
-  if (index == Participant::kNone) {
-    throw_error(Code::kSystem,
-                "this process was forked while there was no room for another one in the channel");
-  }
+  if (index == Participant::kNone) throw_no_place();
   End& end = own_end();
   const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
   const uint64_t taker = uint64_t{index} << 32 | generation;
@@ -168,8 +131,6 @@ void Channel::take_role(Role role) {
   if (look(end.generation) != generation) {
     store(end.producers, 0u);
     store(end.consumers, 0u);
-    store(end.lenders, 0u);
-    store(end.receivers, 0u);
     store(end.cursor, uint64_t{0});
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
@@ -350,12 +311,78 @@ bool Channel::try_receive(Item& item, const char* site) {
   return false;
 }
 
+// On what to sleep so that the death of others is seen. False: not all have found room. has_died: somebody
+// has, and is to be forgotten by look_at_ends().
+bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
+  const uint32_t self = segment_->participant().index();
+  bool is_complete = true;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (p == self || look(state_->ends[p].roles) == 0) continue;
+    if (!is_alive(p)) {
+      *has_died = true;
+    } else if (*n == os::kMostWords) {
+      is_complete = false;
+    } else {
+      std::atomic<uint32_t>& life = life_word(segment_->control().life(p));
+      words[(*n)++] = {&life, note_sleeper(life)};
+    }
+  }
+  return is_complete;
+}
+
+Watch* Channel::watch_of(const Bell& bell) const noexcept {
+  const auto& place = &bell == &state_->items ? item_watch_ : room_watch_;
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* const watch = place.load(std::memory_order_acquire);
+  return watch == nullptr || watch->is_inherited() ? nullptr : watch;
+}
+
+// Where nothing could be done: lets the descriptor say so, and looks again, as something may have come before
+// that.
+template <class Try>
+bool Channel::try_once_more(const Bell& bell, Try attempt) {
+  Watch* const watch = watch_of(bell);
+  if (watch == nullptr) return false;
+  watch->clear();
+  if (is_closed_.load(std::memory_order_relaxed)) watch->signal();
+  return attempt();
+}
+
+int Channel::descriptor(Access access) {
+  Bell& bell = access == Access::kRead ? state_->items : state_->room;
+  auto& place = access == Access::kRead ? item_watch_ : room_watch_;
+  if (segment_->participant().index() == Participant::kNone) throw_no_place();
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* watch = place.load(std::memory_order_acquire);
+  while (watch == nullptr || watch->is_inherited()) {
+    auto fresh = std::make_unique<Watch>(*this, bell);
+    // pairs with: Channel::descriptor, "the watch of an end"
+    if (!place.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
+    fresh->keep(watch);
+    watch = fresh.release();
+    if (is_closed_.load(std::memory_order_relaxed)) watch->end();
+  }
+  return watch->fd();
+}
+
+Channel::~Channel() {
+  delete item_watch_.load(std::memory_order_relaxed);
+  delete room_watch_.load(std::memory_order_relaxed);
+}
+
 // Tries until it works: for a while by looking at the bell, then asleep.
 template <class Try>
 void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
                    Try attempt) {
   uint32_t turn = look(bell.turn);
   if (attempt()) return;
+  const auto throw_timeout = [doing] {
+    throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
+  };
+  if (deadline.has_passed()) {
+    if (try_once_more(bell, attempt)) return;
+    throw_timeout();
+  }
   // As long as waiting awake has been worth it.
   const uint32_t spins = std::clamp(spin.load(std::memory_order_relaxed), kLeastSpins, kMostSpins);
   for (uint32_t i = 0; i < spins; ++i) {
@@ -368,36 +395,27 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
   }
   spin.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
   HookedSleep sleep;
-  const uint32_t self = segment_->participant().index();
-  // Who goes leaves the bit to the other threads of the process, which may have slept through what was rung
-  // meanwhile.
   struct Waiting {
-    std::atomic<uint32_t>& sleepers;
+    Segment& segment;
     Bell& bell;
-    uint32_t self;
-    ~Waiting() {
-      clear_bit(bell.waiting, self);
-      if (add(sleepers, ~0u) == 1) return;
-      set_bit(bell.waiting, self);
-      os::wake_all(bell.turn);
-    }
-  } const waiting{&bell == &state_->room ? own_end().lenders : own_end().receivers, bell, self};
-  (void)add(waiting.sleepers, 1u);
-  const Control& control = segment_->control();
+    Waiting(Segment& in, Bell& at) : segment(in), bell(at) { segment.begin_wait(bell); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { segment.end_wait(bell); }
+  } const waiting{*segment_, bell};
   while (true) {
-    set_bit(bell.waiting, self);
     turn = look(bell.turn);
     os::Sleep words[os::kMostWords];
     size_t n = 0;
+    bool has_died = false;
     words[n++] = {&bell.turn, turn};
-    for (uint32_t p = 0; p < kParticipants && n < os::kMostWords; ++p) {
-      if (p == self || look(state_->ends[p].roles) == 0 || !is_alive(p)) continue;
-      std::atomic<uint32_t>& life = life_word(control.life(p));
-      words[n++] = {&life, note_sleeper(life)};
-    }
+    (void)add_lives(words, &n, &has_died);
     if (attempt()) return;
     const int64_t left = deadline.left_ns();
-    if (left <= 0) throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
+    if (left <= 0) {
+      if (try_once_more(bell, attempt)) return;
+      throw_timeout();
+    }
     os::sleep_on(words, n, std::min(kSliceNs, left));
     if (std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel has told nobody else, and who died may have died before it rang.
@@ -423,7 +441,8 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   if (plan_.when_full == WhenFull::kRaise) {
-    if (try_loan(*item, site)) return item;
+    const auto attempt = [&] { return try_loan(*item, site); };
+    if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or make it with more slots");
   }
@@ -499,6 +518,12 @@ Ref<Array> Item::array(int32_t field) {
 
 void Channel::close() noexcept {
   if (is_closed_.exchange(true, std::memory_order_relaxed)) return;
+  for (const Bell* const bell : {&state_->items, &state_->room}) {
+    Watch* const watch = watch_of(*bell);
+    if (watch == nullptr) continue;
+    watch->end();
+    watch->signal();
+  }
   const uint32_t index = segment_->participant().index();
   if (index == Participant::kNone) return;
   {

@@ -12,6 +12,7 @@
 
 #include "base/ref.h"
 #include "core/lease.h"
+#include "share/channel_state.h"
 #include "share/fields.h"
 #include "share/segments.h"
 
@@ -37,6 +38,7 @@ struct ChannelPlan {
 };
 
 class Item;
+class Watch;
 
 struct ChannelStatistics {
   uint64_t sent = 0;
@@ -75,6 +77,11 @@ class Channel {
   // Until receive() would not wait. Fails with kTimeout, kInterrupted.
   void wait_for_item(const Deadline& deadline);
 
+  // For poll() and its kind: a descriptor that is readable while receive() (kRead) or loan() (kWrite) may
+  // have something to do. It is so until that has found nothing to do at once; after close() always. It is
+  // the channel's, for this process: a forked child asks anew. Fails with kSystem.
+  int descriptor(Access access);
+
   // Ends both ends of this opening. Items in hand stay valid.
   void close() noexcept;
   ChannelStatistics statistics() const;
@@ -88,12 +95,15 @@ class Channel {
 
  private:
   friend class Item;
-  struct State;
-  struct End;
-  struct Place;
-  enum Role : uint32_t { kProducer = 1, kConsumer = 2 };
+  friend class Watch;
+  friend class Watcher;
+  using State = ChannelState;
+  using End = ChannelEnd;
+  using Place = ChannelPlace;
+  using Role = ChannelRole;
 
   Channel() = default;
+  ~Channel();
   void open_slots();
   End& own_end() const noexcept;
   void take_role(Role role);
@@ -110,6 +120,12 @@ class Channel {
   uint32_t slot_to_receive() const noexcept;
   uint32_t next_slot(uint64_t after) const noexcept;
   bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
+  bool add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept;
+  void begin_wait(Bell& bell) const noexcept { segment_->begin_wait(bell); }
+  void end_wait(Bell& bell) const noexcept { segment_->end_wait(bell); }
+  Watch* watch_of(const Bell& bell) const noexcept;
+  template <class Try>
+  bool try_once_more(const Bell& bell, Try attempt);
   template <class Try>
   void wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
             Try attempt);
@@ -129,6 +145,9 @@ class Channel {
   uint32_t roles_ = 0;        // of this opening
   uint64_t roles_taker_ = 0;  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};
+  // Made at the first use; owned.
+  std::atomic<Watch*> item_watch_{nullptr};
+  std::atomic<Watch*> room_watch_{nullptr};
   RefCount refs_;
 };
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -16,6 +17,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -312,21 +314,39 @@ size_t huge_page_nbytes() noexcept {
   return nbytes;
 }
 
+namespace {
+
+// The fields of a process' stat from the third one, its state, on; empty: there is no such process.
+std::vector<std::string> stat_of(uint32_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  std::string text;
+  if (!std::getline(file, text)) return {};
+  const size_t after_name = text.rfind(')');
+  if (after_name == std::string::npos) return {};
+  std::istringstream words(text.substr(after_name + 1));
+  std::vector<std::string> fields;
+  for (std::string word; fields.size() < 20 && words >> word;) fields.push_back(std::move(word));
+  return fields;
+}
+
+}  // namespace
+
 uint64_t start_of(uint32_t pid) noexcept {
   try {
-    std::ifstream file(concat("/proc/", pid, "/stat"));
-    std::string text;
-    if (!std::getline(file, text)) return 0;
-    const size_t after_name = text.rfind(')');
-    if (after_name == std::string::npos) return 0;
-    std::istringstream words(text.substr(after_name + 1));
-    std::string word;
-    for (int field = 3; field <= 22 && words >> word; ++field) {
-      if (field == 3 && (word == "Z" || word == "X")) return 0;
-    }
-    return words ? std::strtoull(word.c_str(), nullptr, 10) : 0;
+    const std::vector<std::string> fields = stat_of(pid);
+    if (fields.size() < 20 || fields[0] == "Z" || fields[0] == "X") return 0;
+    return std::strtoull(fields[19].c_str(), nullptr, 10);
   } catch (const std::exception&) {
     return 0;
+  }
+}
+
+bool is_stopped(uint32_t pid) noexcept {
+  try {
+    const std::vector<std::string> fields = stat_of(pid);
+    return !fields.empty() && (fields[0] == "T" || fields[0] == "t");
+  } catch (const std::exception&) {
+    return false;
   }
 }
 
@@ -384,11 +404,11 @@ std::vector<Found> find_memory(const std::string& prefix) {
   return found;
 }
 
-File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix) {
+File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable) {
   const std::string path = concat("/proc/", pid, "/fd/", fd);
   const auto name = memory_name(link_of(path));
   if (!name || name->rfind(name_prefix, 0) != 0) return {};
-  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = open(path.c_str(), (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) {
     check_descriptors(errno);
     return {};
@@ -397,6 +417,32 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix) {
   // The process may have ended between the two, and its number and descriptor be another's.
   const auto same = memory_name(link_of(concat("/proc/self/fd/", opened)));
   return same && *same == *name ? std::move(file) : File();
+}
+
+namespace {
+
+FileFacts facts_in(const struct stat& status) noexcept {
+  return {static_cast<uint64_t>(status.st_dev), static_cast<uint64_t>(status.st_ino),
+          static_cast<uint64_t>(status.st_size), static_cast<uint64_t>(status.st_blocks) * 512,
+          S_ISREG(status.st_mode)};
+}
+
+}  // namespace
+
+bool facts_of(const File& file, FileFacts* facts) noexcept {
+  struct stat status{};
+  if (fstat(file.fd(), &status) != 0) return false;
+  *facts = facts_in(status);
+  return true;
+}
+
+bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {
+  struct stat status{};
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", pid, fd);
+  if (stat(path, &status) != 0) return false;
+  *facts = facts_in(status);
+  return true;
 }
 
 NameLock::NameLock(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -420,6 +466,26 @@ NameLock::NameLock(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM
     const timespec moment{0, 1'000'000};
     nanosleep(&moment, nullptr);
   }
+}
+
+File create_event() {
+  File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) {
+    const int error = errno;
+    check_descriptors(error);
+    throw_error(Code::kSystem, "no event for a descriptor: ", system_text(error));
+  }
+  return event;
+}
+
+void signal_event(const File& event) noexcept {
+  const uint64_t one = 1;
+  (void)!write(event.fd(), &one, sizeof one);  // full: it is readable
+}
+
+void clear_event(const File& event) noexcept {
+  uint64_t count = 0;
+  (void)!read(event.fd(), &count, sizeof count);
 }
 
 void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {

@@ -78,6 +78,7 @@ struct Process {
 Process this_process();                    // asks anew after a fork
 uint64_t start_of(uint32_t pid) noexcept;  // 0: there is no such process
 std::string command_of(uint32_t pid);      // its name; "" when it is not there
+bool is_stopped(uint32_t pid) noexcept;    // by a signal or a debugger
 uint32_t user() noexcept;
 uint64_t pid_namespace() noexcept;
 uint64_t boot();  // of this run of this machine: never 0
@@ -92,7 +93,17 @@ struct Found {
 std::vector<Found> find_memory(const std::string& prefix);
 // Opens another process' file anew. Empty: it cannot be opened, or is not this. Fails with kSystem, as
 // find_memory does: no descriptor is left.
-File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix);
+File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable = true);
+
+struct FileFacts {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t nbytes = 0;
+  uint64_t committed_nbytes = 0;
+  bool is_regular = false;
+};
+bool facts_of(const File& file, FileFacts* facts) noexcept;      // false: they cannot be had
+bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept;  // of a process' file, without opening it
 
 // True: this process alone holds the name, until the lock dies; the kernel lets go of it when the process
 // ends. Processes of one user and one network namespace exclude each other.
@@ -105,6 +116,13 @@ class NameLock {
  private:
   File socket_;
 };
+
+// ------------------------------------------------------------------------------------------ events
+
+// Of this process, for poll() and its kind; closed by exec. Fails with kSystem.
+File create_event();
+void signal_event(const File& event) noexcept;  // readable from now on
+void clear_event(const File& event) noexcept;   // not any more
 
 // ------------------------------------------------------------------------------------------ sleeping
 

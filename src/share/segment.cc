@@ -266,6 +266,23 @@ void Segment::receive(uint32_t index, uint32_t number) noexcept {
   }
 }
 
+void Segment::begin_wait(Bell& bell) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  for (Waits& waits : waits_) {
+    if (waits.bell != nullptr && waits.bell != &bell) continue;
+    waits.bell = &bell;
+    if (waits.threads++ == 0) set_bit(bell.waiting, participant_->index());
+    return;
+  }
+}
+
+void Segment::end_wait(Bell& bell) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  for (Waits& waits : waits_) {
+    if (waits.bell == &bell && --waits.threads == 0) clear_bit(bell.waiting, participant_->index());
+  }
+}
+
 void Segment::before_fork() noexcept {
   uses_lock_.lock();
   participant_->reserve_for_child(file_);
@@ -275,6 +292,7 @@ void Segment::after_fork() noexcept { uses_lock_.unlock(); }
 
 void Segment::become_child() noexcept {
   is_creator_ = false;
+  for (Waits& waits : waits_) waits.threads = 0;
   participant_->become_child();
   uses_lock_.unlock();
 }

@@ -75,6 +75,10 @@ class Segment {
   // Something that it has lent so is still under way.
   bool has_sent() const noexcept;
 
+  // A thread of this process sleeps on a bell of the segment's channel, so that it is rung aloud.
+  void begin_wait(Bell& bell) noexcept;
+  void end_wait(Bell& bell) noexcept;
+
   // For forks.
   void before_fork() noexcept;
   void after_fork() noexcept;
@@ -99,6 +103,12 @@ class Segment {
   // Guarded by uses_lock_.
   std::vector<uint32_t> uses_;                       // of each block, by this process
   std::vector<std::unique_ptr<ProcessLock>> locks_;  // of those that were used here
+  struct Waits {
+    const Bell* bell = nullptr;
+    uint32_t threads = 0;
+  };
+  static constexpr size_t kMostBells = 2;  // of one channel
+  Waits waits_[kMostBells];
   std::atomic<uint32_t> users_{0};
   uint32_t next_block_ = 0;  // where to look for a free one first; of the creator, under its pool's lock
 };

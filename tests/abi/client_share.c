@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and share_test. */
+#include <poll.h>
 #include <string.h>
 
 #include "client.h"
@@ -154,6 +155,48 @@ static void check_arenas(void) {
   tenon_array_release(memory);
 }
 
+static int is_readable(int fd) {
+  struct pollfd poller = {fd, POLLIN, 0};
+  return poll(&poller, 1, 0) == 1;
+}
+
+/* Readable until there is nothing to do; then again when there is. */
+static void check_descriptors(void) {
+  const tenon_field field = {"k", {TENON_INT, 64, 1}, 0, NULL};
+  const tenon_channel_options options = {sizeof options, 1, TENON_CHANNEL_QUEUE, TENON_WHEN_FULL_RAISE};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_channel* channel = NULL;
+  tenon_item *item = NULL, *received = NULL, *none = NULL;
+  int32_t items = -1, again = -1, room = -1;
+  struct pollfd poller = {-1, POLLIN, 0};
+  CHECK(tenon_channel_create(1, &field, &options, NULL, &channel, &error) == TENON_OK);
+  CHECK(tenon_channel_fd(channel, 7, &items, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_channel_fd(channel, TENON_READ, &items, &error) == TENON_OK);
+  CHECK(tenon_channel_fd(channel, TENON_READ, &again, &error) == TENON_OK && again == items);
+  CHECK(tenon_channel_fd(channel, TENON_WRITE, &room, &error) == TENON_OK && room != items);
+  CHECK(is_readable(items) && is_readable(room));
+  CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
+  while (is_readable(items) || is_readable(room)) { /* what is known already may be told late */
+    CHECK(tenon_channel_receive(channel, 0, NULL, &none, &error) == TENON_ERR_TIMEOUT);
+    CHECK(tenon_channel_loan(channel, 0, NULL, &none, &error) == TENON_ERR_LEASE_CONFLICT);
+  }
+  CHECK(tenon_item_send(item, &error) == TENON_OK);
+  tenon_item_release(item);
+  poller.fd = items;
+  CHECK(poll(&poller, 1, 20000) == 1);
+  CHECK(tenon_channel_receive(channel, 0, NULL, &received, &error) == TENON_OK);
+  tenon_item_release(received);
+  poller.fd = room;
+  CHECK(poll(&poller, 1, 20000) == 1);
+  CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
+  tenon_item_release(item);
+  tenon_channel_close(channel);
+  CHECK(is_readable(items) && is_readable(room));
+  CHECK(tenon_channel_receive(channel, 0, NULL, &none, &error) == TENON_ERR_CLOSED);
+  CHECK(is_readable(items));
+  tenon_channel_release(channel);
+}
+
 static void check_channels(void) {
   const int64_t four[1] = {4};
   const tenon_dtype f4 = {TENON_FLOAT, 32, 1}, i8 = {TENON_INT, 64, 1};
@@ -204,8 +247,29 @@ static void check_channels(void) {
   tenon_array_release(memory);
 }
 
+static void check_observers(void) {
+  const int64_t shape[1] = {5};
+  const tenon_dtype i8 = {TENON_INT, 64, 1};
+  const tenon_shared_options options = {sizeof options, 0, -1, 0, "tenon.abi_observed"};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array* array = NULL;
+  char* text = NULL;
+  CHECK(tenon_shared_create(i8, 1, shape, TENON_ZEROED, &options, &array, &error) == TENON_OK);
+  CHECK(tenon_shared_describe(&text, &error) == TENON_OK);
+  CHECK(strstr(text, "\"name\": \"tenon.abi_observed\"") != NULL);
+  tenon_text_free(text);
+  tenon_text_free(NULL);
+  CHECK(tenon_shared_collect(&text, &error) == TENON_OK);
+  CHECK(strstr(text, "\"name\": \"tenon.abi_observed\"") != NULL);
+  tenon_text_free(text);
+  CHECK(tenon_shared_describe(NULL, &error) == TENON_ERR_VALUE);
+  tenon_array_release(array);
+}
+
 void client_share(void) {
+  check_observers();
   check_channels();
+  check_descriptors();
   check_arenas();
   check_handles();
   check_names();

@@ -82,6 +82,9 @@ byte mutex = 0;              // 1 + who holds it
 byte roles = 7;              // who takes part, as bits
 bool is_closed = false;
 byte waits[2];               // of the bells: who may sleep, as bits
+#ifdef THREADS
+byte sleepers = 0;           // of the one process' threads
+#endif
 #define ITEM 0               // the bell of the consumers
 #define ROOM 1               // that of the producer
 
@@ -180,7 +183,15 @@ inline wake_one(p) {
 inline announce(bell) {
   if
   MAY_DIE
-  :: atomic { true; waits[bell] = waits[bell] | BIT(PLACE(p)); moved[p] = false; watches[p] = TO_WATCH(p) }
+  :: atomic {
+       true;
+#ifdef THREADS
+       sleepers = sleepers | BIT(p);
+#endif
+       waits[bell] = waits[bell] | BIT(PLACE(p));
+       moved[p] = false;
+       watches[p] = TO_WATCH(p)
+     }
   fi
 }
 // What the dead leave; requires the mutex.
@@ -409,11 +420,19 @@ again:
 #endif
   leave();
 #ifdef THREADS
-  waits[ITEM] = waits[ITEM] & ~BIT(PLACE(p));
+  atomic {
+    true;
+    sleepers = sleepers & ~BIT(p);
 #ifndef SILENCED
-  waits[ITEM] = waits[ITEM] | BIT(PLACE(p));  // the other one may wait
-  atomic { wake_consumers() };
+    if
+    :: sleepers == 0 ->
 #endif
+       waits[ITEM] = waits[ITEM] & ~BIT(PLACE(p))
+#ifndef SILENCED
+    :: else  // another thread of the process may sleep
+    fi
+#endif
+  };
 #endif
 #ifndef LATEST
   atomic { assert(!(received & BIT(item))); received = received | BIT(item) }
