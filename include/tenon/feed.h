@@ -78,6 +78,37 @@ TENON_API tenon_status tenon_function_bind(tenon_function* function, const tenon
                                            const tenon_constant* constants, tenon_generator* out,
                                            tenon_error* error);
 
+/* ------------------------------------------------------------------------------------ plug-ins
+ *
+ * A plug-in is a shared library with the table of tenon/plugin.h, which says what is called when. */
+
+typedef struct tenon_plugin_options {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t seed;      /* the feed's: plug-ins see it at open */
+  const char* config; /* a JSON object; NULL: "{}" */
+} tenon_plugin_options;
+
+/* A generator that runs the plug-in in the library path, with a state for each worker. schema: of the
+ * batches; NULL: what the plug-in describes. described may be NULL, else it receives a reference to the
+ * schema. options may be NULL. Fails with NOT_FOUND (library, table), VALUE (a table of another ABI or with
+ * gaps, fields that cannot be or are not those of schema, no schema at all), TYPE (dtypes), OP (open or
+ * describe of the plug-in failed; with its text). */
+TENON_API tenon_status tenon_plugin_open(const char* path, const tenon_plugin_options* options,
+                                         tenon_schema* schema, tenon_schema** described, tenon_generator* out,
+                                         tenon_error* error);
+
+typedef struct tenon_plugin_info {
+  uint32_t struct_size;
+  uint32_t flags;    /* TENON_THREADSAFE */
+  const char* name;  /* lives for ever; NULL: the plug-in has none */
+  int32_t describes; /* it knows its fields */
+  int32_t reserved;
+} tenon_plugin_info;
+
+/* Loads the library and reads its table; opens no state. Fails as tenon_plugin_open. */
+TENON_API tenon_status tenon_plugin_look(const char* path, tenon_plugin_info* out, tenon_error* error);
+
 /* --------------------------------------------------------------------------------------- feeds */
 
 typedef struct tenon_feed tenon_feed;
