@@ -441,7 +441,7 @@ constexpr tenon_plugin table(const char* name) {
 }  // namespace api0
 }  // namespace tenon
 
-// Makes this library the plug-in that runs the class. Once, at namespace scope.
+// Makes this library the plug-in that runs the class. Once, outside of all namespaces.
 #define TENON_PLUGIN(Generator)                                                                  \
   extern "C" TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) {                  \
     static constexpr tenon_plugin table = ::tenon::plugin::detail::table<Generator>(#Generator); \

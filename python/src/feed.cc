@@ -16,6 +16,7 @@
 #include "function.h"
 #include "ndarray.h"
 #include "owners.h"
+#include "plugin.h"
 
 namespace tenon::python {
 namespace {
@@ -144,10 +145,8 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
 
 class NativeFeed {
  public:
-  NativeFeed(const Function& function, const NamedSchema& schema, const nb::dict& constants,
-             const FeedOptions& options)
-      : names_(schema.names),
-        feed_(std::make_unique<Feed>(bind(function, schema.schema, constants), schema.schema, options)) {}
+  NativeFeed(Generator generator, const NamedSchema& schema, const FeedOptions& options)
+      : names_(schema.names), feed_(std::make_unique<Feed>(std::move(generator), schema.schema, options)) {}
   ~NativeFeed() {
     const nb::gil_scoped_release released;  // a second at most, for a generator that is busy
     feed_.reset();
@@ -321,10 +320,20 @@ void add_feed(nb::module_& module) {
           "__init__",
           [](NativeFeed* self, const Function& function, const NamedSchema& schema, const nb::dict& constants,
              int32_t workers, int32_t slots, int64_t batches, uint64_t seed) {
-            new (self) NativeFeed(function, schema, constants, {workers, slots, batches, seed});
+            new (self)
+                NativeFeed(bind(function, schema.schema, constants), schema, {workers, slots, batches, seed});
           },
           nb::arg("function"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"), nb::arg("slots"),
           nb::arg("batches"), nb::arg("seed"))
+      .def(
+          "__init__",
+          [](NativeFeed* self, const NativePlugin& plugin, const NamedSchema& schema, int32_t workers,
+             int32_t slots, int64_t batches, uint64_t seed) {
+            new (self)
+                NativeFeed(open_plugin(plugin, schema.schema, seed), schema, {workers, slots, batches, seed});
+          },
+          nb::arg("plugin"), nb::arg("schema"), nb::arg("workers"), nb::arg("slots"), nb::arg("batches"),
+          nb::arg("seed"))
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),

@@ -71,6 +71,7 @@ from ._errors import (
 )
 from ._files import load, save
 from ._planner import Plan, Tensor
+from ._plugin import Plugin, plugin
 from ._typing import DTypeLike
 from .arena import Arena
 from .channel import Channel
@@ -99,6 +100,7 @@ __all__ = [
     "OpError",
     "OwnerDied",
     "Plan",
+    "Plugin",
     "Schema",
     "Shared",
     "TenonError",
@@ -146,6 +148,7 @@ __all__ = [
     "ones",
     "ones_like",
     "out",
+    "plugin",
     "push",
     "save",
     "schema",

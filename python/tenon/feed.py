@@ -12,6 +12,7 @@ from typing import Any
 
 from ._core import Batch, NativeFeed, Schema
 from ._errors import OpError, TenonError
+from ._plugin import Plugin
 from ._typing import DTypeLike
 from .function import CFunction
 
@@ -55,10 +56,11 @@ class Feed:
 
     Parameters
     ----------
-    generator : CFunction
-        Made by `c_function`. Called by one thread at a time, in order, unless it is ``threadsafe``.
-    schema : Schema
-        Made by `tenon.schema`.
+    generator : CFunction or Plugin
+        Made by `c_function` or `plugin`. Called by one thread at a time, in order, unless it is
+        ``threadsafe``.
+    schema : Schema, optional
+        Made by `tenon.schema`. By default what the plug-in describes.
     slots : int, optional
         At least ``workers + 1``; by default ``workers + 4``.
     workers : int
@@ -85,8 +87,8 @@ class Feed:
 
     def __init__(
         self,
-        generator: CFunction,
-        schema: Schema,
+        generator: CFunction | Plugin,
+        schema: Schema | None = None,
         slots: int | None = None,
         workers: int = 1,
         processes: bool = False,
@@ -94,8 +96,14 @@ class Feed:
         seed: int = 0,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(generator, CFunction):
-            raise TypeError(f"a feed's generator is made by tn.c_function, not {type(generator).__name__}")
+        if not isinstance(generator, (CFunction, Plugin)):
+            raise TypeError(
+                f"a feed's generator is made by tn.c_function or tn.plugin, not {type(generator).__name__}"
+            )
+        if schema is None and isinstance(generator, Plugin):
+            schema = generator.schema
+            if schema is None:
+                raise ValueError(f"plug-in {generator.name!r} does not describe its fields: give a schema")
         if not isinstance(schema, Schema):
             raise TypeError(
                 f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
@@ -117,15 +125,17 @@ class Feed:
         self.batches = batches
         self.timeout = timeout
         self._epoch: weakref.ref[_Epoch] | None = None
-        self._native = NativeFeed(
-            function=generator._native,
-            schema=schema,
-            constants=generator.constants,
-            workers=workers,
-            slots=workers + 4 if slots is None else slots,
-            batches=-1 if batches is None else batches,
-            seed=seed % 2**64,
-        )
+        options: dict[str, Any] = {
+            "schema": schema,
+            "workers": workers,
+            "slots": workers + 4 if slots is None else slots,
+            "batches": -1 if batches is None else batches,
+            "seed": seed % 2**64,
+        }
+        if isinstance(generator, Plugin):
+            self._native = NativeFeed(plugin=generator._native, **options)
+        else:
+            self._native = NativeFeed(function=generator._native, constants=generator.constants, **options)
         _open_feeds.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
