@@ -21,8 +21,8 @@
 //   - static Schema schema() or schema(const Config&): the fields; without it users must give a schema;
 //   - a constructor that takes const Setup&, const Config& or nothing;
 //   - is_threadsafe = true: several objects may run at a time. Otherwise one worker runs.
-// Its operator() takes the request and a view for each field, in order; dtypes and numbers of axes are checked
-// when the object is made. It returns nothing, or an int32_t that is 0 for success.
+// Its operator() takes the request and a view for each field, in order; dtypes and numbers of axes are
+// checked when the object is made. It returns nothing, or an int32_t that is 0 for success.
 #ifndef TENON_PLUGIN_HPP_
 #define TENON_PLUGIN_HPP_
 

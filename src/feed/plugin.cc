@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/fork_mark.h"
+#include "feed/json.h"
 #include "feed/library.h"
 
 namespace tenon {
@@ -277,12 +278,6 @@ class PluginGenerator {
   std::atomic<State*> states_{nullptr};  // shared: a list that only grows, so that no fill waits
 };
 
-void check_is_object(const char* config) {
-  const char* const at = tenon_plugin_past_blanks(config);
-  if (*at == '{' && *tenon_plugin_past_blanks(tenon_plugin_past_value(at)) == '\0') return;
-  throw_error(Code::kValue, "plug-in: the configuration is not a JSON object: ", config);
-}
-
 std::string file_name(std::string_view path) { return std::string(path.substr(path.rfind('/') + 1)); }
 
 }  // namespace
@@ -315,7 +310,10 @@ PluginTable PluginTable::load(const char* path) {
 
 OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t seed, Ref<Schema> schema) {
   if (config == nullptr) config = "{}";
-  check_is_object(config);
+  if (!is_json_object(config)) {
+    throw_error(Code::kValue, "plug-in '", table.name(),
+                "': the configuration is not a JSON object: ", config);
+  }
   if (table->describe == nullptr && !schema) {
     throw_error(Code::kValue, "plug-in '", table.name(), "' does not describe its fields: give a schema");
   }

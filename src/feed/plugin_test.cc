@@ -336,8 +336,9 @@ TEST(Plugin, TheConfigurationIsAJsonObject) {
 
 TEST(PluginConfig, ValuesAreFoundByKey) {
   const char* const config =
-      R"({"a": -12, "b": 2.5e3, "c": true, "d": "x\n\"y\\ \u00e4\ud83d\ude00", "e": null, "f": [1, "]", {"a": 3}],)"
-      R"( "g": 9223372036854775808, "h": "\ud83d", "i": "\u0000", "j": 1.5, "k": false, "" : 4, "l" : 7 })";
+      R"({"a": -12, "b": 2.5e3, "c": true, "d": "x\n\"y\\ \u00e4\ud83d\ude00", "e": null,)"
+      R"( "f": [1, "]", {"a": 3}], "g": 9223372036854775808, "h": "\ud83d",)"
+      R"( "i": "\u0000", "j": 1.5, "k": false, "" : 4, "l" : 7 })";
   int64_t integer = 99;
   double number = 99;
   int boolean = 99;

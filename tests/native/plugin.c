@@ -44,7 +44,8 @@ static void enter(state* self) {
 
 static void leave(state* self) { __atomic_store_n(&self->busy, 0, __ATOMIC_SEQ_CST); }
 
-/* Configuration: rows, fail_open (a text; for workers only), fail_at (an index), text (of its failure), lie. */
+/* Configuration: rows, fail_open (a text; for workers only), fail_at (an index), text (of that failure),
+ * lie. */
 static int32_t plugin_open(const tenon_plugin_setup* setup, void** out, char* message, size_t message_size) {
   state* self;
   char fail_open[64] = "";

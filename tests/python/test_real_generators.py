@@ -115,13 +115,18 @@ def test_libjpeg_turbo_decodes_into_the_rows_of_a_batch(jpegs):
                     assert np.abs(row.astype(int) - picture(number)).mean() < 20  # it is that picture
 
 
-def test_a_jpeg_that_is_cut_is_an_error_at_its_batch(jpegs):
-    cut = [*jpegs[:5], jpegs[5][:300], *jpegs[6:]]
+@pytest.mark.parametrize(("length", "code"), [(300, 2), (1200, 4)])  # within the head, within the picture
+def test_a_jpeg_that_is_cut_is_an_error_at_its_batch(jpegs, length, code):
+    assert length < len(jpegs[5]) - 100
+    cut = [*jpegs[:5], jpegs[5][:length], *jpegs[6:]]
     with tn.Feed(jpeg_generator(cut), tn.schema(**JPEG_SCHEMA), workers=2, batches=5) as feed:
         seen = []
-        with pytest.raises(tn.OpError, match="returned 4 at batch 1 of epoch 0"):
+        with pytest.raises(tn.OpError, match=f"returned {code} at batch 1 of epoch 0"):
             seen.extend(batch.index for batch in feed)
         assert seen == [0]
+
+
+def test_a_jpeg_of_another_size_is_an_error(jpegs):
     smaller = {"image": ("u1", (4, HEIGHT - 1, WIDTH, 3)), "number": ("i8", (4,))}
     generator = jpeg_generator(jpegs, height=HEIGHT - 1)
     with (
