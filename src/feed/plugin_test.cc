@@ -10,9 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <map>
+#include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -142,9 +146,10 @@ TEST(Plugin, EachWorkerHasAStateOpenedAtItsFirstFillAndClosedOnceAtTheEnd) {
 // Workers run into their first fill together.
 TEST(Plugin, StatesOfWorkersThatBeginTogetherStayApart) {
   constexpr int kWorkers = 4;
-  constexpr int kFills = 200;
+  constexpr uint64_t kFills = 10;
+  constexpr int kRounds = 1000;
   const int64_t closed = count("telling", "count_closed");
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     Owned owned(open("telling"));
     std::barrier start(kWorkers);
     std::vector<std::thread> threads;
@@ -168,7 +173,7 @@ TEST(Plugin, StatesOfWorkersThatBeginTogetherStayApart) {
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(count("telling", "count_open"), kWorkers);
   }
-  EXPECT_EQ(count("telling", "count_closed"), closed + 20 * (kWorkers + 1));
+  EXPECT_EQ(count("telling", "count_closed"), closed + kRounds * (kWorkers + 1));
   EXPECT_EQ(count("telling", "count_overlaps"), 0);
 }
 
