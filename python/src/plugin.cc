@@ -5,6 +5,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <utility>
 
 #include "dtype.h"
@@ -21,6 +22,13 @@ NativePlugin load(std::string path, std::string config) {
     plugin.schema = Plugin::open(plugin.path.c_str(), plugin.config.c_str()).schema;
   }
   return plugin;
+}
+
+// What the table says, whatever its bytes; None where it says nothing.
+nb::object name_of(const NativePlugin& self) {
+  const char* const name = self.info.name;
+  if (name == nullptr) return nb::none();
+  return owned(PyUnicode_DecodeUTF8(name, static_cast<Py_ssize_t>(std::strlen(name)), "replace"));
 }
 
 // As tenon.schema takes them, or None.
@@ -51,8 +59,7 @@ void add_plugin(nb::module_& module) {
             new (self) NativePlugin(load(std::move(path), std::move(config)));
           },
           nb::arg("path"), nb::arg("config"))
-      .def_prop_ro(
-          "name", [](const NativePlugin& p) { return p.info.name; }, nb::sig("def name(self) -> str | None"))
+      .def_prop_ro("name", name_of, nb::sig("def name(self) -> str | None"))
       .def_prop_ro("threadsafe", [](const NativePlugin& p) { return (p.info.flags & TENON_THREADSAFE) != 0; })
       .def_prop_ro("fields", fields_of,
                    nb::sig("def fields(self) -> dict[str, tuple[dtype, tuple[int, ...]]] | None"));

@@ -29,7 +29,7 @@ class Plugin:
         self.config = config
         self.name = native.name or os.path.basename(path)
         self.threadsafe = native.threadsafe
-        self.schema = None if native.fields is None else Schema(dict(native.fields))
+        self.schema = _schema_of(native)
 
     def __repr__(self) -> str:
         config = "".join(f", {key}={value!r}" for key, value in self.config.items())
@@ -63,6 +63,13 @@ def plugin(path: str | os.PathLike[str], /, **config: Any) -> Plugin:
     text = json.dumps(config, ensure_ascii=False, allow_nan=False, default=_plain)
     native = NativePlugin(library, text)
     return Plugin(native, library, config)
+
+
+def _schema_of(native: NativePlugin) -> Schema | None:
+    from .feed import schema  # which imports this module
+
+    fields = native.fields
+    return None if fields is None else schema(**fields)
 
 
 def _plain(value: Any) -> Any:

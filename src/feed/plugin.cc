@@ -190,9 +190,7 @@ class State {
     Message message;
     const int32_t code =
         call_entry(message, [&] { return table_->fill(state_, &request, message.data(), Message::size()); });
-    if (code != 0) {
-      put(message.text(), text, text_size);
-    }
+    if (code != 0) put(message.text(), text, text_size);
     return code;
   }
 

@@ -99,6 +99,7 @@ static int32_t plugin_describe(void* context, const tenon_plugin_field** fields,
   if (is_lie(self, "no name")) self->fields[1].name = NULL;
   if (is_lie(self, "bad name")) self->fields[1].name = "a b";
   if (is_lie(self, "twice")) self->fields[1].name = "data";
+  if (is_lie(self, "attribute")) self->fields[1].name = "index"; /* in C a name like any other */
   if (is_lie(self, "no dtype")) self->fields[1].dtype = NULL;
   if (is_lie(self, "bad dtype")) self->fields[1].dtype = "float33";
   if (is_lie(self, "no shape")) self->fields[1].shape = NULL;

@@ -160,6 +160,11 @@ def test_descriptions_that_cannot_be_are_refused(lie):
     assert count("open") == 0
 
 
+def test_fields_named_as_an_attribute_of_batches_are_refused():
+    with pytest.raises(ValueError, match="a field cannot be named 'index'"):
+        tn.plugin(library(), lie="attribute")
+
+
 def test_a_description_that_changes_is_an_error_of_the_batch():
     with (
         tn.Feed(tn.plugin(library(), lie="for workers"), batches=1) as feed,
