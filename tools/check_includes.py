@@ -27,6 +27,8 @@ SEES = {
 PUBLIC = {
     "version.h": set(),
     "dlpack.h": set(),
+    "plugin.h": {"version.h"},
+    "plugin.hpp": {"plugin.h"},
     "tenon.h": {"version.h", "feed.h", "share.h"},
     "feed.h": {"tenon.h"},
     "share.h": {"tenon.h"},

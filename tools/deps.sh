@@ -3,7 +3,8 @@
 #
 # Installs what the tests need from the system: GoogleTest, a compiler with its sanitizers, and spin. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
-# the line to run and fails. oneTBB is tried for as well; without it, the executor "tbb" is not built.
+# the line to run and fails. Others are tried for as well: without oneTBB the executor "tbb" is not built,
+# without the decoders and the Fortran compiler the tests of generators that use them are skipped.
 set -eu
 
 compiler=${CXX:-c++}
@@ -29,19 +30,26 @@ install() {
   $1 $line || { $1 apt-get update && $1 $line; }
 }
 
-# Asks nobody, and goes on without it.
-try_for_tbb() {
-  has_header oneapi/tbb/task_arena.h && return
+# try_for PACKAGE LACK: asks nobody, and goes on without it.
+try_for() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    install "" " libtbb-dev" && return
+    install "" " $1" && return
   elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
-    install sudo " libtbb-dev" && return
+    install sudo " $1" && return
   fi
-  echo "Without oneTBB (Debian: libtbb-dev) the executor \"tbb\" is not built; nothing else needs it."
+  echo "Without the Debian package $1 $2; nothing else needs it."
+}
+
+try_for_others() {
+  has_header oneapi/tbb/task_arena.h || try_for libtbb-dev "the executor \"tbb\" is not built"
+  has_header turbojpeg.h || try_for libturbojpeg0-dev "the test that decodes JPEG is skipped"
+  has_header sndfile.h || try_for libsndfile1-dev "the test that reads sound is skipped"
+  has_header zlib.h || try_for zlib1g-dev "the test that inflates is skipped"
+  command -v "${FC:-gfortran}" >/dev/null || try_for gfortran "the test of a generator in Fortran is skipped"
 }
 
 if [ -z "$packages" ]; then
-  try_for_tbb
+  try_for_others
   exit 0
 fi
 if ! command -v apt-get >/dev/null; then
@@ -56,4 +64,4 @@ else
   echo "    sudo apt-get install -y --no-install-recommends$packages" >&2
   exit 1
 fi
-try_for_tbb
+try_for_others

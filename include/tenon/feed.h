@@ -8,10 +8,10 @@
  *
  * \since 0.1
  */
+#include "tenon/tenon.h" /* outside of the guard: it includes this file, before others that need it */
+
 #ifndef TENON_FEED_H_
 #define TENON_FEED_H_
-
-#include "tenon/tenon.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,6 +86,8 @@ typedef struct tenon_generator {
                    size_t message_size);
   /* Such a process has ended: *status as waitpid gives it. NULL: the feed waits for it. */
   void (*reap)(void* context, int32_t worker, int64_t pid, int32_t* status);
+  /* In a process that the feed has forked: it ends now. */
+  void (*leave)(void* context, int32_t worker);
 } tenon_generator;
 
 /* A worker process' end of a feed: for what the start of a generator has started. Threads: one. */
@@ -116,6 +118,37 @@ typedef struct tenon_constant {
 TENON_API tenon_status tenon_function_bind(tenon_function* function, const tenon_schema* schema, int32_t n,
                                            const tenon_constant* constants, tenon_generator* out,
                                            tenon_error* error);
+
+/* ------------------------------------------------------------------------------------ plug-ins
+ *
+ * A plug-in is a shared library with the table of tenon/plugin.h, which says what is called when. */
+
+typedef struct tenon_plugin_options {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t seed;      /* the feed's: plug-ins see it at open */
+  const char* config; /* a JSON object; NULL: "{}" */
+} tenon_plugin_options;
+
+/* A generator that runs the plug-in in the library path, with a state for each worker. schema: of the
+ * batches; NULL: what the plug-in describes. described may be NULL, else it receives a reference to the
+ * schema. options may be NULL. Fails with NOT_FOUND (library, table), VALUE (a table of another ABI or with
+ * gaps, fields that cannot be or are not those of schema, no schema at all), TYPE (dtypes), OP (open or
+ * describe of the plug-in failed; with its text). */
+TENON_API tenon_status tenon_plugin_open(const char* path, const tenon_plugin_options* options,
+                                         tenon_schema* schema, tenon_schema** described, tenon_generator* out,
+                                         tenon_error* error);
+
+typedef struct tenon_plugin_info {
+  uint32_t struct_size;
+  uint32_t flags;    /* TENON_THREADSAFE */
+  const char* name;  /* lives for ever; NULL: the plug-in has none */
+  int32_t describes; /* it knows its fields */
+  int32_t reserved;
+} tenon_plugin_info;
+
+/* Loads the library and reads its table; opens no state. Fails as tenon_plugin_open. */
+TENON_API tenon_status tenon_plugin_look(const char* path, tenon_plugin_info* out, tenon_error* error);
 
 /* --------------------------------------------------------------------------------------- feeds */
 

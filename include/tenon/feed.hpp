@@ -48,6 +48,9 @@ class Schema {
     handle_ = decltype(handle_)(made);
   }
 
+  // Takes over a reference that the caller owns.
+  static Schema steal(tenon_schema* owned) noexcept { return Schema(owned); }
+
   tenon_schema* get() const noexcept { return handle_.get(); }
   int32_t size() const noexcept { return tenon_schema_field_count(get()); }
   // Name and shape live as long as the schema.
@@ -64,6 +67,8 @@ class Schema {
   uint64_t nbytes() const noexcept { return tenon_schema_nbytes(get()); }
 
  private:
+  explicit Schema(tenon_schema* owned) noexcept : handle_(owned) {}
+
   detail::Handle<tenon_schema, tenon_schema_retain, tenon_schema_release> handle_;
 };
 
@@ -295,6 +300,28 @@ class Function {
   }
 
   detail::Handle<tenon_function, tenon_function_retain, tenon_function_release> handle_;
+};
+
+// ----------------------------------------------------------------------------------- plug-ins
+
+// A generator from a library with the table of tenon/plugin.h, and the schema of its batches:
+//     auto [generator, schema] = tenon::Plugin::open("./libdigits.so", R"({"rows": 64})");
+//     tenon::Feed feed(std::move(generator), schema, {.workers = 2});
+struct Plugin {
+  Generator generator;
+  Schema schema;
+
+  // seed: the feed's. wanted: the schema, for a plug-in that does not describe its fields. Failures: as
+  // tenon_plugin_open.
+  static Plugin open(const char* path, const char* config = "{}", uint64_t seed = 0,
+                     const Schema* wanted = nullptr) {
+    const tenon_plugin_options options{sizeof(tenon_plugin_options), 0, seed, config};
+    tenon_schema* described = nullptr;
+    tenon_generator generator{};
+    call(tenon_plugin_open, path, &options, wanted != nullptr ? wanted->get() : nullptr, &described,
+         &generator);
+    return {Generator(generator), Schema::steal(described)};
+  }
 };
 
 // -------------------------------------------------------------------------------------- feeds

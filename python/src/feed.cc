@@ -16,6 +16,7 @@
 #include "function.h"
 #include "ndarray.h"
 #include "owners.h"
+#include "plugin.h"
 
 namespace tenon::python {
 namespace {
@@ -136,15 +137,22 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
   return Generator(bound);
 }
 
+Generator generator_from(const nb::object& source, const Schema& schema, const nb::dict& constants,
+                         uint64_t seed, const std::string& name, bool prepares) {
+  if (nb::isinstance<Function>(source)) return bind(nb::cast<const Function&>(source), schema, constants);
+  if (nb::isinstance<NativePlugin>(source)) {
+    return open_plugin(nb::cast<const NativePlugin&>(source), schema, seed);
+  }
+  return generator_of(source, name, prepares);
+}
+
 class NativeFeed {
  public:
-  // source: a native function, whose parameters are bound, or an object that starts workers.
+  // source: a native function, whose parameters are bound, a plug-in, or an object that starts workers.
   NativeFeed(const nb::object& source, const NamedSchema& schema, const nb::dict& constants,
              const FeedOptions& options, const std::string& name, bool prepares)
       : names_(schema.names) {
-    Generator generator = nb::isinstance<Function>(source)
-                              ? bind(nb::cast<const Function&>(source), schema.schema, constants)
-                              : generator_of(source, name, prepares);
+    Generator generator = generator_from(source, schema.schema, constants, options.seed, name, prepares);
     const nb::gil_scoped_release released;  // workers are started, in Python perhaps
     feed_ = std::make_unique<Feed>(std::move(generator), schema.schema, options);
   }

@@ -16,6 +16,7 @@
 #include "numpy_view.h"
 #include "owners.h"
 #include "ownership.h"
+#include "plugin.h"
 #include "waiting.h"
 
 namespace {
@@ -49,6 +50,7 @@ NB_MODULE(core, module) {
   add_share(module);
   add_from_numpy(module);
   add_function_type(module);
+  add_plugin(module);
   add_feed(module);
   add_worker(module);
   add_from_dlpack(module);

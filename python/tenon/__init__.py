@@ -71,11 +71,12 @@ from ._errors import (
 )
 from ._files import load, save
 from ._planner import Plan, Tensor
+from ._plugin import Plugin, plugin
 from ._typing import DTypeLike
+from ._workers import WorkerBatch, worker
 from .arena import Arena
 from .channel import Channel
 from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
-from ._workers import WorkerBatch, worker
 from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
@@ -90,8 +91,6 @@ __all__ = [
     "DTypeLike",
     "DeadlockError",
     "Feed",
-    "WorkerBatch",
-    "worker",
     "Holder",
     "Lease",
     "LeaseConflict",
@@ -102,10 +101,12 @@ __all__ = [
     "OpError",
     "OwnerDied",
     "Plan",
+    "Plugin",
     "Schema",
     "Shared",
     "TenonError",
     "Tensor",
+    "WorkerBatch",
     "array",
     "asarray",
     "attach",
@@ -149,6 +150,7 @@ __all__ = [
     "ones",
     "ones_like",
     "out",
+    "plugin",
     "push",
     "save",
     "schema",
@@ -160,6 +162,7 @@ __all__ = [
     "uint32",
     "uint64",
     "waitall",
+    "worker",
     "zeros",
     "zeros_like",
 ]

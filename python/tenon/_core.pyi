@@ -3,6 +3,7 @@
 """The native part of tenon. Use the package tenon, not this module."""
 
 import types
+from typing import overload
 
 import numpy
 
@@ -814,6 +815,20 @@ class Function:
         Calls it in this thread, without the GIL. Arrays are shared, and viewed for the time of the call.
         """
 
+class NativePlugin:
+    """The native part of tenon.Plugin."""
+
+    def __init__(self, path: str, config: str) -> None: ...
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def threadsafe(self) -> _bool: ...
+
+    @property
+    def fields(self) -> dict[str, tuple[dtype, tuple[int, ...]]] | None: ...
+
 class Schema:
     """The fields of a batch; tenon.schema makes them."""
 
@@ -876,7 +891,11 @@ class Batch:
 class NativeFeed:
     """The native part of tenon.Feed."""
 
+    @overload
     def __init__(self, function: Function, schema: Schema, constants: dict[Any, Any], workers: int, slots: int, batches: int, seed: int) -> None: ...
+
+    @overload
+    def __init__(self, plugin: NativePlugin, schema: Schema, workers: int, slots: int, batches: int, seed: int) -> None: ...
 
     def begin(self) -> None: ...
 

@@ -9,6 +9,7 @@ import multiprocessing.context
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -155,7 +156,9 @@ class _Batches:
         return self._batch is not None
 
 
-def run(link: str, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None) -> None:
+def run(
+    link: str, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
+) -> None:
     """What a worker does until its feed is closed.
 
     ``function`` gets the batches; it is called again after an exception, which the consumer gets at the
@@ -251,7 +254,13 @@ class Workers:
             name=f"tenon-worker-{worker}",
             daemon=True,
         )
-        process.start()
+        # The feed's thread that calls this blocks all signals, which children would inherit: a fork server that
+        # hears of no child's end, too.
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.pid is not None
         self._processes[process.pid] = process
         return int(process.pid)
@@ -265,11 +274,13 @@ class Workers:
             return 0
         return -code if code < 0 else (code & 0xFF) << 8
 
-    def join(self, timeout: float) -> None:
-        """Waits for threads; those that are busy are left behind."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout)
+    def join(self, timeout: float) -> int:
+        """Waits for threads. How many are busy, and left behind."""
+        deadline = time.monotonic() + timeout
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return sum(thread.is_alive() for thread in others)
 
 
 _has_registered = False
@@ -293,7 +304,11 @@ class PythonGenerator:
     """A generator written in Python, with its arguments; made by calling what `worker` decorates."""
 
     def __init__(
-        self, function: Callable[..., Any], schema: Schema | None, arguments: tuple[Any, ...], named: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        schema: Schema | None,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
     ) -> None:
         self.name = getattr(function, "__qualname__", type(function).__name__)
         self.schema = schema
@@ -374,7 +389,9 @@ def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
         does: with start methods other than fork it must be defined at the top of a module.
     """
     if not isinstance(schema, Schema):
-        raise TypeError(f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)")
+        raise TypeError(
+            f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
+        )
     return lambda function: Worker(function, schema)
 
 
@@ -388,4 +405,3 @@ class EachBatch:
         for batch in batches:
             self._function(batch)
             del batch
-

@@ -12,6 +12,7 @@ from typing import Any
 
 from ._core import Batch, NativeFeed, Schema
 from ._errors import OpError, TenonError
+from ._plugin import Plugin
 from ._typing import DTypeLike
 from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
 from .function import CFunction
@@ -59,22 +60,22 @@ class Feed:
 
     Parameters
     ----------
-    generator : CFunction, PythonGenerator or callable
-        Made by `c_function`: called by one thread at a time, in order, unless it is ``threadsafe``; each
-        worker process has a copy of its own. Made by what `worker` decorates: each worker runs its loop. Any
-        other callable gets one batch to be filled, a `WorkerBatch`, in one worker: in several, if
-        ``processes``.
+    generator : CFunction, Plugin, PythonGenerator or callable
+        Made by `c_function` or `plugin`: called by one thread at a time, in order, unless it is
+        ``threadsafe``; each worker process has a copy of its own. Made by what `worker` decorates: each
+        worker runs its loop. Any other callable gets one batch to be filled, a `WorkerBatch`, in one worker:
+        in several, if ``processes``.
     schema : Schema, optional
-        Made by `tenon.schema`. A generator that `worker` has made has one.
+        Made by `tenon.schema`. By default what the plug-in describes, or what `worker` was given.
     slots : int, optional
         At least ``workers + 1``; by default ``workers + 4``.
     workers : int
         Threads. A generator that is not thread-safe is run by one.
     processes : bool or str
-        Workers are processes. Native functions run in forks of this process, without Python; Python generators
-        in processes that `multiprocessing` starts, by the start method that is named, or by its default. The
-        slots then lie in memory that they map. A process that this one forks sees the slots that it inherits
-        filled again: take copies for it.
+        Workers are processes. Native functions run in forks of this process, without Python; Python
+        generators in processes that `multiprocessing` starts, by the start method that is named, or by its
+        default. The slots then lie in memory that they map. A process that this one forks sees the slots that
+        it inherits filled again: take copies for it.
     batches : int, optional
         Of an epoch; None: an epoch does not end.
     seed : int
@@ -92,8 +93,8 @@ class Feed:
         Seconds that a batch may take. A process is killed then, a thread left behind.
     on_starved : {"wait", "copy", "grow", "raise"}
         The consumer holds every slot and asks for a batch: wait for another thread to let go of one, as
-        ``timeout`` says; never let it come to that, and give it copies of batches that would leave the workers
-        no slot; add slots, as long as there is memory; raise LeaseConflict.
+        ``timeout`` says; never let it come to that, and give it copies of batches that would leave the
+        workers no slot; add slots, as long as there is memory; raise LeaseConflict.
     attachment_nbytes : int
         Room for bytes that travel with a batch.
 
@@ -108,7 +109,7 @@ class Feed:
 
     def __init__(
         self,
-        generator: CFunction | PythonGenerator | Callable[[WorkerBatch], Any],
+        generator: CFunction | Plugin | PythonGenerator | Callable[[WorkerBatch], Any],
         schema: Schema | None = None,
         slots: int | None = None,
         workers: int = 1,
@@ -127,13 +128,15 @@ class Feed:
             raise TypeError(
                 f"{generator.__name__} is a function that makes generators: call it, with its arguments"
             )
-        if not callable(generator):
+        if not isinstance(generator, Plugin) and not callable(generator):
             raise TypeError(
-                f"a feed's generator is {type(generator).__name__}: it is made by tn.c_function, by what "
-                "tn.worker decorates, or any callable that fills a batch"
+                f"a feed's generator is {type(generator).__name__}: it is made by tn.c_function or "
+                "tn.plugin, by what tn.worker decorates, or it is any callable that fills a batch"
             )
-        if schema is None and isinstance(generator, PythonGenerator):
+        if schema is None and isinstance(generator, (Plugin, PythonGenerator)):
             schema = generator.schema
+            if schema is None:
+                raise ValueError(f"plug-in {generator.name!r} does not describe its fields: give a schema")
         if not isinstance(schema, Schema):
             raise TypeError(
                 f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
@@ -160,7 +163,7 @@ class Feed:
         self.timeout = timeout
         self._epoch: weakref.ref[_Epoch] | None = None
         source, constants, self._workers = _source_of(generator, schema, processes)
-        if not isinstance(generator, (CFunction, PythonGenerator)) and not processes:
+        if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         self._native = NativeFeed(
             source=source,
@@ -279,9 +282,13 @@ class Feed:
         if not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds")
         self._native.close(timeout)
-        if self._workers is not None:
-            self._workers.join(timeout)
         _open_feeds.discard(self)
+        busy = 0 if self._workers is None else self._workers.join(timeout)
+        if busy:
+            raise TimeoutError(
+                f"the feed is closed, but generator {_name_of(self.generator)!r} has not returned in {busy} "
+                "of its threads: they are left behind"
+            )
 
     def _live_epoch(self) -> _Epoch | None:
         epoch = None if self._epoch is None else self._epoch()
@@ -390,17 +397,18 @@ def _source_of(
     generator: Any, schema: Schema, processes: bool | str
 ) -> tuple[Any, dict[str, Any], Workers | None]:
     """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
-    if isinstance(generator, CFunction):
+    if isinstance(generator, (CFunction, Plugin)):
         if isinstance(processes, str) and processes != "fork":
-            raise ValueError(f"processes is {processes!r}: workers that run a native function are forked")
-        return generator._native, generator.constants, None
+            raise ValueError(f"processes is {processes!r}: workers that run native code are forked")
+        constants = generator.constants if isinstance(generator, CFunction) else {}
+        return generator._native, constants, None
     loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator)
     workers = Workers(schema, loop, processes)
     return workers, {}, workers
 
 
 def _name_of(generator: Any) -> str:
-    if isinstance(generator, (CFunction, PythonGenerator)):
+    if isinstance(generator, (CFunction, Plugin, PythonGenerator)):
         return generator.name
     return str(getattr(generator, "__qualname__", type(generator).__name__))
 

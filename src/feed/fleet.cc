@@ -63,6 +63,7 @@ int32_t status_of(const siginfo_t& info) noexcept {
       message[sizeof message - 1] = '\0';
       worker.answer(code, message);
     }
+    if (generator.leave != nullptr) generator.leave(generator.context, number);
   } catch (...) {
     _exit(1);
   }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the C ABI against frozen.txt: every size and offset of a public struct, every constant and every
-function of the C ABI. A line may be added with a new minor ABI version; a line that changes or goes is a new
-major version.
+"""Checks the C ABI and the one of plug-ins against frozen.txt: every size and offset of a public struct,
+every constant and every function. A line may be added with a new minor ABI version; a line that changes or
+goes is a new major version.
 
     check_layout.py COMPILER            compare
     check_layout.py COMPILER --update   write frozen.txt anew
@@ -21,7 +21,9 @@ FROZEN = Path(__file__).parent / "frozen.txt"
 
 def main(compiler, mode=""):
     header = Header(abi_text())
+    plugin = Header((ROOT / "include/tenon/plugin.h").read_text())
     present = layout([header], "tenon/tenon.h", ROOT / "include", compiler)
+    present += layout([plugin], "tenon/plugin.h", ROOT / "include", compiler)
     present += [f"function {name}" for name in header.functions]
     if mode == "--update":
         FROZEN.write_text("\n".join(present) + "\n")

@@ -115,6 +115,7 @@ int main(void) {
   client_exchange();
   client_ops();
   client_share();
+  client_plugins();
   memset(&left, 0, sizeof left);
   left.struct_size = sizeof left;
   tenon_statistics_get(&left);

@@ -168,4 +168,22 @@ TEST(FeedHpp, NextWaitsNoLongerThanItIsTold) {
   EXPECT_EQ(status_of([&] { (*batch)["no"]; }), TENON_ERR_NOT_FOUND);
 }
 
+TEST(FeedHpp, APlugInGivesGeneratorAndSchema) {
+  const std::string ramp = TENON_TEST_PLUGINS "/libramp.so";
+  auto [generator, described] = tenon::Plugin::open(ramp.c_str(), R"({"rows": 3, "gain": 2})", 9);
+  EXPECT_EQ(described.rows(), 3);
+  EXPECT_STREQ(described[2].name, "flag");
+  Feed feed(std::move(generator), described, {.workers = 2, .batches = 4, .seed = 9});
+  float first = 0;
+  for (const Batch& batch : feed.epoch()) {
+    EXPECT_EQ((batch["data"].as<float, 3>()(1, 0, 1)), 2 * (first + 10) + 1);
+    EXPECT_TRUE((batch["flag"].as<bool, 1>()(2)));
+    first += 100;
+  }
+  EXPECT_EQ(first, 400);
+  EXPECT_EQ(status_of([&] { tenon::Plugin::open(ramp.c_str(), "{}", 0, &described); }), TENON_ERR_VALUE);
+  EXPECT_EQ(status_of([&] { tenon::Plugin::open(ramp.c_str(), R"({"rows": "x"})"); }), TENON_ERR_OP);
+  EXPECT_EQ(status_of([] { tenon::Plugin::open("./no_such_plugin.so"); }), TENON_ERR_NOT_FOUND);
+}
+
 }  // namespace

@@ -20,14 +20,28 @@ def folder():
     return pathlib.Path(made)
 
 
-def compiled(source, *options):
-    """The path of a shared library made from a C or C++ file."""
+@functools.cache
+def compiled(source, *options, name=None, links=()):
+    """The path of a shared library made from a C or C++ file.
+
+    name: of the library, by default the file's. links: libraries that it needs.
+    """
     source = pathlib.Path(source)
     compiler = os.environ.get("CC", "cc") if source.suffix == ".c" else os.environ.get("CXX", "c++")
-    library = folder() / f"{source.stem}.so"
+    library = folder() / (f"{source.stem}.so" if name is None else f"lib{name}.so")
     command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", *options]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    links = [f"-l{link}" for link in links]
+    subprocess.run([*command, str(source), "-o", str(library), *links], check=True)
     return str(library)
+
+
+def can_link(header, link):
+    """Whether the system has a C library for builders."""
+    command = [os.environ.get("CC", "cc"), "-x", "c", "-", "-shared", "-fPIC", f"-l{link}", "-o", os.devnull]
+    return (
+        subprocess.run(command, input=f"#include <{header}>\n", text=True, capture_output=True).returncode
+        == 0
+    )
 
 
 @functools.cache

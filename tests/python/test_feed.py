@@ -465,7 +465,7 @@ def resident():
 def test_what_is_no_generator_or_schema_is_a_type_error():
     fields = tn.schema(**LABEL)
     with pytest.raises(TypeError, match=r"tn\.c_function"):
-        tn.Feed(lambda batch: None, fields)
+        tn.Feed(3, fields)
     with pytest.raises(TypeError, match=r"tn\.schema"):
         tn.Feed(native(FILL), {"data": ("f4", (4,))})
 
@@ -473,7 +473,8 @@ def test_what_is_no_generator_or_schema_is_a_type_error():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"processes": True}, ValueError, "threads"),
+        ({"processes": "threads"}, ValueError, "forked"),
+        ({"on_error": "stop"}, ValueError, "on_error is 'stop'"),
         ({"workers": 0}, ValueError, "workers is 0"),
         ({"workers": 2, "slots": 2}, ValueError, "2 slots are too few for 2 workers"),
         ({"slots": 0}, ValueError, "0 slots are too few"),

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.h - for authors of generators: a shared library that fills batches, with state of its own for each
+ * worker, a configuration and error texts. C99; there is nothing to link. In C++: tenon/plugin.hpp.
+ *
+ *     static const tenon_plugin table = {sizeof(tenon_plugin), TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE,
+ *                                        0, "digits", digits_open, digits_describe, digits_fill,
+ *                                        digits_close};
+ *     TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) { return &table; }
+ *
+ * Who calls what, and in which thread:
+ *
+ *  - Each worker (a thread or a process) has a state of its own. It calls open before its first fill, then
+ *    describe, then fill for one batch after the other. No two calls with one state run at a time, so that
+ *    a state needs no lock.
+ *  - Without TENON_PLUGIN_THREADSAFE one worker thread runs, and with it one state. With it several states
+ *    are in use at a time, each by its own worker: what they share (globals, the libraries below) must
+ *    bear that.
+ *  - A state is also opened to be described only, with worker -1, in the thread that makes the generator:
+ *    open, describe, close. It is never filled.
+ *  - close is called once for every open that succeeded, after the state's last fill, when the feed is
+ *    closed; the thread that does so may be another worker's.
+ *  - A library stays loaded for ever.
+ *
+ * open, describe and fill return 0, or a code that is not 0, and may write a reason into message
+ * (message_size bytes with the NUL). A fill or an open that fails is an error at the place of its batch; a
+ * worker whose open has failed tries again at its next batch. C++ exceptions must not leave any of them.
+ *
+ * \since 0.1
+ */
+#ifndef TENON_PLUGIN_H_
+#define TENON_PLUGIN_H_
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tenon/version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The form of the table and of the structs below. A host refuses a library of another number. */
+#define TENON_PLUGIN_ABI 1
+
+/* Several states may be in use at a time. */
+#define TENON_PLUGIN_THREADSAFE 1
+
+/* The one symbol that the library exports, also where it is compiled with -fvisibility=hidden. */
+#if defined(__GNUC__)
+#define TENON_PLUGIN_EXPORT __attribute__((visibility("default")))
+#else
+#define TENON_PLUGIN_EXPORT
+#endif
+
+/* A field of the batch. */
+typedef struct tenon_plugin_field {
+  const char* name;  /* an identifier */
+  const char* dtype; /* "float32", "int64", "uint8", "bool", ... or NumPy's "f4", "i8", "u1" */
+  int32_t ndim;      /* >= 1: axis 0 counts the rows, the same for every field */
+  const int64_t* shape;
+} tenon_plugin_field;
+
+/* What open is told. Lives as long as the state, with all that it points to. */
+typedef struct tenon_plugin_setup {
+  uint32_t struct_size;
+  int32_t worker;     /* from 0; -1: to be described only */
+  uint64_t seed;      /* of the feed */
+  const char* config; /* a JSON object, "{}" where the user gave none */
+  /* The schema of the batches, dtypes by their long names; NULL where nobody but describe knows it yet. */
+  const tenon_plugin_field* fields;
+  int32_t n_fields;
+  int32_t reserved;
+} tenon_plugin_setup;
+
+/* One batch to be filled. */
+typedef struct tenon_plugin_request {
+  uint32_t struct_size;
+  int32_t worker;
+  uint64_t index; /* of the batch in its epoch */
+  uint64_t epoch; /* from 0 */
+  uint64_t seed; /* a function of (the feed's seed, epoch, index) alone: the same for any number of workers */
+  int64_t rows;
+  void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, old contents */
+  int32_t n_fields;
+  int32_t reserved;
+} tenon_plugin_request;
+
+typedef struct tenon_plugin {
+  uint32_t struct_size; /* these two keep their place in every ABI */
+  uint32_t abi;         /* TENON_PLUGIN_ABI */
+  uint32_t flags;       /* TENON_PLUGIN_THREADSAFE */
+  uint32_t reserved;    /* 0 */
+  const char* name;     /* for messages; NULL: the file's */
+  /* *state may stay NULL. A state that is given together with a failure is not closed. */
+  int32_t (*open)(const tenon_plugin_setup* setup, void** state, char* message, size_t message_size);
+  /* The fields; they live until close. The same for every state of one configuration. The entry may be
+   * NULL: then the user must give a schema. */
+  int32_t (*describe)(void* state, const tenon_plugin_field** fields, int32_t* n_fields, char* message,
+                      size_t message_size);
+  int32_t (*fill)(void* state, const tenon_plugin_request* request, char* message, size_t message_size);
+  void (*close)(void* state);
+} tenon_plugin;
+
+/* What the library defines. The table lives for ever. */
+TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void);
+
+/* ------------------------------------------------------------------------------- configuration
+ *
+ * Looks a key up in the configuration, without a JSON library. Each returns 1 with the value, 0 where there
+ * is no such key (the value is left: set it to the default before), or -1 where it is of another kind, or
+ * does not fit. */
+
+static inline const char* tenon_plugin_past_blanks(const char* at) {
+  while (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r') ++at;
+  return at;
+}
+
+/* Past the value that begins here: a string, a number, a word, a list, an object. */
+static inline const char* tenon_plugin_past_value(const char* at) {
+  int depth = 0;
+  do {
+    at = tenon_plugin_past_blanks(at);
+    if (*at == '\0') return at;
+    if (*at == '"') {
+      for (++at; *at != '\0' && *at != '"'; ++at) {
+        if (*at == '\\' && at[1] != '\0') ++at;
+      }
+      if (*at != '\0') ++at;
+    } else if (*at == '{' || *at == '[') {
+      ++depth;
+      ++at;
+    } else if (*at == '}' || *at == ']') {
+      --depth;
+      ++at;
+    } else if (*at == ',' || *at == ':') {
+      ++at;
+    } else {
+      at += strcspn(at, " \t\r\n,:\"{}[]");
+    }
+  } while (depth > 0);
+  return at;
+}
+
+/* The text that begins with the key's value, or NULL. Keys with escapes are not found. */
+static inline const char* tenon_plugin_find(const char* config, const char* key) {
+  const size_t key_size = strlen(key);
+  const char* at = tenon_plugin_past_blanks(config);
+  if (*at++ != '{') return NULL;
+  for (;;) {
+    const char* name = tenon_plugin_past_blanks(at);
+    if (*name == ',') name = tenon_plugin_past_blanks(name + 1);
+    if (*name != '"') return NULL;
+    at = tenon_plugin_past_value(name);
+    const char* const name_end = at - 1;
+    at = tenon_plugin_past_blanks(at);
+    if (*at != ':') return NULL;
+    at = tenon_plugin_past_blanks(at + 1);
+    if ((size_t)(name_end - (name + 1)) == key_size && memcmp(name + 1, key, key_size) == 0) return at;
+    at = tenon_plugin_past_value(at);
+  }
+}
+
+static inline int tenon_plugin_integer(const char* config, const char* key, int64_t* value) {
+  const char* const at = tenon_plugin_find(config, key);
+  char* end = NULL;
+  long long found;
+  if (at == NULL) return 0;
+  if (*at != '-' && (*at < '0' || *at > '9')) return -1;
+  errno = 0;
+  found = strtoll(at, &end, 10);
+  if (errno != 0 || end != tenon_plugin_past_value(at)) return -1;
+  *value = found;
+  return 1;
+}
+
+/* With a point, whatever the locale, as JSON has it: strtod must run in a locale that has one, too. */
+static inline int tenon_plugin_number(const char* config, const char* key, double* value) {
+  const char* const at = tenon_plugin_find(config, key);
+  char* end = NULL;
+  double found;
+  if (at == NULL) return 0;
+  if (*at != '-' && (*at < '0' || *at > '9')) return -1;
+  found = strtod(at, &end);
+  if (end != tenon_plugin_past_value(at)) return -1;
+  *value = found;
+  return 1;
+}
+
+static inline int tenon_plugin_boolean(const char* config, const char* key, int* value) {
+  const char* const at = tenon_plugin_find(config, key);
+  if (at == NULL) return 0;
+  if (strncmp(at, "true", 4) != 0 && strncmp(at, "false", 5) != 0) return -1;
+  *value = *at == 't';
+  return 1;
+}
+
+/* Four hexadecimal digits, or -1. */
+static inline int32_t tenon_plugin_hex4(const char* digits) {
+  int32_t value = 0;
+  int i;
+  for (i = 0; i < 4; ++i) {
+    const char c = digits[i];
+    const int digit = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
+    if (digit < 0) return -1;
+    value = value * 16 + digit;
+  }
+  return value;
+}
+
+/* One character of UTF-8 as 1 to 4 bytes; returns how many. */
+static inline int tenon_plugin_encode(int32_t character, char* out) {
+  const int n = character < 0x80 ? 1 : character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
+  static const unsigned char heads[5] = {0, 0x00, 0xC0, 0xE0, 0xF0};
+  int i;
+  for (i = n - 1; i > 0; --i) {
+    out[i] = (char)(0x80 | (character & 0x3F));
+    character >>= 6;
+  }
+  out[0] = (char)(heads[n] | character);
+  return n;
+}
+
+/* The next character of a string: its bytes in UTF-8 (at most 4) and their number, 0 at the string's end, -1
+ * where it is damaged. */
+static inline int tenon_plugin_character(const char** at, char* bytes) {
+  static const char names[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+  const char* c = *at;
+  int32_t character, low = -1;
+  if (*c == '"') return 0;
+  if (*c == '\0') return -1;
+  if (*c != '\\') {
+    bytes[0] = *c;
+    *at = c + 1;
+    return 1;
+  }
+  ++c;
+  if (*c != '\0' && strchr(names, *c) != NULL) {
+    bytes[0] = meanings[strchr(names, *c) - names];
+    *at = c + 1;
+    return 1;
+  }
+  if (*c != 'u' || (character = tenon_plugin_hex4(c + 1)) <= 0) return -1;
+  c += 5;
+  if (character >= 0xD800 && character <= 0xDFFF) { /* one half of a pair */
+    if (character < 0xDC00 && c[0] == '\\' && c[1] == 'u') low = tenon_plugin_hex4(c + 2);
+    if (low < 0xDC00 || low > 0xDFFF) return -1;
+    character = 0x10000 + ((character - 0xD800) << 10) + (low - 0xDC00);
+    c += 6;
+  }
+  *at = c;
+  return tenon_plugin_encode(character, bytes);
+}
+
+/* The string in UTF-8 with a NUL; size: of value, at least 1. A failure may leave a piece of it there. */
+static inline int tenon_plugin_string(const char* config, const char* key, char* value, size_t size) {
+  const char* at = tenon_plugin_find(config, key);
+  size_t length = 0;
+  char bytes[4];
+  int n;
+  if (at == NULL) return 0;
+  if (*at++ != '"') return -1;
+  while ((n = tenon_plugin_character(&at, bytes)) > 0) {
+    if (length + (size_t)n >= size) return -1;
+    memcpy(value + length, bytes, (size_t)n);
+    length += (size_t)n;
+  }
+  if (n < 0) return -1;
+  value[length] = '\0';
+  return 1;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENON_PLUGIN_H_ */

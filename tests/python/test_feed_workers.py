@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds whose generators are written in Python or run in worker processes. Oracle: a batch's numbers follow
+from its seed, epoch and index alone; failures come at their place; nothing outlives a feed."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+SCHEMA = tn.schema(data=("f8", (8, 16)), label=("i8", (8,)))
+ROWS = 8
+EITHER = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+WAYS = pytest.mark.parametrize("processes", [False, "fork", "spawn", "forkserver"])
+
+
+def expected(seed, index):
+    return np.random.default_rng(seed).random((8, 16)) + index
+
+
+@tn.worker(SCHEMA)
+def random_numbers(batches, offset=0):
+    for batch in batches:
+        batch.data[...] = np.random.default_rng(batch.seed).random((8, 16)) + batch.index + offset
+        batch.label[...] = batch.epoch * 1000 + batch.index
+
+
+@tn.worker(SCHEMA)
+def who(batches):
+    for started, batch in enumerate(batches, 1):
+        batch.label[:4] = [os.getpid(), threading.get_native_id(), batch.worker, started]
+
+
+@tn.worker(SCHEMA)
+def fails_at(batches, index, how):
+    for batch in batches:
+        if batch.index == index:
+            how()
+        batch.label[...] = batch.index
+
+
+def raise_error():
+    raise LookupError("no such picture")
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_7():
+    os._exit(7)
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def sleep_long():
+    time.sleep(60)
+
+
+def children():
+    """The child processes of this one, but for those that serve multiprocessing."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"resource_tracker" not in command and b"forkserver" not in command:
+                found.append(int(pid))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = set(children())
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while set(children()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(children()) <= before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tenon-worker")]
+
+
+@WAYS
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_are_the_same_however_they_are_made(processes, workers):
+    with tn.Feed(random_numbers(), workers=workers, processes=processes, batches=12, seed=5) as feed:
+        seen = [[batch.data.numpy().copy() for batch in feed] for _ in range(2)]
+    with tn.Feed(random_numbers(), batches=12, seed=5) as feed:
+        again = [[batch.data.numpy().copy() for batch in feed] for _ in range(2)]
+    assert np.array_equal(seen, again)
+    assert not np.array_equal(seen[0], seen[1])
+    assert len(seen[0]) == 12
+
+
+def test_arguments_reach_the_generator():
+    with tn.Feed(random_numbers(offset=100), batches=1, seed=1) as feed:
+        (first,) = feed
+        with tn.Feed(random_numbers(), batches=1, seed=1) as other:
+            assert np.allclose(first.data.numpy() - 100, next(iter(other)).data.numpy())
+
+
+@EITHER
+def test_each_worker_runs_one_loop_for_all_epochs(processes):
+    with tn.Feed(who(), workers=2, processes=processes, batches=40) as feed:
+        rows = [batch.label.numpy()[:4].copy() for _ in range(2) for batch in feed]
+    by_worker = {}
+    for pid, thread, worker, started in rows:
+        by_worker.setdefault(worker, []).append((pid, thread, started))
+    for steps in by_worker.values():
+        assert len({step[:2] for step in steps}) == 1
+        assert [step[2] for step in steps] == list(range(1, len(steps) + 1))
+    assert all((pid == os.getpid()) != processes for pid, *_ in rows)
+
+
+@EITHER
+def test_any_callable_fills_a_batch(processes):
+    def fill(batch):
+        batch.label[...] = batch.index
+        batch["data"][...] = 2
+
+    with tn.Feed(fill, SCHEMA, workers=2, processes=processes, batches=20) as feed:
+        assert [int(batch.label[0]) for batch in feed] == list(range(20))
+        assert feed.stats().workers == (2 if processes else 1)
+
+
+@EITHER
+def test_an_exception_comes_at_its_place_with_the_workers_traceback(processes):
+    generator = fails_at(3, raise_error)
+    with tn.Feed(generator, workers=2, processes=processes, batches=10) as feed:
+        batches = iter(feed)
+        assert [next(batches).index for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(tn.OpError, match="no such picture") as caught:
+            next(batches)
+        error = caught.value
+        assert "batch 3 of epoch 0" in str(error)
+        assert 'raise LookupError("no such picture")' in str(error), "the worker's own lines"
+        assert (error.kind, error.epoch, error.index, error.op) == ("failed", 0, 3, "fails_at")
+        assert (error.pid is not None) == processes
+        assert error.worker in (0, 1)
+        with pytest.raises(tn.OpError):
+            list(feed)
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "number", "code"),
+    [(kill_self, "signal 9", 9, None), (crash, "signal 11", 11, None), (exit_7, "exit code 7", None, 7)],
+)
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_end_of_a_process_is_told_at_its_place(how, words, number, code, start):
+    with tn.Feed(fails_at(2, how), workers=2, processes=start, batches=10) as feed:
+        batches = iter(feed)
+        assert [next(batches).index for _ in range(2)] == [0, 1]
+        with pytest.raises(tn.OpError, match=words) as caught:
+            next(batches)
+        assert (caught.value.kind, caught.value.exit_signal, caught.value.exit_code) == ("died", number, code)
+        assert caught.value.index == 2
+
+
+@EITHER
+def test_failures_are_skipped(processes):
+    options = {"workers": 2, "processes": processes, "batches": 6, "on_error": "skip"}
+    with tn.Feed(fails_at(2, raise_error), **options) as feed:
+        assert [batch.index for batch in feed] == [0, 1, 3, 4, 5]
+        assert feed.stats().skipped == 1
+
+
+def test_a_batch_is_filled_again_by_a_fresh_process(tmp_path):
+    mark = tmp_path / "mark"
+
+    def fill(batch):
+        if batch.index == 2 and not mark.exists():
+            mark.touch()
+            kill_self()
+        batch.label[...] = batch.index
+
+    with tn.Feed(fill, SCHEMA, workers=2, processes=True, batches=6, on_error="retry") as feed:
+        assert [int(batch.label[5]) for batch in feed] == list(range(6))
+        assert (feed.stats().retried, feed.stats().restarted) == (1, 1)
+
+
+@EITHER
+def test_a_batch_that_takes_too_long(processes):
+    start = time.monotonic()
+    feed = tn.Feed(fails_at(1, sleep_long), workers=2, processes=processes, batches=6, fill_timeout=0.2)
+    batches = iter(feed)
+    next(batches)
+    with pytest.raises(tn.OpError, match=r"took longer than 0\.2 s for batch 1") as caught:
+        next(batches)
+    assert caught.value.kind == "hung"
+    assert time.monotonic() - start < 10
+    if processes:
+        feed.close()
+    else:  # its thread sleeps on: so this test does not wait for it
+        for thread in threading.enumerate():
+            if thread.name.startswith("tenon-worker"):
+                thread.name = "left behind"
+        with pytest.raises(TimeoutError):
+            feed.close(0.01)
+
+
+def test_views_of_a_batch_end_with_it():
+    kept = []
+
+    def fill(batch):
+        data = batch.data
+        data[...] = 1
+        kept.append(data)
+
+    with tn.Feed(fill, SCHEMA, batches=2) as feed, pytest.raises(tn.OpError, match="LeaseEscaped"):
+        list(feed)
+    kept.clear()
+
+
+def test_the_loops_own_names_are_no_views_that_live_on():
+    @tn.worker(SCHEMA)
+    def generator(batches):
+        for batch in batches:
+            data, label = batch.data, batch.label
+            data[...] = batch.index
+            part = label[2:]
+            part[...] = 7
+
+    with tn.Feed(generator(), batches=5) as feed:
+        assert [float(batch.data[3, 3]) for batch in feed] == [0, 1, 2, 3, 4]
+
+
+@EITHER
+def test_fewer_rows_and_smaller_fields(processes):
+    def fill(batch):
+        if batch.index == 1:
+            batch.rows = 3
+            batch.label[...] = 9
+            return
+        image = batch.resize("data", (ROWS, 5))
+        assert image.shape == (ROWS, 5)
+        assert image.flags.c_contiguous
+        image[...] = np.arange(40).reshape(8, 5)
+
+    with tn.Feed(fill, SCHEMA, processes=processes, batches=2) as feed:
+        batches = iter(feed)
+        first = next(batches)
+        assert first.data.shape == (8, 5)
+        assert np.array_equal(first.data.numpy(), np.arange(40).reshape(8, 5))
+        second = next(batches)
+        assert second.data.shape == (3, 16)
+        assert second.label.tolist() == [9, 9, 9]
+
+
+def test_a_shape_that_does_not_fit_is_refused():
+    words = r"ValueError: field 'data' cannot have the shape \(8, 17\)"
+    feed = tn.Feed(lambda batch: batch.resize("data", (8, 17)), SCHEMA, batches=1)
+    with feed, pytest.raises(tn.OpError, match=words):
+        list(feed)
+
+
+@EITHER
+def test_bytes_travel_with_a_batch(processes):
+    def fill(batch):
+        batch.attachment = b"picture %d" % batch.index
+
+    with tn.Feed(fill, SCHEMA, processes=processes, batches=3, attachment_nbytes=20) as feed:
+        assert [batch.attachment for batch in feed] == [b"picture 0", b"picture 1", b"picture 2"]
+
+
+@EITHER
+def test_a_feed_goes_on_where_another_was_left(processes):
+    options = {"workers": 2, "processes": processes, "batches": 10, "seed": 3}
+    with tn.Feed(random_numbers(), **options) as feed:
+        whole = [[batch.data.numpy().copy() for batch in feed] for _ in range(2)]
+    with tn.Feed(random_numbers(), **options) as feed:
+        for _ in feed:
+            pass
+        batches = iter(feed)
+        for _ in range(4):
+            next(batches)
+        state = feed.state_dict()
+    assert state == {"epoch": 1, "next": 4}
+    with tn.Feed(random_numbers(), **options) as feed:
+        feed.load_state_dict(state)
+        rest = [batch.data.numpy().copy() for batch in feed]
+        assert feed.state_dict() == {"epoch": 2, "next": 0}
+    assert np.array_equal(rest, whole[1][4:])
+    with pytest.raises(ValueError, match="10 batches"):
+        feed.load_state_dict({"epoch": 0, "next": 11})
+
+
+@EITHER
+@pytest.mark.parametrize("policy", ["copy", "grow"])
+def test_a_consumer_may_keep_every_batch(processes, policy):
+    with tn.Feed(random_numbers(), processes=processes, batches=30, seed=2, on_starved=policy) as feed:
+        kept = list(feed)
+        assert len(kept) == 30
+        assert len({float(batch.data[0, 0]) for batch in kept}) == 30
+        assert (feed.stats().copied > 0) == (policy == "copy")
+        assert (feed.stats().slots > 5) == (policy == "grow")
+
+
+def test_a_consumer_that_keeps_all_may_be_told():
+    with tn.Feed(random_numbers(), batches=30, on_starved="raise") as feed:
+        batches = iter(feed)
+        kept = [next(batches) for _ in range(5)]
+        with pytest.raises(tn.LeaseConflict, match="all 5 slots hold delivered batches"):
+            next(batches)
+        del kept
+
+
+def test_batches_of_processes_reach_torch_without_a_copy():
+    torch = pytest.importorskip("torch")
+    with tn.Feed(random_numbers(), workers=2, processes=True, batches=10, seed=5) as feed:
+        for index, (data, _) in enumerate(feed.torch()):
+            stats = feed.stats()
+            assert 0 <= data.data_ptr() - stats.memory < stats.slots * stats.slot_nbytes
+            assert torch.equal(data.floor(), torch.full((8, 16), float(index), dtype=torch.float64))
+
+
+def test_what_cannot_be_a_generator_is_refused():
+    with pytest.raises(TypeError, match="call it, with its arguments"):
+        tn.Feed(random_numbers, SCHEMA)
+    with pytest.raises(TypeError, match="int"):
+        tn.Feed(3, SCHEMA)
+    with pytest.raises(ValueError, match="'threads'"):
+        tn.Feed(random_numbers(), processes="threads")
+    with pytest.raises(ValueError, match="on_error is 'ignore'"):
+        tn.Feed(random_numbers(), on_error="ignore")
+    with pytest.raises(tn.OpError, match=r"cannot be started.*pickle"):
+        tn.Feed(lambda batch: None, SCHEMA, processes="spawn")
+
+
+def test_a_feed_of_processes_ends_with_the_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, tenon as tn
+            def fill(batch):
+                batch.data[...] = batch.index
+            if __name__ == "__main__":
+                feed = tn.Feed(fill, tn.schema(data=("f4", (4,))), workers=2, processes=sys.argv[1])
+                batches = iter(feed)
+                print(float(next(batches).data[0]), float(next(batches).data[0]))
+                if sys.argv[2] == "raise":
+                    raise SystemExit(3)
+            """
+        )
+    )
+    for start in ("fork", "spawn"):
+        for end, code in (("return", 0), ("raise", 3)):
+            began = time.monotonic()
+            done = subprocess.run(
+                [sys.executable, program, start, end], capture_output=True, text=True, timeout=60
+            )
+            assert (done.returncode, done.stdout, done.stderr) == (code, "0.0 1.0\n", "")
+            assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_end_with_a_program_that_is_killed(tmp_path, start):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, time, tenon as tn
+            def fill(batch):
+                batch.data[...] = os.getpid()
+                if batch.index > 3:
+                    time.sleep(60)
+            if __name__ == "__main__":
+                feed = tn.Feed(fill, tn.schema(data=("i8", (4,))), workers=2, processes=sys.argv[1])
+                batches = iter(feed)
+                print(*{int(next(batches).data[0]) for _ in range(4)}, flush=True)
+                time.sleep(60)
+            """
+        )
+    )
+    process = subprocess.Popen([sys.executable, program, start], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pids
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_the_default_start_method_is_multiprocessings():
+    with tn.Feed(who(), processes=True, batches=1) as feed:
+        list(feed)
+        kind = type(next(iter(feed._workers._processes.values())))
+    assert kind is multiprocessing.get_context().Process
