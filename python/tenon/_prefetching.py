@@ -15,6 +15,7 @@ from ._batches import NO_BATCH, DataBatch, DataDesc, DataIter
 
 _log = logging.getLogger("tenon")
 
+_CLOSED = "the PrefetchingIter is closed"
 _CLOSE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0  # between two looks whether the thread is still there
 _REPORT_SECONDS = 5.0
@@ -25,9 +26,9 @@ _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
 class PrefetchingIter(DataIter):
     """Takes the batches of iterators one ahead, each on a thread of its own.
 
-    A batch has the data and labels of all iterators one after the other, on the memory that those gave. What an
-    iterator raises is raised at the place of its batch; the next call goes on behind it. Iterators that do not
-    end together are a ValueError.
+    A batch has the data and labels of all iterators one after the other, on the memory that those gave. What
+    an iterator raises is raised at the place of its batch; the next call goes on behind it. Iterators that do
+    not end together are a ValueError.
 
     The first batch, or `reset`, starts the threads; `close`, or letting go of the iterator, ends them. From
     then on the iterators are used by those threads, and by `reset` while no batch is under way. A batch is
@@ -57,7 +58,7 @@ class PrefetchingIter(DataIter):
             raise ValueError("there are no iterators to prefetch from")
         self.provide_data = _renamed([one.provide_data for one in self.iters], rename_data, "rename_data")
         self.provide_label = _renamed([one.provide_label for one in self.iters], rename_label, "rename_label")
-        super().__init__(self.provide_data[0].shape[0])
+        super().__init__((self.provide_data + self.provide_label)[0].shape[0])
         self.current_batch: DataBatch | None = None
         self._is_over = False
         self._is_fresh = False  # nothing was taken since reset()
@@ -193,7 +194,7 @@ class _Helper:
         self._check()
         with self._changed:
             if self._is_stopped:
-                raise ValueError("the PrefetchingIter is closed")
+                raise ValueError(_CLOSED)
             if self._is_requested:
                 return
             self._is_requested = self._is_wanted = True
@@ -219,7 +220,7 @@ class _Helper:
     def take(self) -> Any:
         with self._changed:
             if self._is_stopped:
-                raise ValueError("the PrefetchingIter is closed")
+                raise ValueError(_CLOSED)
             outcome, self._outcome = self._outcome, None
             self._is_requested = False
         return outcome
@@ -227,6 +228,8 @@ class _Helper:
     def drop(self) -> None:
         """Waits for what is under way, and forgets it."""
         self._check()
+        if self._is_stopped:
+            raise ValueError(_CLOSED)
         if self._is_requested:
             self.wait()
             self.take()

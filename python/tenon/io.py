@@ -30,8 +30,8 @@ class NDArrayIter(DataIter):
     """Batches of the rows of arrays.
 
     A batch of rows that follow each other is a view: nothing is copied, and writing to it writes to the
-    array. Where rows come from several places, the batch is gathered into new memory, by one copy: every batch
-    of a shuffled iterator, a batch that `pad` fills up, and one that begins with rows that `roll_over` kept.
+    array. Where rows come from several places, the batch is gathered into new memory, by one copy: every
+    batch of a shuffled iterator, one that "pad" fills up, and one that begins with rows of "roll_over".
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class NDArrayIter(DataIter):
         from the beginning of the epoch, and its ``pad`` is their number. "discard": they are left out.
         "roll_over": they are the first rows of the next epoch. "keep": the batch is shorter.
     data_name, label_name : str
-        Of a single array. Those of a list are ``_0_name``, ``_1_name``, ...; a dict has its own, and is sorted
-        by them.
+        Of a single array. Those of a list are ``_0_name``, ``_1_name``, ...; a dict has its own, and is
+        sorted by them.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class NDArrayIter(DataIter):
         return [self._batch_of(array) for _, array in self.label]
 
     def getpad(self) -> int:
-        """Rows of the batch at hand that were in this epoch before. Those that were rolled over do not count."""
+        """Rows of the batch at hand that only fill it up. Those that were rolled over do not."""
         if self.last_batch_handle != "pad":
             return 0
         return max(0, self.cursor + self.batch_size - self._total())
@@ -164,7 +164,7 @@ class NDArrayIter(DataIter):
         return self._rows(self.cursor, self._total()) if 0 < left < self.batch_size else None
 
     def _rows(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Which rows of the arrays are those of the epoch from start to stop; beyond its end, from its begin."""
+        """The rows of the arrays that come from start to stop in the epoch; behind its end the first ones."""
         import numpy as np
 
         places = np.arange(start, stop) % self._total()

@@ -79,8 +79,9 @@ def values(batches):
 def test_each_way_of_handling_the_last_batch_delivers_its_rows(convert, handle, batches, zeros, eights):
     data, label = counting()
     iterator = NDArrayIter(convert(data), convert(label), 128, last_batch_handle=handle)
-    labels = []
-    for count, batch in enumerate(iterator, 1):
+    labels, count = [], 0
+    for batch in iterator:
+        count += 1
         (got,), (wanted,) = batch.data, batch.label
         assert (np.asarray(got)[:, 0, 0] == np.asarray(wanted)).all()
         labels += wanted.tolist()
@@ -158,7 +159,7 @@ def test_shuffling_permutes_the_rows_and_not_the_data():
     data = data + np.arange(50)[:, None, None].astype("f4")
     before = data.copy()
     iterator = NDArrayIter({"x": data}, {"y": label}, 1, shuffle=True)
-    orders = []
+    given, orders = iterator.idx, []
     for _ in range(3):
         orders.append(iterator.idx.tolist())
         for row, batch in zip(iterator.idx, iterator, strict=True):
@@ -166,6 +167,7 @@ def test_shuffling_permutes_the_rows_and_not_the_data():
             assert batch.label[0].tolist() == [label[row]]
         iterator.reset()
     assert (data == before).all()
+    assert given.tolist() == orders[0]  # the caller's, and not permuted any more
     assert len({tuple(order) for order in orders}) == 3
     assert all(sorted(order) == list(range(50)) for order in orders)
 
