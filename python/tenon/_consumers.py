@@ -60,7 +60,7 @@ def session_runner(
             raise ValueError(f"fields has {name!r}, and the feed's fields are {list(described)}")
 
     def run(batch: Batch) -> tuple[Any, ...]:
-        # A binding of its own for each batch: a second run would write to the first one's outputs.
+        # Made anew for each batch: an output that is bound already keeps the memory of the run before.
         binding = session.io_binding()
         for name, element in inputs:
             array = batch[name]
