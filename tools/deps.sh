@@ -3,7 +3,8 @@
 #
 # Installs what the tests need from the system: GoogleTest, a compiler with its sanitizers, and spin. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
-# the line to run and fails. oneTBB is tried for as well; without it, the executor "tbb" is not built.
+# the line to run and fails. oneTBB and Open MPI are tried for as well; without them, the executor "tbb" is
+# not built, and the tests of MPI are skipped.
 set -eu
 
 compiler=${CXX:-c++}
@@ -29,19 +30,23 @@ install() {
   $1 $line || { $1 apt-get update && $1 $line; }
 }
 
-# Asks nobody, and goes on without it.
-try_for_tbb() {
-  has_header oneapi/tbb/task_arena.h && return
+# try_for PACKAGE WITHOUT: asks nobody, and goes on without it.
+try_for() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    install "" " libtbb-dev" && return
+    install "" " $1" && return
   elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
-    install sudo " libtbb-dev" && return
+    install sudo " $1" && return
   fi
-  echo "Without oneTBB (Debian: libtbb-dev) the executor \"tbb\" is not built; nothing else needs it."
+  echo "Without $1 (Debian's name) $2; nothing else needs it."
+}
+
+try_for_the_rest() {
+  has_header oneapi/tbb/task_arena.h || try_for libtbb-dev 'the executor "tbb" is not built'
+  command -v mpirun >/dev/null || try_for openmpi-bin 'the tests of MPI are skipped'
 }
 
 if [ -z "$packages" ]; then
-  try_for_tbb
+  try_for_the_rest
   exit 0
 fi
 if ! command -v apt-get >/dev/null; then
@@ -56,4 +61,4 @@ else
   echo "    sudo apt-get install -y --no-install-recommends$packages" >&2
   exit 1
 fi
-try_for_tbb
+try_for_the_rest
