@@ -17,7 +17,7 @@ def generate_batches() -> Iterator[tuple[tn.NDArray, tn.NDArray]]:
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    references: ray.ObjectRefGenerator = generate_batches.remote()  # type: ignore[assignment]
+    references: ray.ObjectRefGenerator = generate_batches.remote()
     for reference in references:
         data, label = ray.get(reference)
         # Objects of the store are read-only, which torch cannot say: trust is the promise not to write.

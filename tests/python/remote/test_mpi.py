@@ -28,7 +28,7 @@ def test_what_cannot_be_received_in_place_is_refused(found):
 
 
 def test_our_side_of_a_message_copies_nothing(found):
-    """What the sender writes is MPI's: nothing, or buffers of a fixed size. The receiver writes what comes."""
+    """What the sender writes is MPI's: nothing, or a fixed amount. The receiver writes what comes."""
     if found["sent"] is None:
         pytest.skip("the kernel does not count written pages")
     assert found["sent"] < 0.3
