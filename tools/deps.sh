@@ -4,7 +4,7 @@
 # Installs what the tests need from the system: GoogleTest, a compiler with its sanitizers, and spin. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
 # the line to run and fails. Others are tried for as well: without oneTBB the executor "tbb" is not built,
-# without the decoders and the Fortran compiler the tests of generators that use them are skipped.
+# without Open MPI, the decoders and the Fortran compiler the tests that use them are skipped.
 set -eu
 
 compiler=${CXX:-c++}
@@ -45,6 +45,7 @@ try_for_others() {
   has_header turbojpeg.h || try_for libturbojpeg0-dev "the test that decodes JPEG is skipped"
   has_header sndfile.h || try_for libsndfile1-dev "the test that reads sound is skipped"
   has_header zlib.h || try_for zlib1g-dev "the test that inflates is skipped"
+  command -v mpirun >/dev/null || try_for openmpi-bin "the tests of MPI are skipped"
   command -v "${FC:-gfortran}" >/dev/null || try_for gfortran "the test of a generator in Fortran is skipped"
 }
 

@@ -97,8 +97,8 @@ typedef struct tenon_worker tenon_worker;
 TENON_API tenon_status tenon_worker_join(const char* link, tenon_worker** out, tenon_error* error);
 /* Waits for a batch to be filled, at most timeout_ns (< 0: for ever). The request is valid until it is
  * answered. Fails with TIMEOUT, CLOSED (the feed is closed, or its process has ended). */
-TENON_API tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_fill_request* request,
-                                         tenon_error* error);
+TENON_API tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns,
+                                         tenon_fill_request* request, tenon_error* error);
 /* The batch is filled: code and message as fill of a generator. */
 TENON_API void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message);
 TENON_API void tenon_worker_leave(tenon_worker* worker);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the bindings of feeds share: feed.cc has schemas, batches and feeds, worker.cc what Python workers need.
+// What the bindings of feeds share: feed.cc has schemas, batches and feeds, worker.cc what workers in Python
+// need.
 #pragma once
 
 #include <string>

@@ -5,6 +5,7 @@ elements travel as a PickleBuffer, which a pickler may take out of band; then th
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from . import _core
@@ -16,10 +17,12 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
         return open_shared_array, (_core.send_array(array),)
     source = array if array.is_contiguous() else array.copy()
     content = source.reshape(-1).view("uint8")
-    data = pickle.PickleBuffer(content) if protocol >= 5 else bytearray(content)
     is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
     rebuild = rebuild_padded_array if is_padded else rebuild_array
-    return rebuild, (data, array.dtype.name, array.shape)
+    if protocol < 5:
+        return rebuild, (bytearray(content), array.dtype.name, array.shape)
+    buffers = pickle.PickleBuffer(bytearray(1)), pickle.PickleBuffer(content)
+    return rebuild_from_buffers, (*buffers, rebuild, array.dtype.name, array.shape)
 
 
 def open_shared_array(handle: bytes) -> _core.NDArray:
@@ -31,6 +34,17 @@ def open_shared_array(handle: bytes) -> _core.NDArray:
         Nobody has the array any more, or this is another machine, user or PID namespace.
     """
     return _core.open_array(handle)
+
+
+def rebuild_from_buffers(
+    _first: Any, content: Any, rebuild: Callable[..., _core.NDArray], dtype: str, shape: tuple[int, ...]
+) -> _core.NDArray:
+    """The array over the second one of two buffers.
+
+    Dask receives the first buffer of a message together with the message's head, at an odd address that no
+    array of floats can have, and every other one into memory of its own. So there is one in front.
+    """
+    return rebuild(content, dtype, shape)
 
 
 def rebuild_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _core.NDArray:

@@ -226,12 +226,10 @@ class Workers:
         if processes:
             if isinstance(processes, str) and processes not in _START_METHODS:
                 raise ValueError(f"processes is {processes!r}: True, False or one of {_START_METHODS}")
-            is_context = isinstance(processes, multiprocessing.context.BaseContext)
-            self._context = (
-                processes
-                if is_context
-                else multiprocessing.get_context(None if processes is True else processes)  # type: ignore[arg-type]
-            )
+            if isinstance(processes, multiprocessing.context.BaseContext):
+                self._context = processes
+            else:
+                self._context = multiprocessing.get_context(processes if isinstance(processes, str) else None)
             _close_feeds_before_processes_end()
         self._processes: dict[int, Any] = {}
         self._threads: list[threading.Thread] = []
@@ -254,8 +252,8 @@ class Workers:
             name=f"tenon-worker-{worker}",
             daemon=True,
         )
-        # The feed's thread that calls this blocks all signals, which children would inherit: a fork server that
-        # hears of no child's end, too.
+        # The feed's thread that calls this blocks all signals, which children would inherit; a fork server
+        # would hear of no child's end.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
         try:
             process.start()

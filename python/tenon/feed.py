@@ -7,7 +7,7 @@ import atexit
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from ._core import Batch, NativeFeed, Schema
@@ -218,6 +218,46 @@ class Feed:
             check_width(dtype, f"field {name!r}")
         return Batches(self, _tuple_of(lambda array: array.jax()))
 
+    def onnxruntime(
+        self, session: Any, outputs: Sequence[str] | None = None, fields: Sequence[str] = ()
+    ) -> Batches:
+        """Epochs of what an ONNX Runtime session makes of the batches. It reads them where they are.
+
+        Each input of the model takes the field of its name; fields of other names are not given to it. A
+        batch is held until the run is over.
+
+        Parameters
+        ----------
+        session : onnxruntime.InferenceSession
+        outputs : sequence of str, optional
+            Names of the outputs that are wanted, in this order. None: all, in the model's order.
+        fields : sequence of str
+            Fields that follow the outputs, on the slot: ``fields=["label"]``.
+
+        Returns
+        -------
+        Batches
+            Of tuples of NumPy arrays. Outputs lie in memory of ONNX Runtime's, new for each batch.
+
+        Raises
+        ------
+        ValueError
+            An input that is no field, or whose dtype or shape is not the field's; an output that is no
+            tensor of numbers; a name that does not exist.
+        """
+        from ._consumers import session_runner
+
+        return Batches(self, session_runner(self.schema, session, outputs, fields))
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """One epoch for ``async for``: a batch is awaited without blocking the event loop.
+
+        A task that is cancelled in its wait loses no batch: the iterator's next ``__anext__`` gives it.
+        """
+        from ._consumers import AsyncEpoch
+
+        return AsyncEpoch(self, _itself)
+
     def databatch(self) -> Batches:
         """Epochs of `tenon.io.DataBatch`: fields named ``label`` or ending in ``_label`` are its labels."""
         from .io import databatch
@@ -323,6 +363,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return _Epoch(self._feed, self._convert)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        from ._consumers import AsyncEpoch
+
+        return AsyncEpoch(self._feed, self._convert)
 
     def __len__(self) -> int:
         return len(self._feed)

@@ -1,73 +1,287 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches in the form of MXNet's ``mx.io``: `DataBatch` and `DataDesc`."""
+"""Batches and iterators in the form of MXNet's ``mx.io``, for scripts that were written for it.
+
+`NDArrayIter` cuts arrays into batches, `FeedIter` makes one of these iterators of a `tenon.Feed`, and
+`PrefetchingIter` takes the batches of others one ahead.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from ._core import Batch
+from ._batches import NO_BATCH, DataBatch, DataDesc, DataIter, describe, is_label
+from ._batches import databatch as databatch  # for feeds
+from ._core import NDArray, from_numpy
+from ._creation import asarray, empty
+from ._prefetching import PrefetchingIter
 
-__all__ = ["DataBatch", "DataDesc"]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .feed import Feed
+
+__all__ = ["DataBatch", "DataDesc", "DataIter", "FeedIter", "NDArrayIter", "PrefetchingIter"]
+
+_LAST_BATCH = ("pad", "discard", "roll_over", "keep")
 
 
-class DataDesc(NamedTuple):
-    """Name, shape, dtype and layout of one array of a batch; layout names the axes, N for rows."""
+class NDArrayIter(DataIter):
+    """Batches of the rows of arrays.
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any = "float32"
-    layout: str = "NCHW"
-
-
-class DataBatch:
-    """The arrays of one batch.
+    A batch of rows that follow each other is a view: nothing is copied, and writing to it writes to the
+    array. Where rows come from several places, the batch is gathered into new memory, by one copy: every
+    batch of a shuffled iterator, one that "pad" fills up, and one that begins with rows of "roll_over".
 
     Parameters
     ----------
-    data : list of NDArray
-    label : list of NDArray, optional
-    pad : int, optional
-        Rows at the end that only fill the batch up.
-    index : int or array, optional
-        Which batch, or which samples.
-    bucket_key : optional
-    provide_data, provide_label : list of DataDesc, optional
+    data : NDArray, NumPy array, or a list or dict of them
+        Arrays of the same number of rows (axis 0), in their own dtypes, on their own memory. A NumPy array is
+        lent as by `tenon.from_numpy`: it is read-only as long as the iterator, or a batch, lives. What is
+        neither is taken as by `tenon.asarray`.
+    label : the same, optional
+    batch_size : int
+    shuffle : bool
+        The rows are put in a new order by each `reset` that begins an epoch, and at construction, with
+        ``numpy.random.shuffle``. The order is permuted, the data are not.
+    last_batch_handle : {"pad", "discard", "roll_over", "keep"}
+        What is done about rows at the end that make no whole batch. "pad": the batch is filled up with rows
+        from the beginning of the epoch, and its ``pad`` is their number. "discard": they are left out.
+        "roll_over": they are the first rows of the next epoch. "keep": the batch is shorter.
+    data_name, label_name : str
+        Of a single array. Those of a list are ``_0_name``, ``_1_name``, ...; a dict has its own, and is
+        sorted by them.
+
+    Attributes
+    ----------
+    data, label : list of (name, NDArray)
+    idx : numpy.ndarray
+        The order of the rows in this epoch, without those that were rolled over.
+    num_data : int
+        Rows.
+    cursor : int
+        Rows of this epoch before the batch at hand.
+
+    Raises
+    ------
+    TypeError
+        An array of what is no number.
+    ValueError
+        No data, arrays of different numbers of rows, `batch_size` below 1, an unknown `last_batch_handle`.
     """
 
     def __init__(
         self,
-        data: list[Any],
-        label: list[Any] | None = None,
-        pad: int | None = None,
-        index: Any = None,
-        bucket_key: Any = None,
-        provide_data: list[DataDesc] | None = None,
-        provide_label: list[DataDesc] | None = None,
+        data: Any,
+        label: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        last_batch_handle: str = "pad",
+        data_name: str = "data",
+        label_name: str = "softmax_label",
     ) -> None:
-        for name, arrays in (("data", data), ("label", label)):
-            if arrays is not None and not isinstance(arrays, (list, tuple)):
-                raise TypeError(f"{name} is {type(arrays).__name__}: it must be a list of arrays")
-        self.data = data
-        self.label = label
-        self.pad = pad
-        self.index = index
-        self.bucket_key = bucket_key
-        self.provide_data = provide_data
-        self.provide_label = provide_label
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        if last_batch_handle not in _LAST_BATCH:
+            raise ValueError(f"last_batch_handle is {last_batch_handle!r}: it must be one of {_LAST_BATCH}")
+        super().__init__(batch_size)
+        self.data = _named_arrays(data, data_name)
+        self.label = _named_arrays(label, label_name)
+        if not self.data:
+            raise ValueError("there are no data: give an array, or a list or dict of arrays")
+        self.num_data = _count_rows(self.data + self.label)
+        self.shuffle = shuffle
+        self.last_batch_handle = last_batch_handle
+        self.provide_data = self._describe(self.data)
+        self.provide_label = self._describe(self.label)
+        self._order: np.ndarray[Any, Any] | None = None  # None: as they lie
+        self._rolled_over: np.ndarray[Any, Any] | None = None  # rows of the last epoch, first in this one
+        self._begin()
 
-    def __str__(self) -> str:
-        shapes = [[tuple(array.shape) for array in arrays or []] for arrays in (self.data, self.label)]
-        return f"DataBatch: data shapes: {shapes[0]} label shapes: {shapes[1]}"
+    @property
+    def idx(self) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        return np.arange(self.num_data) if self._order is None else self._order
+
+    def reset(self) -> None:
+        """Begins the next epoch. Rows are rolled over if this one is at its end; else they are not delivered.
+
+        Before the first batch of an epoch, what has been rolled over stays.
+        """
+        if self.cursor >= 0:
+            self._rolled_over = self._rest() if self.last_batch_handle == "roll_over" else None
+        self._begin()
+
+    def hard_reset(self) -> None:
+        """Begins the next epoch, without rows of this one."""
+        self._rolled_over = None
+        self._begin()
+
+    def iter_next(self) -> bool:
+        if self.cursor < self._total():
+            self.cursor += self.batch_size
+        return self._is_at_a_batch()
+
+    def getdata(self) -> list[NDArray]:
+        return [self._batch_of(array) for _, array in self.data]
+
+    def getlabel(self) -> list[NDArray]:
+        return [self._batch_of(array) for _, array in self.label]
+
+    def getpad(self) -> int:
+        """Rows of the batch at hand that only fill it up. Those that were rolled over do not."""
+        if self.last_batch_handle != "pad":
+            return 0
+        return max(0, self.cursor + self.batch_size - self._total())
+
+    def _begin(self) -> None:
+        self.cursor = -self.batch_size
+        if self.shuffle:
+            import numpy as np
+
+            order = self.idx.copy()  # callers may have the last one
+            np.random.shuffle(order)
+            self._order = order
+
+    def _describe(self, arrays: list[tuple[str, NDArray]]) -> list[DataDesc]:
+        return [describe(name, (self.batch_size, *array.shape[1:]), array.dtype) for name, array in arrays]
+
+    def _total(self) -> int:
+        return self.num_data + self._count_rolled_over()
+
+    def _count_rolled_over(self) -> int:
+        return 0 if self._rolled_over is None else len(self._rolled_over)
+
+    def _is_at_a_batch(self) -> bool:
+        left = self._total() - self.cursor
+        is_short_ok = self.last_batch_handle in ("pad", "keep")
+        return self.cursor >= 0 and (left >= self.batch_size or (left > 0 and is_short_ok))
+
+    def _rest(self) -> np.ndarray[Any, Any] | None:
+        """The rows that are left when no whole batch is."""
+        left = self._total() - self.cursor
+        return self._rows(self.cursor, self._total()) if 0 < left < self.batch_size else None
+
+    def _rows(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """The rows of the arrays that come from start to stop in the epoch; behind its end the first ones."""
+        import numpy as np
+
+        places = np.arange(start, stop) % self._total()
+        kept = self._count_rolled_over()
+        rows = np.maximum(places - kept, 0)
+        if self._order is not None:
+            rows = self._order[rows]
+        if self._rolled_over is None:
+            return rows
+        return np.where(places < kept, self._rolled_over[np.minimum(places, kept - 1)], rows)
+
+    def _batch_of(self, array: NDArray) -> NDArray:
+        if not self._is_at_a_batch():
+            raise ValueError(NO_BATCH)
+        start, stop = self.cursor, self.cursor + self.batch_size
+        if self.last_batch_handle == "keep":
+            stop = min(stop, self._total())
+        kept = self._count_rolled_over()
+        if self._order is None and start >= kept and stop <= self._total():
+            return array[start - kept : stop - kept]
+        return _gather(array, self._rows(start, stop))
 
 
-def databatch(batch: Batch) -> DataBatch:
-    """A batch of a feed as a DataBatch on the same memory."""
-    data: list[Any] = []
-    label: list[Any] = []
-    described: tuple[list[DataDesc], list[DataDesc]] = ([], [])
-    for name, array in zip(batch.keys(), batch.arrays, strict=True):
-        is_label = name == "label" or name.endswith("_label")
-        (label if is_label else data).append(array)
-        layout = "NCHW"[: array.ndim] if array.ndim <= 4 else "NCDHW"[: array.ndim]
-        described[is_label].append(DataDesc(name, array.shape, array.dtype, layout))
-    return DataBatch(data, label, 0, batch.index, None, *described)
+class FeedIter(DataIter):
+    """The epochs of a `tenon.Feed` as an iterator of DataBatches, on the feed's slots.
+
+    `reset` begins the next epoch; before the first batch of an epoch it does nothing. An epoch that does not
+    end (``batches=None``) is one that a script leaves by itself.
+
+    Parameters
+    ----------
+    feed : Feed
+        Stays the caller's, to close. Its fields named ``label``, or ending in ``_label``, are the labels.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        fields = [(name, describe(name, shape, dtype)) for name, dtype, shape in feed.schema.fields]
+        super().__init__(fields[0][1].shape[0])
+        self.provide_data = [described for name, described in fields if not is_label(name)]
+        self.provide_label = [described for name, described in fields if is_label(name)]
+        self._feed = feed
+        self._epoch: Iterator[DataBatch] | None = None
+        self._batch: DataBatch | None = None
+
+    def reset(self) -> None:
+        self._batch = None
+        self._epoch = None  # dropped: that ends it
+
+    def iter_next(self) -> bool:
+        self._batch = None  # its slot is free before the wait for the next one
+        if self._epoch is None:
+            self._epoch = iter(self._feed.databatch())
+        self._batch = next(self._epoch, None)
+        return self._batch is not None
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        batch, self._batch = self._at_hand(), None  # the caller's alone: the slot is free when that is gone
+        return batch
+
+    def getdata(self) -> list[Any]:
+        return self._at_hand().data
+
+    def getlabel(self) -> list[Any] | None:
+        return self._at_hand().label
+
+    def getindex(self) -> Any:
+        return self._at_hand().index
+
+    def _at_hand(self) -> DataBatch:
+        if self._batch is None:
+            raise ValueError(NO_BATCH)
+        return self._batch
+
+
+def _named_arrays(source: Any, name: str) -> list[tuple[str, NDArray]]:
+    import numpy as np
+
+    if source is None:
+        return []
+    if isinstance(source, dict):
+        named = sorted(source.items())
+    elif not isinstance(source, (list, tuple)):
+        named = [(name, source)]
+    elif len(source) == 1:
+        named = [(name, source[0])]
+    else:
+        named = [(f"_{i}_{name}", one) for i, one in enumerate(source)]
+    arrays = []
+    for name, one in named:
+        try:
+            array = from_numpy(one) if isinstance(one, np.ndarray) else asarray(one)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"This was {name!r} of the data for an NDArrayIter.")
+            raise
+        if array.ndim == 0:
+            raise ValueError(f"{name!r} is an array without axes: axis 0 counts its rows")
+        arrays.append((name, array))
+    return arrays
+
+
+def _count_rows(arrays: list[tuple[str, NDArray]]) -> int:
+    counts = {name: array.shape[0] for name, array in arrays}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the arrays have different numbers of rows: {counts}")
+    return arrays[0][1].shape[0]
+
+
+def _gather(array: NDArray, rows: np.ndarray[Any, Any]) -> NDArray:
+    """New memory with these rows."""
+    import numpy as np
+
+    batch = empty((len(rows), *array.shape[1:]), array.dtype)
+    with array.read() as values, batch.write(overwrite=True) as gathered:
+        if array.is_contiguous():
+            np.take(values, rows, 0, gathered, "clip")  # in place: with the default mode through a buffer
+        else:
+            gathered[...] = values[rows]  # np.take would copy all of the values first
+    return batch

@@ -40,8 +40,8 @@ class Feed {
   Ticket position();
 
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
-  // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all slots
-  // and is to be told, and with std::bad_alloc, which ends the epoch.
+  // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all
+  // slots and is to be told, and with std::bad_alloc, which ends the epoch.
   bool next(int64_t timeout_ns, Ref<Batch>& batch);
   // What the consumer waits for, and what would help.
   std::string waiting_text();

@@ -6,38 +6,11 @@ import struct
 import live
 import numpy as np
 import pytest
+from onnx_model import doubling_model
 
 import tenon as tn
 
 ort = pytest.importorskip("onnxruntime")
-
-
-def field(number, kind, payload):
-    """One field of a protobuf message; enough of it to write a model without the onnx package."""
-
-    def varint(value):
-        out = b""
-        while value > 127:
-            out += bytes([value & 127 | 128])
-            value >>= 7
-        return out + bytes([value])
-
-    if kind == 0:
-        return varint(number << 3) + varint(payload)
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
-
-
-def doubling_model(n):
-    """y = x + x for float32 vectors of n elements, as an ONNX file."""
-    shape = field(2, 2, field(1, 2, field(1, 0, n)))
-    kind = field(1, 2, field(1, 0, 1) + shape)
-
-    def value(name):
-        return field(1, 2, name) + field(2, 2, kind)
-
-    node = field(1, 2, b"x") + field(1, 2, b"x") + field(2, 2, b"y") + field(4, 2, b"Add")
-    graph = field(1, 2, node) + field(2, 2, b"g") + field(11, 2, value(b"x")) + field(12, 2, value(b"y"))
-    return field(1, 0, 8) + field(7, 2, graph) + field(8, 2, field(1, 2, b"") + field(2, 0, 13))
 
 
 @pytest.fixture(scope="module")

@@ -66,9 +66,17 @@ def test_pickles_with_buffers_on_odd_addresses():
     a = tn.array(np.arange(5.0))
     buffers = []
     data = pickle.dumps(a, protocol=5, buffer_callback=buffers.append)
-    frame = bytearray(1) + bytearray(buffers[0].raw())
-    b = pickle.loads(data, buffers=[memoryview(frame)[1:]])
+    first, elements = buffers
+    frame = bytearray(1) + bytearray(elements.raw())
+    b = pickle.loads(data, buffers=[first, memoryview(frame)[1:]])
     assert b.tolist() == a.tolist()
+
+
+def test_the_first_buffer_of_a_pickle_is_not_the_elements():
+    """A transport may receive the first one together with the head of its message, at any address."""
+    buffers = []
+    pickle.dumps(tn.zeros(1000), protocol=5, buffer_callback=buffers.append)
+    assert [buffer.raw().nbytes for buffer in buffers] == [1, 4000]
 
 
 def test_pickled_elements_that_are_padded_stay_padded():
