@@ -53,8 +53,8 @@ typedef struct tenon_fill_request {
   int64_t* const* shapes;
   /* Bytes that travel with the batch: what prepare has written comes in, what fill writes goes out. */
   void* attachment;
-  uint64_t attachment_size;     /* room: attachment_nbytes of the feed's options */
-  uint64_t* attachment_nbytes;  /* how many there are */
+  uint64_t attachment_size;    /* room: attachment_nbytes of the feed's options */
+  uint64_t* attachment_nbytes; /* how many there are */
 } tenon_fill_request;
 
 /* Codes of fill and prepare that are no failures. */
@@ -170,10 +170,10 @@ enum {
 
 /* The consumer holds every slot and asks for another batch. */
 enum {
-  TENON_ON_STARVED_WAIT = 0,  /* until another thread lets go of one */
-  TENON_ON_STARVED_COPY = 1,  /* never comes to that: batches that would leave the workers none are copied */
-  TENON_ON_STARVED_GROW = 2,  /* there are more slots, as long as there is memory */
-  TENON_ON_STARVED_RAISE = 3  /* LEASE_CONFLICT */
+  TENON_ON_STARVED_WAIT = 0, /* until another thread lets go of one */
+  TENON_ON_STARVED_COPY = 1, /* never comes to that: batches that would leave the workers none are copied */
+  TENON_ON_STARVED_GROW = 2, /* there are more slots, as long as there is memory */
+  TENON_ON_STARVED_RAISE = 3 /* LEASE_CONFLICT */
 };
 
 typedef struct tenon_feed_options {
@@ -256,21 +256,21 @@ typedef struct tenon_feed_statistics {
   int32_t slots_ready;   /* filled, not delivered */
   int32_t slots_held;    /* delivered, and an array or view of the batch lives */
   int32_t reserved;
-  uint64_t batches;     /* delivered since creation */
-  uint64_t nbytes;      /* payload delivered since creation */
-  uint64_t fill_ns;     /* time inside the generator, all workers */
-  uint64_t starved_ns;  /* time in tenon_feed_next */
-  uint64_t blocked_ns;  /* time workers waited for a free slot */
-  uint64_t slot_nbytes; /* bytes of a slot with alignment */
-  void* memory;         /* the slots: slots * slot_nbytes bytes */
+  uint64_t batches;                /* delivered since creation */
+  uint64_t nbytes;                 /* payload delivered since creation */
+  uint64_t fill_ns;                /* time inside the generator, all workers */
+  uint64_t starved_ns;             /* time in tenon_feed_next */
+  uint64_t blocked_ns;             /* time workers waited for a free slot */
+  uint64_t slot_nbytes;            /* bytes of a slot with alignment */
+  void* memory;                    /* the slots: slots * slot_nbytes bytes */
   uint64_t blocked_by_consumer_ns; /* of blocked_ns: while filled batches lay ready */
-  uint64_t skipped;      /* batches for which the consumer got the next one */
-  uint64_t retried;      /* fills that were done again */
-  uint64_t restarted;    /* processes that were started again */
-  uint64_t copied;       /* batches that were copied for want of slots */
-  uint64_t oldest_epoch; /* of the batch that is held longest; with oldest_ns != 0 */
+  uint64_t skipped;                /* batches for which the consumer got the next one */
+  uint64_t retried;                /* fills that were done again */
+  uint64_t restarted;              /* processes that were started again */
+  uint64_t copied;                 /* batches that were copied for want of slots */
+  uint64_t oldest_epoch;           /* of the batch that is held longest; with oldest_ns != 0 */
   uint64_t oldest_index;
-  uint64_t oldest_ns;    /* since its delivery */
+  uint64_t oldest_ns; /* since its delivery */
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);
@@ -278,7 +278,7 @@ TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics
 typedef struct tenon_worker_statistics {
   uint32_t struct_size;
   int32_t worker;
-  int64_t pid;          /* of the process; 0: a thread, or none just now */
+  int64_t pid; /* of the process; 0: a thread, or none just now */
   uint64_t fills;
   uint64_t fill_ns;     /* in all */
   uint64_t fill_p50_ns; /* quantiles, of all fills since creation, to an eighth of their value */

@@ -3,7 +3,6 @@
 """The native part of tenon. Use the package tenon, not this module."""
 
 import types
-from typing import overload
 
 import numpy
 
@@ -852,6 +851,8 @@ class Schema:
 
     def __len__(self) -> int: ...
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
 class Batch:
     """
     A filled slot of a feed.
@@ -868,6 +869,10 @@ class Batch:
     @property
     def epoch(self) -> int:
         """The number of the epoch, from 0."""
+
+    @property
+    def attachment(self) -> bytes:
+        """The bytes that its worker has attached; a copy."""
 
     @property
     def arrays(self) -> tuple[NDArray, ...]:
@@ -891,11 +896,7 @@ class Batch:
 class NativeFeed:
     """The native part of tenon.Feed."""
 
-    @overload
-    def __init__(self, function: Function, schema: Schema, constants: dict[Any, Any], workers: int, slots: int, batches: int, seed: int) -> None: ...
-
-    @overload
-    def __init__(self, plugin: NativePlugin, schema: Schema, workers: int, slots: int, batches: int, seed: int) -> None: ...
+    def __init__(self, *, source: object, schema: Schema, constants: dict[Any, Any], workers: int, slots: int, batches: int, seed: int, processes: _bool, round_robin: _bool, on_error: int, retries: int, on_starved: int, fill_timeout_ns: int, attachment_nbytes: int, name: str, prepares: _bool) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -905,7 +906,50 @@ class NativeFeed:
 
     def close(self, timeout: float) -> None: ...
 
+    def seek(self, epoch: int, index: int) -> None: ...
+
+    def position(self) -> tuple[int, int]: ...
+
+    def failure(self) -> dict[str, Any]: ...
+
+    def worker(self, worker: int) -> dict[str, int]: ...
+
     def statistics(self) -> dict[str, int]: ...
+
+NO_BATCH: int = -2147483647
+
+END_OF_EPOCH: int = -2147483646
+
+class NativeWorker:
+    """The native part of a worker's end of a feed."""
+
+    def __init__(self, link: str, schema: Schema) -> None: ...
+
+    def next(self) -> _bool: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def worker(self) -> int: ...
+
+    def array(self, field: int) -> NDArray: ...
+
+    def set_shape(self, field: int, shape: tuple[int, ...]) -> None: ...
+
+    def set_rows(self, rows: int) -> None: ...
+
+    def attachment(self) -> bytes: ...
+
+    def attach(self, data: bytes) -> None: ...
+
+    def answer(self, code: int, text: str) -> None: ...
 
 def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) -> NDArray:
     """

@@ -122,7 +122,7 @@ class _Batches:
         self._native = native
         self._schema = schema
         self._batch: WorkerBatch | None = None
-        self.is_over = False
+        self._is_over = False
 
     def __iter__(self) -> _Batches:
         return self
@@ -130,7 +130,7 @@ class _Batches:
     def __next__(self) -> WorkerBatch:
         self.hand_on(sys._getframe(1))
         if not self._native.next():
-            self.is_over = True
+            self._is_over = True
             raise StopIteration
         self._batch = WorkerBatch(self._native, self._schema)
         return self._batch
@@ -151,8 +151,10 @@ class _Batches:
             batch._roots.clear()
         self._native.answer(code, text)
 
-    @property
-    def is_open(self) -> bool:
+    def has_ended(self) -> bool:
+        return self._is_over
+
+    def has_open(self) -> bool:
         return self._batch is not None
 
 
@@ -166,7 +168,7 @@ def run(
     """
     native = NativeWorker(link, schema)
     batches = _Batches(native, schema)
-    while not batches.is_over:
+    while not batches.has_ended():
         code, text = _core.END_OF_EPOCH, ""
         try:
             if setup is not None:
@@ -174,15 +176,15 @@ def run(
                 setup = None
             function(batches)
             batches.hand_on(None)
-            if batches.is_over:
+            if batches.has_ended():
                 return
         except BaseException as error:
-            if isinstance(error, (SystemExit, GeneratorExit)) and batches.is_over:
+            if isinstance(error, (SystemExit, GeneratorExit)) and batches.has_ended():
                 return
             code, text = -1, "".join(traceback.format_exception(error))
             error.__traceback__ = None
             del error
-        if not batches.is_open and not native.next():
+        if not batches.has_open() and not native.next():
             return
         batches.fail(code, text)
 
@@ -266,7 +268,7 @@ class Workers:
     def reap(self, worker: int, pid: int) -> int:
         process = self._processes.pop(pid)
         process.join()
-        code = process.exitcode
+        code: int | None = process.exitcode
         process.close()
         if code is None:
             return 0
@@ -326,6 +328,7 @@ class Worker:
 
     def __init__(self, function: Callable[..., Any], schema: Schema) -> None:
         functools.update_wrapper(self, function)
+        self.name: str = function.__qualname__
         self._function = function
         self.schema = schema
 
@@ -344,7 +347,7 @@ class _Undecorated:
         return self._worker._function(*arguments, **named)
 
     def __reduce__(self) -> Any:
-        return _find, (self._worker.__module__, self._worker.__qualname__)
+        return _find, (self._worker.__module__, self._worker.name)
 
 
 def _find(module: str, name: str) -> _Undecorated:

@@ -126,7 +126,7 @@ class Feed:
     ) -> None:
         if isinstance(generator, Worker):
             raise TypeError(
-                f"{generator.__name__} is a function that makes generators: call it, with its arguments"
+                f"{generator.name} is a function that makes generators: call it, with its arguments"
             )
         if not isinstance(generator, Plugin) and not callable(generator):
             raise TypeError(

@@ -2,6 +2,7 @@
 """Feeds whose generators are written in Python or run in worker processes. Oracle: a batch's numbers follow
 from its seed, epoch and index alone; failures come at their place; nothing outlives a feed."""
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -62,6 +63,7 @@ def exit_7():
 
 
 def crash():
+    faulthandler.disable()
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
