@@ -28,6 +28,19 @@
 namespace tenon {
 namespace {
 
+tenon_fill_request request_of(int32_t worker, void* const* fields, uint64_t index, uint64_t epoch,
+                              uint64_t seed) {
+  tenon_fill_request request{};
+  request.struct_size = sizeof request;
+  request.worker = worker;
+  request.fields = fields;
+  request.n = 4;
+  request.index = index;
+  request.epoch = epoch;
+  request.seed = seed;
+  return request;
+}
+
 constexpr uint64_t kSeed = 77;
 // Of plugin.c: what each row of "data" holds.
 enum Column : size_t {
@@ -62,7 +75,7 @@ struct Owned {
     std::vector<uint64_t> data(4 * kColumns, 0);
     std::vector<int64_t> label(4, 0);
     void* fields[]{data.data(), label.data()};
-    const tenon_fill_request request{sizeof request, worker, fields, 4, index, 2, index + 1000};
+    const tenon_fill_request request = request_of(worker, fields, index, 2, index + 1000);
     message.assign(256, '\0');
     EXPECT_EQ(generator.fill(generator.context, &request, message.data(), message.size()), wanted);
     message.resize(std::string_view(message.c_str()).size());
@@ -162,7 +175,7 @@ TEST(Plugin, StatesOfWorkersThatBeginTogetherStayApart) {
         void* fields[]{data.data(), label.data()};
         char message[256];
         for (uint64_t i = 0; i < kFills; ++i) {
-          const tenon_fill_request request{sizeof request, worker, fields, 4, i, 0, 0};
+          const tenon_fill_request request = request_of(worker, fields, i, 0, 0);
           const int32_t code =
               owned.generator.fill(owned.generator.context, &request, message, sizeof message);
           if (code != 0 || data[kOpenWorker] != static_cast<uint64_t>(worker) || data[kNth] != i) ++wrong;
@@ -204,8 +217,13 @@ TEST(Plugin, AFeedRunsIt) {
   const int64_t opened = count("telling", "count_opened");
   {
     OpenedPlugin opened_plugin = open("telling");
-    Feed feed(opened_plugin.generator, opened_plugin.schema,
-              {sizeof(tenon_feed_options), 3, 8, 0, 40, kSeed});
+    tenon_feed_options options{};
+    options.struct_size = sizeof options;
+    options.workers = 3;
+    options.slots = 8;
+    options.batches = 40;
+    options.seed = kSeed;
+    Feed feed(opened_plugin.generator, opened_plugin.schema, options);
     for (uint64_t epoch = 0; epoch < 2; ++epoch) {
       feed.begin();
       Ref<Batch> batch;
@@ -406,7 +424,7 @@ struct Rows {
 
   int32_t fill(const Owned& owned, int32_t worker, uint64_t index) {
     void* fields[]{data.data(), label.data(), flag};
-    const tenon_fill_request request{sizeof request, worker, fields, 4, index, 3, 8};
+    const tenon_fill_request request = request_of(worker, fields, index, 3, 8);
     char text[256] = "";
     const int32_t code = owned.generator.fill(owned.generator.context, &request, text, sizeof text);
     message = text;
@@ -470,7 +488,7 @@ TEST(PluginClass, WithoutASchemaTheUsersIsCheckedAgainstItsViews) {
   char text[256] = "";
   const auto fill = [&](std::span<const tenon_field> described, uint64_t index) {
     const Owned owned(open("plain", nullptr, Schema::make(described)));
-    const tenon_fill_request request{sizeof request, 0, fields, 4, index, 0, 0};
+    const tenon_fill_request request = request_of(0, fields, index, 0, 0);
     return owned.generator.fill(owned.generator.context, &request, text, sizeof text);
   };
   EXPECT_EQ(fill({&right, 1}, 3), 0) << text;

@@ -21,7 +21,8 @@ static void look_at_it(void) {
 
 static void run_it(void) {
   tenon_plugin_options plugin_options = {sizeof plugin_options, 0, 5, "{\"rows\": 3}"};
-  tenon_feed_options options = {sizeof options, 2, 6, 0, 4, 5};
+  tenon_feed_options options = {sizeof options,        2, 6, 0, 4, 5, TENON_ON_ERROR_RAISE, 0,
+                                TENON_ON_STARVED_WAIT, 0, 0, 0};
   tenon_error error = TENON_ERROR_INIT;
   tenon_generator generator;
   tenon_schema* schema = NULL;
