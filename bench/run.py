@@ -5,8 +5,8 @@
     run.py [--quick] [--rounds N] [--processes N] [WORKLOAD ...]
 
 Run it with a Python that has requirements/test.txt and the package. --quick is for a look while working: few
-rounds, printed, and the page stays as it is. Workloads: exchange, engine, kernels, planner, share; all by
-default.
+rounds, printed, and the page stays as it is. Workloads: exchange, engine, kernels, planner, share, feed; all
+by default.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from report import replace_section
 
-WORKLOADS = ("exchange", "engine", "kernels", "planner", "share")
+WORKLOADS = ("exchange", "engine", "kernels", "planner", "share", "feed")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 

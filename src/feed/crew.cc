@@ -283,7 +283,12 @@ void Crew::work_by_process(int32_t worker) {
     Job& job = jobs[settled % kDepth];
     check_shapes(job, result);
     const bool is_again = may_retry(job, result);
-    if (result.kind != TENON_FAILED || is_again) {
+    if (!fleet_->is_thread(worker) && (result.kind != TENON_FAILED || is_again)) {
+      fleet_->stop(worker);
+      // What it was at meanwhile begins anew.
+      for (uint32_t n = settled + 1; n != asked; ++n) {
+        if (static_cast<int32_t>(n - fleet_->answered(worker)) >= 0) put_back(jobs[n % kDepth]);
+      }
       const std::string failure = fleet_->replace(worker);
       if (!failure.empty() && result.message.empty()) result.message = failure;
     }

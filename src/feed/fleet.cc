@@ -250,8 +250,18 @@ void Fleet::kill_one(int32_t worker) noexcept {
   if (fd >= 0) (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0);
 }
 
+void Fleet::stop(int32_t worker) {
+  kill_one(worker);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return members_[static_cast<size_t>(worker)].pidfd < 0; });
+}
+
+uint32_t Fleet::answered(int32_t worker) const noexcept {
+  // pairs with: Worker::answer, "an answer"
+  return box(worker).answered.load(std::memory_order_acquire);
+}
+
 std::string Fleet::replace(int32_t worker) {
-  if (is_thread(worker)) return {};  // it goes on
   kill_one(worker);
   Member& member = members_[static_cast<size_t>(worker)];
   std::unique_lock lock(mutex_);

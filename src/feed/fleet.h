@@ -56,8 +56,12 @@ class Fleet {
   // The answer to the oldest open request, or what became of its process. timeout_ns <= 0: for ever; a
   // process that takes longer is killed. False: the feed ends.
   bool await(int32_t worker, int64_t timeout_ns, FillResult& result);
-  // Kills the worker if it lives, and starts it again: it is asked again what is open. Empty, or why it
-  // could not be started.
+  // For a process, not a thread: kills the worker if it lives, and waits for its end: from then on it writes
+  // nothing.
+  void stop(int32_t worker);
+  // How many requests the worker has answered.
+  uint32_t answered(int32_t worker) const noexcept;
+  // The same, and starts it again: it is asked again what is open. Empty, or why it could not be started.
   std::string replace(int32_t worker);
 
   int64_t pid(int32_t worker) const noexcept;  // 0: none runs, or a thread
