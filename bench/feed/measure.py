@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contenders of bench/feed, and the seconds per batch of each: what workload.py runs as a program.
 
-    measure.py LIBRARY CASE ROUNDS          prints a JSON object: name -> seconds per batch, one for each round
+    measure.py LIBRARY CASE ROUNDS      prints a JSON object: name -> seconds per batch, one for each round
 
 The consumer of each contender reads one number of every page of a batch. Contenders take turns within each
 round; each is warm before it is timed.
