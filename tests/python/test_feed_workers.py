@@ -2,6 +2,7 @@
 """Feeds whose generators are written in Python or run in worker processes. Oracle: a batch's numbers follow
 from its seed, epoch and index alone; failures come at their place; nothing outlives a feed."""
 
+import contextlib
 import faulthandler
 import gc
 import multiprocessing
@@ -406,3 +407,90 @@ def test_the_default_start_method_is_multiprocessings():
         list(feed)
         kind = type(next(iter(feed._workers._processes.values())))
     assert kind is multiprocessing.get_context().Process
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_are_killed_at_random_lose_no_batch(seed):
+    def fill(batch):
+        batch.data[...] = batch.index
+        batch.label[...] = batch.epoch
+
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        workers = int(rng.integers(1, 4))
+        options = {"workers": workers, "processes": True, "batches": 60, "on_error": "retry", "retries": 50}
+        with tn.Feed(fill, SCHEMA, **options) as feed:
+            seen = []
+            for batch in feed:
+                assert (batch.data.numpy() == batch.index).all()
+                seen.append(batch.index)
+                pid = feed._native.worker(int(rng.integers(workers)))["pid"]
+                if pid and rng.random() < 0.2:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            assert seen == list(range(60))
+
+
+def test_nothing_grows_with_feeds_of_processes():
+    def held():
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("tenon-feed"), threading.active_count()
+
+    def once():
+        with tn.Feed(random_numbers(), workers=2, processes=True, batches=5) as feed:
+            for _ in feed:
+                pass
+
+    once()
+    before = held()
+    for _ in range(10):
+        once()
+    assert held() == before
+
+
+@pytest.mark.parametrize("processes", ["False", "True"])
+def test_ctrl_c_ends_a_wait_for_a_worker(tmp_path, processes):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, time, tenon as tn
+            def fill(batch):
+                batch.data[...] = os.getpid()
+                if batch.index:
+                    time.sleep(60)
+            feed = tn.Feed(fill, tn.schema(data=("i8", (4,))), processes=sys.argv[1] == "True")
+            try:
+                for batch in feed:
+                    print(int(batch.data[0]), flush=True)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+                os._exit(0 if sys.argv[1] == "False" else feed.close() or 0)
+            """
+        )
+    )
+    process = subprocess.Popen([sys.executable, program, processes], stdout=subprocess.PIPE, text=True)
+    pid = int(process.stdout.readline())
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "interrupted\n")
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_child_that_is_forked_beside_a_feed_ends_well():
+    with tn.Feed(random_numbers(), workers=2, processes=True, batches=None) as feed:
+        batches = iter(feed)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                next(batches)
+            except ValueError as error:
+                code = 0 if "belongs to the parent process" in str(error) else 2
+            feed.close()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert next(batches).index == 1
