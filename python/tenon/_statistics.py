@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Feed.stats` says: counts of a feed, of its workers and of stretches of time, and who waits for whom."""
+"""What `Feed.stats` says: counts of a feed and its workers, since when, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Interval:
     def verdict(self) -> str:
         """What a faster feed needs.
 
-        "producer-bound": a faster generator, or more workers. "model-bound": a faster consumer. "lease-bound":
-        batches that are let go of sooner, or more slots. "starting": there are too few batches to say.
-        "balanced": nobody has waited.
+        "producer-bound": a faster generator, or more workers. "model-bound": a faster consumer.
+        "lease-bound": batches that are let go of sooner, or more slots. "starting": there are too few
+        batches to say. "balanced": nobody has waited.
         """
         if self.batches < _FEW:
             return "lease-bound" if self.are_slots_held else "starting"
@@ -130,7 +130,8 @@ class WorkerStatistics:
     failures: int
 
 
-class OldestLease(NamedTuple):
+@dataclass(frozen=True)
+class OldestLease:
     """The batch that the consumer has held longest."""
 
     epoch: int
