@@ -119,9 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
     gc.set_defaults(call=_gc)
 
-    top = commands.add_parser(
-        "top", help="feeds with worker processes and shared memory, with rates; q ends it"
-    )
+    top = commands.add_parser("top", help="feeds and shared memory, with rates; q ends it")
     top.add_argument("--once", action="store_true", help="print one frame, after one interval")
     top.add_argument(
         "--json", action="store_true", help="print JSON objects, a line each (docs/statistics.md)"

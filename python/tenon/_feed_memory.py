@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds with worker processes, seen from outside: their memory files, read and never mapped.
+"""Feeds seen from outside: their memory files, read and never mapped.
+
+These have the feeds with worker processes, and those whose generators are written in Python. Native
+generators on threads need none.
 
 Nothing is joined, locked or stored; what others change meanwhile may be read half old and half new. The
 places of the numbers are those of src/feed/mailbox.h, which a test compares.
@@ -53,7 +56,7 @@ class _Damaged(Exception):
 
 
 def feeds() -> list[_Facts]:
-    """Feeds with worker processes of this user, in order of their processes. Fails with nothing."""
+    """Feeds of this user that have a memory file, in order of their processes. Fails with nothing."""
     openings: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for pid, path in _memory_files():
         try:
@@ -187,14 +190,15 @@ def _read_head(fd: int, feed: _Facts) -> None:
     feed.update(pid=pid, command=command_of(pid), alive=_start_of(pid) == start)
     feed.update(rows=rows, slots=slots, slot_nbytes=slot_nbytes)
     feed["workers"] = [_worker(fd, first + i * _L["BOX_NBYTES"], i) for i in range(workers)]
-    feed["over"] = all([worker.pop("over") for worker in feed["workers"]])
+    over = [worker.pop("over") for worker in feed["workers"]]
+    feed["over"] = all(over)
 
 
 def _worker(fd: int, box: int, number: int) -> _Facts:
     (asked,) = _read(fd, box + _L["ASKED"], "=I")
     (is_over,) = _read(fd, box + _L["IS_OVER"], "=I")
     answered, is_asleep = _read(fd, box + _L["ANSWERED"], "=II")
-    is_busy = asked != answered
+    is_busy = asked != answered and not is_over
     last = (answered - 1) % 2**32 % _L["DEPTH"]
     answer = box + _L["ANSWERS"] + last * _L["ANSWER_NBYTES"]
     request = box + _L["REQUESTS"] + answered % _L["DEPTH"] * _L["REQUEST_NBYTES"]
@@ -204,7 +208,7 @@ def _worker(fd: int, box: int, number: int) -> _Facts:
         "worker": number,
         "asked": asked,
         "answered": answered,
-        "state": "busy" if is_busy else "asleep" if is_asleep else "awake",
+        "state": "over" if is_over else "busy" if is_busy else "asleep" if is_asleep else "awake",
         "epoch": epoch if is_busy else None,
         "index": index if is_busy else None,
         "last_fill_ns": fill_ns if answered else None,

@@ -83,4 +83,5 @@ class Progress:
 
     def _give_up(self, error: Exception) -> None:
         self._bar = None
-        _log.warning("the progress bar of a feed failed and is left out: %s: %s", type(error).__name__, error)
+        text = f"{type(error).__name__}: {error}"  # a record with the error keeps its frames, and batches
+        _log.warning("the progress bar of a feed failed and is left out: %s", text)

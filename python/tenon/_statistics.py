@@ -231,7 +231,7 @@ class Meter:
 
     def __init__(self, native: NativeFeed, schema: Schema) -> None:
         self._native = native
-        self._row_nbytes = _row_nbytes(schema)
+        self._row_nbytes = schema.nbytes // schema.rows
         self._faults = _page_faults()
         self._start = _Mark(time.monotonic(), native.statistics())
         self._last = self._start
@@ -280,16 +280,6 @@ def _ratio(part: float, whole: float) -> float:
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _row_nbytes(schema: Schema) -> int:
-    total = 0
-    for _, dtype, shape in schema.fields:
-        nbytes = dtype.itemsize
-        for length in shape[1:]:
-            nbytes *= length
-        total += nbytes
-    return total
 
 
 def _worker(counts: dict[str, int]) -> WorkerStatistics:

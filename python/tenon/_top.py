@@ -118,7 +118,8 @@ def _channel(channel: _Facts, before: _Facts | None, seconds: float | None) -> _
 
 def lines(frame: _Facts) -> Iterator[str]:
     """A frame as text."""
-    kinds = f"{len(frame['feeds'])} feeds with worker processes, {len(frame['segments'])} shared segments"
+    feeds, segments = len(frame["feeds"]), len(frame["segments"])
+    kinds = f"{_observers._count(feeds, 'feed')}, {_observers._count(segments, 'shared segment')}"
     over = "" if frame["seconds"] is None else f", over {frame['seconds']:.2f} s"
     yield f"tenon top: {kinds}{over}"
     if frame["damaged"]:
