@@ -3,6 +3,7 @@
 for, and a progress bar follows the epochs without costing a batch. No test has an upper time limit: verdicts
 come from waits that are long beside everything else that happens."""
 
+import asyncio
 import logging
 import os
 import queue
@@ -323,6 +324,36 @@ def test_an_interrupt_while_the_bar_is_drawn_costs_no_batch(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         assert [batch.index for batch in batches] == [1, 2, 3]
+
+
+def test_batches_that_are_awaited_count_once():
+    async def consume():
+        return [batch.index async for batch in feed]
+
+    with tn.Feed(fill_slowly, SCHEMA, batches=6, progress=Bar) as feed:
+        assert asyncio.run(consume()) == list(range(6))
+    assert [(bar.n, bar.closed) for bar in Bar.made] == [(6, 1)]
+
+
+def test_a_bar_is_closed_when_a_generator_fails():
+    def fails_at_2(batch):
+        if batch.index == 2:
+            raise LookupError("no picture")
+
+    with tn.Feed(fails_at_2, SCHEMA, batches=6, progress=Bar) as feed:
+        with pytest.raises(tn.OpError):
+            for _ in feed:
+                pass
+        assert [(bar.n, bar.closed) for bar in Bar.made] == [(2, 1)]
+
+
+def test_a_closed_feed_still_has_its_counts():
+    feed = tn.Feed(fill, SCHEMA, batches=6)
+    with feed:
+        assert sum(1 for _ in feed) == 6
+    stats = feed.stats()
+    assert (stats.batches, stats.per_worker[0].fills) == (6, 6)
+    assert "6 batches" in repr(feed)
 
 
 def test_what_is_no_bar_is_refused():
