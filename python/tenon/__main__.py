@@ -2,7 +2,8 @@
 """The command line: ``tenon`` and ``python -m tenon``.
 
 ``demo`` trains a model from a C library and prints what the way costs; ``config`` prints where the files for
-C and C++ programs lie; ``ls`` shows the memory that processes share; ``gc`` tidies up behind dead ones.
+C and C++ programs lie; ``ls`` shows the memory that processes share, ``top`` what goes on in it; ``gc``
+tidies up behind dead ones.
 """
 
 from __future__ import annotations
@@ -74,6 +75,19 @@ def _gc(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _top(arguments: argparse.Namespace) -> int:
+    from tenon import _top as top
+
+    return top.run(arguments.interval, arguments.once, arguments.json)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is no time between 0 and 3600 s")
+    return value
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -104,6 +118,14 @@ def _parser() -> argparse.ArgumentParser:
     gc = commands.add_parser("gc", help="give back what dead processes held of memory that others have")
     gc.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
     gc.set_defaults(call=_gc)
+
+    top = commands.add_parser("top", help="feeds and shared memory, with rates; q ends it")
+    top.add_argument("--once", action="store_true", help="print one frame, after one interval")
+    top.add_argument(
+        "--json", action="store_true", help="print JSON objects, a line each (docs/statistics.md)"
+    )
+    top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
+    top.set_defaults(call=_top)
 
     config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
     config.add_argument("--includes", action="store_true", help="the compiler's option for tenon/tenon.h")

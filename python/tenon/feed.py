@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +12,9 @@ from typing import Any
 from ._core import Batch, NativeFeed, Schema
 from ._errors import OpError, TenonError
 from ._plugin import Plugin
+from ._progress import Progress
+from ._progress import check as _check_progress
+from ._statistics import FeedStatistics, Meter
 from ._typing import DTypeLike
 from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
 from .function import CFunction
@@ -97,6 +99,11 @@ class Feed:
         workers no slot; add slots, as long as there is memory; raise LeaseConflict.
     attachment_nbytes : int
         Room for bytes that travel with a batch.
+    progress : optional
+        A class or function that makes a progress bar, ``tqdm.tqdm``: called with ``total=batches`` in each
+        epoch, its ``update(1)`` for each batch when the next one is asked for, ``set_postfix_str`` with rate
+        and verdict, if it has that, and ``close()`` at the epoch's end. Or a bar that there is: it is not
+        closed. What a bar raises goes to the logger "tenon".
 
     Raises
     ------
@@ -123,6 +130,7 @@ class Feed:
         fill_timeout: float | None = None,
         on_starved: str = "wait",
         attachment_nbytes: int = 0,
+        progress: Any = None,
     ) -> None:
         if isinstance(generator, Worker):
             raise TypeError(
@@ -157,10 +165,12 @@ class Feed:
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: it must be one of {known}")
+        _check_progress(progress)
         self.generator = generator
         self.schema = schema
         self.batches = batches
         self.timeout = timeout
+        self.progress = progress
         self._epoch: weakref.ref[_Epoch] | None = None
         source, constants, self._workers = _source_of(generator, schema, processes)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
@@ -183,6 +193,7 @@ class Feed:
             name=_name_of(generator),
             prepares=hasattr(self._workers, "prepare"),
         )
+        self._meter = Meter(self._native, schema)
         _open_feeds.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -269,18 +280,21 @@ class Feed:
             raise TypeError("this feed has no length: give batches=")
         return self.batches
 
-    def stats(self) -> types.SimpleNamespace:
-        """Counts since the feed was made.
+    def stats(self) -> FeedStatistics:
+        """Counts since the feed was made, and since the last call.
 
         Returns
         -------
-        SimpleNamespace
-            ``batches`` and ``nbytes`` delivered; ``slots`` and of these ``slots_free``, ``slots_filling``,
-            ``slots_ready``, ``slots_held`` (by the consumer); ``workers``; ``fill_ns`` in the generator,
-            ``starved_ns`` of the consumer waiting, ``blocked_ns`` of workers waiting for a slot;
-            ``slot_nbytes`` and ``memory``, the address of the first slot.
+        FeedStatistics
+            ``batches``, ``nbytes``, ``rows`` delivered, ``rows_per_s``, ``gb_per_s`` and a ``verdict``, in
+            ``recent`` since the last call; ``slots`` and of these ``slots_free``, ``slots_filling``,
+            ``slots_ready``, ``slots_held`` (by the consumer), with the ``oldest`` that is held; ``workers``
+            and ``per_worker``; ``fill_ns`` in the generator, ``starved_ns`` of the consumer waiting,
+            ``blocked_ns`` of workers waiting for a slot; what was ``skipped``, ``retried``, ``restarted`` and
+            ``copied``; ``page_faults`` of the process; ``slot_nbytes`` and ``memory``, the address of the
+            first slot.
         """
-        return types.SimpleNamespace(**self._native.statistics())
+        return self._meter.look()
 
     def state_dict(self) -> dict[str, int]:
         """Where the feed is: ``epoch`` and ``next``, the batch that the consumer would get next."""
@@ -346,12 +360,8 @@ class Feed:
             _log.warning("%s", error)
 
     def __repr__(self) -> str:
-        s = self.stats()
-        return (
-            f"<tenon.Feed of {_name_of(self.generator)!r}: {s.batches} batches, {s.workers} workers, "
-            f"{s.slots} slots ({s.slots_free} free, {s.slots_filling} filling, {s.slots_ready} ready, "
-            f"{s.slots_held} held)>"
-        )
+        counts = repr(self._meter.look(is_call=False))
+        return f"<tenon.Feed of {_name_of(self.generator)!r}: {counts[1:]}"
 
 
 class Batches:
@@ -378,6 +388,7 @@ class _Epoch:
 
     def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
         self._feed: Feed | None = None  # for __del__, when the next lines raise
+        self._progress: Progress | None = None
         self._has_timed_out = False
         live = feed._live_epoch()
         if live is not None:
@@ -388,6 +399,8 @@ class _Epoch:
             live._end()
         feed._native.begin()
         self._feed = feed
+        if feed.progress is not None:
+            self._progress = Progress(feed.progress, feed, feed._native.position()[1])
         self._next = feed._native.next
         self._convert = convert
         feed._epoch = weakref.ref(self)
@@ -399,10 +412,15 @@ class _Epoch:
         feed = self._feed
         if feed is None:
             raise StopIteration
+        progress = self._progress
+        if progress is not None:
+            progress.catch_up()
         try:
             batch = self._next(feed.timeout, _log.warning)
             self._has_timed_out = False
             if batch is not None:
+                if progress is not None:
+                    progress.note_delivery()
                 return self._convert(batch)
         except TimeoutError:
             # The caller may let go of batches and try again, or begin another epoch: a traceback keeps this
@@ -427,12 +445,18 @@ class _Epoch:
             self._end()
             raise
         self._feed = None
+        self._end_progress()
         raise StopIteration
 
     def _end(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
             feed._native.end()
+            self._end_progress()
+
+    def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.end()
 
     def __del__(self) -> None:
         self._end()

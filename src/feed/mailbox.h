@@ -6,6 +6,9 @@
 // A mailbox holds two requests, so that a worker finds the next one when it is done with one. Each side
 // writes its own words alone. Whoever waits polls for a while, says that it sleeps, and sleeps on the other
 // side's count.
+//
+// `tenon top` reads it from other processes, by the offsets in python/tenon/_feed_memory.py: what moves here
+// needs another kFeedVersion, and tests/python/test_top.py says so.
 #pragma once
 
 #include <atomic>

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bars that follow a feed's epochs: ``progress=`` of `Feed`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .feed import Feed
+
+_log = logging.getLogger("tenon")
+
+_TEXT_SECONDS = 0.5
+
+
+def is_bar(progress: Any) -> bool:
+    """It is used as it is, and not called for one."""
+    return not isinstance(progress, type) and callable(getattr(progress, "update", None))
+
+
+def check(progress: Any) -> None:
+    if progress is not None and not is_bar(progress) and not callable(progress):
+        raise TypeError(
+            f"progress is {type(progress).__name__}: it must be a bar with update(n), or what makes one "
+            "when it is called with total=, as tqdm.tqdm"
+        )
+
+
+class Progress:
+    """The bar of one epoch. What it raises is logged, once, and ends it: no batch is lost over a bar.
+
+    A batch counts when the consumer comes back for the next one, so that an interrupt that arrives while the
+    bar is drawn costs no batch either.
+    """
+
+    def __init__(self, progress: Any, feed: Feed, done: int) -> None:
+        self._bar: Any = None
+        self._close: Callable[[], object] | None = None
+        self._feed = feed
+        self._is_due = False
+        self._told_at = time.monotonic()
+        try:
+            if is_bar(progress):
+                self._bar = progress
+            else:
+                self._bar = progress(total=feed.batches)
+                self._close = getattr(self._bar, "close", None)
+            if done:
+                self._bar.update(done)
+        except Exception as error:
+            self._give_up(error)
+
+    def note_delivery(self) -> None:
+        self._is_due = True
+
+    def catch_up(self) -> None:
+        """Counts the batch that was delivered, if that has not been done."""
+        if not self._is_due or self._bar is None:
+            return
+        self._is_due = False
+        try:
+            self._bar.update(1)
+            now = time.monotonic()
+            tell = getattr(self._bar, "set_postfix_str", None)
+            if tell is not None and now - self._told_at >= _TEXT_SECONDS:
+                self._told_at = now
+                total = self._feed._meter.look(is_call=False).total
+                tell(f"{total.gb_per_s:.3g} GB/s, {total.verdict}")
+        except Exception as error:
+            self._give_up(error)
+
+    def end(self) -> None:
+        """Closes a bar that was made here. Idempotent."""
+        self._bar, close, self._close = None, self._close, None
+        if close is not None:
+            try:
+                close()
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._bar = None
+        text = f"{type(error).__name__}: {error}"  # a record with the error keeps its frames, and batches
+        _log.warning("the progress bar of a feed failed and is left out: %s", text)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tenon top`: feeds and channels of other processes are shown as they are, with rates; looking changes
+nothing and survives whatever it finds. Oracle of the rates: what feed and channel count themselves."""
+
+import contextlib
+import ctypes
+import json
+import os
+import pty
+import random
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import native_library
+import pytest
+
+import tenon as tn
+from tenon import _feed_memory
+from tenon.__main__ import main
+from tenon._feed_memory import LAYOUT
+from tenon._top import Top, lines
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))
+SECONDS = 60  # within which all of this is done
+
+
+def fill(batch):
+    time.sleep(0.002)
+    batch.label[...] = batch.index
+
+
+@contextlib.contextmanager
+def running(**options):
+    with tn.Feed(fill, SCHEMA, slots=6, workers=2, **options) as feed:
+        batches = iter(feed)
+        next(batches)
+        yield feed, batches
+
+
+def own(feeds):
+    """The open feeds of this process, and what it has that only has their name."""
+    damaged = [feed for feed in feeds if feed["damaged"]]
+    return [feed for feed in feeds if feed["pid"] == os.getpid() and not feed["over"]] + [
+        feed for feed in damaged if any(process["pid"] == os.getpid() for process in feed["processes"])
+    ]
+
+
+def take(batches, count):
+    for _ in range(count):
+        next(batches)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "tenon", "top", *arguments]
+
+
+# --------------------------------------------------------------------------------------------- feeds
+
+
+def test_places_of_numbers_are_those_of_the_struct():
+    options = [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-std=c++20"]
+    library = ctypes.CDLL(native_library.compiled(native_library.SOURCES / "feed_layout.cc", *options))
+    library.feed_layout.restype = ctypes.c_uint64
+    numbers, name = {}, ctypes.c_char_p()
+    while True:
+        value = library.feed_layout(ctypes.byref(name), len(numbers))
+        if name.value is None:
+            break
+        numbers[name.value.decode()] = value
+    assert numbers.pop("MAILBOXES_AT_3") == _feed_memory.mailboxes_at(3)
+    assert numbers == LAYOUT
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_feed_with_worker_processes_is_shown_with_its_rates(way):
+    with running(processes=way) as (feed, batches):
+        top = Top()
+        top.look()
+        first = sum(worker.fills for worker in feed.stats().per_worker)
+        take(batches, 50)
+        frame = top.look()
+        last = sum(worker.fills for worker in feed.stats().per_worker)
+        (seen,) = own(frame["feeds"])
+        assert (seen["damaged"], seen["alive"], seen["over"]) == (None, True, False)
+        assert (seen["slots"], seen["rows"], seen["slot_nbytes"]) == (6, 8, feed.stats().slot_nbytes)
+        assert seen["command"] == Path("/proc/self/comm").read_text().rstrip("\n")
+        assert {worker.pid for worker in feed.stats().per_worker} <= {p["pid"] for p in seen["processes"]}
+        # Between the looks at memory and feed, all that has a slot or a request may be filled.
+        filled = seen["fills_per_s"] * frame["seconds"]
+        assert 40 <= filled <= last - first + 6 + 2 * LAYOUT["DEPTH"]
+        assert seen["rows_per_s"] == pytest.approx(8 * seen["fills_per_s"])
+        for worker in seen["workers"]:
+            assert 0 <= worker["asked"] - worker["answered"] <= LAYOUT["DEPTH"]
+            assert worker["last_fill_ns"] >= 2_000_000
+        text = "\n".join(lines(frame))
+        assert f"feed of {os.getpid()} " in text and " fills/s" in text
+    frame = top.look()
+    (closed,) = [one for one in frame["feeds"] if one["file"] == seen["file"]]
+    assert closed["over"]
+    assert ", closed: " in "\n".join(lines({**frame, "feeds": [closed]}))
+    del feed, batches
+    assert not any(one["file"] == closed["file"] for one in _feed_memory.feeds())
+
+
+def test_a_worker_at_work_is_busy_and_one_that_has_nothing_to_do_is_not():
+    def fill_slowly(batch):
+        time.sleep(1e9 if batch.index == 3 else 0)
+
+    def states(is_reached):
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            (seen,) = own(_feed_memory.feeds())
+            if is_reached(seen["workers"][0]):
+                return True
+            time.sleep(0.01)
+        return seen
+
+    with tn.Feed(fill_slowly, SCHEMA, slots=6, processes="fork") as feed:
+        assert states(lambda worker: worker["state"] == "asleep" and worker["index"] is None) is True
+        batches = iter(feed)
+        wanted = {"state": "busy", "index": 3, "epoch": 0, "answered": 3}
+        assert states(lambda worker: wanted.items() <= worker.items()) is True
+        del batches
+
+
+def test_threads_are_shown_where_the_generator_is_python():
+    with running(processes=False) as (_, batches):
+        take(batches, 3)
+        (seen,) = own(_feed_memory.feeds())
+        assert (seen["alive"], seen["processes"]) == (True, [])
+        assert seen["workers"][0]["answered"] >= 3
+
+
+def test_native_generators_on_threads_are_in_no_memory_file():
+    generator = tn.c_function(
+        native_library.generators(),
+        "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)",
+    )
+    with tn.Feed(generator, SCHEMA) as feed:
+        assert len(list(zip(range(3), feed))) == 3
+        assert own(_feed_memory.feeds()) == []
+
+
+# ------------------------------------------------------------------------------------- damaged memory
+
+
+@contextlib.contextmanager
+def memory_file(content, name="tenon-feed"):
+    fd = os.memfd_create(name)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def content_of_a_feed():
+    with running(processes="fork") as (feed, batches):
+        take(batches, 3)
+        (seen,) = own(_feed_memory.feeds())
+        for name in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{name}"
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == seen["file"] and "tenon-feed" in os.readlink(path):
+                    return Path(path).read_bytes(), feed.stats().workers
+    raise AssertionError("the feed has no file")
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value", "says"),
+    [
+        (0, "=I", 0, "it is being made"),
+        (0, "=I", 7, "its mark is 0x7"),
+        (4, "=I", 2, "its layout is version 2"),
+        (LAYOUT["WORKERS"], "=i", -1, "-1 workers"),
+        (LAYOUT["WORKERS"], "=i", 4000, "4000 workers do not fit"),
+        (LAYOUT["FIELDS"], "=i", 1 << 30, "1073741824 fields"),
+        (LAYOUT["SLOTS_AT"], "=Q", 0, "slots at 0"),
+    ],
+)
+def test_damaged_memory_is_shown_as_such(place, form, value, says):
+    content = bytearray(content_of_a_feed()[0])
+    struct.pack_into(form, content, place, value)
+    with memory_file(content):
+        (seen,) = own(_feed_memory.feeds())
+        assert says in seen["damaged"]
+        assert seen["workers"] == []
+        assert f"damaged: {seen['damaged']}" in "\n".join(lines(Top().look()))
+
+
+def test_a_file_that_is_cut_is_damaged():
+    with memory_file(content_of_a_feed()[0][:100]):
+        (seen,) = own(_feed_memory.feeds())
+        assert "cannot be read" in seen["damaged"]
+
+
+def test_memory_full_of_noise_is_survived():
+    content, _ = content_of_a_feed()
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    top = Top()
+    for _ in range(100):
+        noise = bytearray(content[:8192])
+        for _ in range(chance.randrange(1, 40)):
+            noise[chance.randrange(8, 200)] = chance.randrange(256)
+        with memory_file(noise):
+            frame = top.look()
+            json.dumps(frame, allow_nan=False)
+            assert list(lines(frame))
+
+
+def test_other_files_of_the_name_are_no_feeds():
+    with memory_file(b"", "tenon-feedx"), memory_file(b"", "other-tenon-feed"):
+        (seen,) = own(_feed_memory.feeds())
+        assert "cannot be read" in seen["damaged"]  # of the first one, which is empty
+
+
+FEED_THAT_STAYS = """
+import sys, time, tenon as tn
+
+def fill(batch):
+    batch.label[...] = 1
+
+feed = tn.Feed(fill, tn.schema(label=("i8", (8,))), processes="fork")
+batches = iter(feed)
+next(batches)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.contextmanager
+def other_feed():
+    child = subprocess.Popen([sys.executable, "-c", FEED_THAT_STAYS], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_stopped_process_is_shown_and_not_waited_for():
+    with other_feed() as child:
+        child.send_signal(signal.SIGSTOP)
+        seen = next(feed for feed in _feed_memory.feeds() if feed["pid"] == child.pid)
+        assert seen["alive"] and seen["workers"][0]["answered"] >= 1
+
+
+def test_a_feed_whose_process_has_been_killed_vanishes():
+    with other_feed() as child:
+        top = Top()
+        assert any(feed["pid"] == child.pid for feed in top.look()["feeds"])
+        child.kill()
+        child.wait()
+        end = time.monotonic() + SECONDS  # its worker is killed by the kernel
+        frame = top.look()
+        while any(feed["pid"] == child.pid and feed["alive"] for feed in frame["feeds"]):
+            assert time.monotonic() < end, frame
+            frame = top.look()
+        assert list(lines(frame))
+
+
+# ----------------------------------------------------------------------------------- shared memory
+
+
+def test_a_channel_is_shown_with_its_rates():
+    name = f"tenon.top.{os.getpid()}"
+    channel = tn.Channel(SCHEMA, slots=4, name=name)
+    top = Top()
+    (seen,) = [segment for segment in top.look()["segments"] if segment["name"] == name]
+    assert (seen["channel"]["sent"], seen["channel"]["sent_per_s"]) == (0, None)
+    for i in range(9):
+        with channel.loan() as item:
+            item.label[...] = i
+        if i < 7:
+            with channel.recv() as item:
+                assert item.label[0] == i
+    frame = top.look()
+    (seen,) = [segment for segment in frame["segments"] if segment["name"] == name]
+    assert (seen["channel"]["sent"], seen["channel"]["received"]) == (9, 7)
+    assert seen["channel"]["sent_per_s"] * frame["seconds"] == pytest.approx(9)
+    with channel.recv():
+        later = top.look()
+    (seen,) = [segment for segment in later["segments"] if segment["name"] == name]
+    assert seen["channel"]["received_per_s"] * later["seconds"] == pytest.approx(1)
+    assert seen["channel"]["sent_per_s"] == 0
+    assert seen["channel"]["slots"]["held"] == 1
+    text = "\n".join(lines(later))
+    assert f"{name}  channel" in text and "received 8 (" in text
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_one_frame_as_json():
+    with running(processes="fork") as (_, batches):
+        child = subprocess.Popen(command("--once", "--json", "--interval", "0.3"), stdout=subprocess.PIPE)
+        while child.poll() is None:
+            next(batches)
+        out = child.communicate()[0]
+    assert child.returncode == 0
+    frame = json.loads(out)
+    (seen,) = own(frame["feeds"])
+    assert frame["format"] == 1 and frame["seconds"] >= 0.3 and seen["fills_per_s"] > 0
+
+
+def test_one_frame_as_text(capsys):
+    with running(processes="fork"):
+        assert main(["top", "--once", "--interval", "0.01"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tenon top: ") and "\x1b" not in out and "WORKER  STATE" in out
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "x"])
+def test_intervals_that_cannot_be_are_status_2(interval):
+    with pytest.raises(SystemExit) as error:
+        main(["top", "--interval", interval])
+    assert error.value.code == 2
+
+
+@pytest.mark.parametrize("how", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_keys_end_it_and_leave_the_terminal_as_it_was(how):
+    main_end, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+         "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'top', '--interval', '0.05'])"],
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, end = b"", time.monotonic() + SECONDS
+        while out.count(b"tenon top: ") < 3:
+            assert time.monotonic() < end and child.poll() is None, out
+            if select.select([main_end], [], [], 1)[0]:
+                out += os.read(main_end, 65536)
+        assert b"\x1b[H" in out
+        assert termios.tcgetattr(terminal)[3] & termios.ICANON == 0
+        os.write(main_end, how)
+        while child.poll() is None:
+            assert time.monotonic() < end
+            if select.select([main_end], [], [], 0.05)[0]:
+                out += os.read(main_end, 65536)
+        assert child.returncode == 0, out
+        assert b"Traceback" not in out
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        child.kill()
+        child.wait()
+        os.close(main_end)
+        os.close(terminal)
+
+
+def test_frames_into_a_pipe_end_with_its_reader():
+    child = subprocess.Popen(command("--interval", "0.02"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline().startswith(b"tenon top: ")
+    child.stdout.close()
+    errors = child.stderr.read()
+    assert (child.wait(SECONDS), errors) == (0, b"")
+    child.stderr.close()
