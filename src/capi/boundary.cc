@@ -16,7 +16,12 @@ tenon_status report(tenon_error* error, tenon_status status, const char* message
   if (error == nullptr || error->struct_size < offsetof(tenon_error, message) + 1) return status;
   const size_t room =
       std::min<size_t>(error->struct_size, offsetof(tenon_error, op_code)) - offsetof(tenon_error, message);
-  const size_t length = std::min(std::strlen(message), room - 1);
+  size_t length = std::strlen(message);
+  if (length >= room) {
+    // Cut between two characters of UTF-8.
+    length = room - 1;
+    while (length > 0 && (static_cast<unsigned char>(message[length]) & 0xC0) == 0x80) --length;
+  }
   error->code = status;
   std::memcpy(error->message, message, length);
   error->message[length] = '\0';

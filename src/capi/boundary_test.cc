@@ -190,6 +190,16 @@ TEST(Boundary, LongMessagesAreCutAndEnded) {
   EXPECT_EQ(error.op_code, 7);
 }
 
+TEST(Boundary, AMessageIsCutBetweenCharacters) {
+  tenon_error error = TENON_ERROR_INIT;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "\u00e9";  // two bytes each
+  (void)report(&error, TENON_ERR_VALUE, text.c_str(), 0);
+  EXPECT_EQ(std::strlen(error.message), (sizeof error.message - 1) / 2 * 2);
+  (void)report(&error, TENON_ERR_VALUE, ("x" + text).c_str(), 0);
+  EXPECT_EQ(std::strlen(error.message), sizeof error.message - 1);
+}
+
 TEST(Boundary, ShorterErrorStructsOfOlderCallersAreNotOverrun) {
   tenon_error error;
   std::memset(&error, 0x7e, sizeof error);
