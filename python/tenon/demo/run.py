@@ -23,7 +23,8 @@ from tenon.demo.speed import Timings, race
 
 ROWS = 512  # of a batch
 IN_MEMORY_BATCHES = 64
-IN_MEMORY, FEED = "data in memory", "tenon.Feed"
+IN_MEMORY, FEED, FEED_PROCESSES = "data in memory", "tenon.Feed", "tenon.Feed, processes"
+LOOK_EVERY = 50  # batches, at the feed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,26 +100,32 @@ class _Run:
         self.workers = options.workers or max(1, min(4, cores - 1))
         self.slots = self.workers + 4
 
-    def feed(self, batches: int | None, seed: int) -> tn.Feed:
-        return self.source.feed(ROWS, workers=self.workers, slots=self.slots, batches=batches, seed=seed)
+    def feed(self, batches: int | None, seed: int, processes: bool = False) -> tn.Feed:
+        return self.source.feed(
+            ROWS, workers=self.workers, slots=self.slots, batches=batches, seed=seed, processes=processes
+        )
 
     def train(self) -> dict[str, Any]:
         plan, digits = self.plan, self.source.digits
         total = plan.epochs * plan.batches_per_epoch
         learner = self.learner_type(total, self.seed)
+        accuracy: float | None = None
         with (
-            self.feed(plan.batches_per_epoch, self.seed) as feed,
+            self.feed(plan.batches_per_epoch, self.seed, processes=True) as feed,
             contextlib.closing(progress(total, "training", "batches")) as bar,
         ):
             begin = time.perf_counter()
             for _ in range(plan.epochs):
-                for images, labels in learner.batches(feed):
+                for i, (images, labels) in enumerate(learner.batches(feed)):
                     learner.step(images, labels)
                     bar.update(1)
+                    if i % LOOK_EVERY == 0:
+                        bar.set_postfix_str(_live(feed.stats(), accuracy), refresh=False)
+                del images, labels
                 accuracy = learner.accuracy(digits.held_out_images, digits.held_out_labels)
-                bar.set_postfix_str(f"held-out accuracy {accuracy:.1%}", refresh=False)
             seconds = time.perf_counter() - begin
             stats = feed.stats()
+            bar.set_postfix_str(_live(stats, accuracy), refresh=False)
         return {
             "accuracy": accuracy,
             "held_out": len(digits.held_out_labels),
@@ -133,11 +140,16 @@ class _Run:
     def compare(self) -> dict[str, Any]:
         plan, learner_type = self.plan, self.learner_type
         loaders = self.loaders()  # before the feed's threads: a loader may fork
-        with self.feed(IN_MEMORY_BATCHES, self.seed + 1) as kept, self.feed(None, self.seed + 2) as feed:
+        with (
+            self.feed(IN_MEMORY_BATCHES, self.seed + 1) as kept,
+            self.feed(None, self.seed + 2) as feed,
+            self.feed(None, self.seed + 2, processes=True) as by_processes,
+        ):
             in_memory = [tuple(map(learner_type.copy, fields)) for fields in learner_type.batches(kept)]
             contenders = {
                 IN_MEMORY: itertools.cycle(in_memory),
                 FEED: learner_type.batches(feed),
+                FEED_PROCESSES: learner_type.batches(by_processes),
                 **loaders,
             }
             turns = len(contenders) * plan.rounds
@@ -174,6 +186,14 @@ class _Run:
             "page_faults_per_batch": faults,
             "page_faults_method": "minor faults of all threads in a loop that reads every page of a batch",
         }
+
+
+def _live(stats: Any, accuracy: float | None) -> str:
+    """What the feed is doing, for the end of the progress bar."""
+    text = f"{stats.gb_per_s:.2g} GB/s, {stats.slots_ready} of {stats.slots} slots ready"
+    if stats.verdict != "starting":
+        text += f", {stats.verdict}"
+    return text if accuracy is None else f"{text}, held-out accuracy {accuracy:.1%}"
 
 
 def _speeds(timings: Timings, loaders: list[str], plan: _Plan) -> dict[str, Any]:

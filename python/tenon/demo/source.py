@@ -104,7 +104,16 @@ class Source:
     library: Path
     digits: Digits
 
-    def feed(self, rows: int, *, workers: int, slots: int, batches: int | None, seed: int) -> tn.Feed:
+    def feed(
+        self,
+        rows: int,
+        *,
+        workers: int,
+        slots: int,
+        batches: int | None,
+        seed: int,
+        processes: bool = False,
+    ) -> tn.Feed:
         """A feed of batches of `rows` augmented digits; `batches` of them are an epoch."""
         generator = tn.c_function(
             str(self.library),
@@ -116,5 +125,12 @@ class Source:
         )
         schema = tn.schema(data=("f4", (rows, 1, SIDE, SIDE)), label=("i8", (rows,)))
         return tn.Feed(
-            generator, schema, slots=slots, workers=workers, batches=batches, seed=seed, timeout=60.0
+            generator,
+            schema,
+            slots=slots,
+            workers=workers,
+            batches=batches,
+            seed=seed,
+            timeout=60.0,
+            processes=processes,
         )
