@@ -15,6 +15,7 @@ import signal
 import tempfile
 import types
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,8 +140,12 @@ class DataLoader:
             raise ValueError(
                 "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
             )
-        kinds: Any = torch.utils.data if torch else types.SimpleNamespace(
-            RandomSampler=RandomSampler, SequentialSampler=SequentialSampler, BatchSampler=BatchSampler
+        kinds: Any = (
+            torch.utils.data
+            if torch
+            else types.SimpleNamespace(
+                RandomSampler=RandomSampler, SequentialSampler=SequentialSampler, BatchSampler=BatchSampler
+            )
         )
         if sampler is None:
             if self._is_iterable:
@@ -273,31 +278,6 @@ class _Here(_Epoch):
         return self._collate(self._fetcher.fetch(next(self._sampler_iterator)))
 
 
-class _Indices:
-    """Gives the feed's threads the indices of batches, one at a time, and keeps what the sampler raises."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._epoch = -1
-        self._indices: Iterator[Any] = iter(())
-        self.error: BaseException | None = None
-
-    def begin(self, indices: Iterator[Any]) -> None:
-        self._indices = indices
-        self._epoch += 1
-
-    def prepare(self, epoch: int, index: int) -> bytes | None:
-        if epoch != self._epoch:  # one that was left
-            return None
-        try:
-            return work.store_index(next(self._indices), self._folder)
-        except StopIteration:
-            return None
-        except BaseException as error:
-            self.error = error
-            raise
-
-
 class _Processes(_Epoch):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
@@ -308,95 +288,98 @@ class _Processes(_Epoch):
         self._timeout = loader.timeout
         self._persists = loader.persistent_workers
         self._num_workers = loader.num_workers
-        self._loader_measures = _Measures(loader)
+        self._measures = _Measures(loader)
         self._folder = tempfile.mkdtemp(prefix="tenon-loader-", dir=_shared_folder())
         self.is_closed = False
         task = _task(loader, self._base_seed, self._folder)
+        self._ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
+        self._context = loader.multiprocessing_context or multiprocessing.get_context()
         first = list(itertools.islice(self._sampler_iterator, 1))
         if not loader._slot_nbytes and first:
-            loader._slot_nbytes = _measure(task, loader.multiprocessing_context, first[0])
+            loader._slot_nbytes = _measure(task, self._context, first[0])
         rows = -(-max(loader._slot_nbytes, 1) // _PAGE) * _PAGE
         schema = _core.Schema({"bytes": ("u1", (rows,))})
-        self._indices = _Indices(self._folder)
-        loop = work.Loop(task)
-        self._workers = Workers(
-            schema,
-            loop,
-            loader.multiprocessing_context or multiprocessing.get_context(),
-            self._indices.prepare,
-            loop.set_up,
-        )
-        ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
+        pipes = [self._context.Pipe(duplex=False) for _ in range(loader.num_workers)]
+        self._pipes = [sender for _, sender in pipes]
+        loop = work.Loop(task, [receiver for receiver, _ in pipes])
+        self._workers = Workers(schema, loop, self._context, setup=loop.set_up)
         self._native = NativeFeed(
             source=self._workers,
             schema=schema,
             constants={},
             workers=loader.num_workers,
-            slots=ahead + _BEYOND_WORKERS,
+            slots=self._ahead + _BEYOND_WORKERS,
             batches=-1,
             seed=0,
             processes=True,
-            round_robin=loader.in_order or loader._is_iterable,
+            round_robin=True,
             on_error=_ON_ERROR_RAISE,
             retries=1,
             on_starved=_ON_STARVED_COPY,
             fill_timeout_ns=0,
             attachment_nbytes=work.ATTACHMENT_NBYTES,
             name="DataLoader",
-            prepares=True,
+            prepares=False,
         )
         from .feed import _open_feeds
 
         _open_feeds.add(self)
+        self._number = -1
         self._run(itertools.chain(first, self._sampler_iterator))
 
     def reset(self, loader: DataLoader) -> None:
         self._native.end()
         self._begin(loader)
-        first = list(itertools.islice(self._sampler_iterator, 1))  # in this thread: it may draw a seed
-        self._run(itertools.chain(first, self._sampler_iterator))
+        self._run(self._sampler_iterator)
 
     def _run(self, indices: Iterator[Any]) -> None:
         self._exhausted: set[bytes] = set()
-        self._is_over = False
-        self._indices.begin(indices)
+        self._indices = indices
+        self._sent = self._received = 0
+        self._number += 1  # of the epoch
         self._native.begin()
+        for _ in range(self._ahead):
+            self._send()
+
+    def _send(self) -> None:
+        """The next index to the worker whose turn it is."""
+        for index in self._indices:
+            request = work.store_index(index, self._folder)
+            self._pipes[self._sent % self._num_workers].send((self._number, request))
+            self._sent += 1
+            return
 
     def _next(self) -> Any:
-        while not self._is_over:
+        while self._received < self._sent and len(self._exhausted) < self._num_workers:
             batch = self._take()
-            if batch is None:
-                break
+            self._received += 1
+            self._send()
             answer = batch.attachment
             kind, answer = answer[:1], answer[1:]
             if kind == work.BATCH:
                 reader = Reader(batch.arrays[0], answer)
-                self._loader_measures.note(reader.wanted)
+                self._measures.note(reader.wanted)
                 return reader.load()
             if kind == work.FAILURE:
                 raise _error_of(answer)
             self._exhausted.add(answer)
-            if len(self._exhausted) == self._num_workers:
-                break
-        self._is_over = True
-        if self._persists and not self.is_closed:
-            self._native.end()
-        else:
+        self._received = self._sent
+        if not self._persists:
             self.close()
         raise StopIteration
 
-    def _take(self) -> _core.Batch | None:
+    def _take(self) -> _core.Batch:
         try:
-            return self._native.next(self._timeout or None, _log.warning)
+            batch = self._native.next(self._timeout or None, _log.warning)
         except TimeoutError:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except OpError as error:
             failure = self._native.failure()
-            self._is_over = True
+            self._sent = self._received
             self.close()
-            if self._indices.error is not None:
-                raise self._indices.error from None
             raise RuntimeError(_death_text(failure, str(error))) from None
+        assert batch is not None
+        return batch
 
     def stats(self) -> types.SimpleNamespace:
         """As of a feed: see `tenon.Feed.stats`."""
@@ -409,6 +392,11 @@ class _Processes(_Epoch):
         self.is_closed = True
         if hasattr(self, "_native"):
             try:
+                if os.getpid() == self._pid:
+                    for pipe in self._pipes:
+                        os.set_blocking(pipe.fileno(), False)
+                        with contextlib.suppress(OSError):  # nobody reads, who will be killed
+                            pipe.send((work.NO_MORE, b""))
                 self._native.close(timeout)
             except TimeoutError as error:
                 _log.warning("%s", error)
@@ -423,7 +411,7 @@ class _Measures:
     """Notes for the loader's next epoch what a batch takes at most."""
 
     def __init__(self, loader: DataLoader) -> None:
-        self._loader = __import__("weakref").ref(loader)
+        self._loader = weakref.ref(loader)
 
     def note(self, nbytes: int) -> None:
         loader = self._loader()
@@ -517,7 +505,6 @@ def _task(loader: DataLoader, base_seed: int, folder: str) -> work.Task:
 def _measure(task: work.Task, context: Any, index: Any) -> int:
     """The bytes of the first batch, which a process of its own finds out: a dataset may open files when it is
     used first, and workers must not inherit those. 0: they could not be found out."""
-    context = context or multiprocessing.get_context()
     folder = tempfile.mkdtemp(dir=task.folder)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `DataLoader` takes of PyTorch where that is installed, and has instead where it is not: samplers, and
-the collation of samples."""
+"""What a `DataLoader` takes of PyTorch where that is installed, and has instead where it is not: samplers,
+and the collation of samples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class RandomSampler:
 class BatchSampler:
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
+            raise ValueError(
+                f"batch_size should be a positive integer value, but got batch_size={batch_size}"
+            )
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last

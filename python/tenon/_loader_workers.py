@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import traceback
@@ -14,6 +15,9 @@ from . import _loader_packing as packing
 from ._loader_collate import find_torch, numpy_collate
 
 ATTACHMENT_NBYTES = 1 << 14
+INDEX_NBYTES = 1 << 11  # larger ones go by file: few may fill no pipe
+LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
+NO_MORE = 1 << 62  # an epoch after all others
 BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
 
 
@@ -72,13 +76,16 @@ class Fetcher:
 class Loop:
     """The loop of a worker. A failure is handed on in place of its batch, and the loop goes on."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, pipes: list[Any]) -> None:
         self._task = task
+        self._pipes = pipes  # to each worker, for (epoch, request)
+        self._message: tuple[int, bytes] | None = None  # received, and not dealt with
         self._epoch = -1
         self._init_failure: bytes | None = None
 
     def set_up(self, worker: int) -> None:
         self._worker = worker
+        self._parent = os.getppid()
         try:
             seed_worker(self._task, worker)
             if self._task.worker_init_fn is not None:
@@ -88,9 +95,28 @@ class Loop:
 
     def __call__(self, batches: Any) -> None:
         for batch in batches:
-            request = batch.attachment
-            batch.attachment = self._fill(batch, request)
+            request = self._receive(batch.epoch)
+            if request is None:
+                batch.rows = 0
+            else:
+                batch.attachment = self._fill(batch, request)
             del batch
+
+    def _receive(self, epoch: int) -> bytes | None:
+        """What to fill the next batch of an epoch from; None if nobody waits for it any more."""
+        pipe = self._pipes[self._worker]
+        while True:
+            while self._message is None:
+                if pipe.poll(LOOK_SECONDS):
+                    self._message = pipe.recv()
+                elif os.getppid() != self._parent:
+                    return None
+            of_epoch, request = self._message
+            if of_epoch > epoch:
+                return None
+            self._message = None
+            if of_epoch == epoch:
+                return request
 
     def _fill(self, batch: Any, request: bytes) -> bytes:
         writer = packing.Writer(batch["bytes"], self._task.folder)
@@ -135,10 +161,8 @@ def forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-
-
 def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
-    """What ``collate_fn`` makes of the samples; if it is the default one, with tensors stacked in the slot."""
+    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the slot."""
     if not task.is_default_collate:
         return task.collate_fn(samples)
     torch = find_torch()
@@ -178,7 +202,7 @@ def seed_worker(task: Task, worker: int) -> None:
 def measure(task: Task, index: Any, pipe: Any) -> None:
     """In a process of its own: how many bytes worker 0's first batch takes. Nothing, if it fails."""
     try:
-        loop = Loop(task)
+        loop = Loop(task, [])
         loop.set_up(0)
         if loop._init_failure is None:
             writer = packing.Writer(np.empty(0, np.uint8), task.folder)
@@ -193,7 +217,7 @@ def measure(task: Task, index: Any, pipe: Any) -> None:
 def store_index(index: Any, folder: str) -> bytes:
     """An index for a worker: the bytes of its pickle, or where they lie."""
     data = pickle.dumps(index)
-    if len(data) < ATTACHMENT_NBYTES:
+    if len(data) < INDEX_NBYTES:
         return b"I" + data
     writer = packing.Writer(np.empty(0, np.uint8), folder)
     return b"P" + writer.pack(index)
