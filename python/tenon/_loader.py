@@ -89,7 +89,7 @@ class DataLoader:
         A context that is none, a dataset that is a DataPipe.
     """
 
-    __class_getitem__ = classmethod(types.GenericAlias)
+    __class_getitem__: Any = classmethod(types.GenericAlias)
     _is_made = False
 
     def __init__(
@@ -229,7 +229,7 @@ class _Epoch:
 
     def _begin(self, loader: DataLoader) -> None:
         self._sampler_iterator = iter(loader._index_sampler)
-        self._length = len(loader._index_sampler) if hasattr(loader._index_sampler, "__len__") else None
+        self._index_sampler = loader._index_sampler
         self._dataset_name = repr(loader.dataset) if loader._said_length is not None else ""
         self._said_length = loader._said_length
         self._yielded = 0
@@ -238,9 +238,7 @@ class _Epoch:
         return self
 
     def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError("the sampler of this loader has no length")
-        return self._length
+        return len(self._index_sampler)
 
     def __next__(self) -> Any:
         data = self._next()

@@ -53,7 +53,7 @@ class Writer(pickle.Pickler):
         if type(obj) is Stored:
             return obj.key
         if self._torch is not None and type(obj) is self._torch.Tensor and _is_plain(self._torch, obj):
-            store = self._store_tensor
+            store: Any = self._store_tensor
         elif type(obj) is np.ndarray and obj.dtype.kind in "biufc" and obj.dtype.isnative:
             store = self._store_array
         else:
@@ -144,7 +144,7 @@ class Reader(pickle.Unpickler):
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         flat = self._bytes_at(place, count * dtype.itemsize).torch().untyped_storage()
-        tensor = torch.empty(0, dtype=dtype)
+        tensor: Any = torch.empty(0, dtype=dtype)
         return tensor.set_(flat, 0, shape, stride) if stride else tensor.set_(flat, 0, shape)
 
     def _array(self, place: Any, dtype: str, shape: Any, is_fortran: bool | None) -> Any:
