@@ -70,6 +70,7 @@ from ._errors import (
     TenonError,
 )
 from ._files import load, save
+from ._loader import DataLoader
 from ._planner import Plan, Tensor
 from ._plugin import Plugin, plugin
 from ._typing import DTypeLike
@@ -89,6 +90,7 @@ __all__ = [
     "CFunction",
     "Channel",
     "DTypeLike",
+    "DataLoader",
     "DeadlockError",
     "Feed",
     "Holder",

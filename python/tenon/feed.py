@@ -27,7 +27,7 @@ _ON_ERROR = ("raise", "skip", "retry")
 _ON_STARVED = ("wait", "copy", "grow", "raise")
 
 _is_python_ending = False
-_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+_open_feeds: weakref.WeakSet[Any] = weakref.WeakSet()  # and iterators of loaders
 
 
 def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:

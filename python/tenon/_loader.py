@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DataLoader`: PyTorch's loader over a feed. Samples are collated into slots that are used again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import multiprocessing
+import multiprocessing.context
+import os
+import shutil
+import signal
+import tempfile
+import types
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from . import _loader_workers as work
+from ._core import NativeFeed
+from ._errors import OpError
+from ._loader_collate import (
+    BatchSampler,
+    Endless,
+    RandomSampler,
+    SequentialSampler,
+    find_torch,
+    numpy_collate,
+    unchanged,
+)
+from ._loader_packing import Reader
+from ._workers import Workers
+
+_log = logging.getLogger("tenon")
+
+_PAGE = 4096
+_BEYOND_WORKERS = 3  # slots for what the consumer has: two batches, and the next one
+_ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
+_FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+
+
+class DataLoader:
+    """`torch.utils.data.DataLoader`, with the same arguments, on slots that are used again.
+
+    Worker processes stack the samples of a batch in the memory where the consumer's tensors lie; a slot is
+    filled again when the tensors of its batch are gone. Order, seeds, types and errors are PyTorch's; see
+    ``docs/loader.md`` for what differs. Without PyTorch installed, batches are of NumPy arrays.
+
+    Parameters
+    ----------
+    dataset : object
+        With ``__getitem__`` and ``__len__``, or a `torch.utils.data.IterableDataset`.
+    batch_size : int, optional
+        None: samples are not collated.
+    shuffle, sampler, batch_sampler, drop_last, generator
+        Which samples make a batch, as in PyTorch.
+    num_workers : int
+        Processes. 0: samples are fetched in this process, and nothing is shared.
+    collate_fn : callable, optional
+        Makes a batch of a list of samples. Tensors and arrays in what it gives are copied to the slot once.
+    pin_memory : bool
+        Copies batches to pinned memory, if there is an accelerator.
+    timeout : float
+        Seconds that a batch may take; 0: as long as it takes.
+    worker_init_fn : callable, optional
+        Called with the number of the worker in each one; also in the process that measures the first batch.
+    multiprocessing_context : str or context, optional
+        How processes are started; by default as `multiprocessing` does it.
+    prefetch_factor : int, optional
+        Batches ahead for each worker; by default 2.
+    persistent_workers : bool
+        Workers live on from epoch to epoch.
+    pin_memory_device : str
+        Ignored, as in PyTorch.
+    in_order : bool
+        False: a batch goes to whichever worker is free. Batches come in order all the same.
+
+    Raises
+    ------
+    ValueError
+        Arguments that exclude each other, or are out of range.
+    TypeError
+        A context that is none, a dataset that is a DataPipe.
+    """
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+    _is_made = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Any = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Any = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        _check_numbers(num_workers, timeout, prefetch_factor, persistent_workers)
+        torch = find_torch()
+        self._is_iterable = _is_iterable(torch, dataset)
+        if self._is_iterable:
+            for name, value in (
+                ("shuffle", shuffle or None),
+                ("sampler", sampler),
+                ("batch_sampler", batch_sampler),
+            ):
+                if value is not None:
+                    raise ValueError(
+                        f"DataLoader with IterableDataset: expected unspecified {name} option, "
+                        f"but got {name}={value}"
+                    )
+        if sampler is not None and shuffle:
+            raise ValueError("sampler option is mutually exclusive with shuffle")
+        if batch_sampler is not None:
+            if batch_size != 1 or shuffle or sampler is not None or drop_last:
+                raise ValueError(
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and "
+                    "drop_last"
+                )
+            batch_size = None
+        elif batch_size is None and drop_last:
+            raise ValueError(
+                "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
+            )
+        kinds: Any = (
+            torch.utils.data
+            if torch
+            else types.SimpleNamespace(
+                RandomSampler=RandomSampler, SequentialSampler=SequentialSampler, BatchSampler=BatchSampler
+            )
+        )
+        if sampler is None:
+            if self._is_iterable:
+                sampler = Endless()
+            elif shuffle:
+                sampler = kinds.RandomSampler(dataset, generator=generator)
+            else:
+                sampler = kinds.SequentialSampler(dataset)
+        if batch_size is not None and batch_sampler is None:
+            batch_sampler = kinds.BatchSampler(sampler, batch_size, drop_last)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.pin_memory_device = pin_memory_device
+        self.drop_last = drop_last
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = _context(multiprocessing_context, num_workers)
+        self.generator = generator
+        self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.in_order = in_order
+        self._collates_by_default = collate_fn is None and batch_sampler is not None
+        if collate_fn is None:
+            if batch_sampler is None:
+                collate_fn = torch.utils.data.default_convert if torch else unchanged
+            else:
+                collate_fn = torch.utils.data.default_collate if torch else numpy_collate
+        elif torch and batch_sampler is not None:
+            self._collates_by_default = collate_fn is torch.utils.data.default_collate
+        self.collate_fn = collate_fn
+        self._iterator: _Processes | None = None
+        self._said_length: int | None = None
+        self._slot_nbytes = 0  # 0: not known yet
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_made and name in _FIXED:
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers == 0:
+            return _Here(self)
+        if not self.persistent_workers:
+            return _Processes(self)
+        if self._iterator is None or self._iterator.is_closed:
+            self._iterator = _Processes(self)
+        else:
+            self._iterator.reset(self)
+        return self._iterator
+
+    def __len__(self) -> int:
+        if not self._is_iterable:
+            return len(self._index_sampler)
+        length = self._said_length = len(self.dataset)
+        if self.batch_size is None:
+            return length
+        return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
+
+    @property
+    def _auto_collation(self) -> bool:
+        return self.batch_sampler is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+
+class _Epoch:
+    """What the iterators have in common."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._torch = find_torch()
+        self._pins = _may_pin(self._torch, loader)
+        self._begin(loader)
+        self._base_seed = _draw_seed(self._torch, loader.generator)
+
+    def _begin(self, loader: DataLoader) -> None:
+        self._sampler_iterator = iter(loader._index_sampler)
+        self._index_sampler = loader._index_sampler
+        self._dataset_name = repr(loader.dataset) if loader._said_length is not None else ""
+        self._said_length = loader._said_length
+        self._yielded = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __next__(self) -> Any:
+        data = self._next()
+        if self._pins:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            data = pin_memory(data)
+        self._yielded += 1
+        if self._said_length is not None and self._yielded > self._said_length:
+            warnings.warn(
+                f"Length of IterableDataset {self._dataset_name} was reported to be {self._said_length} "
+                f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched.",
+                stacklevel=2,
+            )
+        return data
+
+    def _next(self) -> Any:
+        raise NotImplementedError
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+
+class _Here(_Epoch):
+    """Without workers."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        if loader.timeout != 0:
+            raise AssertionError("timeout needs num_workers > 0")
+        super().__init__(loader)
+        self._fetcher = work.Fetcher(_task(loader, self._base_seed, ""))
+        self._collate = loader.collate_fn
+
+    def _next(self) -> Any:
+        return self._collate(self._fetcher.fetch(next(self._sampler_iterator)))
+
+
+class _Processes(_Epoch):
+    """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.is_closed = True  # for __del__, when the next lines raise
+        super().__init__(loader)
+        self._pid = os.getpid()
+        self._timeout = loader.timeout
+        self._persists = loader.persistent_workers
+        self._num_workers = loader.num_workers
+        self._measures = _Measures(loader)
+        self._folder = tempfile.mkdtemp(prefix="tenon-loader-", dir=_shared_folder())
+        self.is_closed = False
+        task = _task(loader, self._base_seed, self._folder)
+        self._ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
+        self._context = loader.multiprocessing_context or multiprocessing.get_context()
+        first = list(itertools.islice(self._sampler_iterator, 1))
+        if not loader._slot_nbytes and first:
+            loader._slot_nbytes = _measure(task, self._context, first[0])
+        rows = -(-max(loader._slot_nbytes, 1) // _PAGE) * _PAGE
+        schema = _core.Schema({"bytes": ("u1", (rows,))})
+        pipes = [self._context.Pipe(duplex=False) for _ in range(loader.num_workers)]
+        self._pipes = [sender for _, sender in pipes]
+        loop = work.Loop(task, [receiver for receiver, _ in pipes])
+        self._workers = Workers(schema, loop, self._context, setup=loop.set_up)
+        self._native = NativeFeed(
+            source=self._workers,
+            schema=schema,
+            constants={},
+            workers=loader.num_workers,
+            slots=self._ahead + _BEYOND_WORKERS,
+            batches=-1,
+            seed=0,
+            processes=True,
+            round_robin=True,
+            on_error=_ON_ERROR_RAISE,
+            retries=1,
+            on_starved=_ON_STARVED_COPY,
+            fill_timeout_ns=0,
+            attachment_nbytes=work.ATTACHMENT_NBYTES,
+            name="DataLoader",
+            prepares=False,
+        )
+        from .feed import _open_feeds
+
+        _open_feeds.add(self)
+        self._number = -1
+        self._run(itertools.chain(first, self._sampler_iterator))
+
+    def reset(self, loader: DataLoader) -> None:
+        self._native.end()
+        self._begin(loader)
+        self._run(self._sampler_iterator)
+
+    def _run(self, indices: Iterator[Any]) -> None:
+        self._exhausted: set[bytes] = set()
+        self._indices = indices
+        self._sent = self._received = 0
+        self._number += 1  # of the epoch
+        self._native.begin()
+        for _ in range(self._ahead):
+            self._send()
+
+    def _send(self) -> None:
+        """The next index to the worker whose turn it is."""
+        for index in self._indices:
+            request = work.store_index(index, self._folder)
+            self._pipes[self._sent % self._num_workers].send((self._number, request))
+            self._sent += 1
+            return
+
+    def _next(self) -> Any:
+        while self._received < self._sent and len(self._exhausted) < self._num_workers:
+            batch = self._take()
+            self._received += 1
+            self._send()
+            answer = batch.attachment
+            kind, answer = answer[:1], answer[1:]
+            if kind == work.BATCH:
+                reader = Reader(batch.arrays[0], answer)
+                self._measures.note(reader.wanted)
+                return reader.load()
+            if kind == work.FAILURE:
+                raise _error_of(answer)
+            self._exhausted.add(answer)
+        self._received = self._sent
+        if not self._persists:
+            self.close()
+        raise StopIteration
+
+    def _take(self) -> _core.Batch:
+        try:
+            batch = self._native.next(self._timeout or None, _log.warning)
+        except TimeoutError:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        except OpError as error:
+            failure = self._native.failure()
+            self._sent = self._received
+            self.close()
+            raise RuntimeError(_death_text(failure, str(error))) from None
+        assert batch is not None
+        return batch
+
+    def stats(self) -> types.SimpleNamespace:
+        """As of a feed: see `tenon.Feed.stats`."""
+        return types.SimpleNamespace(**self._native.statistics())
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Ends the workers. Batches stay valid."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if hasattr(self, "_native"):
+            try:
+                if os.getpid() == self._pid:
+                    for pipe in self._pipes:
+                        os.set_blocking(pipe.fileno(), False)
+                        with contextlib.suppress(OSError):  # nobody reads, who will be killed
+                            pipe.send((work.NO_MORE, b""))
+                self._native.close(timeout)
+            except TimeoutError as error:
+                _log.warning("%s", error)
+        if os.getpid() == self._pid:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Measures:
+    """Notes for the loader's next epoch what a batch takes at most."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = weakref.ref(loader)
+
+    def note(self, nbytes: int) -> None:
+        loader = self._loader()
+        if loader is not None and nbytes > loader._slot_nbytes:
+            loader._slot_nbytes = nbytes
+
+
+def _check_numbers(workers: int, timeout: float, prefetch: int | None, persists: bool) -> None:
+    if workers < 0:
+        raise ValueError(
+            "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."
+        )
+    if timeout < 0:
+        raise ValueError("timeout option should be non-negative")
+    if workers == 0 and prefetch is not None:
+        raise ValueError("prefetch_factor option could only be specified in multiprocessing: num_workers > 0")
+    if prefetch is not None and prefetch < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+    if persists and workers == 0:
+        raise ValueError("persistent_workers option needs num_workers > 0")
+
+
+def _is_iterable(torch: Any, dataset: Any) -> bool:
+    if torch is None:
+        return not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__")
+    for name in ("IterDataPipe", "MapDataPipe"):
+        if isinstance(dataset, getattr(torch.utils.data, name, ())):
+            raise TypeError("DataPipes are not supported: use torch.utils.data.DataLoader for them")
+    return isinstance(dataset, torch.utils.data.IterableDataset)
+
+
+def _context(given: Any, workers: int) -> Any:
+    if given is None:
+        return None
+    if workers == 0:
+        raise ValueError(
+            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), "
+            f"but got num_workers={workers}"
+        )
+    if isinstance(given, str):
+        if given not in multiprocessing.get_all_start_methods():
+            raise ValueError(
+                "multiprocessing_context option should specify a valid start method in "
+                f"{multiprocessing.get_all_start_methods()!r}, but got multiprocessing_context={given!r}"
+            )
+        return multiprocessing.get_context(given)
+    if not isinstance(given, multiprocessing.context.BaseContext):
+        raise TypeError(
+            "multiprocessing_context option should be a valid context object or a string specifying the "
+            f"start method, but got multiprocessing_context={given}"
+        )
+    return given
+
+
+def _may_pin(torch: Any, loader: DataLoader) -> bool:
+    if not loader.pin_memory:
+        return False
+    if torch is None or not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
+            "won't be used.",
+            stacklevel=4,
+        )
+        return False
+    return True
+
+
+def _draw_seed(torch: Any, generator: Any) -> int:
+    if torch is not None:
+        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    if generator is None:
+        return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))
+    return int(generator.integers(0, 2**63 - 1))
+
+
+def _task(loader: DataLoader, base_seed: int, folder: str) -> work.Task:
+    return work.Task(
+        dataset=loader.dataset,
+        is_iterable=loader._is_iterable,
+        auto_collation=loader._auto_collation,
+        collate_fn=loader.collate_fn,
+        is_default_collate=loader._collates_by_default,
+        drop_last=loader.drop_last,
+        base_seed=base_seed,
+        worker_init_fn=loader.worker_init_fn,
+        num_workers=loader.num_workers,
+        folder=folder,
+    )
+
+
+def _measure(task: work.Task, context: Any, index: Any) -> int:
+    """The bytes of the first batch, which a process of its own finds out: a dataset may open files when it is
+    used first, and workers must not inherit those. 0: they could not be found out."""
+    folder = tempfile.mkdtemp(dir=task.folder)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=work.measure, args=(task._replace(folder=folder), index, sender), daemon=True
+    )
+    try:
+        process.start()
+        sender.close()
+        with contextlib.suppress(EOFError):
+            nbytes = int(receiver.recv())
+            # Where the user's function decides on the size, it may be larger the next time.
+            return nbytes if task.is_default_collate else nbytes + nbytes // 2
+        return 0
+    finally:
+        receiver.close()
+        if process.pid is not None:
+            process.join()
+            process.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shared_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _error_of(answer: bytes) -> BaseException:
+    import pickle
+
+    kind, text = pickle.loads(answer)
+    try:
+        error: BaseException = kind(_Text(text) if issubclass(kind, KeyError) else text)
+    except Exception:
+        return RuntimeError(text)
+    return error
+
+
+class _Text(str):
+    """Shown as it is also by KeyError, which shows the repr of its argument."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _death_text(failure: dict[str, Any], text: str) -> str:
+    if failure["exit_signal"] is not None:
+        name = signal.strsignal(failure["exit_signal"])
+        return f"DataLoader worker (pid {failure['pid']}) is killed by signal: {name}. {text}"
+    if failure["exit_code"] is not None:
+        return f"DataLoader worker (pid(s) {failure['pid']}) exited unexpectedly. {text}"
+    return text

@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DataLoader. Oracle: PyTorch's loader with the same arguments and seeds gives the same batches."""
+
+import collections
+import contextlib
+import gc
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+pytestmark = pytest.mark.timeout(120)
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+class Samples(data.Dataset):
+    """Sample i is what make(i) gives."""
+
+    def __init__(self, make, count=10):
+        self.make = make
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+class AtOnce(Samples):
+    def __getitems__(self, indices):
+        return [(torch.tensor(float(i)), "at once") for i in indices]
+
+
+class Numbers(data.IterableDataset):
+    """Each worker has every n-th number, and worker 0 fewer of them."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        info = data.get_worker_info()
+        worker, step = (0, 1) if info is None else (info.id, info.num_workers)
+        count = self.count // 3 if worker == 0 and step > 1 else self.count
+        return iter([(torch.tensor(i), worker) for i in range(worker, count, step)])
+
+    def __len__(self):
+        return self.count
+
+
+def nested(i):
+    return {
+        "a": (torch.full((2, 3), i), [i, float(i)]),
+        "b": {"c": np.full(3, i, "f2"), "name": f"sample {i}"},
+    }
+
+
+def noise(i):
+    return torch.rand(2), np.random.rand(2), random.random(), data.get_worker_info() is None
+
+
+def ragged(i):
+    return torch.arange(1, i + 2)
+
+
+def pad(samples):
+    lengths = [len(one) for one in samples]
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True), lengths
+
+
+def arrays_and_more(samples):
+    columns = torch.stack(samples).T
+    array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    return {
+        "same": (columns, columns),
+        "array": array,
+        "set": {1, 2},
+        "none": None,
+        "empty": torch.empty(0, 3),
+    }
+
+
+def assert_same(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert ours.stride() == theirs.stride()
+        assert torch.equal(ours, theirs)
+        assert not ours.requires_grad
+    elif isinstance(theirs, np.ndarray):
+        assert (ours.dtype, ours.shape, ours.strides) == (theirs.dtype, theirs.shape, theirs.strides)
+        assert np.array_equal(ours, theirs)
+        assert ours.flags.writeable
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key, value in theirs.items():
+            assert_same(ours[key], value)
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    else:
+        assert ours == theirs
+
+
+def children():
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found.update(int(pid) for pid in (task / "children").read_text().split())
+    return {pid for pid in found if not is_helper(pid)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    processes, folders = children(), loader_folders()
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while children() - processes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert children() <= processes
+    assert loader_folders() <= folders
+
+
+def loader_folders():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("tenon-loader-")}
+
+
+def is_helper(pid):
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+    return b"resource_tracker" in command or b"forkserver" in command
+
+
+def both(dataset, epochs=1, **options):
+    """All epochs of our loader, and of theirs."""
+    results = []
+    for loader_class in (tn.DataLoader, data.DataLoader):
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        given = {key: value() if key == "generator" else value for key, value in options.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loader = loader_class(dataset, **given)
+            results.append([list(loader) for _ in range(epochs)])
+            results[-1].append(torch.rand(1))  # they have drawn as often from the global generator
+    return results
+
+
+KINDS = {
+    "tensors": (data.TensorDataset(torch.arange(40.0).reshape(10, 4), torch.arange(10)), {"batch_size": 4}),
+    "shuffled": (Samples(lambda i: i), {"batch_size": 3, "shuffle": True}),
+    "generator": (
+        Samples(lambda i: i),
+        {"batch_size": 3, "shuffle": True, "generator": lambda: torch.Generator().manual_seed(3)},
+    ),
+    "last dropped": (Samples(lambda i: float(i)), {"batch_size": 4, "drop_last": True}),
+    "nested": (Samples(nested), {"batch_size": 4}),
+    "named tuples": (Samples(lambda i: Point(i, np.float32(i))), {"batch_size": 4}),
+    "dtypes": (
+        Samples(
+            lambda i: [
+                torch.full((3,), i, dtype=kind)
+                for kind in (torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.complex64)
+            ]
+        ),
+        {"batch_size": 4},
+    ),
+    "bytes": (Samples(lambda i: (b"%d" % i, torch.tensor(i))), {"batch_size": 4}),
+    "noise": (Samples(noise), {"batch_size": 2}),
+    "padded": (Samples(ragged), {"batch_size": 2, "collate_fn": pad}),
+    "collated by hand": (
+        Samples(lambda i: torch.ones(3) * i),
+        {"batch_size": 4, "collate_fn": arrays_and_more},
+    ),
+    "not collated": (Samples(lambda i: (torch.ones(3) * i, np.ones(2), "a")), {"batch_size": None}),
+    "at once": (AtOnce(None), {"batch_size": 4}),
+    "weighted": (
+        Samples(lambda i: i),
+        {"batch_size": 4, "sampler": data.WeightedRandomSampler([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10], 12)},
+    ),
+    "batch sampler": (
+        Samples(lambda i: i),
+        {"batch_sampler": data.BatchSampler(data.SequentialSampler(range(10)), 3, True)},
+    ),
+    "empty": (Samples(lambda i: i, 0), {"batch_size": 3}),
+    "large indices": (Samples(lambda i: i, 3000), {"batch_size": 1500}),
+    "iterated": (Numbers(20), {"batch_size": 3}),
+    "iterated, last dropped": (Numbers(20), {"batch_size": 3, "drop_last": True}),
+    "iterated, not collated": (Numbers(9), {"batch_size": None}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_torch(kind, workers):
+    dataset, options = KINDS[kind]
+    ours, theirs = both(dataset, epochs=2, num_workers=workers, **options)
+    assert_same(ours, theirs)
+
+
+def test_three_workers_that_end_at_different_times():
+    ours, theirs = both(Numbers(40), batch_size=3, num_workers=3)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["noise", "shuffled", "iterated"])
+def test_workers_that_persist_give_the_same(kind):
+    dataset, options = KINDS[kind]
+    ours, theirs = both(dataset, epochs=3, num_workers=2, persistent_workers=True, **options)
+    assert_same(ours, theirs)
+
+
+def pid_of(i):
+    return os.getpid()
+
+
+def test_workers_that_persist_are_the_same_processes_also_after_an_epoch_is_left():
+    loader = tn.DataLoader(Samples(pid_of, 40), batch_size=2, num_workers=2, persistent_workers=True)
+    first = {int(pid) for batch in loader for pid in batch}
+    for batch in loader:
+        assert int(batch[0]) in first
+        break
+    again = [int(pid) for batch in loader for pid in batch]
+    assert set(again) == first
+    assert len(first) == 2
+    assert len(again) == 40
+    loader._iterator.close()
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_start_methods(start):
+    dataset = data.TensorDataset(torch.arange(8.0))
+    ours, theirs = both(dataset, batch_size=4, num_workers=1, multiprocessing_context=start)
+    assert_same(ours, theirs)
+
+
+def test_tensors_lie_in_slots_that_are_used_again():
+    loader = tn.DataLoader(Samples(lambda i: (torch.full((64, 8), i), i), 60), batch_size=2, num_workers=2)
+    batches = iter(loader)
+    stats = batches.stats()
+    seen = []
+    for images, labels in batches:
+        for tensor in (images, labels):
+            assert 0 <= tensor.data_ptr() - stats.memory < stats.slots * stats.slot_nbytes
+        assert not images._is_view()
+        images += 1  # writable
+        assert torch.equal(labels, images[:, 0, 0] - 1)
+        seen.append(images.data_ptr())
+    assert len(seen) == 30
+    assert len(set(seen)) <= stats.slots < 30
+
+
+def test_a_consumer_may_keep_every_batch():
+    loader = tn.DataLoader(Samples(lambda i: torch.full((100,), i), 60), batch_size=2, num_workers=2)
+    kept = list(loader)
+    assert [int(batch[0, 0]) for batch in kept] == list(range(0, 60, 2))
+    assert all(bool((batch == torch.arange(2 * i, 2 * i + 2)[:, None]).all()) for i, batch in enumerate(kept))
+
+
+def test_batches_beyond_the_slot_come_all_the_same():
+    loader = tn.DataLoader(Samples(lambda i: torch.ones(4000 * i)), batch_size=None, num_workers=2)
+    assert [len(batch) for batch in loader] == [4000 * i for i in range(10)]
+    assert loader._slot_nbytes > 4 * 4000 * 9, "the next epoch has room"
+    batches = iter(loader)
+    stats = batches.stats()
+    assert all(
+        0 <= one.data_ptr() - stats.memory < stats.slots * stats.slot_nbytes for one in batches if len(one)
+    )
+
+
+def test_two_iterators_at_a_time():
+    loader = tn.DataLoader(Samples(lambda i: i), num_workers=1)
+    pairs = [(int(one), int(other)) for one, other in zip(loader, loader, strict=True)]
+    assert pairs == [(i, i) for i in range(10)]
+
+
+class TwoArguments(Exception):
+    def __init__(self, one, two):
+        super().__init__(one, two)
+
+
+def fails_at_3(i):
+    if i == 3:
+        raise KeyError("no such picture")
+    if i == 5:
+        raise TwoArguments(1, 2)
+    return torch.tensor(i)
+
+
+def test_errors_come_at_their_place_and_the_epoch_goes_on():
+    outcomes = []
+    for loader_class in (tn.DataLoader, data.DataLoader):
+        batches = iter(loader_class(Samples(fails_at_3), num_workers=2))
+        found = []
+        while True:
+            try:
+                found.append(int(next(batches)))
+            except StopIteration:
+                break
+            except Exception as error:
+                found.append((type(error), str(error).partition("\n")[0], "fails_at_3" in str(error)))
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][3] == (KeyError, "Caught KeyError in DataLoader worker process 1.", True)
+    assert outcomes[0][5][0] is RuntimeError
+
+
+def fails_to_start(worker):
+    raise LookupError("no such disk")
+
+
+def test_errors_of_the_init_function_and_of_samplers():
+    with pytest.raises(LookupError, match="no such disk"):
+        list(tn.DataLoader(Samples(lambda i: i), num_workers=1, worker_init_fn=fails_to_start))
+
+    def indices():
+        yield from range(4)
+        raise LookupError("no more indices")
+
+    with pytest.raises(LookupError, match="no more indices"):
+        list(tn.DataLoader(Samples(lambda i: i), num_workers=1, sampler=indices()))
+
+
+def killed_at_3(i):
+    if i == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return i
+
+
+def test_a_killed_worker_is_told():
+    batches = iter(tn.DataLoader(Samples(killed_at_3), num_workers=2))
+    assert [int(next(batches)) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+        next(batches)
+    assert list(batches) == []
+
+
+def sleeps(i):
+    if i == 1:
+        time.sleep(60)
+    return i
+
+
+def test_timeout():
+    batches = iter(tn.DataLoader(Samples(sleeps), num_workers=1, timeout=0.5))
+    next(batches)
+    with pytest.raises(RuntimeError, match=re.escape("DataLoader timed out after 0.5 seconds")):
+        next(batches)
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"shuffle": True, "sampler": [0]},
+        {"batch_sampler": [[0]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"multiprocessing_context": "fork"},
+        {"multiprocessing_context": "thread", "num_workers": 1},
+        {"multiprocessing_context": 3, "num_workers": 1},
+        {"batch_size": 0},
+    ],
+)
+def test_wrong_arguments_are_refused_as_by_torch(options):
+    errors = []
+    for loader_class in (tn.DataLoader, data.DataLoader):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            loader_class(Samples(lambda i: i), **options)
+        errors.append(caught.type)
+    assert errors[0] is errors[1]
+
+
+def test_attributes_and_lengths():
+    for kind, (dataset, options) in KINDS.items():
+        options = {key: value for key, value in options.items() if key != "generator"}
+        ours, theirs = tn.DataLoader(dataset, **options), data.DataLoader(dataset, **options)
+        assert len(ours) == len(theirs), kind
+        for name in ("dataset", "batch_size", "num_workers", "collate_fn", "drop_last", "prefetch_factor"):
+            assert getattr(ours, name) == getattr(theirs, name)
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        ours.batch_size = 3
+
+
+SCRIPT = """
+import torch
+from torch import nn
+{line}
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        x = torch.tensor([index / 64.0])
+        return {{"x": x + 0.01 * torch.randn(1), "y": x * x}}
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), 0.02)
+loader = DataLoader(Squares(), batch_size=16, shuffle=True, num_workers=2)
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(batch["x"]), batch["y"])
+        loss.backward()
+        optimizer.step()
+    print(epoch, loss.item())
+"""
+
+
+def test_a_script_needs_but_another_import():
+    outputs = []
+    for line in ("from tenon import DataLoader", "from torch.utils.data import DataLoader"):
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT.format(line=line)]
+        outputs.append(
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+        )
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("\n") == 3
+
+
+def test_without_torch():
+    program = """
+    import sys
+    sys.modules["torch"] = None
+    import numpy as np, tenon as tn
+    class Rows:
+        def __len__(self): return 7
+        def __getitem__(self, i): return {"row": np.full(3, i, "f4"), "i": i, "name": str(i)}
+    for workers in (0, 2):
+        batches = list(tn.DataLoader(Rows(), batch_size=4, num_workers=workers))
+        assert [b["row"].shape for b in batches] == [(4, 3), (3, 3)], batches
+        assert batches[1]["i"].tolist() == [4, 5, 6] and batches[1]["row"][:, 0].tolist() == [4, 5, 6]
+        assert batches[1]["name"] == ("4", "5", "6") or batches[1]["name"] == ["4", "5", "6"]
+        shuffled = [int(i) for b in tn.DataLoader(Rows(), shuffle=True, num_workers=workers) for i in b["i"]]
+        assert sorted(shuffled) == list(range(7))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=100)
+
+
+def test_threads_are_gone_with_the_iterator():
+    before = threading.active_count()
+    batches = iter(tn.DataLoader(Samples(lambda i: i), num_workers=2))
+    next(batches)
+    del batches
+    assert threading.active_count() == before
