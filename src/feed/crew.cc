@@ -140,7 +140,11 @@ bool Crew::prepare(int32_t worker, Job& job) {
 }
 
 Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+  const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
+    // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
+    if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return Take::kOver;
+    if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return Take::kNone;
     job.slot = may_wait ? take_slot(short_wait) : slots_->try_take();
     if (job.slot == Slots::kOver) return Take::kOver;
     if (job.slot == Slots::kNone) return Take::kNone;
@@ -152,10 +156,12 @@ Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, 
         return Take::kNone;
       }
     }
-    const TicketQueue::Take taken = queue_.take(job.lane, worker, may_wait, job.ticket);
+    const TicketQueue::Take taken = queue_.take(job.lane, worker, may_wait && !goes_round, job.ticket);
     if (taken != TicketQueue::Take::kTicket) {
       slots_->give(job.slot);
-      return taken == TicketQueue::Take::kStopped ? Take::kOver : Take::kNone;
+      if (taken == TicketQueue::Take::kStopped) return Take::kOver;
+      if (may_wait) continue;  // the epoch has ended meanwhile
+      return Take::kNone;
     }
     job.retries = 0;
     reset_slot(layout_, *schema_, slots_->data(job.slot));

@@ -432,6 +432,28 @@ TEST_P(EitherWay, WhatIsPreparedAndAttachedTravelsWithTheBatch) {
   }
 }
 
+TEST_P(EitherWay, RoundRobinNeitherKeepsSlotsNorStandsInTheWay) {
+  source_.prepares = true;
+  tenon_feed_options o = options(3, -1);
+  o.flags |= TENON_ROUND_ROBIN;
+  o.attachment_nbytes = 100;
+  o.on_starved = TENON_ON_STARVED_RAISE;
+  for (int round = 0; round < 20; ++round) {
+    Feed feed(source_.generator(), schema(), o);
+    feed.begin();
+    for (uint64_t i = 0; i < 20; ++i) ASSERT_TRUE(is_intact(*next(feed), 0, i));
+    std::vector<Ref<Batch>> kept;
+    for (uint64_t i = 20; i < 27; ++i) {  // every slot
+      kept.push_back(next(feed));
+      ASSERT_TRUE(kept.back()) << i;
+    }
+    Ref<Batch> none;
+    EXPECT_THROW((void)feed.next(-1, none), Error);
+    kept.clear();
+    ASSERT_TRUE(is_intact(*next(feed), 0, 27));
+  }
+}
+
 TEST_P(EitherWay, AFeedGoesOnWhereItWasLeft) {
   uint64_t epoch = 0, index = 0;
   {

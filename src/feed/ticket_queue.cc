@@ -27,6 +27,17 @@ TicketQueue::Take TicketQueue::take(int32_t lane, int32_t worker, bool may_wait,
   return Take::kTicket;
 }
 
+bool TicketQueue::wait_for_turn(int32_t worker) {
+  std::unique_lock lock(mutex_);
+  work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
+  return !is_stopped_;
+}
+
+bool TicketQueue::is_turn_of(int32_t worker) {
+  const std::scoped_lock lock(mutex_);
+  return has_ticket_for(worker);
+}
+
 void TicketQueue::note_filled(int32_t lane, uint64_t fill_ns) noexcept {
   filling_[static_cast<size_t>(lane)].is_busy = false;
   fill_ns_ += fill_ns;

@@ -61,6 +61,9 @@ class TicketQueue {
   // The next batch to be filled, into the slot that the caller has taken; else the slot stays the caller's.
   // kNone: there is none now, and the caller would not wait.
   Take take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket);
+  // Waits until the next batch is this worker's. False after stop().
+  bool wait_for_turn(int32_t worker);
+  bool is_turn_of(int32_t worker);
   void publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
   void fail(int32_t lane, const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept;
