@@ -6,9 +6,9 @@ import shlex
 import statistics
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
+import native_build
 from native_build import folder_of
 from report import machine, table, versions
 
@@ -18,13 +18,8 @@ CEILING = "one warm buffer filled in place"
 
 def build():
     folder = folder_of("feed")
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "libfill.so"
-    source = Path(__file__).parent / "native" / "fill.c"
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-    command = [compiler, "-O3", "-march=native", "-fPIC", "-shared", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
-    return library
+    native_build.build(Path(__file__).parent / "native", folder)
+    return folder / "libfill.so"
 
 
 def measured(library, case, options):

@@ -82,9 +82,10 @@ def table(result: dict[str, Any]) -> str:
     ]
     speeds = [("training loop on", "us per batch")]
     speeds += [(name, f"{us:.0f}") for name, us in result["us_per_batch"].items()]
+    processes = "process" if result["workers"] == 1 else "processes"
     head = (
         f"{result['batches']} batches of {result['batch_bytes']} bytes in {result['seconds']:.1f} s "
-        f"({result['framework']}, {result['slots']} slots, {result['workers']} worker process{'' if result['workers'] == 1 else 'es'})"
+        f"({result['framework']}, {result['slots']} slots, {result['workers']} worker {processes})"
     )
     notes = [f"copies: {result['host_copies_method']}"]
     if loader is None:
