@@ -147,8 +147,10 @@ class _Batches:
     def fail(self, code: int, text: str) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
-            batch._views.clear()
-            batch._roots.clear()
+            try:
+                batch._let_go_of_all(None)
+            except LeaseEscaped as error:
+                text += f"\nand {error}"
         self._native.answer(code, text)
 
     def has_ended(self) -> bool:
@@ -262,6 +264,9 @@ class Workers:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.pid is not None
+        # Else the exit of any child that this process forks would end the workers, as it ends the children
+        # that multiprocessing lists there; the feed ends its own.
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         self._processes[process.pid] = process
         return int(process.pid)
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from ._core import Batch, NativeFeed, Schema
-from ._errors import OpError, TenonError
+from ._errors import LeaseConflict, OpError, TenonError
 from ._plugin import Plugin
 from ._progress import Progress
 from ._progress import check as _check_progress
@@ -401,7 +402,7 @@ class _Epoch:
         self._feed = feed
         if feed.progress is not None:
             self._progress = Progress(feed.progress, feed, feed._native.position()[1])
-        self._next = feed._native.next
+        self._next = _next_of(feed._native)
         self._convert = convert
         feed._epoch = weakref.ref(self)
 
@@ -422,7 +423,7 @@ class _Epoch:
                 if progress is not None:
                     progress.note_delivery()
                 return self._convert(batch)
-        except TimeoutError:
+        except (TimeoutError, LeaseConflict):
             # The caller may let go of batches and try again, or begin another epoch: a traceback keeps this
             # iterator alive.
             self._has_timed_out = True
@@ -480,6 +481,17 @@ def _name_of(generator: Any) -> str:
     if isinstance(generator, (CFunction, Plugin, PythonGenerator)):
         return generator.name
     return str(getattr(generator, "__qualname__", type(generator).__name__))
+
+
+def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], object]], Batch | None]:
+    def next_batch(timeout: float | None, warn: Callable[[str], object]) -> Batch | None:
+        try:
+            return native.next(timeout, warn)
+        except LeaseConflict:
+            gc.collect()  # batches in dead cycles are not what the consumer holds
+            return native.next(timeout, warn)
+
+    return next_batch
 
 
 def _itself(batch: Batch) -> Batch:

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "core/array.h"
+#include "feed/request_testing.h"
 
 namespace tenon {
 namespace {
@@ -49,19 +50,6 @@ tenon_constant number(const char* name, int64_t value) {
 
 tenon_constant array(const char* name, const Ref<Array>& value) {
   return {name, reinterpret_cast<tenon_array*>(value.get()), {}};
-}
-
-tenon_fill_request request_of(int32_t worker, void* const* fields, uint64_t index, uint64_t epoch,
-                              uint64_t seed) {
-  tenon_fill_request request{};
-  request.struct_size = sizeof request;
-  request.worker = worker;
-  request.fields = fields;
-  request.n = 4;
-  request.index = index;
-  request.epoch = epoch;
-  request.seed = seed;
-  return request;
 }
 
 TEST(Bind, EveryParameterGetsItsFieldConstantOrBatchNumber) {

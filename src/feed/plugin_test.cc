@@ -23,23 +23,11 @@
 
 #include "base/error.h"
 #include "feed/feed.h"
+#include "feed/request_testing.h"
 #include "feed/seed.h"
 
 namespace tenon {
 namespace {
-
-tenon_fill_request request_of(int32_t worker, void* const* fields, uint64_t index, uint64_t epoch,
-                              uint64_t seed) {
-  tenon_fill_request request{};
-  request.struct_size = sizeof request;
-  request.worker = worker;
-  request.fields = fields;
-  request.n = 4;
-  request.index = index;
-  request.epoch = epoch;
-  request.seed = seed;
-  return request;
-}
 
 constexpr uint64_t kSeed = 77;
 // Of plugin.c: what each row of "data" holds.

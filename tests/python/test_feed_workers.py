@@ -319,7 +319,39 @@ def test_a_consumer_that_keeps_all_may_be_told():
         kept = [next(batches) for _ in range(5)]
         with pytest.raises(tn.LeaseConflict, match="all 5 slots hold delivered batches"):
             next(batches)
-        del kept
+        del kept[0]
+        assert next(batches).index == 5, "nothing is lost by the error"
+
+
+def test_batches_in_dead_cycles_are_not_held():
+    with tn.Feed(random_numbers(), batches=30, on_starved="raise") as feed:
+        for batch in feed:
+            cycle = [batch]
+            cycle.append(cycle)
+            del cycle, batch
+
+
+def test_the_exit_of_a_forked_child_leaves_the_workers_alone(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, tenon as tn
+            def fill(batch):
+                batch.label[...] = batch.index
+            with tn.Feed(fill, tn.schema(label=("i8", (4,))), workers=2, processes=True, batches=200) as feed:
+                for batch in feed:
+                    if batch.index == 10:
+                        child = os.fork()
+                        if child == 0:
+                            sys.exit(0)
+                        assert os.waitpid(child, 0)[1] == 0
+                print(batch.index)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "199\n", "")
 
 
 def test_batches_of_processes_reach_torch_without_a_copy():
