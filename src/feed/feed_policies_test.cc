@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -348,6 +349,28 @@ TEST_F(Processes, EndWithTheirParent) {
   }
   close(ends[0]);
   close(ends[1]);
+}
+
+TEST_F(Processes, ThatCannotBeWatchedAreAnErrorAndNotLeftBehind) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "UndefinedBehaviorSanitizer needs descriptors to look at objects";
+#endif
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const int next_file = dup(STDERR_FILENO);
+  close(next_file);
+  // Room for the memory file, the eventfd and one worker's pidfd, and not for the second one's.
+  const rlimit few{static_cast<rlim_t>(next_file) + 3, limit.rlim_max};
+  std::string text;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  try {
+    const Feed feed(source_.generator(), schema(), options(2, 10));
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_NE(text.find("worker process 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("cannot be watched: Too many open files"), std::string::npos) << text;
 }
 
 TEST_F(Processes, RoundRobinGivesEachItsBatches) {

@@ -148,6 +148,12 @@ void Fleet::start_one(int32_t worker) noexcept {
       if (pidfd < 0) {
         failure = concat("worker process ", worker, " (", pid, ") cannot be watched: ", std::strerror(errno));
         if (errno != ESRCH) (void)kill(static_cast<pid_t>(pid), SIGKILL);
+        int32_t status = 0;
+        if (generator_.start == nullptr) {
+          (void)waitpid(static_cast<pid_t>(pid), &status, 0);
+        } else if (generator_.reap != nullptr) {
+          generator_.reap(generator_.context, worker, pid, &status);
+        }
       } else {
         const std::scoped_lock lock(mutex_);
         member.pidfd = pidfd;
