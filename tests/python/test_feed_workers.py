@@ -336,7 +336,8 @@ def test_the_exit_of_a_forked_child_leaves_the_workers_alone(tmp_path):
     program.write_text(
         textwrap.dedent(
             """
-            import os, sys, tenon as tn
+            import os, sys, warnings, tenon as tn
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork() beside threads: this is its test
             def fill(batch):
                 batch.label[...] = batch.index
             with tn.Feed(fill, tn.schema(label=("i8", (4,))), workers=2, processes=True, batches=200) as feed:
