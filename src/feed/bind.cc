@@ -82,7 +82,8 @@ class Binder {
     for (const Parameter& parameter : function_->prototype().parameters) bind(parameter);
     check_all_fields_taken();
     for (const tenon_constant& constant : constants_) check_is_taken(constant);
-    return std::make_unique<BoundFunction>(std::move(function_), std::move(bindings_), std::move(held_));
+    return std::unique_ptr<BoundFunction>(
+        new BoundFunction{std::move(function_), std::move(bindings_), std::move(held_)});
   }
 
  private:

@@ -20,8 +20,6 @@ namespace {
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = kMostBlocks - 1;
 constexpr int64_t kSliceNs = 50'000'000;
-constexpr uint32_t kMostSpins = 4000;  // about as long as it takes to be put asleep and woken
-constexpr uint32_t kLeastSpins = 50;
 constexpr uint32_t kNoSlot = UINT32_MAX;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
@@ -372,8 +370,7 @@ Channel::~Channel() {
 
 // Tries until it works: for a while by looking at the bell, then asleep.
 template <class Try>
-void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
-                   Try attempt) {
+void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt) {
   uint32_t turn = look(bell.turn);
   if (attempt()) return;
   const auto throw_timeout = [doing] {
@@ -383,17 +380,16 @@ void Channel::wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& dead
     if (try_once_more(bell, attempt)) return;
     throw_timeout();
   }
-  // As long as waiting awake has been worth it.
-  const uint32_t spins = std::clamp(spin.load(std::memory_order_relaxed), kLeastSpins, kMostSpins);
+  const uint32_t spins = patience.spins();
   for (uint32_t i = 0; i < spins; ++i) {
     relax_processor();
     if (look(bell.turn) == turn) continue;
     turn = look(bell.turn);
     if (!attempt()) continue;
-    spin.store(std::min(spins * 2, kMostSpins), std::memory_order_relaxed);
+    patience.note(spins, true);
     return;
   }
-  spin.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
+  patience.note(spins, false);
   HookedSleep sleep;
   struct Waiting {
     Segment& segment;
@@ -446,7 +442,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or make it with more slots");
   }
-  wait(state_->room, loan_spin_, deadline, "lend from", [&] { return try_loan(*item, site); });
+  wait(state_->room, loan_patience_, deadline, "lend from", [&] { return try_loan(*item, site); });
   return item;
 }
 
@@ -475,7 +471,7 @@ void Channel::send(Item& item) {
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  wait(state_->items, receive_spin_, deadline, "receive from", [&] { return try_receive(*item, site); });
+  wait(state_->items, receive_patience_, deadline, "receive from", [&] { return try_receive(*item, site); });
   return item;
 }
 
@@ -487,7 +483,7 @@ void Channel::wait_for_item(const Deadline& deadline) {
     return slot_to_receive() != kNoSlot ||
            look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
   };
-  wait(state_->items, receive_spin_, deadline, "receive from", has_news);
+  wait(state_->items, receive_patience_, deadline, "receive from", has_news);
 }
 
 Ref<Array> Item::array(int32_t field) {

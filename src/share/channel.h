@@ -14,6 +14,7 @@
 #include "core/lease.h"
 #include "share/channel_state.h"
 #include "share/fields.h"
+#include "share/patience.h"
 #include "share/segments.h"
 
 namespace tenon::share {
@@ -127,8 +128,7 @@ class Channel {
   template <class Try>
   bool try_once_more(const Bell& bell, Try attempt);
   template <class Try>
-  void wait(Bell& bell, std::atomic<uint32_t>& spin, const Deadline& deadline, const char* doing,
-            Try attempt);
+  void wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
 
   Fields fields_;
   ChannelPlan plan_;
@@ -139,8 +139,8 @@ class Channel {
   Place* places_ = nullptr;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
-  std::atomic<uint32_t> loan_spin_{0};
-  std::atomic<uint32_t> receive_spin_{0};
+  Patience loan_patience_;
+  Patience receive_patience_;
   // Guarded by the mutex in the memory.
   uint32_t roles_ = 0;        // of this opening
   uint64_t roles_taker_ = 0;  // the participant that has taken them, and its generation

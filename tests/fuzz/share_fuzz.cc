@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes from others: the header of a segment, the memory file of one, and handles. Whatever they are, they
-// are used or refused with an Error. The first byte chooses what the others are.
+// Bytes from others: the header of a segment, the memory file of one, handles, and what lies at the beginning
+// of a channel's and of an arena's memory. Whatever they are, they are used or refused with an Error. The
+// first byte chooses what the others are.
 //
-// A target as libFuzzer wants it; share_fuzz_driver.cc calls it with mutations of its own. TENON_FUZZ_ONLY=0,
-// 1 or 2 keeps to one of the three.
+// A target for libFuzzer (cmake --preset fuzz); share_fuzz_driver.cc calls it with mutations of its own.
+// TENON_FUZZ_ONLY=0 to 4 keeps to one of the five.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@
 
 #include "base/error.h"
 #include "core/dtype.h"
+#include "share/arena.h"
+#include "share/channel.h"
 #include "share/segments.h"
 
 namespace tenon::share {
@@ -30,6 +33,8 @@ struct Seeds {
   std::unique_ptr<Segment> segment;
   Ref<Array> array;
   std::string handle;
+  Ref<Array> channel;
+  Ref<Array> arena;
 
   Seeds() {
     NamedArray named{};
@@ -46,6 +51,14 @@ struct Seeds {
     const int64_t shape[2] = {7, 5};
     array = Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
     handle = Segments::instance().handle_of(*array);
+    const int64_t rows[1] = {4};
+    const tenon_field fields[] = {{"x", {TENON_FLOAT, 32, 1}, 2, shape},
+                                  {"label", {TENON_INT, 64, 1}, 1, rows}};
+    channel =
+        Ref<Array>::share(&Channel::create(fields, {2, ChannelMode::kQueue, WhenFull::kWait}, {})->memory());
+    const tenon_layout layouts[] = {{"features", 2, 0, fields}, {"counts", 1, 0, fields + 1}};
+    const SharedOptions shared;
+    arena = Ref<Array>::share(Arena::create(layouts, &shared)->memory());
   }
 };
 Seeds& seeds() {
@@ -125,15 +138,69 @@ void try_handle(std::span<const uint8_t> bytes) {
   }
 }
 
+// Lays bytes over the beginning of shared memory, and puts back what was there.
+class Overlay {
+ public:
+  // Leaves out what lies from `skip` on, skip_nbytes of it.
+  Overlay(Array& memory, std::span<const uint8_t> bytes, size_t skip, size_t skip_nbytes)
+      : at_(reinterpret_cast<uint8_t*>(memory.data())), was_(at_, at_ + memory.desc().nbytes) {
+    size_t to = 0;
+    for (const uint8_t byte : bytes) {
+      if (to == skip) to += skip_nbytes;
+      if (to >= was_.size()) return;
+      at_[to++] ^= byte;
+    }
+  }
+  Overlay(const Overlay&) = delete;
+  Overlay& operator=(const Overlay&) = delete;
+  ~Overlay() { std::memcpy(at_, was_.data(), was_.size()); }
+
+ private:
+  uint8_t* const at_;
+  const std::vector<uint8_t> was_;
+};
+
+// What is written anew all the time, locks and counters, is left as it is: whoever may write that may do
+// anything to those who share it.
+void try_channel(std::span<const uint8_t> bytes) {
+  Array& memory = *seeds().channel;
+  constexpr size_t kPlainNbytes = offsetof(ChannelState, mutex);
+  const Overlay overlay(memory, bytes, kPlainNbytes, sizeof(ChannelState) - kPlainNbytes);
+  try {
+    const Ref<Channel> channel = Channel::of(Ref<Array>::share(&memory));
+    const Ref<Item> item = channel->loan(Deadline(0), nullptr);
+    for (size_t i = 0; i < channel->fields().parts().size(); ++i) {
+      const Ref<Array> array = item->array(static_cast<int32_t>(i));
+      if (array->size() > 0) std::memset(array->data(), 0, array->desc().nbytes);
+    }
+  } catch (const Error&) {
+    return;
+  }
+}
+
+void try_arena(std::span<const uint8_t> bytes) {
+  Array& memory = *seeds().arena;
+  const Overlay overlay(memory, bytes, SIZE_MAX, 0);
+  try {
+    const Ref<Arena> arena = Arena::of(Ref<Array>::share(&memory));
+    (void)arena->active();
+    if (arena->data().desc().nbytes < arena->nbytes()) std::abort();
+  } catch (const Error&) {
+    return;
+  }
+}
+
 }  // namespace
 
 void fuzz_one(const uint8_t* data, size_t size) {
   if (size == 0) return;
   const std::span<const uint8_t> rest(data + 1, size - 1);
-  switch (only() >= 0 ? only() : data[0] % 3) {
+  switch (only() >= 0 ? only() : data[0] % 5) {
     case 0: return try_header(rest);
     case 1: return try_file(rest);
-    default: return try_handle(rest);
+    case 2: return try_handle(rest);
+    case 3: return try_channel(rest);
+    default: return try_arena(rest);
   }
 }
 

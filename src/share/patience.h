@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long to look before sleeping, by what looking has been worth.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace tenon::share {
+
+// Threads: any; what they note at the same time may get lost.
+class Patience {
+ public:
+  static constexpr uint32_t kMost = 4000;  // pauses: about as long as it takes to be put asleep and woken
+  static constexpr uint32_t kLeast = 50;
+
+  uint32_t spins() const noexcept { return spins_.load(std::memory_order_relaxed); }
+
+  // After a wait that looked up to `spins` times. Who has come to look little cannot see that more would be
+  // worth it again, and so now and then looks long.
+  void note(uint32_t spins, bool was_worth_it) noexcept {
+    uint32_t next = was_worth_it ? std::min(spins * 2, kMost) : std::max(spins / 2, kLeast);
+    if (next == kLeast) {
+      const uint32_t waits = short_waits_.load(std::memory_order_relaxed) + 1;
+      short_waits_.store(waits % kWaitsBetweenTrials, std::memory_order_relaxed);
+      if (waits == kWaitsBetweenTrials) next = kMost;
+    }
+    spins_.store(next, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr uint32_t kWaitsBetweenTrials = 64;
+
+  std::atomic<uint32_t> spins_{kMost};
+  std::atomic<uint32_t> short_waits_{0};
+};
+
+}  // namespace tenon::share
