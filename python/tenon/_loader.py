@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import logging
@@ -10,9 +11,7 @@ import math
 import multiprocessing
 import multiprocessing.context
 import os
-import shutil
 import signal
-import tempfile
 import types
 import warnings
 import weakref
@@ -269,7 +268,7 @@ class _Here(_Epoch):
         if loader.timeout != 0:
             raise AssertionError("timeout needs num_workers > 0")
         super().__init__(loader)
-        self._fetcher = work.Fetcher(_task(loader, self._base_seed, ""))
+        self._fetcher = work.Fetcher(_task(loader, self._base_seed))
         self._collate = loader.collate_fn
 
     def _next(self) -> Any:
@@ -287,9 +286,9 @@ class _Processes(_Epoch):
         self._persists = loader.persistent_workers
         self._num_workers = loader.num_workers
         self._measures = _Measures(loader)
-        self._folder = tempfile.mkdtemp(prefix="tenon-loader-", dir=_shared_folder())
+        self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
-        task = _task(loader, self._base_seed, self._folder)
+        task = _task(loader, self._base_seed)
         self._ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
         self._context = loader.multiprocessing_context or multiprocessing.get_context()
         first = list(itertools.islice(self._sampler_iterator, 1))
@@ -333,6 +332,7 @@ class _Processes(_Epoch):
     def _run(self, indices: Iterator[Any]) -> None:
         self._exhausted: set[bytes] = set()
         self._indices = indices
+        self._drop_requests()
         self._sent = self._received = 0
         self._number += 1  # of the epoch
         self._native.begin()
@@ -342,15 +342,21 @@ class _Processes(_Epoch):
     def _send(self) -> None:
         """The next index to the worker whose turn it is."""
         for index in self._indices:
-            request = work.store_index(index, self._folder)
+            request = work.store_index(index)
             self._pipes[self._sent % self._num_workers].send((self._number, request))
+            self._requests.append(request)
             self._sent += 1
             return
+
+    def _drop_requests(self) -> None:
+        while self._requests:
+            work.drop_index(self._requests.popleft())
 
     def _next(self) -> Any:
         while self._received < self._sent and len(self._exhausted) < self._num_workers:
             batch = self._take()
             self._received += 1
+            self._requests.popleft()
             self._send()
             answer = batch.attachment
             kind, answer = answer[:1], answer[1:]
@@ -398,8 +404,8 @@ class _Processes(_Epoch):
                 self._native.close(timeout)
             except TimeoutError as error:
                 _log.warning("%s", error)
-        if os.getpid() == self._pid:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if os.getpid() == self._pid:
+                self._drop_requests()
 
     def __del__(self) -> None:
         self.close()
@@ -485,7 +491,7 @@ def _draw_seed(torch: Any, generator: Any) -> int:
     return int(generator.integers(0, 2**63 - 1))
 
 
-def _task(loader: DataLoader, base_seed: int, folder: str) -> work.Task:
+def _task(loader: DataLoader, base_seed: int) -> work.Task:
     return work.Task(
         dataset=loader.dataset,
         is_iterable=loader._is_iterable,
@@ -496,18 +502,14 @@ def _task(loader: DataLoader, base_seed: int, folder: str) -> work.Task:
         base_seed=base_seed,
         worker_init_fn=loader.worker_init_fn,
         num_workers=loader.num_workers,
-        folder=folder,
     )
 
 
 def _measure(task: work.Task, context: Any, index: Any) -> int:
     """The bytes of the first batch, which a process of its own finds out: a dataset may open files when it is
     used first, and workers must not inherit those. 0: they could not be found out."""
-    folder = tempfile.mkdtemp(dir=task.folder)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=work.measure, args=(task._replace(folder=folder), index, sender), daemon=True
-    )
+    process = context.Process(target=work.measure, args=(task, index, sender), daemon=True)
     try:
         process.start()
         sender.close()
@@ -521,11 +523,6 @@ def _measure(task: work.Task, context: Any, index: Any) -> int:
         if process.pid is not None:
             process.join()
             process.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shared_folder() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _error_of(answer: bytes) -> BaseException:

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the batches of a `DataLoader` travel: tensors and arrays in the slot, one after the other, and the rest
-of the batch as a pickle that refers to them. What does not fit goes into files that the consumer removes."""
+of the batch as a pickle that refers to them. What does not fit goes into shared arrays of its own."""
 
 from __future__ import annotations
 
 import io
-import itertools
-import mmap
-import os
 import pickle
 import sys
 from typing import Any
@@ -15,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._creation import empty
 
 ALIGNMENT = 64
-
-_file_numbers = itertools.count()
 
 
 class Stored:
@@ -35,15 +31,12 @@ class Writer(pickle.Pickler):
     ----------
     memory : numpy.ndarray
         The slot's bytes, writable.
-    folder : str
-        Where files are made for what does not fit.
     """
 
-    def __init__(self, memory: Any, folder: str) -> None:
+    def __init__(self, memory: Any) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self._memory = memory
-        self._folder = folder
         self._keys: dict[int, tuple[Any, ...]] = {}  # by id of the object, which the batch keeps alive
         self._torch = sys.modules.get("torch")
         self.used = 0
@@ -104,7 +97,8 @@ class Writer(pickle.Pickler):
         memory.view(array.dtype).reshape(shape)[...] = array.T if is_fortran else array
         return "array", place, array.dtype.str, shape, is_fortran
 
-    def _take(self, nbytes: int) -> tuple[int | str, Any]:
+    def _take(self, nbytes: int) -> tuple[int | bytes, Any]:
+        """Room for so many bytes: where it is, for the consumer, and the bytes."""
         if nbytes == 0:
             return 0, self._memory[:0]
         self.wanted += -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -112,10 +106,8 @@ class Writer(pickle.Pickler):
         if start + nbytes <= len(self._memory):
             self.used = start + nbytes
             return start, self._memory[start : start + nbytes]
-        path = os.path.join(self._folder, f"{os.getpid()}-{next(_file_numbers)}")
-        with open(path, "xb+") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            return path, np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+        array = empty(nbytes, "uint8", shared=True)  # lives until the consumer has opened its pickle
+        return pickle.dumps(array), array.unchecked().numpy()
 
 
 class Reader(pickle.Unpickler):
@@ -156,9 +148,8 @@ class Reader(pickle.Unpickler):
     def _bytes_at(self, place: Any, nbytes: int) -> _core.NDArray:
         if isinstance(place, int):
             return self._memory[place : place + nbytes]
-        with open(place, "rb+") as file:
-            os.unlink(place)
-            return _core.from_buffer(mmap.mmap(file.fileno(), nbytes), "uint8")
+        array: _core.NDArray = pickle.loads(place)
+        return array.unchecked()  # it is the consumer's alone
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:

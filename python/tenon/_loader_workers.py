@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
@@ -15,7 +16,7 @@ from . import _loader_packing as packing
 from ._loader_collate import find_torch, numpy_collate
 
 ATTACHMENT_NBYTES = 1 << 14
-INDEX_NBYTES = 1 << 11  # larger ones go by file: few may fill no pipe
+INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
 LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
 NO_MORE = 1 << 62  # an epoch after all others
 BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
@@ -33,7 +34,6 @@ class Task(NamedTuple):
     base_seed: int
     worker_init_fn: Any
     num_workers: int
-    folder: str
 
 
 class Fetcher:
@@ -119,7 +119,7 @@ class Loop:
                 return request
 
     def _fill(self, batch: Any, request: bytes) -> bytes:
-        writer = packing.Writer(batch["bytes"], self._task.folder)
+        writer = packing.Writer(batch["bytes"])
         try:
             answer = self._init_failure or self._pack(batch.epoch, request, writer)
         except Exception as error:
@@ -205,8 +205,8 @@ def measure(task: Task, index: Any, pipe: Any) -> None:
         loop = Loop(task, [])
         loop.set_up(0)
         if loop._init_failure is None:
-            writer = packing.Writer(np.empty(0, np.uint8), task.folder)
-            loop._pack(0, store_index(index, task.folder), writer)
+            writer = packing.Writer(np.empty(0, np.uint8))
+            loop._pack(0, store_index(index), writer)
             pipe.send(writer.wanted)
     except Exception:
         pass
@@ -214,13 +214,12 @@ def measure(task: Task, index: Any, pipe: Any) -> None:
         pipe.close()
 
 
-def store_index(index: Any, folder: str) -> bytes:
+def store_index(index: Any) -> bytes:
     """An index for a worker: the bytes of its pickle, or where they lie."""
     data = pickle.dumps(index)
     if len(data) < INDEX_NBYTES:
         return b"I" + data
-    writer = packing.Writer(np.empty(0, np.uint8), folder)
-    return b"P" + writer.pack(index)
+    return b"P" + packing.Writer(np.empty(0, np.uint8)).pack(index)
 
 
 def load_index(request: bytes) -> Any:
@@ -229,3 +228,11 @@ def load_index(request: bytes) -> Any:
     from ._creation import empty
 
     return packing.Reader(empty((1,), "uint8"), request[1:]).load()
+
+
+def drop_index(request: bytes) -> None:
+    """Of an index that no worker will take any more, or has taken: else the array that it may lie in lives as
+    long as this process."""
+    if request[:1] == b"P":
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it was taken
+            load_index(request)

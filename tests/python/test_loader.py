@@ -4,6 +4,7 @@
 import collections
 import contextlib
 import gc
+import json
 import os
 import random
 import re
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
+from tenon import _core
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
@@ -128,18 +130,25 @@ def children():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    processes, folders = children(), loader_folders()
+    processes = children()
     yield
     gc.collect()
     deadline = time.monotonic() + 5
     while children() - processes and time.monotonic() < deadline:
         time.sleep(0.01)
     assert children() <= processes
-    assert loader_folders() <= folders
+    assert arrays_in_shared_memory() == 0
 
 
-def loader_folders():
-    return {name for name in os.listdir("/dev/shm") if name.startswith("tenon-loader-")}
+def arrays_in_shared_memory():
+    """Of this process' own making, those that somebody has or may still open."""
+    segments = json.loads(_core.describe_shared())["segments"]
+    own = [array for one in segments if is_own(one) for array in one["arrays"]]
+    return sum(bool(array["users"] or array["handles"] or array["more_handles"]) for array in own)
+
+
+def is_own(segment):
+    return segment["creator"] is not None and segment["creator"]["pid"] == os.getpid()
 
 
 def is_helper(pid):
@@ -353,6 +362,28 @@ def test_a_killed_worker_is_told():
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
         next(batches)
     assert list(batches) == []
+
+
+def test_indices_that_no_worker_has_taken_leave_no_memory():
+    killing = Samples(killed_at_3, 100_000)
+    batches = iter(tn.DataLoader(killing, batch_size=1500, num_workers=2, prefetch_factor=8))
+    assert arrays_in_shared_memory() > 0
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        list(batches)
+    assert arrays_in_shared_memory() == 0
+
+    loader = tn.DataLoader(
+        Samples(lambda i: i, 100_000),
+        batch_size=1500,
+        num_workers=2,
+        prefetch_factor=8,
+        persistent_workers=True,
+    )
+    for _ in range(3):
+        batches = iter(loader)
+        next(batches)
+        assert arrays_in_shared_memory() <= 18
+    batches.close()
 
 
 def sleeps(i):
