@@ -3,32 +3,16 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <system_error>
 #include <utility>
 
 #include "base/blocked_signals.h"
 #include "base/error.h"
-#include "base/fork_mark.h"
+#include "base/one_per_process.h"
 
 namespace tenon::share {
-Keeper& Keeper::instance() {
-  struct Known {
-    ForkMark mark;
-    Keeper keeper;
-  };
-  // Without a lock, which another thread could hold when this one forks.
-  static std::atomic<Known*> known{nullptr};
-  // pairs with: Keeper::instance, "the keeper of this process"
-  Known* seen = known.load(std::memory_order_acquire);
-  while (seen == nullptr || seen->mark.is_child()) {  // the parent's has no thread here, and is left
-    auto* const fresh = new Known;
-    // pairs with: Keeper::instance, "the keeper of this process"
-    if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return fresh->keeper;
-    delete fresh;
-  }
-  return seen->keeper;
-}
+
+Keeper& Keeper::instance() { return one_per_process<Keeper>(); }
 
 Keeper::~Keeper() {
   {

@@ -4,13 +4,12 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <system_error>
 #include <thread>
 
 #include "base/blocked_signals.h"
 #include "base/error.h"
-#include "base/fork_mark.h"
+#include "base/one_per_process.h"
 
 namespace tenon::share {
 namespace {
@@ -20,23 +19,7 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 
 }  // namespace
 
-Porter& Porter::instance() {
-  struct Known {
-    ForkMark mark;
-    Porter porter;
-  };
-  // Without a lock, which another thread could hold when this one forks.
-  static std::atomic<Known*> known{nullptr};
-  // pairs with: Porter::instance, "the porter of this process"
-  Known* seen = known.load(std::memory_order_acquire);
-  while (seen == nullptr || seen->mark.is_child()) {  // the parent's has no thread here, and is left
-    auto* const fresh = new Known;
-    // pairs with: Porter::instance, "the porter of this process"
-    if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return fresh->porter;
-    delete fresh;
-  }
-  return seen->porter;
-}
+Porter& Porter::instance() { return one_per_process<Porter>(); }
 
 bool Porter::add(ProcessLock& lock, engine::Claim& claim, engine::Entry& entry,
                  const ProcessLock::Attempt& attempt) noexcept {

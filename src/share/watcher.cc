@@ -10,6 +10,7 @@
 
 #include "base/blocked_signals.h"
 #include "base/error.h"
+#include "base/one_per_process.h"
 #include "share/channel.h"
 
 namespace tenon::share {
@@ -20,23 +21,8 @@ constexpr int64_t kShortSliceNs = 20'000'000;  // where there are more lives tha
 
 // All of this process.
 struct Watchers {
-  ForkMark mark;
   std::mutex lock;
   std::vector<std::unique_ptr<Watcher>> all;  // guarded by lock; none of them goes
-
-  static Watchers& instance() {
-    // Without a lock, which another thread could hold when this one forks.
-    static std::atomic<Watchers*> known{nullptr};
-    // pairs with: Watchers::instance, "the watchers of this process"
-    Watchers* seen = known.load(std::memory_order_acquire);
-    while (seen == nullptr || seen->mark.is_child()) {  // the parent's have no threads here, and are left
-      auto* const fresh = new Watchers;
-      // pairs with: Watchers::instance, "the watchers of this process"
-      if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return *fresh;
-      delete fresh;
-    }
-    return *seen;
-  }
 };
 
 }  // namespace
@@ -66,7 +52,7 @@ void Watch::end() noexcept {
 }
 
 void Watcher::add_to_any(Watch& watch) {
-  Watchers& watchers = Watchers::instance();
+  Watchers& watchers = one_per_process<Watchers>();
   const std::scoped_lock locked(watchers.lock);
   for (const auto& watcher : watchers.all) {
     if (watcher->add(watch)) return;
@@ -78,7 +64,7 @@ void Watcher::add_to_any(Watch& watch) {
 }
 
 void Watcher::remove_from_all(Watch& watch) noexcept {
-  Watchers& watchers = Watchers::instance();
+  Watchers& watchers = one_per_process<Watchers>();
   const std::scoped_lock locked(watchers.lock);
   for (const auto& watcher : watchers.all) {
     if (watcher->remove(watch)) return;
