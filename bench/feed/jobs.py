@@ -21,7 +21,7 @@ class Job:
 
     symbol: str
     fields: dict  # name -> (dtype, shape)
-    types: list  # of the arguments that follow the pointers
+    types: tuple  # of the arguments that follow the pointers
 
     def __init__(self, library):
         self.library = str(library)
@@ -47,7 +47,7 @@ class Job:
     def fill(self, pointers, rows, index):
         if self.function is None:
             self.function = getattr(ctypes.CDLL(self.library), self.symbol)
-            self.function.argtypes = [ctypes.c_void_p] * len(self.fields) + self.types
+            self.function.argtypes = [ctypes.c_void_p] * len(self.fields) + list(self.types)
         code = self.function(*pointers, *self.arguments(rows, index))
         if code != 0:
             raise RuntimeError(f"{self.symbol} returned {code} at batch {index}")
@@ -100,7 +100,7 @@ class Fill(Job):
         self.per_row = int(np.prod(shape[1:]))
         self.fields = {f"a{k:02}": ("f4", shape) for k in range(n_fields)}
 
-    types = [ctypes.c_size_t, ctypes.c_uint64, ctypes.c_size_t]
+    types = (ctypes.c_size_t, ctypes.c_uint64, ctypes.c_size_t)
 
     def arguments(self, rows, index):
         return rows, index, self.per_row
@@ -141,7 +141,7 @@ class Jpegs(Job):
 
     symbol = "fill"
     SIDE, COUNT, ROWS = 256, 64, 32
-    types = [
+    types = (
         ctypes.c_size_t,
         ctypes.c_uint64,
         ctypes.c_void_p,
@@ -149,7 +149,7 @@ class Jpegs(Job):
         ctypes.c_uint64,
         ctypes.c_int,
         ctypes.c_int,
-    ]
+    )
 
     def __init__(self, library):
         from PIL import Image
@@ -219,7 +219,7 @@ class AugmentedDigits(Job):
 
     symbol = "augment"
     ROWS = 64
-    types = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64]
+    types = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
 
     def __init__(self, library):
         from tenon.demo.source import load_digits

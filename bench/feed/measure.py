@@ -23,9 +23,12 @@ from .parts import PARTS, library
 
 PACKAGES = ("tenon", "numpy", "torch", "spdl", "grain")
 CHECKED = 4
-WARM_UP = 5
+# What contenders have filled ahead while others had their turn is taken first, and before the next one has
+# its turn there is time to fill that again.
+AHEAD = 10
 # A slow one need not give as many batches as a fast one for a number as good.
 TURN_SECONDS = 0.3
+LONGEST_REST = 0.4
 MOST_PER_TURN = 5000
 ROUNDS_FOR_THE_SPAWNED = 4  # they take part in the first, the fifth, ...
 
@@ -76,12 +79,16 @@ def race(contenders, job, rounds, consume):
         sources[contender.name] = batches = contender.begin()
         for k in range(CHECKED):
             compare(contender, job, k, next(batches))
-        seconds = per_batch(batches, WARM_UP, consume)
+        per_batch(batches, AHEAD, consume)
+        seconds = per_batch(batches, 3, consume)
         counts[contender.name] = max(3, min(MOST_PER_TURN, int(TURN_SECONDS / seconds)))
+        time.sleep(min(LONGEST_REST, AHEAD * seconds))
 
     def turn(name, _):
-        per_batch(sources[name], WARM_UP, consume)
-        return per_batch(sources[name], counts[name], consume)
+        per_batch(sources[name], AHEAD, consume)
+        seconds = per_batch(sources[name], counts[name], consume)
+        time.sleep(min(LONGEST_REST, AHEAD * seconds))
+        return seconds
 
     try:
         return take_turns(list(sources), rounds, turn)

@@ -85,10 +85,7 @@ def of_threads(job):
 def for_batches(job):
     return [
         *[loader("whole batches", n, lambda n: whole(job, n)) for n in (1, WORKERS)],
-        *[
-            loader("whole batches, share_memory_() in place", n, lambda n: whole(job, n, True))
-            for n in (1, WORKERS)
-        ],
+        loader("whole batches, share_memory_() in place", WORKERS, lambda n: whole(job, n, True)),
         loader("samples stacked", WORKERS, lambda n: stacked(job, job.tensors, n)),
         Contender("multiprocessing.Queue of NumPy arrays", lambda: queued(job)),
         *of_processes(job),
@@ -109,9 +106,9 @@ def for_jpegs(job):
             "libjpeg-turbo, whole batches, share_memory_() in place", WORKERS, lambda n: whole(job, n, True)
         ),
         loader(
-            "libjpeg-turbo, whole batches, prefetch_factor=8",
+            "libjpeg-turbo, whole batches, prefetch_factor=4",
             WORKERS,
-            lambda n: whole(job, n, prefetch_factor=8),
+            lambda n: whole(job, n, prefetch_factor=4),
         ),
         Contender(
             f"tenon.Feed, {plural(WORKERS, *PROCESSES)}, Pillow",
@@ -134,7 +131,6 @@ def for_digits(job):
     return [
         loader("samples stacked", WORKERS, lambda n: stacked(job, job.tensors, n), job.expected_stacked),
         *[loader("whole batches", n, lambda n: whole(job, n)) for n in (1, WORKERS)],
-        loader("whole batches, prefetch_factor=8", 1, lambda n: whole(job, n, prefetch_factor=8)),
         *of_processes(job),
         *feeds(job, job.expected_of_feed),
         loader("whole batches", 0, lambda n: whole(job, n)),

@@ -112,8 +112,8 @@ def run(options):
         "",
         "### Speeds",
         "",
-        "Ratio: speed as a multiple of that of the warm buffers that are filled in turn, of one where there is "
-        "only that, and of the training on batches in memory.",
+        "*ratio*: speed as a multiple of that of the warm buffers that are filled in turn, of one where "
+        "there is only that, and of the training on batches in memory.",
     ]
     for name, seconds in speeds.items():
         text += ["", speed_table(PARTS[name], seconds)]
