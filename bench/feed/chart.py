@@ -8,9 +8,8 @@ from . import goals
 from .parts import PARTS
 
 COLUMNS, PANEL_WIDTH, GAP = 2, 440, 24
-LABEL_WIDTH, BAR_WIDTH = 128, 190  # of the ratio 1
+LABEL_WIDTH, BAR_WIDTH = 128, 180  # of the largest ratio, or of 1
 ROW, BAR, TITLE = 18, 11, 40
-MOST = 1.15  # bars end here
 TENON, PEER, INK = "#2f7fd8", "#97a0aa", "#707a85"
 
 PEERS = (
@@ -42,28 +41,23 @@ def rectangle(x, y, width, colour):
 
 def panel(part, seconds, left, top):
     reference = goals.reference_of(seconds)
-    bars = bars_of(seconds)
+    bars = [(*bar, goals.ratio(seconds, bar[1], reference)) for bar in bars_of(seconds)]
+    scale = BAR_WIDTH / max(1, *(ratio for *_, ratio in bars))
+    zero, bottom = left + LABEL_WIDTH, top + TITLE + ROW * len(bars)
     lines = [
         text(left, top + 13, part.title, 13, weight="bold"),
         text(left, top + 29, f"1 = {reference}", 11),
     ]
-    zero, bottom = left + LABEL_WIDTH, top + TITLE + ROW * len(bars)
-    for i, (label, name, is_ours) in enumerate(bars):
-        ratio = goals.ratio(seconds, name, reference)
+    for i, (label, name, is_ours, ratio) in enumerate(bars):
         y = top + TITLE + ROW * i
-        width = BAR_WIDTH * min(ratio, MOST)
         speed = goals.speed_text(part.per_batch / statistics.median(seconds[name]))
         lines += [
             text(zero - 6, y + BAR - 1, label, anchor="end"),
-            rectangle(zero, y, width, TENON if is_ours else PEER),
-            text(zero + width + 5, y + BAR - 1, f"{ratio:.2g}: {speed} {part.unit}", 11),
+            rectangle(zero, y, scale * ratio, TENON if is_ours else PEER),
+            text(zero + BAR_WIDTH + 8, y + BAR - 1, f"{ratio:.2g}: {speed} {part.unit}", 11),
         ]
-    at_one = zero + BAR_WIDTH
-    lines.insert(
-        0,
-        f'<path d="M{at_one} {top + TITLE - 4}V{bottom - 2}" stroke="{INK}" stroke-dasharray="3 3" '
-        'stroke-opacity="0.6"/>',
-    )
+    line = f"M{zero + scale:.1f} {top + TITLE - 4}V{bottom - 2}"
+    lines.append(f'<path d="{line}" stroke="{INK}" stroke-dasharray="3 3"/>')
     return lines, bottom
 
 

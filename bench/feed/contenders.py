@@ -114,14 +114,15 @@ class InOrder(torch.utils.data.Sampler):
         return itertools.count()
 
 
-def loaded(dataset, workers, **options):
+def loaded(dataset, workers, loader=DataLoader, **options):
+    """loader: PyTorch's, or Tenon's."""
     if workers:
         options = {"multiprocessing_context": "fork", **options}
-    batches = iter(DataLoader(dataset, num_workers=workers, **options))
+    batches = iter(loader(dataset, num_workers=workers, **options))
     try:
         yield from batches
     finally:
-        if workers:
+        if loader is DataLoader and workers:
             batches._shutdown_workers()
 
 

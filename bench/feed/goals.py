@@ -23,12 +23,14 @@ def speed_text(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def best(seconds, *words, without=()):
-    """The fastest contender with all of these words in its name, or None."""
+def best(seconds, first, *words, without=()):
+    """The fastest contender whose name begins so and has all of these words, or None."""
     names = [
         name
         for name in seconds
-        if all(word in name for word in words) and not any(word in name for word in without)
+        if name.startswith(first)
+        and all(word in name for word in words)
+        and not any(word in name for word in without)
     ]
     return min(names, key=lambda name: statistics.median(seconds[name]), default=None)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import native_build
 from report import plural
 
+import tenon as tn
+
 from .contenders import (
     Contender,
     fed,
@@ -64,6 +66,11 @@ def grain_in_processes(job):
     return Contender(name, lambda: grain_batches(job.arrays, 1, WORKERS), needs="grain")
 
 
+def tenon_loader(what, job, make, expected=None):
+    name = f"tenon.DataLoader, {plural(WORKERS, *LOADERS)}, {what}, samples stacked"
+    return Contender(name, lambda: stacked(job, make, WORKERS, loader=tn.DataLoader), expected)
+
+
 def of_processes(job):
     """Peers that start processes."""
     return [spdl_in_process(job), grain_in_processes(job)]
@@ -110,6 +117,8 @@ def for_jpegs(job):
             WORKERS,
             lambda n: whole(job, n, prefetch_factor=4),
         ),
+        tenon_loader("Pillow", job, job.pillows, job.pillows),
+        tenon_loader("libjpeg-turbo", job, job.tensors),
         Contender(
             f"tenon.Feed, {plural(WORKERS, *PROCESSES)}, Pillow",
             lambda: python_fed(job, fill_by_pillow, WORKERS, "fork"),
