@@ -27,8 +27,8 @@ CHECKED = 4
 # its turn there is time to fill that again.
 AHEAD = 10
 # A slow one need not give as many batches as a fast one for a number as good.
-TURN_SECONDS = 0.3
-LONGEST_REST = 0.4
+TURN_SECONDS = 0.25
+LONGEST_REST = 0.3
 MOST_PER_TURN = 5000
 ROUNDS_FOR_THE_SPAWNED = 4  # they take part in the first, the fifth, ...
 

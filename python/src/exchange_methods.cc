@@ -126,8 +126,9 @@ nb::tuple torch_tensors(const nb::tuple& arrays) {
   const auto n = static_cast<Py_ssize_t>(nb::len(arrays));
   nb::object tensors = owned(PyTuple_New(n));
   for (Py_ssize_t i = 0; i < n; ++i) {
-    const Array array = share(PyTuple_GetItem(arrays.ptr(), i));
-    nb::object tensor = tensor_of(array, false, type, [site] { return site; });
+    PyObject* const array = PyTuple_GetItem(arrays.ptr(), i);
+    if (!is_ndarray(array)) raise(PyExc_TypeError, "item %zd is %R: it must be a tenon.NDArray", i, array);
+    nb::object tensor = tensor_of(share(array), false, type, [site] { return site; });
     PyTuple_SetItem(tensors.ptr(), i, tensor.release().ptr());
   }
   return nb::tuple(std::move(tensors));
