@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 
-def run_module(module, *arguments):
-    """python -m module, with bench/ on the path; returns what it prints, read as JSON."""
+def run_module(module, *arguments, python=sys.executable, hides_errors=False):
+    """python -m module, with bench/ on the path; returns what it prints, read as JSON.
+
+    hides_errors: what it writes to stderr is seen only when it fails."""
     path = [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    command = [str(python), "-m", module, *map(str, arguments)]
+    errors = subprocess.PIPE if hides_errors else None
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     if result.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {result.returncode}")
+        sys.exit(f"{result.stderr or ''}{' '.join(command)} ended with {result.returncode}")
     return json.loads(result.stdout)

@@ -1,214 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contenders of bench/feed, and the seconds per batch of each: what workload.py runs as a program.
+"""One process of the measurement, with bench/ on the path:
 
-    measure.py LIBRARY CASE ROUNDS      prints a JSON object: name -> seconds per batch, one for each round
+    python -m feed.measure PART ROUNDS
 
-The consumer of each contender reads one number of every page of a batch. Contenders take turns within each
-round; each is warm before it is timed.
+Prints one line of JSON: "versions", "absent" (names of contenders) and "seconds": name -> seconds per batch,
+or of the first batch, one for each round. Contenders take turns within each round. Each is checked first:
+all of its first four batches.
 """
 
-import ctypes
+import functools
 import itertools
 import json
-import multiprocessing
 import sys
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from report import versions
 
-import tenon as tn
+from .contenders import Reader
+from .parts import PARTS, library
 
-PAGE_FLOATS = 1024
-
-
-@dataclass(frozen=True)
-class Case:
-    fields: int
-    shape: tuple[int, ...]
-    batches: int  # timed in a turn
-
-    @property
-    def row(self):
-        return int(np.prod(self.shape[1:]))
-
-    @property
-    def nbytes(self):
-        return self.fields * int(np.prod(self.shape)) * 4
-
-    @property
-    def prototype(self):
-        if self.fields == 1:
-            return "int fill(float *a00, size_t n, size_t per_row)"
-        pointers = ", ".join(f"float *a{k:02}" for k in range(self.fields))
-        return f"int fill_many({pointers}, size_t n, size_t per_row)"
+PACKAGES = ("tenon", "numpy", "torch", "spdl", "grain")
+CHECKED = 4
+# What contenders have filled ahead while others had their turn is taken first, and before the next one has
+# its turn there is time to fill that again.
+AHEAD = 10
+# A slow one need not give as many batches as a fast one for a number as good.
+TURN_SECONDS = 0.25
+LONGEST_REST = 0.3
+MOST_PER_TURN = 5000
+ROUNDS_FOR_THE_SPAWNED = 4  # they take part in the first, the fifth, ...
 
 
-CASES = {
-    "38.5 MB": Case(1, (64, 3, 224, 224), 100),
-    "16 KB": Case(1, (64, 64), 3000),
-    "30 arrays of 16 KB": Case(30, (64, 64), 1000),
-}
+@functools.cache
+def expected_batch(expected, k):
+    return expected(k)
 
 
-class Filler:
-    """Calls the C function on arrays, by ctypes: the generator of those who have no other way."""
-
-    def __init__(self, library, case):
-        self.library, self.case = library, case
-        self.function = None
-
-    def __call__(self, arrays):
-        if self.function is None:
-            loaded = ctypes.CDLL(self.library)
-            self.function = loaded.fill if self.case.fields == 1 else loaded.fill_many
-        pointers = [
-            ctypes.c_void_p(a.ctypes.data if isinstance(a, np.ndarray) else a.data_ptr()) for a in arrays
-        ]
-        rows, per_row = ctypes.c_size_t(self.case.shape[0]), ctypes.c_size_t(self.case.row)
-        if self.function(*pointers, rows, per_row) != 0:
-            raise RuntimeError("the generator failed")
-
-    def __getstate__(self):
-        return {"library": self.library, "case": self.case, "function": None}
+def compare(contender, job, k, batch):
+    wanted = expected_batch(contender.expected or job.expected, k)
+    for field, array, right in zip(job.fields, batch, wanted, strict=True):
+        if not np.array_equal(np.asarray(array), right):
+            raise AssertionError(f"{contender.name}: batch {k} arrived with a wrong field {field!r}")
 
 
-def touch(arrays):
-    for array in arrays:
-        array.reshape(-1)[::PAGE_FLOATS].sum()
+def consumer_of(part, job):
+    if part.kind != "training":
+        return Reader(library("fill"), job)
+    from tenon.demo.torch_learner import TorchLearner
+
+    learner = TorchLearner(10**9, seed=0)
+    return lambda batch: learner.step(*batch)
 
 
-def warm_buffers(fill, case):
-    arrays = [np.ones(case.shape, "f4") for _ in range(case.fields)]
-    while True:
-        fill(arrays)
-        yield arrays
-
-
-def fresh_buffers(fill, case):
-    while True:
-        arrays = [np.empty(case.shape, "f4") for _ in range(case.fields)]
-        fill(arrays)
-        yield [torch.from_numpy(array) for array in arrays]
-
-
-def feed(library, case, workers, processes):
-    generator = tn.c_function(library, case.prototype, threadsafe=True, per_row=case.row)
-    schema = tn.schema(**{f"a{k:02}": ("f4", case.shape) for k in range(case.fields)})
-    return tn.Feed(generator, schema, workers=workers, processes=processes)
-
-
-class Batches(IterableDataset):
-    """Whole batches. is_shared: tensors in shared memory, filled in place."""
-
-    def __init__(self, fill, case, is_shared):
-        self.fill, self.case, self.is_shared = fill, case, is_shared
-
-    def __iter__(self):
-        while True:
-            tensors = [torch.empty(self.case.shape) for _ in range(self.case.fields)]
-            if self.is_shared:
-                tensors = [tensor.share_memory_() for tensor in tensors]
-            self.fill(tensors)
-            yield tensors
-
-
-class Samples(torch.utils.data.Dataset):
-    """One row at a time; the loader stacks them."""
-
-    def __init__(self, fill, case):
-        self.case = case
-        self.fill = fill
-
-    def __len__(self):
-        return 1 << 40
-
-    def __getitem__(self, index):
-        row = Case(self.case.fields, (1, *self.case.shape[1:]), 0)
-        arrays = [torch.empty(row.shape) for _ in range(row.fields)]
-        self.fill.case = row
-        self.fill(arrays)
-        return [array[0] for array in arrays]
-
-
-class InOrder(torch.utils.data.Sampler):
-    def __iter__(self):
-        return itertools.count()
-
-
-def whole(fill, case, workers, is_shared):
-    return iter(DataLoader(Batches(fill, case, is_shared), batch_size=None, num_workers=workers))
-
-
-def stacked(library, case, workers):
-    loader = DataLoader(
-        Samples(Filler(library, case), case), batch_size=case.shape[0], sampler=InOrder(), num_workers=workers
-    )
-    return iter(loader)
-
-
-def produce(queue, fill, case):
-    while True:
-        arrays = [np.empty(case.shape, "f4") for _ in range(case.fields)]
-        fill(arrays)
-        queue.put(arrays)
-
-
-def queued(fill, case):
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue(4)
-    context.Process(target=produce, args=(queue, fill, case), daemon=True).start()
-    while True:
-        yield queue.get()
-
-
-def contenders(library, case):
-    """Those that fork come first, before there are threads."""
-    fill = Filler(library, case)
-    made = {}
-    for workers in (1, 2):
-        made[f"DataLoader, whole batches, {workers} workers"] = whole(fill, case, workers, False)
-        made[f"DataLoader, share_memory_() in place, {workers} workers"] = whole(fill, case, workers, True)
-    made["DataLoader, samples stacked, 2 workers"] = stacked(library, case, 2)
-    made["multiprocessing.Queue of NumPy arrays"] = queued(fill, case)
-    made["np.empty + ctypes + torch.from_numpy"] = fresh_buffers(fill, case)
-    made["one warm buffer filled in place"] = warm_buffers(fill, case)
-    for processes in (True, False):
-        kind = "processes" if processes else "threads"
-        for workers in (1, 2):
-            made[f"tenon.Feed, {workers} {kind}"] = iter(feed(library, case, workers, processes).torch())
-    return made
-
-
-def per_batch(batches, n):
+def per_batch(batches, n, consume):
     begin = time.perf_counter()
-    for arrays in itertools.islice(batches, n):
-        touch(arrays)
+    for batch in itertools.islice(batches, n):
+        consume(batch)
     return (time.perf_counter() - begin) / n
 
 
-def main():
-    library, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    torch.set_num_threads(1)
-    case = CASES[name]
-    sources = contenders(library, case)
-    # A slow one need not give as many as a fast one for a number as good: a turn takes half a second at most.
-    counts = {}
-    for source, batches in sources.items():
-        per_batch(batches, 3)
-        counts[source] = max(3, min(case.batches, int(0.5 / per_batch(batches, 5))))
-    result = {source: [] for source in sources}
-    names = list(sources)
+def take_turns(names, rounds, turn):
+    """Name -> what turn(name, round) has returned in each round, None left out."""
+    result = {name: [] for name in names}
     for i in range(rounds):
         first = i % len(names)
-        for source in names[first:] + names[:first]:
-            per_batch(sources[source], 5)
-            result[source].append(per_batch(sources[source], counts[source]))
-    print(json.dumps(result))
-    sys.stdout.flush()
+        for name in names[first:] + names[:first]:
+            found = turn(name, i)
+            if found is not None:
+                result[name].append(found)
+    return result
+
+
+def race(contenders, job, rounds, consume):
+    sources, counts = {}, {}
+    for contender in contenders:
+        sources[contender.name] = batches = contender.begin()
+        for k in range(CHECKED):
+            compare(contender, job, k, next(batches))
+        per_batch(batches, AHEAD, consume)
+        seconds = per_batch(batches, 3, consume)
+        counts[contender.name] = max(3, min(MOST_PER_TURN, int(TURN_SECONDS / seconds)))
+        time.sleep(min(LONGEST_REST, AHEAD * seconds))
+
+    def turn(name, _):
+        per_batch(sources[name], AHEAD, consume)
+        seconds = per_batch(sources[name], counts[name], consume)
+        time.sleep(min(LONGEST_REST, AHEAD * seconds))
+        return seconds
+
+    try:
+        return take_turns(list(sources), rounds, turn)
+    finally:
+        for batches in sources.values():
+            batches.close()
+
+
+def first_batches(contenders, job, rounds, consume):
+    """From before a contender is made until its first batch has been read."""
+    by_name = {contender.name: contender for contender in contenders}
+
+    def turn(name, i):
+        contender = by_name[name]
+        if contender.is_spawned and i % ROUNDS_FOR_THE_SPAWNED != 0:
+            return None
+        begin = time.perf_counter()
+        batches = contender.begin()
+        batch = next(batches)
+        consume(batch)
+        seconds = time.perf_counter() - begin
+        compare(contender, job, 0, batch)
+        del batch
+        batches.close()
+        return seconds
+
+    for contender in contenders:  # modules are imported
+        if not contender.is_spawned:
+            turn(contender.name, 0)
+    return take_turns(list(by_name), rounds, turn)
+
+
+def main(name, rounds):
+    torch.set_num_threads(1)
+    part = PARTS[name]
+    job = part.make_job()
+    contenders = part.contenders(job)
+    absent = [contender.name for contender in contenders if contender.is_missing()]
+    here = [contender for contender in contenders if not contender.is_missing()]
+    measure = first_batches if part.kind == "first batch" else race
+    seconds = measure(here, job, int(rounds), consumer_of(part, job))
+    print(json.dumps({"versions": versions(PACKAGES), "absent": absent, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,71 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds beside the ways in which batches of a native generator reach a model today."""
 
-import json
-import shlex
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import native_build
-from native_build import folder_of
-from report import machine, table, versions
+import peer_environment
+from processes import run_module
+from report import machine, plural, table
 
-PACKAGES = ("tenon", "numpy", "torch")
-CEILING = "one warm buffer filled in place"
+from . import chart, goals, parts
+from .parts import FOLDER, PARTS
 
-
-def build():
-    folder = folder_of("feed")
-    native_build.build(Path(__file__).parent / "native", folder)
-    return folder / "libfill.so"
+CHART = Path(__file__).resolve().parents[2] / "docs/feed.svg"
 
 
-def measured(library, case, options):
-    """Name -> (seconds per batch of all rounds, ratios to the ceiling of the same round)."""
-    seconds, ratios = {}, {}
+def measured(part, options):
+    """Name -> seconds in all rounds of all processes, names of those that are absent, versions."""
+    seconds, absent, versions = {}, [], ""
     for _ in range(options.processes):
-        command = [sys.executable, str(Path(__file__).with_name("measure.py")), str(library), case]
-        done = subprocess.run(
-            [*command, str(options.rounds)], stdout=subprocess.PIPE, text=True, timeout=1800
+        found = run_module(
+            "feed.measure",
+            part,
+            options.rounds,
+            python=peer_environment.python_of("feed"),
+            hides_errors=True,  # SPDL's shared memory ends with complaints of Python's
         )
-        if done.returncode != 0:
-            sys.exit(f"{shlex.join(command)} ended with {done.returncode}")
-        rounds = json.loads(done.stdout.splitlines()[-1])
-        for name, values in rounds.items():
+        absent, versions = found["absent"], found["versions"]
+        for name, values in found["seconds"].items():
             seconds.setdefault(name, []).extend(values)
-            ceiling = rounds[CEILING]
-            ratios.setdefault(name, []).extend(c / v for c, v in zip(ceiling, values, strict=True))
-    return seconds, ratios
+    return seconds, absent, versions
 
 
-def section(case, nbytes, seconds, ratios):
+def by_median(seconds):
+    return sorted(seconds, key=lambda name: statistics.median(seconds[name]))
+
+
+def spread(values):
+    """Median, and distance between the quartiles."""
+    if len(values) < 2:
+        return values[0], 0.0
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, high - low
+
+
+def speed_table(part, seconds):
+    reference = goals.reference_of(seconds)
     rows = []
-    for name in sorted(seconds, key=lambda n: statistics.median(seconds[n])):
-        low, median, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
+    for name in by_median(seconds):
+        median, between = spread(seconds[name])
         rows.append(
             [
                 name,
                 f"{1e6 * median:,.1f}",
-                f"{1e6 * (high - low):,.1f}",
-                f"{nbytes / median / 1e9:.2f}",
-                f"{statistics.median(ratios[name]):.3f}",
+                f"{1e6 * between:,.1f}",
+                goals.speed_text(part.per_batch / median),
+                f"{goals.ratio(seconds, name, reference):.3f}",
             ]
         )
-    header = [f"batches of {case}", "us per batch", "between quartiles", "GB/s", "x the warm buffer"]
+    return table([part.title, "us per batch", "between quartiles", part.unit, "ratio"], rows)
+
+
+def first_table(found):
+    """found: part -> seconds."""
+    names = by_median(next(iter(found.values())))
+    rows = []
+    for name in names:
+        row = [name]
+        for seconds in found.values():
+            if name in seconds:
+                median, between = spread(seconds[name])
+                row += [f"{1e3 * median:,.2f}", f"{1e3 * between:,.2f}", len(seconds[name])]
+            else:
+                row += ["", "", ""]
+        rows.append(row)
+    header = ["first batch"]
+    for part in found:
+        header += [f"{part.removeprefix('first ')}: ms", "between quartiles", "times"]
     return table(header, rows)
 
 
 def run(options):
-    from feed.measure import CASES
-
-    library = build()
-    parts = [
-        f"{machine()}. {versions(PACKAGES)}. `{options.command}`: {options.rounds} rounds in each of "
-        f"{options.processes} processes; medians. The last column compares speeds within a round."
+    native_build.build(Path(__file__).parent / "native", FOLDER / "native")
+    peer_environment.prepare("feed")
+    found, notes, versions = {}, [], ""
+    for name in PARTS:
+        if problem := parts.missing(name):
+            notes.append(f"{PARTS[name].title} are not measured: {problem}.")
+            continue
+        print(f"feed: {name}", file=sys.stderr, flush=True)
+        found[name], absent, versions = measured(name, options)
+        if absent:
+            notes.append(f"{PARTS[name].title}: not installed, and left out: {'; '.join(absent)}.")
+    speeds = {name: seconds for name, seconds in found.items() if PARTS[name].kind != "first batch"}
+    firsts = {name: seconds for name, seconds in found.items() if PARTS[name].kind == "first batch"}
+    drawing = chart.draw(speeds)
+    path = FOLDER / CHART.name if options.quick else CHART
+    path.write_text(drawing)
+    print(f"feed: {path}", file=sys.stderr, flush=True)
+    effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds"
+    text = [
+        f"{machine()}. {versions}. `{options.command}`: {effort}; medians.",
+        *notes,
+        "",
+        "### Goals",
+        "",
+        "Ratios are taken within a round.",
+        "",
+        goals.goal_table(found),
+        "",
+        "### Speeds",
+        "",
+        "*ratio*: speed as a multiple of that of the warm buffers that are filled in turn, of one where "
+        "there is only that, and of the training on batches in memory.",
     ]
-    for case, described in CASES.items():
-        print(f"feed: {case}", file=sys.stderr, flush=True)
-        parts += ["", section(case, described.nbytes, *measured(library, case, options))]
-    return "\n".join(parts)
+    for name, seconds in speeds.items():
+        text += ["", speed_table(PARTS[name], seconds)]
+    text += ["", "### First batch", "", first_table(firsts)]
+    return "\n".join(text)

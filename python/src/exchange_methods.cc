@@ -80,8 +80,17 @@ bool has_negative_stride(const Array& array) {
   return false;
 }
 
-nb::object to_torch(const Array& self, bool trust) {
-  const nb::object type = nb::module_::import_("torch").attr("Tensor");
+// Imported at the first call. To import it again costs as much as the tensor does.
+nb::object torch_module() {
+  static Name name("torch");
+  PyObject* const module = PyImport_GetModule(name.get());
+  if (module == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return module != nullptr ? nb::steal(module) : nb::module_::import_("torch");
+}
+
+// type: torch.Tensor. find_site: gives the line that the view is noted with.
+template <class FindSite>
+nb::object tensor_of(const Array& self, bool trust, nb::handle type, FindSite find_site) {
   if (has_negative_stride(self)) {
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
@@ -89,16 +98,40 @@ nb::object to_torch(const Array& self, bool trust) {
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
   const Exchange exchange = exchange_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (exchange.table == nullptr) {
-    return nb::module_::import_("torch").attr("from_dlpack")(versioned_capsule(array, flags));
+    return torch_module().attr("from_dlpack")(versioned_capsule(array, flags));
   }
   void* tensor = nullptr;
-  DLManagedTensorVersioned* const exported = array.to_dlpack(flags, current_site());
+  DLManagedTensorVersioned* const exported = array.to_dlpack(flags, find_site());
   if (exchange.table->managed_tensor_to_py_object_no_sync(exported, &tensor) != 0) {
     if (PyErr_Occurred() == nullptr)
       raise(PyExc_RuntimeError, "PyTorch's exchange table failed without a reason");
     nb::raise_python_error();
   }
   return owned(static_cast<PyObject*>(tensor));
+}
+
+nb::object tensor_type() {
+  static Name name("Tensor");
+  return owned(PyObject_GetAttr(torch_module().ptr(), name.get()));
+}
+
+nb::object to_torch(const Array& self, bool trust) {
+  return tensor_of(self, trust, tensor_type(), current_site);
+}
+
+// Tensors of many arrays at one line of the program, which is looked for once.
+nb::tuple torch_tensors(const nb::tuple& arrays) {
+  const nb::object type = tensor_type();
+  const char* const site = current_site();
+  const auto n = static_cast<Py_ssize_t>(nb::len(arrays));
+  nb::object tensors = owned(PyTuple_New(n));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* const array = PyTuple_GetItem(arrays.ptr(), i);
+    if (!is_ndarray(array)) raise(PyExc_TypeError, "item %zd is %R: it must be a tenon.NDArray", i, array);
+    nb::object tensor = tensor_of(share(array), false, type, [site] { return site; });
+    PyTuple_SetItem(tensors.ptr(), i, tensor.release().ptr());
+  }
+  return nb::tuple(std::move(tensors));
 }
 
 nb::object to_jax(const Array& self) {
@@ -109,7 +142,10 @@ nb::object to_jax(const Array& self) {
 
 }  // namespace
 
-void add_exchange_methods(nb::module_&) {
+void add_exchange_methods(nb::module_& module) {
+  module.def("torch_tensors", torch_tensors, nb::arg("arrays"),
+             nb::sig("def torch_tensors(arrays: tuple[NDArray, ...]) -> tuple[Any, ...]"),
+             "NDArray.torch() of each.");
   def_method("numpy", numpy_view, nb::sig("def numpy(self) -> numpy.ndarray[Any, Any]"),
              "A NumPy array on the same memory, writable if this array is; it keeps the memory alive.\n\n"
              "Raises\n------\nTypeError\n    NumPy, with ml_dtypes, has no such dtype.\n");

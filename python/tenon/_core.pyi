@@ -659,6 +659,9 @@ def empty_view(view: Any, is_alone: _bool) -> None:
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
 
+def torch_tensors(arrays: tuple[NDArray, ...]) -> tuple[Any, ...]:
+    """NDArray.torch() of each."""
+
 def create(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool) -> NDArray: ...
 
 def from_buffer(obj: Any, dtype: DTypeLike, shape: int | Sequence[int] | None = None, offset: int = 0) -> NDArray:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from ._core import Batch, NativeFeed, Schema
+from ._core import Batch, NativeFeed, Schema, torch_tensors
 from ._errors import LeaseConflict, OpError, TenonError
 from ._plugin import Plugin
 from ._progress import Progress
@@ -213,7 +213,7 @@ class Feed:
             None or "cpu": tensors on the slot. Another device of PyTorch's: copies there.
         """
         if device is None or str(device) == "cpu":
-            return Batches(self, _tuple_of(lambda array: array.torch()))
+            return Batches(self, lambda batch: torch_tensors(batch.arrays))
         return Batches(self, _tuple_of(lambda array: array.torch().to(device)))
 
     def jax(self) -> Batches:

@@ -2,6 +2,7 @@
 """Feeds: batches come in order, in place and whole; a slot is filled again when nobody looks at it."""
 
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -171,6 +172,18 @@ def test_torch_gives_tuples_of_aliases():
         assert len(feed.torch()) == 5
         del data, label
         assert next(iter(feed.torch("cpu")))[0].device.type == "cpu"
+
+
+def test_the_views_of_tensors_are_noted_with_the_line_that_asked_for_the_batch():
+    pytest.importorskip("torch")
+    with make(batches=2) as feed:
+        batches = iter(feed)
+        batch = next(batches)
+        line = inspect.currentframe().f_lineno + 1
+        tensors = feed.torch()._convert(batch)
+        for array, tensor in zip(batch, tensors, strict=True):
+            assert array.data_ptr == tensor.data_ptr()
+            assert [holder.site for holder in array.leases()] == [f"{__file__}:{line}"]
 
 
 def test_jax_gives_tuples_of_arrays_that_stay_as_they_are():
