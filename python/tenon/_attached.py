@@ -173,9 +173,13 @@ class AttachedFeed(Forms):
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
+            is_over = self._note is not None or bool(self._words[IS_CLOSED_AT])  # but for what was sent
             try:
                 return self._work.recv(timeout=left)
             except TimeoutError:
+                if is_over:
+                    self._is_over = self._note is None
+                    return None
                 if self._work.stats()["in_use"] == self._work.slots:
                     gc.collect()  # batches in dead cycles are not what the consumer wants to keep
             except OwnerDied as error:

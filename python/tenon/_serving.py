@@ -64,6 +64,16 @@ def name_for(shared: bool | str, on_starved: str) -> str | None:
     return f"feed-{os.getpid()}-{next(_numbers)}" if shared is True else shared
 
 
+def check(mode: str, epochs: int | None, consumers: int) -> None:
+    """Of `Feed.serve`."""
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
+    if epochs is not None and epochs < 0:
+        raise ValueError(f"epochs is {epochs}: it must be a count, or None for no end")
+    if consumers < 0:
+        raise ValueError(f"consumers is {consumers}: it must be a count")
+
+
 def head_name(name: str) -> str:
     return name + _SUFFIX
 
@@ -89,6 +99,7 @@ class Server:
         self._wanted = epochs
         self._consumers = consumers
         self._is_closing = threading.Event()
+        self._sending = threading.RLock()  # nothing is sent after close()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._epoch: _Epoch | None = None
@@ -114,13 +125,16 @@ class Server:
     def close(self) -> None:
         """Ends the consumers' loops, after what was handed out already. Batches in hand stay valid.
         Idempotent."""
-        self._is_closing.set()
-        for channel in (self._work, self._news):
-            if channel is not None:
-                channel.close()
-        epoch = self._epoch
-        if epoch is not None:
-            epoch._end()
+        if self.is_running:
+            with self._sending:
+                self._is_closing.set()
+                self._stage.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
+                for channel in (self._work, self._news):
+                    if channel is not None:
+                        channel.close()
+            epoch = self._epoch
+            if epoch is not None:
+                epoch._end()
         if self._thread is not None and self._thread is not threading.current_thread():
             self.wait()
 
@@ -219,7 +233,12 @@ class Server:
             stage.reclaim(work)
             try:
                 batch = self._next(batches)
-                stage.send(loan, batch)
+                with self._sending:
+                    if self._is_closing.is_set():
+                        loan.drop()
+                        return None
+                    stage.send(loan, batch)
+                    self.batches += 1
             except StopIteration:
                 loan.drop()
                 return None
@@ -230,7 +249,6 @@ class Server:
             except BaseException:
                 loan.drop()
                 raise
-            self.batches += 1
             del batch
         return None
 
@@ -282,8 +300,6 @@ class Stage:
     """What a feed shares with its consumers, from its first `Feed.serve` until it is closed."""
 
     def __init__(self, feed: Feed, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
         if feed.name is None:
             raise ValueError('the feed has no name to be served under: make it with shared="name"')
         self.feed = feed
@@ -330,10 +346,6 @@ class Stage:
     def serve(self, mode: str, epochs: int | None, consumers: int, background: bool) -> Server:
         if mode != self.mode:
             raise ValueError(f"mode is {mode!r}, and feed {self.name!r} was served as a {self.mode} before")
-        if epochs is not None and epochs < 0:
-            raise ValueError(f"epochs is {epochs}: it must be a count, or None for no end")
-        if consumers < 0:
-            raise ValueError(f"consumers is {consumers}: it must be a count")
         server = Server(self, epochs, consumers)
         with self._mutex:
             if self.server is not None:
@@ -347,9 +359,12 @@ class Stage:
         return server
 
     def close(self) -> None:
+        """Ends what there is of it here: the name is free when no consumer has it any more."""
         server = self.server
         if server is not None:
             server.close()
+        self._held.clear()
+        del self._work, self._news, self._head, self.words
 
     def open_work(self) -> Channel:
         """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan

@@ -17,6 +17,7 @@ from ._plugin import Plugin
 from ._progress import Progress
 from ._progress import check as _check_progress
 from ._serving import Server, Stage, name_for
+from ._serving import check as check_serving
 from ._statistics import FeedStatistics, Meter
 from ._typing import DTypeLike
 from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
@@ -282,6 +283,7 @@ class Feed(Forms):
         TenonError
             It is being served, or iterated, already.
         """
+        check_serving(mode, epochs, consumers)
         if self._stage is None:
             self._stage = Stage(self, mode)
         return self._stage.serve(mode, epochs, consumers, background)
@@ -353,8 +355,9 @@ class Feed(Forms):
         """
         if not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds")
-        if self._stage is not None:
-            self._stage.close()
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.close()
         self._native.close(timeout)
         _open_feeds.discard(self)
         busy = 0 if self._workers is None else self._workers.join(timeout)
