@@ -663,3 +663,34 @@ def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch):
     texts = [record.getMessage() for record in caplog.records]
     assert any("waits for other consumers" in text for text in texts)
     assert any("2 consumers before its first batch: 1 have attached" in text for text in texts)
+
+
+METERS = """
+from tenon.copy_meter import CopyMeter
+written = []
+with CopyMeter() as meter:
+    batches = iter(feed)
+    next(batches)
+    while True:
+        meter.start()
+        batch = next(batches, None)
+        if batch is None: break
+        view = batch.data.numpy()
+        total = float(view[0, 0])
+        written.append(meter.stop() / batch.data.nbytes)
+        del batch, view
+"""
+
+
+@pytest.mark.parametrize("mode", CASES)
+def test_a_consumer_writes_nothing_of_a_batch(mode, name, other):
+    from tenon.copy_meter import why_unavailable
+
+    if why_unavailable() is not None:
+        pytest.skip("the kernel does not count written pages")
+    schema = tn.schema(data=("f4", (8, 1 << 20)))
+    with tn.Feed(lambda batch: batch.data.fill(batch.index), schema, batches=8, slots=3, shared=name) as feed:
+        with feed.serve(mode, background=True):
+            attach(other, name)
+            other.ask(METERS)
+            assert sorted(other.ask("written"))[3] < 0.05
