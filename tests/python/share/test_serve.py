@@ -689,8 +689,10 @@ def test_a_consumer_writes_nothing_of_a_batch(mode, name, other):
     if why_unavailable() is not None:
         pytest.skip("the kernel does not count written pages")
     schema = tn.schema(data=("f4", (8, 1 << 20)))
-    with tn.Feed(lambda batch: batch.data.fill(batch.index), schema, batches=8, slots=3, shared=name) as feed:
-        with feed.serve(mode, background=True):
-            attach(other, name)
-            other.ask(METERS)
-            assert sorted(other.ask("written"))[3] < 0.05
+    with (
+        tn.Feed(lambda batch: batch.data.fill(batch.index), schema, batches=8, slots=3, shared=name) as feed,
+        feed.serve(mode, background=True),
+    ):
+        attach(other, name)
+        other.ask(METERS)
+        assert sorted(other.ask("written"))[3] < 0.05
