@@ -45,7 +45,7 @@ def from_socket(batches: Any, port: int) -> None:
 
 
 def receive_into(link: socket.socket, array: np.ndarray) -> None:
-    rest = memoryview(array).cast("B")
+    rest = array.data.cast("B")
     while rest:
         n = link.recv_into(rest)
         if n == 0:
@@ -58,8 +58,8 @@ def answer(link: socket.socket) -> None:
     with link, link.makefile("rb") as asked:
         while number := asked.read(8):
             generate(data, label, int.from_bytes(number, "little"))
-            link.sendall(data)
-            link.sendall(label)
+            link.sendall(data.data)
+            link.sendall(label.data)
 
 
 def send_to_sockets(listener: socket.socket, workers: int) -> None:

@@ -141,12 +141,10 @@ class AttachedFeed(Forms):
                 raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
             self._is_over = False
         if self._round is None:
-            # In this order: the news that come from now on are kept for this process, and tell of an epoch
-            # that it is in, or is too late for.
+            # In this order: the news that come from now on are kept for this process, and what they tell of
+            # is this epoch, or one that ends now, of which something may be left.
             self._look_at_news()
             self._round = int(self._words[ROUND_AT])
-            if self._note is not None and int(self._note.head.numpy()[0]) < self._round:
-                self._note = None
             try:
                 self._work._native.wait(0)
             except TimeoutError:
@@ -162,8 +160,14 @@ class AttachedFeed(Forms):
             return
         except OwnerDied as error:
             raise self._owner_died(error.pid) from None
-        if self._round is None or int(note.head.numpy()[0]) >= self._round:
-            self._note = note
+        self._note = note
+
+    def _has_ended(self) -> bool:
+        """Where nothing is left of what was sent before the news. They may be of an epoch that this consumer
+        came too late for."""
+        if self._note is not None and self._note.head.numpy()[0] < self._round:
+            self._note = None
+        return self._note is not None
 
     def _receive(self) -> Received | None:
         """The next item of the work; None: the epoch is over, or the feed is not served any more."""
@@ -173,12 +177,14 @@ class AttachedFeed(Forms):
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
-            is_over = self._note is not None or bool(self._words[IS_CLOSED_AT])  # but for what was sent
+            is_told, is_closed = self._note is not None, bool(self._words[IS_CLOSED_AT])
             try:
                 return self._work.recv(timeout=left)
             except TimeoutError:
-                if is_over:
-                    self._is_over = self._note is None
+                if is_told and self._has_ended():
+                    return None
+                if is_closed:
+                    self._is_over = True
                     return None
                 if self._work.stats()["in_use"] == self._work.slots:
                     gc.collect()  # batches in dead cycles are not what the consumer wants to keep
@@ -188,7 +194,7 @@ class AttachedFeed(Forms):
                 if self._key is None:
                     raise ValueError(f"feed {self.name!r} was closed here") from None
                 self._look_at_news()
-                if self._note is not None:
+                if self._has_ended():
                     return None
                 if self._words[IS_CLOSED_AT]:
                     self._is_over = True

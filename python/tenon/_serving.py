@@ -225,31 +225,26 @@ class Server:
         assert work is not None
         batches = self._epoch = _Epoch(stage.feed, itself)
         while not self._is_closing.is_set():
+            stage.reclaim(work)
+            try:
+                batch = self._next(batches)
+            except StopIteration:
+                return None
+            except OpError as error:
+                error.__traceback__ = None
+                return error
             # In a broadcast that nobody listens to, a loan would take what the next one is to get.
             if self.mode == "broadcast" and not self._has_consumers(1, "the next batch"):
                 return None
             loan = work.loan()
             stage.note_free(loan)
-            stage.reclaim(work)
-            try:
-                batch = self._next(batches)
-                with self._sending:
-                    if self._is_closing.is_set():
-                        loan.drop()
-                        return None
-                    stage.send(loan, batch)
-                    self.batches += 1
-            except StopIteration:
-                loan.drop()
-                return None
-            except OpError as error:
-                loan.drop()
-                error.__traceback__ = None
-                return error
-            except BaseException:
-                loan.drop()
-                raise
-            del batch
+            with self._sending:
+                if self._is_closing.is_set():
+                    loan.drop()
+                    return None
+                stage.send(loan, batch)
+                self.batches += 1
+            del batch, loan
         return None
 
     def _next(self, batches: _Epoch) -> Any:
