@@ -302,7 +302,7 @@ def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name,
             late.start("epoch(feed)")
         found = [[entry[:2] for entry in process.answer()] for process in (other, another, late)]
         wanted = [(1, i) for i in range(4)]
-        assert found == [wanted] * 3 if mode == "broadcast" else sorted(sum(found, [])) == wanted
+        assert found == [wanted] * 3 if mode == "broadcast" else sorted(found[0] + found[1] + found[2]) == wanted
 
 
 def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name, other, another):
@@ -380,7 +380,7 @@ def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
     go_on = threading.Event()
     with tn.Feed(lambda batch: go_on.wait(SECONDS), SCHEMA, shared=name) as feed:
         server = feed.serve(consumers=0, background=True)
-        until(lambda: feed.stats().slots_filling == 1)
+        until(lambda: feed.stats().slots_filling > 0)
         began = time.monotonic()
         server.close()
         assert time.monotonic() - began < 5
