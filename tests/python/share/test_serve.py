@@ -288,9 +288,11 @@ def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name,
     ):
         for process in (other, another):
             attach(process, name)
-        another.start("it = iter(feed); first = next(it)")
-        other.ask("epoch(feed)")
-        another.answer()
+        for process in (other, another):
+            process.start("it = iter(feed); first = next(it)")
+        for process in (other, another):
+            process.answer()
+        other.ask("rest = [batch.index for batch in it]; del first")
         attach(late, name)
         late.start("epoch(feed)")
         until(lambda: feed._stage._news.stats()["consumers"] == 3)
@@ -302,7 +304,9 @@ def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name,
             late.start("epoch(feed)")
         found = [[entry[:2] for entry in process.answer()] for process in (other, another, late)]
         wanted = [(1, i) for i in range(4)]
-        assert found == [wanted] * 3 if mode == "broadcast" else sorted(found[0] + found[1] + found[2]) == wanted
+        assert (
+            found == [wanted] * 3 if mode == "broadcast" else sorted(found[0] + found[1] + found[2]) == wanted
+        )
 
 
 def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name, other, another):
