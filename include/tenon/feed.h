@@ -157,8 +157,9 @@ typedef struct tenon_batch tenon_batch;
 
 /* flags of tenon_feed_options */
 enum {
-  TENON_PROCESSES = 1 << 0,  /* workers are processes */
-  TENON_ROUND_ROBIN = 1 << 1 /* batch i is filled by worker i modulo workers; else by whoever is free */
+  TENON_PROCESSES = 1 << 0,   /* workers are processes */
+  TENON_ROUND_ROBIN = 1 << 1, /* batch i is filled by worker i modulo workers; else by whoever is free */
+  TENON_SHARED_SLOTS = 1 << 2 /* the slots lie in a memory file, also for workers that are threads */
 };
 
 /* A generator fails at a batch, its process ends, or it takes too long. */
@@ -270,7 +271,10 @@ typedef struct tenon_feed_statistics {
   uint64_t copied;                 /* batches that were copied for want of slots */
   uint64_t oldest_epoch;           /* of the batch that is held longest; with oldest_ns != 0 */
   uint64_t oldest_index;
-  uint64_t oldest_ns; /* since its delivery */
+  uint64_t oldest_ns;  /* since its delivery */
+  uint64_t memory_at;  /* where in memory_file the slots begin */
+  int32_t memory_file; /* the descriptor of the slots' file, which is the feed's; -1: they lie in none */
+  int32_t reserved2;
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);

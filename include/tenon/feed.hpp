@@ -376,6 +376,7 @@ struct FeedOptions {
   OnStarved on_starved = OnStarved::kWait;
   std::chrono::nanoseconds fill_timeout{0};  // of one batch; 0: for ever
   uint64_t attachment_nbytes = 0;            // room for bytes that travel with a batch
+  bool has_shared_slots = false;             // in a memory file, also for threads
 };
 
 // Moved, not copied. Destruction closes it, waiting at most a second for the generator.
@@ -391,7 +392,8 @@ class Feed {
     described.batches = options.batches;
     described.seed = options.seed;
     described.flags = (options.has_processes ? uint32_t{TENON_PROCESSES} : 0) |
-                      (options.is_round_robin ? uint32_t{TENON_ROUND_ROBIN} : 0);
+                      (options.is_round_robin ? uint32_t{TENON_ROUND_ROBIN} : 0) |
+                      (options.has_shared_slots ? uint32_t{TENON_SHARED_SLOTS} : 0);
     described.on_error = static_cast<int32_t>(options.on_error);
     described.retries = options.retries;
     described.on_starved = static_cast<int32_t>(options.on_starved);

@@ -120,7 +120,7 @@ nb::object to_torch(const Array& self, bool trust) {
 }
 
 // Tensors of many arrays at one line of the program, which is looked for once.
-nb::tuple torch_tensors(const nb::tuple& arrays) {
+nb::tuple torch_tensors(const nb::tuple& arrays, bool trust) {
   const nb::object type = tensor_type();
   const char* const site = current_site();
   const auto n = static_cast<Py_ssize_t>(nb::len(arrays));
@@ -143,9 +143,10 @@ nb::object to_jax(const Array& self) {
 }  // namespace
 
 void add_exchange_methods(nb::module_& module) {
-  module.def("torch_tensors", torch_tensors, nb::arg("arrays"),
-             nb::sig("def torch_tensors(arrays: tuple[NDArray, ...]) -> tuple[Any, ...]"),
-             "NDArray.torch() of each.");
+  module.def(
+      "torch_tensors", torch_tensors, nb::arg("arrays"), nb::arg("trust") = false,
+      nb::sig("def torch_tensors(arrays: tuple[NDArray, ...], trust: bool = False) -> tuple[Any, ...]"),
+      "NDArray.torch() of each.");
   def_method("numpy", numpy_view, nb::sig("def numpy(self) -> numpy.ndarray[Any, Any]"),
              "A NumPy array on the same memory, writable if this array is; it keeps the memory alive.\n\n"
              "Raises\n------\nTypeError\n    NumPy, with ml_dtypes, has no such dtype.\n");

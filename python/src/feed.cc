@@ -275,6 +275,14 @@ nb::dict statistics_dict(const NativeFeed& self) {
   return d;
 }
 
+// The descriptor of the slots' file (-1: they lie in none), where in it they begin, the address of the first
+// one, and the bytes of all of them.
+nb::tuple memory_place(const NativeFeed& self) {
+  const tenon_feed_statistics s = self.statistics();
+  return nb::make_tuple(s.memory_file, s.memory_at, reinterpret_cast<uintptr_t>(s.memory),
+                        static_cast<uint64_t>(s.slots) * s.slot_nbytes);
+}
+
 nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
   tenon_worker_statistics s{};
   s.struct_size = sizeof s;
@@ -396,7 +404,7 @@ void add_feed(nb::module_& module) {
           [](NativeFeed* self, const nb::object& source, const NamedSchema& schema, const nb::dict& constants,
              int32_t workers, int32_t slots, int64_t batches, uint64_t seed, bool processes, bool round_robin,
              int32_t on_error, int32_t retries, int32_t on_starved, int64_t fill_timeout_ns,
-             uint64_t attachment_nbytes, const std::string& name, bool prepares) {
+             uint64_t attachment_nbytes, const std::string& name, bool prepares, bool shared_slots) {
             FeedOptions options;
             options.workers = workers;
             options.slots = slots;
@@ -409,12 +417,13 @@ void add_feed(nb::module_& module) {
             options.on_starved = static_cast<OnStarved>(on_starved);
             options.fill_timeout = std::chrono::nanoseconds(fill_timeout_ns);
             options.attachment_nbytes = attachment_nbytes;
+            options.has_shared_slots = shared_slots;
             new (self) NativeFeed(source, schema, constants, options, name, prepares);
           },
           nb::kw_only(), nb::arg("source"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"),
           nb::arg("slots"), nb::arg("batches"), nb::arg("seed"), nb::arg("processes"), nb::arg("round_robin"),
           nb::arg("on_error"), nb::arg("retries"), nb::arg("on_starved"), nb::arg("fill_timeout_ns"),
-          nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"))
+          nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"), nb::arg("shared_slots") = false)
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),
@@ -422,6 +431,7 @@ void add_feed(nb::module_& module) {
       .def("close", &NativeFeed::close, nb::arg("timeout"))
       .def("seek", &NativeFeed::seek, nb::arg("epoch"), nb::arg("index"))
       .def("position", &NativeFeed::position, nb::sig("def position(self) -> tuple[int, int]"))
+      .def("place", memory_place, nb::sig("def place(self) -> tuple[int, int, int, int]"))
       .def("failure", failure_dict, nb::sig("def failure(self) -> dict[str, Any]"))
       .def("worker", worker_dict, nb::arg("worker"),
            nb::sig("def worker(self, worker: int) -> dict[str, int]"))

@@ -7,18 +7,24 @@ import atexit
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
-from ._core import Batch, NativeFeed, Schema, torch_tensors
+from ._core import Batch, NativeFeed, Schema
 from ._errors import LeaseConflict, OpError, TenonError
+from ._forms import Forms, itself
 from ._plugin import Plugin
 from ._progress import Progress
 from ._progress import check as _check_progress
+from ._serving import Server, Stage, name_for
+from ._serving import check as check_serving
 from ._statistics import FeedStatistics, Meter
 from ._typing import DTypeLike
 from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
 from .function import CFunction
+
+if TYPE_CHECKING:
+    from ._attached import AttachedFeed
 
 _log = logging.getLogger("tenon")
 
@@ -49,7 +55,7 @@ def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
     return Schema(fields)
 
 
-class Feed:
+class Feed(Forms):
     """Runs a generator on worker threads; gives its batches in order of index, in place.
 
     Slots are allocated and touched once. A worker fills a free slot, the consumer gets it as a batch, and it
@@ -105,6 +111,10 @@ class Feed:
         epoch, its ``update(1)`` for each batch when the next one is asked for, ``set_postfix_str`` with rate
         and verdict, if it has that, and ``close()`` at the epoch's end. Or a bar that there is: it is not
         closed. What a bar raises goes to the logger "tenon".
+    shared : bool or str
+        The slots lie in memory that other processes can map, so that `serve` can hand batches to them: under
+        this name, or with True under one that is made up, which ``name`` tells. Goes with ``on_starved``
+        "wait" and "raise".
 
     Raises
     ------
@@ -132,6 +142,7 @@ class Feed:
         on_starved: str = "wait",
         attachment_nbytes: int = 0,
         progress: Any = None,
+        shared: bool | str = False,
     ) -> None:
         if isinstance(generator, Worker):
             raise TypeError(
@@ -167,12 +178,15 @@ class Feed:
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: it must be one of {known}")
         _check_progress(progress)
+        self.name = name_for(shared, on_starved)
         self.generator = generator
         self.schema = schema
         self.batches = batches
         self.timeout = timeout
+        self._attachment_nbytes = attachment_nbytes
         self.progress = progress
         self._epoch: weakref.ref[_Epoch] | None = None
+        self._stage: Stage | None = None
         source, constants, self._workers = _source_of(generator, schema, processes)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
@@ -193,93 +207,28 @@ class Feed:
             attachment_nbytes=attachment_nbytes,
             name=_name_of(generator),
             prepares=hasattr(self._workers, "prepare"),
+            shared_slots=bool(shared),
         )
         self._meter = Meter(self._native, schema)
         _open_feeds.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
-        return _Epoch(self, _itself)
+        return _Epoch(self, itself)
 
-    def numpy(self) -> Batches:
-        """Epochs of tuples of NumPy arrays, one for each field, on the slot's memory."""
-        return Batches(self, _tuple_of(lambda array: array.numpy()))
+    def _iterate(self, convert: Callable[[Batch], Any]) -> Iterator[Any]:
+        return _Epoch(self, convert)
 
-    def torch(self, device: Any = None) -> Batches:
-        """Epochs of tuples of torch tensors, one for each field, on the slot's memory.
+    def _iterate_in_tasks(self, convert: Callable[[Batch], Any]) -> AsyncIterator[Any]:
+        from ._consumers import AsyncEpoch
 
-        Parameters
-        ----------
-        device : optional
-            None or "cpu": tensors on the slot. Another device of PyTorch's: copies there.
-        """
-        if device is None or str(device) == "cpu":
-            return Batches(self, lambda batch: torch_tensors(batch.arrays))
-        return Batches(self, _tuple_of(lambda array: array.torch().to(device)))
-
-    def jax(self) -> Batches:
-        """Epochs of tuples of JAX arrays, one for each field, on the slot's memory. JAX never writes it.
-
-        Raises
-        ------
-        ValueError
-            A field has 64-bit elements, which JAX takes only with ``jax_enable_x64``.
-        """
-        from ._jax import check_width
-
-        for name, dtype, _ in self.schema.fields:
-            check_width(dtype, f"field {name!r}")
-        return Batches(self, _tuple_of(lambda array: array.jax()))
-
-    def onnxruntime(
-        self, session: Any, outputs: Sequence[str] | None = None, fields: Sequence[str] = ()
-    ) -> Batches:
-        """Epochs of what an ONNX Runtime session makes of the batches. It reads them where they are.
-
-        Each input of the model takes the field of its name; fields of other names are not given to it. A
-        batch is held until the run is over.
-
-        Parameters
-        ----------
-        session : onnxruntime.InferenceSession
-        outputs : sequence of str, optional
-            Names of the outputs that are wanted, in this order. None: all, in the model's order.
-        fields : sequence of str
-            Fields that follow the outputs, on the slot: ``fields=["label"]``.
-
-        Returns
-        -------
-        Batches
-            Of tuples of NumPy arrays. Outputs lie in memory of ONNX Runtime's, new for each batch.
-
-        Raises
-        ------
-        ValueError
-            An input that is no field, or whose dtype or shape is not the field's; an output that is no
-            tensor of numbers; a name that does not exist.
-        """
-        from ._consumers import session_runner
-
-        return Batches(self, session_runner(self.schema, session, outputs, fields))
+        return AsyncEpoch(self, convert)
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         """One epoch for ``async for``: a batch is awaited without blocking the event loop.
 
         A task that is cancelled in its wait loses no batch: the iterator's next ``__anext__`` gives it.
         """
-        from ._consumers import AsyncEpoch
-
-        return AsyncEpoch(self, _itself)
-
-    def databatch(self) -> Batches:
-        """Epochs of `tenon.io.DataBatch`: fields named ``label`` or ending in ``_label`` are its labels."""
-        from .io import databatch
-
-        return Batches(self, databatch)
-
-    def __len__(self) -> int:
-        if self.batches is None:
-            raise TypeError("this feed has no length: give batches=")
-        return self.batches
+        return self._iterate_in_tasks(itself)
 
     def stats(self) -> FeedStatistics:
         """Counts since the feed was made, and since the last call.
@@ -296,6 +245,76 @@ class Feed:
             first slot.
         """
         return self._meter.look()
+
+    def serve(
+        self,
+        mode: Literal["queue", "broadcast"] = "queue",
+        epochs: int | None = 1,
+        consumers: int = 1,
+        background: bool = False,
+    ) -> Server:
+        """Hands the batches to processes that attach to the feed's name, in place.
+
+        Each process says ``tn.Feed.attach(name)`` and iterates. A slot is filled again when in no process an
+        array, view or tensor of its batch is left, or the process that had them has ended, however that was.
+        All hands together hold at most ``slots - workers`` batches.
+
+        An epoch begins when all consumers have come to the end of the one before. Without consumers the feed
+        waits for the next one, which gets what is left of the epoch.
+
+        Parameters
+        ----------
+        mode : {"queue", "broadcast"}
+            Each batch to one consumer, which may write it; or each batch to all of them, read-only. Who comes
+            late gets the batches from then on.
+        epochs : int, optional
+            After so many it ends, and with it the consumers' loops; None: when it is closed.
+        consumers : int
+            So many processes must have begun to iterate before the first batch goes out.
+        background : bool
+            Return at once, and serve in a thread until the epochs are over, or the `Server` that is returned,
+            or the feed, is closed. Else this call returns when the epochs are over; Ctrl-C ends it.
+
+        Raises
+        ------
+        ValueError
+            The feed has no name (``shared=``), or the name is taken; it is closed; a number out of range;
+            another mode than before.
+        TenonError
+            It is being served, or iterated, already.
+        """
+        check_serving(mode, epochs, consumers)
+        if self._stage is None:
+            self._stage = Stage(self, mode)
+        return self._stage.serve(mode, epochs, consumers, background)
+
+    @staticmethod
+    def attach(name: str, timeout: float | None = None, wait: float = 0.0) -> AttachedFeed:
+        """The feed that a process of this user serves under a name.
+
+        Parameters
+        ----------
+        name : str
+        timeout : float, optional
+            Seconds that ``next`` waits for a batch before it raises TimeoutError. None: as long as it takes,
+            with a warning to the logger "tenon" every 5 s.
+        wait : float
+            Seconds for which to look for the name, if nothing has it yet.
+
+        Returns
+        -------
+        AttachedFeed
+
+        Raises
+        ------
+        FileNotFoundError
+            No process that runs serves a feed under the name, or none that is seen.
+        ValueError
+            The name is that of something else; this process is attached to it already.
+        """
+        from ._attached import AttachedFeed
+
+        return AttachedFeed(name, timeout, wait)
 
     def state_dict(self) -> dict[str, int]:
         """Where the feed is: ``epoch`` and ``next``, the batch that the consumer would get next."""
@@ -336,6 +355,9 @@ class Feed:
         """
         if not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds")
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.close()
         self._native.close(timeout)
         _open_feeds.discard(self)
         busy = 0 if self._workers is None else self._workers.join(timeout)
@@ -365,25 +387,6 @@ class Feed:
         return f"<tenon.Feed of {_name_of(self.generator)!r}: {counts[1:]}"
 
 
-class Batches:
-    """Epochs of a feed in another form: each iteration over it is one epoch."""
-
-    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
-        self._feed = feed
-        self._convert = convert
-
-    def __iter__(self) -> Iterator[Any]:
-        return _Epoch(self._feed, self._convert)
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        from ._consumers import AsyncEpoch
-
-        return AsyncEpoch(self._feed, self._convert)
-
-    def __len__(self) -> int:
-        return len(self._feed)
-
-
 class _Epoch:
     """The one live iterator of a feed."""
 
@@ -398,6 +401,8 @@ class _Epoch:
                     "the feed is being iterated already: finish or drop that iterator, or call feed.end()"
                 )
             live._end()
+        if feed._stage is not None and feed._stage.server is None:
+            feed._stage.reclaim()  # what consumers elsewhere had, and have let go of since
         feed._native.begin()
         self._feed = feed
         if feed.progress is not None:
@@ -492,14 +497,6 @@ def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], obje
             return native.next(timeout, warn)
 
     return next_batch
-
-
-def _itself(batch: Batch) -> Batch:
-    return batch
-
-
-def _tuple_of(convert: Callable[[Any], Any]) -> Callable[[Batch], tuple[Any, ...]]:
-    return lambda batch: tuple([convert(array) for array in batch.arrays])
 
 
 @atexit.register

@@ -71,7 +71,8 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
     check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
-    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN, "tenon_feed_create");
+    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS,
+                "tenon_feed_create");
     *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
   });
 }

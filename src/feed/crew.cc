@@ -40,6 +40,7 @@ Ref<Slots> slots_for(const Schema& schema, const SlotLayout& layout, int32_t wor
     plan.is_shared = true;
     plan.control_nbytes = control_nbytes(schema.fields().size(), static_cast<size_t>(workers));
   }
+  if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
   return Slots::create(plan);
 }
 

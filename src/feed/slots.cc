@@ -99,8 +99,9 @@ Slots::Slots(const SlotsPlan& plan)
   sem_init(&free_, 0, static_cast<unsigned>(plan.count));
   try {
     if (plan.is_shared) {
-      file_ = share::os::create_memory(kFeedFilePrefix, nbytes_, false);
-      share::os::commit(file_, 0, plan.control_nbytes, "the control part of a feed");
+      const bool has_control = plan.control_nbytes > 0;
+      file_ = share::os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
+      if (has_control) share::os::commit(file_, 0, plan.control_nbytes, "the control part of a feed");
       memory_ = share::os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
     } else {
       memory_ = reserve(plan, nbytes_);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The slots of a feed: one stretch of memory, mapped and touched once, and the list of those that are
-// free. What lies in a slot is not known here. Slots for worker processes lie in a memory file, behind a part
-// that is not theirs.
+// free. What lies in a slot is not known here. Slots that other processes are to see lie in a memory file:
+// those for worker processes behind a part that is not theirs.
 #pragma once
 
 #include <semaphore.h>
@@ -20,6 +20,8 @@ namespace tenon {
 
 // Begins the names of the memory files of feeds.
 inline constexpr char kFeedFilePrefix[] = "tenon-feed";
+// And of those that hold slots alone.
+inline constexpr char kSlotsFilePrefix[] = "tenon-slots";
 
 // How many, of what size, and where.
 struct SlotsPlan {

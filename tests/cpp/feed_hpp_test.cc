@@ -4,9 +4,11 @@
 #include "tenon/feed.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -92,6 +94,24 @@ TEST(FeedHpp, BatchesOfANativeFunctionComeInOrderUntilItFails) {
   EXPECT_EQ(index, 7u);
   EXPECT_EQ(feed.statistics().slots_held, 0);
   EXPECT_EQ(status_of([&] { schema().find("no"); }), TENON_ERR_NOT_FOUND);
+}
+
+TEST(FeedHpp, SharedSlotsLieInAFileThatIsTheFeeds) {
+  Feed feed(fill_function().bind(schema(), {{"gain", 3}}), schema(),
+            {.batches = 3, .has_shared_slots = true});
+  const tenon_feed_statistics now = feed.statistics();
+  ASSERT_GE(now.memory_file, 0);
+  feed.begin();
+  for (int i = 0; i < 3; ++i) {
+    const Batch batch = *feed.next();
+    const auto* const data = static_cast<const std::byte*>(batch["data"].data());
+    float seen[2];
+    const auto at = static_cast<off_t>(now.memory_at) + (data - static_cast<const std::byte*>(now.memory));
+    ASSERT_EQ(pread(now.memory_file, seen, sizeof seen, at), static_cast<ssize_t>(sizeof seen));
+    EXPECT_EQ(seen[1], 3 * static_cast<float>(i));
+  }
+  Feed plain(fill_function().bind(schema(), {{"gain", 3}}), schema(), {.batches = 3});
+  EXPECT_EQ(plain.statistics().memory_file, -1);
 }
 
 TEST(FeedHpp, AConstantOfTheWrongKindIsATypeError) {
