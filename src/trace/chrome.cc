@@ -133,12 +133,13 @@ class Writer {
   }
 
   // The same where it belongs to no lane: id joins its two ends.
+  template <class Arguments>
   void loose(std::string_view name, const char* category, Lane lane, uint64_t id, int64_t from_ns,
-             int64_t to_ns, const Record& record) {
+             int64_t to_ns, Arguments arguments) {
     event([&](Json& json) {
       common(json, "b", name, category, lane, from_ns);
       json.member("id").text(concat("op ", id));
-      json.member("args").object([&] { about_op(json, record); });
+      json.member("args").object([&] { arguments(json); });
     });
     event([&](Json& json) {
       common(json, "e", name, category, lane, std::max(from_ns, to_ns));
@@ -177,15 +178,18 @@ class Writer {
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const int64_t running = record.at_ns[kRunning];
     const int64_t returned = record.at_ns[kReturned];
+    const bool has_slice = running != 0 || record.outcome != Outcome::kOpen;
     loose(record.name, "op waits", pusher, record.index, record.at_ns[kBegun], running != 0 ? running : ended,
-          record);
-    if (running == 0 && record.outcome == Outcome::kOpen) return;
+          [&](Json& json) {
+            if (!has_slice) about_op(json, record);
+          });
+    if (!has_slice) return;
     const Lane lane{kThreads, record.runner};
     slice(record.name, "op", lane, running != 0 ? running : ended, returned != 0 ? returned : ended,
           record.outcome, [&](Json& json) { about_op(json, record); });
     if (returned == 0) return;
     loose(concat(record.name, ", after its return"), "op completes", lane, record.index, returned, ended,
-          record);
+          [](Json&) {});
   }
 
   void write_lease(const Record& record) {

@@ -148,7 +148,7 @@ TEST(Trace, ASpanOfAnEarlierOneChangesNothing) {
 // another, and each kept one is whole.
 TEST(Trace, ThreadsMayNoteWhileItEnds) {
   constexpr int kThreads = 4;
-  constexpr int kTraces = 200;
+  constexpr int kTraces = 60;
   std::atomic<bool> is_over{false};
   std::atomic<uint64_t> noted{0};
   std::vector<std::thread> threads;
@@ -276,7 +276,7 @@ TEST(Trace, WhatIsOpenAtTheEndLastsUntilThen) {
   EXPECT_EQ(count_of(text, "\"ph\": \"X\""), 1u) << text;
   EXPECT_EQ(count_of(text, "\"ph\": \"b\""), 2u) << text;
   EXPECT_EQ(count_of(text, "\"ph\": \"e\""), 2u) << text;
-  EXPECT_EQ(count_of(text, "unfinished"), 3u) << text;
+  EXPECT_EQ(count_of(text, "unfinished"), 2u) << text;
   EXPECT_NE(text.find("quote \\\" and \\ufffd"), std::string::npos) << text;
 }
 
