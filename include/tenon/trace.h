@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trace.h - the part of the C ABI that writes what goes on in this process as a timeline. Included by tenon.h.
+ * trace.h - the part of the C ABI that writes what goes on in this process as a timeline. Included by
+ * tenon.h.
  *
  * The file is what Perfetto (ui.perfetto.dev) and chrome://tracing open: ops, leases, the fills and slots of
  * feeds, and waits, each from when to when. docs/trace.md says what stands where.

@@ -21,7 +21,8 @@ _ROW, _GAP = 15, 4  # of a lane's row; between lanes
 _CHART = 34  # of the number of ops that wait
 _MOST_LANES = 64  # of one group: the busiest
 _MOST_DEPTH = 8
-_LETTER = 5.6  # a letter's width
+_LETTER = 6.3  # a letter's width
+_SAME = 6e-4  # microseconds: times are written to a nanosecond, and sums of them are not exact
 
 # Category of the trace -> (colour, what the legend says).
 _KINDS = {
@@ -194,7 +195,7 @@ def _stack(slices: list[_Slice]) -> None:
     """What lies inside of another slice, is drawn a row below it."""
     around: list[float] = []
     for slice_ in slices:
-        while around and around[-1] <= slice_.begin:
+        while around and around[-1] <= slice_.begin + _SAME:
             around.pop()
         slice_.depth = min(len(around), _MOST_DEPTH - 1)
         around.append(slice_.end)
@@ -268,7 +269,7 @@ class _Picture:
         for colour, label in entries:
             yield f'<rect x="{x:.0f}" y="41" width="11" height="11" rx="2" fill="{colour}"/>'
             yield f'<text x="{x + 16:.0f}" y="50">{label}</text>'
-            x += 34 + _LETTER * len(label)
+            x += 32 + _LETTER * len(label)
 
     def _axis(self, bottom: float) -> Iterator[str]:
         step = _ticks(self._span)

@@ -87,13 +87,25 @@ Record* Access::find(Span span, uint64_t key) noexcept {
   return record.key == key ? &record : nullptr;
 }
 
+void detail::mark(Span span, uint64_t key, Mark at) noexcept {
+  change(span, key, [at](Record& record) {
+    if (at == kRunning) record.runner = this_thread();
+    record.at_ns[at] = now_ns();
+  });
+}
+
+std::string_view last_line_of(std::string_view text) noexcept {
+  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+}
+
 void detail::close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept {
   change(span, key, [&](Record& record) {
     if (record.outcome != Outcome::kOpen) return;
     record.at_ns[kEnded] = now_ns();
     record.outcome = outcome;
     if (record.runner == 0) record.runner = this_thread();
-    Text(record.note) << note;
+    Text(record.note) << last_line_of(note);
   });
 }
 

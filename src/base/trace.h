@@ -67,7 +67,9 @@ inline constexpr Span kNoSpan = 0;
 namespace detail {
 // Which trace runs; 0: none.
 extern std::atomic<uint32_t> running;
-void close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept;
+// Apart from the code that does without: it is to stay small.
+[[gnu::cold]] void mark(Span span, uint64_t key, Mark at) noexcept;
+[[gnu::cold]] void close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept;
 }  // namespace detail
 
 inline bool is_on() noexcept { return detail::running.load(std::memory_order_relaxed) != 0; }
@@ -108,11 +110,16 @@ void change(Span span, uint64_t key, Change change_record) noexcept {
   if (Record* const record = access.find(span, key)) change_record(*record);
 }
 
+// kRunning: in this thread.
 inline void mark(Span span, uint64_t key, Mark at) noexcept {
-  change(span, key, [at](Record& record) { record.at_ns[at] = now_ns(); });
+  if (span != kNoSpan) [[unlikely]]
+    detail::mark(span, key, at);
 }
 
-// Nothing happens to a span that is closed already.
+// Of a message with a traceback: what was raised.
+std::string_view last_line_of(std::string_view text) noexcept;
+
+// Nothing happens to a span that is closed already. note: its last line is kept.
 inline void close(Span span, uint64_t key, Outcome outcome, std::string_view note = {}) noexcept {
   if (span != kNoSpan) [[unlikely]]
     detail::close(span, key, outcome, note);

@@ -105,7 +105,7 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   return op;
 }
 
-trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
+[[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
   return trace::open(trace::Kind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
     trace::Text(record.name) << (op.name != nullptr ? op.name : "");
@@ -143,7 +143,8 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
     const engine::OnHost on_host = on_host_from(work->on_conflict);
     const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
     Ref<Op> op = make_op(*work, used);
-    op->set_span(begin_span(*op, used));
+    if (trace::is_on()) [[unlikely]]
+      op->set_span(begin_span(*op, used));
     Refusal refusal;
     try {
       if (!Engine::instance().push(op, on_host, &refusal)) {

@@ -74,7 +74,7 @@ class Lease {
 
  private:
   void describe(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site);
-  void begin_span(const Array& array, const char* site) noexcept;
+  [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
   void end_span(trace::Outcome outcome, std::string_view note = {}) noexcept {
     trace::close(claim_.span, trace::key_of(&claim_), outcome, note);
   }

@@ -44,12 +44,6 @@ std::string text_of(const Refusal& refusal) {
   }
 }
 
-// Of a message with a traceback: what was raised.
-std::string_view last_line_of(std::string_view text) noexcept {
-  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
-  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
-}
-
 }  // namespace
 
 Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
@@ -132,10 +126,7 @@ Op::Outcome Op::execute() noexcept {
   const ThisThread outer = this_thread;
   this_thread.running = number_;
   this_thread.running_claim = this;
-  trace::change(span_, number_, [](trace::Record& record) {
-    record.runner = this_thread_id();
-    record.at_ns[trace::kRunning] = now_ns();
-  });
+  trace::mark(span_, number_, trace::kRunning);
   work_.run(work_.context, this);
   this_thread.running = outer.running;
   this_thread.running_claim = outer.running_claim;
@@ -211,7 +202,7 @@ void Op::note_end() const noexcept {
   bool has_run = is_refused;
   trace::change(span_, number_, [&](const trace::Record& r) { has_run |= r.at_ns[trace::kRunning] != 0; });
   trace::close(span_, number_, has_run ? trace::Outcome::kFailed : trace::Outcome::kSkipped,
-               last_line_of(failure_->message));
+               failure_->message);
 }
 
 // Tells whoever ends the op of something. False: it is done.

@@ -115,7 +115,7 @@ class Op final : public Claim, public Task {
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute() noexcept;
   void end_body() noexcept;
-  void note_end() const noexcept;
+  [[gnu::cold]] void note_end() const noexcept;
   Task* finish() noexcept;
 
   // Constant once pushed.

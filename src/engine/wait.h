@@ -130,7 +130,7 @@ class Note {
   ~Note() { trace::close(span_, trace::key_of(this), trace::Outcome::kDone); }
 
  private:
-  void open(const Waiter& waiter) noexcept;
+  [[gnu::cold]] void open(const Waiter& waiter) noexcept;
 
   trace::Span span_ = trace::kNoSpan;
 };

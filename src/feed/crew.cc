@@ -80,7 +80,7 @@ trace::Span Crew::begin_span(trace::Kind kind, int32_t worker, const Job* job) c
   return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
     record.group = number_;
     record.worker = worker;
-    trace::Text(record.name) << name_;
+    trace::copy_end(record.name, name_.c_str());
     if (job == nullptr) return;
     record.slot = job->slot;
     record.epoch = job->ticket.epoch;
@@ -96,7 +96,7 @@ void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) c
     record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
     record.pid = static_cast<int32_t>(result.pid);
     record.outcome = is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone;
-    trace::Text(record.note) << result.message;
+    trace::Text(record.note) << trace::last_line_of(result.message);
   });
 }
 

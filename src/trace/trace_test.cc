@@ -183,6 +183,12 @@ TEST(Trace, ThreadsMayNoteWhileItEnds) {
   RecordProperty("lost", std::to_string(lost));
 }
 
+TEST(Trace, OfATracebackTheLastLineIsKept) {
+  EXPECT_EQ(last_line_of("Traceback:\n  line 3\nKeyError: 3\n"), "KeyError: 3");
+  EXPECT_EQ(last_line_of("no"), "no");
+  EXPECT_EQ(last_line_of("\n"), "");
+}
+
 TEST(Trace, TextsAreCutWithAMark) {
   char head[8];
   Text(head) << "abcdefg";
