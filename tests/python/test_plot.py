@@ -97,7 +97,7 @@ def test_what_lies_inside_is_drawn_below(tmp_path):
 
 def test_a_failure_has_its_colour_also_among_many(tmp_path):
     ok = [slice_(i, 0.5) for i in range(100_000)]
-    bad = slice_(50_000.2, 0.2, outcome="failed", error="no", thread=2)
+    bad = slice_(50_000.6, 0.2, outcome="failed", error="no")
     root = drawn(tmp_path, [*ok, bad])
     assert "failed, or skipped" in texts(root)
     colours = [bar.get("fill") for bar in bars(root)]
