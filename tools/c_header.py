@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-ABI_HEADERS = ("tenon.h", "feed.h", "share.h")
+ABI_HEADERS = ("tenon.h", "feed.h", "share.h", "trace.h")
 
 
 def abi_text():

@@ -20,7 +20,8 @@ SEES = {
     "dlpack": {"base", "engine", "device", "core"},
     "share": {"base", "engine", "device", "core"},
     "feed": {"base", "engine", "device", "core", "share"},
-    "capi": {"base", "engine", "device", "core", "dlpack", "share", "feed"},
+    "trace": {"base", "share"},
+    "capi": {"base", "engine", "device", "core", "dlpack", "share", "feed", "trace"},
 }
 
 # Public header -> public headers that it may include. Everything else it needs is standard.
@@ -29,9 +30,10 @@ PUBLIC = {
     "dlpack.h": set(),
     "plugin.h": {"version.h"},
     "plugin.hpp": {"plugin.h"},
-    "tenon.h": {"version.h", "feed.h", "share.h"},
+    "tenon.h": {"version.h", "feed.h", "share.h", "trace.h"},
     "feed.h": {"tenon.h"},
     "share.h": {"tenon.h"},
+    "trace.h": {"tenon.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "field.hpp": {"tenon.h", "tenon.hpp"},
@@ -39,6 +41,7 @@ PUBLIC = {
     "channel.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
     "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp", "field.hpp"},
     "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
+    "trace.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }
 
 # Only the bindings may see Python.

@@ -432,7 +432,7 @@ typedef struct tenon_holder {
   int32_t is_granted; /* 0: it waits */
   uint32_t thread;    /* that took or pushed it; of a process: its number */
   int64_t age_ns;
-  char name[64];  /* of an op or call; the command of a process; cut */
+  char name[64];  /* of an op, call or wait; the command of a process; cut */
   char site[192]; /* cut */
 } tenon_holder;
 
@@ -665,4 +665,5 @@ TENON_API tenon_status tenon_function_call(tenon_function* function, int32_t n, 
 #endif
 #include "tenon/feed.h"
 #include "tenon/share.h"
+#include "tenon/trace.h"
 #endif /* TENON_TENON_H_ */

@@ -48,6 +48,7 @@ NB_MODULE(core, module) {
   add_exchange_table(module);
   add_memory(module);
   add_share(module);
+  add_trace(module);
   add_from_numpy(module);
   add_function_type(module);
   add_plugin(module);

@@ -39,6 +39,7 @@ void add_exchange_methods(nb::module_& module);
 void add_conversion_methods();
 void add_memory(nb::module_& module);
 void add_share(nb::module_& module);
+void add_trace(nb::module_& module);
 void add_arena(nb::module_& module);
 void add_channel(nb::module_& module);
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
 
+from . import _trace as _trace  # first: at the exit it ends after ops and feeds
 from . import io
 from ._core import (
     Batch,
@@ -73,6 +74,7 @@ from ._errors import (
 from ._files import load, save
 from ._planner import Plan, Tensor
 from ._plugin import Plugin, plugin
+from ._trace import trace
 from ._typing import DTypeLike
 from ._workers import WorkerBatch, worker
 from .arena import Arena
@@ -162,6 +164,7 @@ __all__ = [
     "set_engine",
     "set_engine_limits",
     "set_lock_timeout",
+    "trace",
     "uint8",
     "uint16",
     "uint32",

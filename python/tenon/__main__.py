@@ -3,7 +3,7 @@
 
 ``demo`` trains a model from a C library and prints what the way costs; ``config`` prints where the files for
 C and C++ programs lie; ``ls`` shows the memory that processes share, ``top`` what goes on in it; ``gc``
-tidies up behind dead ones.
+tidies up behind dead ones; ``plot`` draws what `tenon.trace` has written.
 """
 
 from __future__ import annotations
@@ -81,6 +81,17 @@ def _top(arguments: argparse.Namespace) -> int:
     return top.run(arguments.interval, arguments.once, arguments.json)
 
 
+def _plot(arguments: argparse.Namespace) -> int:
+    from tenon import _plot as plot
+
+    try:
+        print(plot.draw_file(arguments.trace, arguments.svg))
+    except (OSError, ValueError) as error:
+        print(f"tenon plot: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value <= 3600:
@@ -126,6 +137,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
     top.set_defaults(call=_top)
+
+    plot = commands.add_parser("plot", help="draw what tn.trace has written as an SVG file")
+    plot.add_argument("trace", metavar="RUN.JSON")
+    plot.add_argument("svg", metavar="OUT.SVG")
+    plot.set_defaults(call=_plot)
 
     config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
     config.add_argument("--includes", action="store_true", help="the compiler's option for tenon/tenon.h")

@@ -755,6 +755,10 @@ def set_lock_timeout(seconds: float | None) -> float | None:
         What it was.
     """
 
+def begin_trace(path: bytes, capacity: int) -> None: ...
+
+def end_trace() -> tuple[int, int]: ...
+
 def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, keep: str = "readonly") -> NDArray:
     """
     The memory of a NumPy array as an NDArray: both see each other's writes.

@@ -18,7 +18,7 @@ from typing import Any
 
 LAYOUT = {
     "MAGIC": 0x6465656E,
-    "VERSION": 1,
+    "VERSION": 2,
     "DEPTH": 2,
     "PID": 8,
     "START": 16,
@@ -40,7 +40,7 @@ LAYOUT = {
     "ANSWERED": 132,
     "IS_WORKER_ASLEEP": 136,
     "ANSWERS": 144,
-    "ANSWER_NBYTES": 4112,
+    "ANSWER_NBYTES": 4120,
     "ANSWER_FILL_NS": 8,
 }
 _L = LAYOUT

@@ -74,7 +74,7 @@ class Holder:
     age : float
         Seconds.
     name : str
-        Of an op or a call; the command of a process; else empty.
+        Of an op, a call or a wait; the command of a process; else empty.
     site : str
         Where it was taken or pushed, as 'train.py:12'; empty where no Python code ran.
     where : str

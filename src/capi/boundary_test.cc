@@ -121,6 +121,8 @@ const std::map<std::string, Call>& entries() {
       {"tenon_feed_begin", [](tenon_error* e) { return tenon_feed_begin(nullptr, e); }},
       {"tenon_feed_next", [](tenon_error* e) { return tenon_feed_next(nullptr, 0, nullptr, e); }},
       {"tenon_feed_close", [](tenon_error* e) { return tenon_feed_close(nullptr, 0, e); }},
+      {"tenon_trace_begin", [](tenon_error* e) { return tenon_trace_begin(nullptr, 0, e); }},
+      {"tenon_trace_end", [](tenon_error* e) { return tenon_trace_end(nullptr, e); }},
       {"tenon_worker_join", [](tenon_error* e) { return tenon_worker_join(nullptr, nullptr, e); }},
       {"tenon_worker_next", [](tenon_error* e) { return tenon_worker_next(nullptr, 0, nullptr, e); }},
   };
@@ -146,7 +148,7 @@ void expect_everywhere(void (*thrower)(), tenon_status status, const char* messa
 
 TEST(Boundary, TheTableNamesEveryFallibleFunctionOfTheHeader) {
   std::stringstream text;
-  for (const char* name : {"tenon.h", "feed.h", "share.h"})
+  for (const char* name : {"tenon.h", "feed.h", "share.h", "trace.h"})
     text << std::ifstream(std::string(TENON_HEADERS) + name).rdbuf();
   const std::string header = text.str();
   const std::regex declaration(R"(TENON_API tenon_status (tenon_\w+)\()");

@@ -2,6 +2,7 @@
 //
 // The section "ops" of tenon.h.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "capi/boundary.h"
@@ -104,6 +105,20 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   return op;
 }
 
+[[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
+  return trace::open(trace::Kind::kOp, op.number(), [&](trace::Record& record) {
+    record.index = op.number();
+    trace::Text(record.name) << (op.name != nullptr ? op.name : "");
+    trace::copy_end(record.site, op.site);
+    trace::Text text(record.text);
+    const char* before = "";
+    for (const tenon_use& use : uses) {
+      text << std::exchange(before, "; ") << (use.access == TENON_READ ? "reads " : "writes ");
+      describe(*capi::unwrap(use.array), text);
+    }
+  });
+}
+
 // The array that the refusal is about; null: not known.
 const Array* array_in_question(const Refusal& refusal, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
@@ -128,12 +143,15 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
     const engine::OnHost on_host = on_host_from(work->on_conflict);
     const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
     Ref<Op> op = make_op(*work, used);
+    if (trace::is_on()) [[unlikely]]
+      op->set_span(begin_span(*op, used));
     Refusal refusal;
     try {
       if (!Engine::instance().push(op, on_host, &refusal)) {
         throw_refusal(refusal, "push an op on", array_in_question(refusal, used));
       }
     } catch (...) {
+      trace::drop(op->span(), op->number());
       static_cast<PushedWork*>(op->give_up())->release_arrays();
       throw;
     }
@@ -235,7 +253,9 @@ tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {
 tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
     Lease lease;
-    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), {},
+    LeaseFlags flags;
+    flags.is_wait = true;
+    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), flags,
                   engine::current_actor(), nullptr, Deadline(timeout_ns));
   });
 }

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/ref.h"
+#include "base/trace.h"
 #include "core/dtype.h"
 #include "core/shape.h"
 #include "core/storage.h"
@@ -75,6 +76,9 @@ class Array {
   Ref<Storage> storage_;
   RefCount refs_;
 };
+
+// "shape (3, 4) and dtype float32".
+void describe(const Array& array, trace::Text& text) noexcept;
 
 // Windows: core/views.cc. The failures are those of the functions of the same name in tenon.h.
 Ref<Array> index(Array& array, std::span<const tenon_index> indices);

@@ -35,6 +35,23 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, engine
   claim_.owner = owner;
   claim_.site = site;
   claim_.since_ms = engine::coarse_now_ms();
+  claim_.span = trace::kNoSpan;
+  if (flags.is_wait) {
+    claim_.name = access == Access::kWrite ? "wait_to_write" : "wait_to_read";
+  } else if (trace::is_on()) [[unlikely]] {
+    begin_span(array, site);
+  }
+}
+
+void Lease::begin_span(const Array& array, const char* site) noexcept {
+  claim_.span = trace::open(trace::Kind::kLease, trace::key_of(&claim_), [&](trace::Record& record) {
+    record.is_write = access() == Access::kWrite;
+    record.address = trace::key_of(array.storage().data());
+    trace::copy_end(record.site, site);
+    trace::Text text(record.text);
+    text << "array of ";
+    tenon::describe(array, text);
+  });
 }
 
 void Lease::acquire(const Array& array, Access access, LeaseFlags flags, engine::Actor owner,
@@ -47,9 +64,15 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   describe(array, access, flags, owner, site);
   Storage& storage = array.storage();
   engine::Refusal refusal;
-  if (!claim_.acquire(deadline, &refusal)) return error_of(refusal, doing(access), &array);
+  if (!claim_.acquire(deadline, &refusal)) {
+    Error error = error_of(refusal, doing(access), &array);
+    end_span(trace::Outcome::kFailed, error.what());
+    return error;
+  }
+  trace::mark(claim_.span, trace::key_of(&claim_), trace::kReady);
   if (!accepts_failure_ && storage.region().has_poison.load(std::memory_order_relaxed)) {
     if (const Ref<engine::Failure> failure = engine::failure_of(claim_)) {
+      end_span(trace::Outcome::kFailed, "the memory holds no value");
       engine::release(claim_);
       throw OpFailure(failure);
     }
@@ -72,9 +95,13 @@ bool Lease::request(const Array& array, Access access, LeaseFlags flags, engine:
   engine::Refusal refusal;
   switch (claim_.request(request_, &refusal)) {
     case engine::Appended::kWaiting: return false;
-    case engine::Appended::kGranted: check(); return true;
+    case engine::Appended::kGranted:
+      trace::mark(claim_.span, trace::key_of(&claim_), trace::kReady);
+      check();
+      return true;
     case engine::Appended::kRefused: break;
   }
+  end_span(trace::Outcome::kFailed, "refused");
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
   storage.release();
@@ -88,6 +115,7 @@ bool Lease::cancel() noexcept {
     entry_.is_overwrite = false;
     return false;
   }
+  end_span(trace::Outcome::kCancelled);
   engine::WaitGraph::instance().leave(&request_->waiter);
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
@@ -141,12 +169,14 @@ bool Lease::fail(std::string_view message) {
                           claim_.site != nullptr ? claim_.site : "", nullptr, nullptr));
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
+  end_span(trace::Outcome::kFailed, message);
   engine::settle(claim_, failure);
   return give_back(storage);
 }
 
 bool Lease::give_back(Storage* storage) noexcept {
   drop_request();
+  end_span(trace::Outcome::kDone);
   const bool has_escaped = engine::release(claim_);
   storage->release();
   return has_escaped;

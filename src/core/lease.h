@@ -18,6 +18,7 @@ struct LeaseFlags {
   bool ignores_dead_owner = false;
   bool heeds_gate_timeout = false;
   bool accepts_failure = false;  // also where the memory holds no value: check_value() is to follow
+  bool is_wait = false;          // it is taken to be given back at once
 };
 
 // Never moves while it is held or requested; keeps the storage alive.
@@ -73,6 +74,10 @@ class Lease {
 
  private:
   void describe(const Array& array, Access access, LeaseFlags flags, engine::Actor owner, const char* site);
+  [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
+  void end_span(trace::Outcome outcome, std::string_view note = {}) noexcept {
+    trace::close(claim_.span, trace::key_of(&claim_), outcome, note);
+  }
   bool give_back(Storage* storage) noexcept;
   void drop_request() noexcept;
 

@@ -144,7 +144,8 @@ bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
-  const uint32_t is_pusher = is_over == has_room_in ? 1 : 0;
+  waiter.is_pusher = is_over == has_room_in;
+  const uint32_t is_pusher = waiter.is_pusher ? 1 : 0;
   pushers_.fetch_add(is_pusher, std::memory_order_relaxed);
   // pairs with: Engine::note_done, "somebody waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);

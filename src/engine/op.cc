@@ -81,6 +81,7 @@ void Op::release(uint64_t n) noexcept {
 void Op::become_ready() noexcept {
   if (is_gated && !pass_gates(*this)) [[unlikely]]
     return;
+  trace::mark(span_, number_, trace::kReady);
   // pairs with: Op::begin_running, "what the ops before have written"
   state_.fetch_add(kReady - kQueued, std::memory_order_release);
   Engine::instance().executor().post(this);
@@ -125,10 +126,12 @@ Op::Outcome Op::execute() noexcept {
   const ThisThread outer = this_thread;
   this_thread.running = number_;
   this_thread.running_claim = this;
+  trace::mark(span_, number_, trace::kRunning);
   work_.run(work_.context, this);
   this_thread.running = outer.running;
   this_thread.running_claim = outer.running_claim;
   if (has_ended_in_place_) return {finish(), true};
+  trace::mark(span_, number_, trace::kReturned);
   // pairs with: Op::end_body, "the body has ended and returned"
   if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
   return {finish(), true};
@@ -156,6 +159,8 @@ void Op::end_body() noexcept {
 // The memory first, because what comes after may give it back; then whoever waits. The engine's reference is
 // left to the caller. What it returns is ready to run next.
 Task* Op::finish() noexcept {
+  if (span_ != trace::kNoSpan) [[unlikely]]
+    note_end();
   settle(*this, failure_);
   ReadyList ready;
   engine::release(*this, &ready);
@@ -166,6 +171,7 @@ Task* Op::finish() noexcept {
     Claim* const after = claim->next_ready;
     if (next == nullptr && claim->kind == Kind::kOp && !claim->is_gated) {
       next = static_cast<Op*>(claim);
+      trace::mark(next->span_, next->number_, trace::kReady);
       // pairs with: Op::begin_running, "what the ops before have written"
       next->state_.fetch_add(kReady - kQueued, std::memory_order_release);
     } else {
@@ -189,6 +195,14 @@ Task* Op::finish() noexcept {
   this_thread.is_finishing = was_finishing;
   Engine::instance().note_done();
   return next;
+}
+
+void Op::note_end() const noexcept {
+  if (!failure_) return trace::close(span_, number_, trace::Outcome::kDone);
+  bool has_run = is_refused;
+  trace::change(span_, number_, [&](const trace::Record& r) { has_run |= r.at_ns[trace::kRunning] != 0; });
+  trace::close(span_, number_, has_run ? trace::Outcome::kFailed : trace::Outcome::kSkipped,
+               failure_->message);
 }
 
 // Tells whoever ends the op of something. False: it is done.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/ref.h"
+#include "base/trace.h"
 #include "engine/claims.h"
 #include "engine/executor.h"
 #include "engine/wait.h"
@@ -73,7 +74,10 @@ class Op final : public Claim, public Task {
   void release(uint64_t n = 1) noexcept;
 
   // For the engine.
-  void begin_ready() noexcept { state_.store(kReady, std::memory_order_relaxed); }
+  void begin_ready() noexcept {
+    trace::mark(span_, number_, trace::kReady);
+    state_.store(kReady, std::memory_order_relaxed);
+  }
   void become_ready() noexcept override;
   void refuse_at_gates(const Refusal& refusal) noexcept override;
   Task* run() noexcept override;
@@ -82,6 +86,9 @@ class Op final : public Claim, public Task {
   void* context() const noexcept { return work_.context; }
   // Of an op that was not pushed: its context stays the caller's, and is returned.
   void* give_up() noexcept { return std::exchange(work_.context, nullptr); }
+  // Before it is pushed: the span in which it notes how it goes on, whose key is its number.
+  void set_span(trace::Span span) noexcept { span_ = span; }
+  trace::Span span() const noexcept { return span_; }
   // Ends an op that will never run, of which only this thread knows: after a fork.
   void abandon(Ref<Failure> failure) noexcept;
 
@@ -108,6 +115,7 @@ class Op final : public Claim, public Task {
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute() noexcept;
   void end_body() noexcept;
+  [[gnu::cold]] void note_end() const noexcept;
   Task* finish() noexcept;
 
   // Constant once pushed.
@@ -123,7 +131,8 @@ class Op final : public Claim, public Task {
   std::atomic<uint32_t> parts_{
       2};  // the return of run() and the end of the work, when they are on two threads
   SpinLock calls_lock_;
-  DoneCall* calls_ = nullptr;  // guarded by calls_lock_
+  trace::Span span_ = trace::kNoSpan;  // constant once pushed; here, where there is room
+  DoneCall* calls_ = nullptr;          // guarded by calls_lock_
   RefCount refs_;
 };
 

@@ -285,6 +285,31 @@ void describe_any_op(Obstacle* obstacle) noexcept {
 
 }  // namespace
 
+void Note::open(const Waiter& waiter) noexcept {
+  span_ = trace::open(trace::Kind::kWait, trace::key_of(this), [&](trace::Record& record) {
+    trace::Text name(record.name);
+    const char* site = nullptr;
+    if (waiter.waits_for_all) {
+      name << (waiter.is_pusher ? "wait for room to push" : "wait for all ops");
+    } else if (waiter.view != nullptr) {
+      name << "wait to take a view";
+      site = waiter.view->site;
+    } else {
+      const Claim& claim = *waiter.claim;
+      if (claim.kind == Kind::kOp) {
+        name << "wait for op '" << (claim.name != nullptr ? claim.name : "") << "'";
+        record.index = static_cast<const Op&>(claim).number();
+      } else if (claim.name != nullptr) {
+        name << (claim.kind == Kind::kCall ? "wait for the call of " : "") << claim.name;
+      } else {
+        name << "wait for a lease";
+      }
+      site = claim.site;
+    }
+    trace::copy_end(record.site, site);
+  });
+}
+
 void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
   if (obstacle == nullptr) return;
   if (waiter.waits_for_all) return describe_any_op(obstacle);
@@ -385,6 +410,7 @@ void BlockingClaim::become_ready() noexcept {
     // pairs with: BlockingClaim::request, "a request and its grant"
     if (request.parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     WaitGraph::instance().leave(&request.waiter);
+    trace::mark(span, trace::key_of(static_cast<Claim*>(this)), trace::kReady);
     request.done(request.context);  // may end the claim and the request
     return;
   }

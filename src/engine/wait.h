@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/spin_lock.h"
+#include "base/trace.h"
 #include "engine/claims.h"
 
 namespace tenon::engine {
@@ -44,6 +45,7 @@ struct Waiter {
   Claim* claim = nullptr;  // one of the three
   const View* view = nullptr;
   bool waits_for_all = false;  // for all ops
+  bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
   bool is_entered = false;  // guarded by the graph's lock
   Waiter* next = nullptr;
@@ -116,6 +118,23 @@ class Sleep {
   int64_t walked_ns_ = 0;  // 0: not yet
 };
 
+// A thread's wait in the timeline.
+class Note {
+ public:
+  explicit Note(const Waiter& waiter) noexcept {
+    if (trace::is_on()) [[unlikely]]
+      open(waiter);
+  }
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
+  ~Note() { trace::close(span_, trace::key_of(this), trace::Outcome::kDone); }
+
+ private:
+  [[gnu::cold]] void open(const Waiter& waiter) noexcept;
+
+  trace::Span span_ = trace::kNoSpan;
+};
+
 // Polling before sleeping: to be put asleep and woken costs more than most ops take.
 constexpr int kPolls = 200;
 }  // namespace detail
@@ -125,6 +144,7 @@ constexpr int kPolls = 200;
 template <class IsOver>
 WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Obstacle* obstacle) noexcept {
+  const detail::Note note(waiter);
   for (int i = 0; i < detail::kPolls; ++i) {
     // pairs with: whoever changes the word, "what was waited for"
     if (is_over(word.load(std::memory_order_acquire))) return WaitEnd::kOver;
@@ -172,6 +192,8 @@ class BlockingClaim final : public Claim {
   // for gate_timeout_ns() if it heeds that. Requires: entries and owner are set.
   bool heeds_gate_timeout = false;
   bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
+  // Set before that: the span in which the grant is noted, with the address of the claim as its key.
+  trace::Span span = trace::kNoSpan;
 
   // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing
   // that is done to the claim, perhaps before this returns; unless cancel() takes it back, after which

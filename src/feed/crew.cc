@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "feed/seed.h"
 
 namespace tenon {
@@ -19,6 +20,8 @@ constexpr int32_t kMostGrowth = 16;
 constexpr int64_t kGraceNs = 400'000'000;
 
 thread_local const Crew* working_for = nullptr;
+
+std::atomic<uint32_t> crews{0};
 
 bool wants_processes(const tenon_feed_options& options) { return (options.flags & TENON_PROCESSES) != 0; }
 
@@ -54,13 +57,14 @@ Ref<Crew> Crew::make(const tenon_generator& generator, Ref<Schema> schema,
 Crew::Crew(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
     : generator_(generator),
       name_(generator.name != nullptr ? generator.name : "generator"),
+      number_(crews.fetch_add(1, std::memory_order_relaxed) + 1),
       schema_(std::move(schema)),
       options_(options),
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
       slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
       workers_(workers_of(generator, options)),
       queue_(slots_, workers_ * static_cast<int32_t>(kDepth), options.batches,
-             (options.flags & TENON_ROUND_ROBIN) != 0 ? workers_ : 0),
+             (options.flags & TENON_ROUND_ROBIN) != 0 ? workers_ : 0, number_),
       times_(static_cast<size_t>(workers_)),
       fields_(static_cast<size_t>(workers_), std::vector<void*>(schema_->fields().size())),
       shapes_(static_cast<size_t>(workers_), std::vector<int64_t*>(schema_->fields().size())) {
@@ -72,9 +76,35 @@ void Crew::take_over_generator() noexcept {
   owns_generator_ = true;
 }
 
-int32_t Crew::take_slot(ShortWait& short_wait) noexcept {
+// job: null where there is none yet. The key is the crew's.
+trace::Span Crew::begin_span(trace::Kind kind, int32_t worker, const Job* job) const noexcept {
+  return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
+    record.group = number_;
+    record.worker = worker;
+    trace::copy_end(record.name, name_.c_str());
+    if (job == nullptr) return;
+    record.slot = job->slot;
+    record.epoch = job->ticket.epoch;
+    record.index = job->ticket.index;
+  });
+}
+
+// Of a worker that has a mailbox: the fill that it has answered.
+void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
+  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
+  trace::change(span, trace::key_of(this), [&](trace::Record& record) {
+    record.at_ns[trace::kBegun] = result.began_ns;
+    record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
+    record.pid = static_cast<int32_t>(result.pid);
+    record.outcome = is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone;
+    trace::Text(record.note) << trace::last_line_of(result.message);
+  });
+}
+
+int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
   int32_t slot = slots_->try_take();
   if (slot != Slots::kNone) return slot;
+  const trace::Span span = begin_span(trace::Kind::kBlocked, worker, nullptr);
   const int64_t start = now_ns();
   const bool is_consumers = queue_.has_ready();
   const bool is_found = ShortWait::poll(short_wait.budget_ns(), [&] {
@@ -83,6 +113,7 @@ int32_t Crew::take_slot(ShortWait& short_wait) noexcept {
   });
   if (!is_found) slot = slots_->take();
   const int64_t waited = now_ns() - start;
+  trace::close(span, trace::key_of(this), trace::Outcome::kDone);
   short_wait.note(waited);
   blocked_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
   if (is_consumers)
@@ -146,7 +177,7 @@ Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, 
     // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
     if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return Take::kOver;
     if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return Take::kNone;
-    job.slot = may_wait ? take_slot(short_wait) : slots_->try_take();
+    job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
     if (job.slot == Slots::kOver) return Take::kOver;
     if (job.slot == Slots::kNone) return Take::kNone;
     std::unique_lock preparing(preparing_, std::defer_lock);
@@ -165,6 +196,7 @@ Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, 
       return Take::kNone;
     }
     job.retries = 0;
+    slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
     reset_slot(layout_, *schema_, slots_->data(job.slot));
     if (generator_.prepare == nullptr || prepare(worker, job)) return Take::kJob;
   }
@@ -209,6 +241,7 @@ void Crew::settle(int32_t worker, const Job& job, const FillResult& result) noex
   if (worker >= 0 && is_failure(result)) times_[static_cast<size_t>(worker)].note_failure();
   if (result.code == 0) {
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
+    slots_->mark(job.slot, trace::kReady);
     queue_.publish(job.lane, job.ticket, job.slot, result.fill_ns);
   } else if (result.code == TENON_END_OF_EPOCH) {
     queue_.finish(job.lane, job.ticket, job.slot);
@@ -233,6 +266,7 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
   FillResult result;
   char message[kMessageSize];
   message[0] = '\0';
+  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
   const int64_t start = now_ns();
   try {
     result.code = generator_.fill(generator_.context, &request, message, sizeof message);
@@ -246,6 +280,8 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
     result.message = message;
   }
   check_shapes(job, result);
+  trace::close(span, trace::key_of(this),
+               is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone, result.message);
   return result;
 }
 
@@ -289,6 +325,7 @@ void Crew::work_by_process(int32_t worker) {
     if (!fleet_->await(worker, options_.fill_timeout_ns, result)) break;
     Job& job = jobs[settled % kDepth];
     check_shapes(job, result);
+    if (trace::is_on()) note_fill(worker, job, result);
     const bool is_again = may_retry(job, result);
     if (!fleet_->is_thread(worker) && (result.kind != TENON_FAILED || is_again)) {
       fleet_->stop(worker);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/trace.h"
 #include "feed/fill_times.h"
 #include "feed/fleet.h"
 #include "feed/schema.h"
@@ -83,7 +84,9 @@ class Crew {
 
   void work_here(int32_t worker);
   void work_by_process(int32_t worker);
-  int32_t take_slot(ShortWait& short_wait) noexcept;
+  int32_t take_slot(int32_t worker, ShortWait& short_wait) noexcept;
+  trace::Span begin_span(trace::Kind kind, int32_t worker, const Job* job) const noexcept;
+  void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
   Take take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job);
   bool prepare(int32_t worker, Job& job);
   void describe(const Job& job, int32_t worker, tenon_fill_request& request);
@@ -98,6 +101,7 @@ class Crew {
   // Constant after construction.
   tenon_generator generator_;
   const std::string name_;
+  const uint32_t number_;  // of the feed, in a timeline
   const Ref<Schema> schema_;
   const tenon_feed_options options_;
   const SlotLayout layout_;

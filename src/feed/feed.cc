@@ -221,6 +221,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
     case TicketQueue::Outcome::kEnd: batch = {}; return true;
     case TicketQueue::Outcome::kBatch: break;
   }
+  crew_->slots().mark(item.slot, trace::kRunning);
   try {
     batch = batch_of(item);
   } catch (...) {

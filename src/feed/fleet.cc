@@ -332,6 +332,7 @@ bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
     const MailAnswer& answer = box.answers[member.seen % kDepth];
     result.code = answer.code;
     result.fill_ns = answer.fill_ns;
+    result.began_ns = answer.began_ns;
     if (answer.code != 0) result.message = std::string(answer.message, strnlen(answer.message, kMessageSize));
     ++member.seen;
     return true;
@@ -342,6 +343,7 @@ bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
     result.kind = TENON_HUNG;
     result.exit_signal = 0;
   }
+  result.began_ns = began;
   result.fill_ns = static_cast<uint64_t>(now_ns() - began);
   return true;
 }

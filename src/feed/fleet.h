@@ -33,6 +33,7 @@ struct FillResult {
   int32_t exit_signal = 0;
   int32_t exit_code = -1;
   uint64_t fill_ns = 0;
+  int64_t began_ns = 0;  // of now_ns()
   std::string message;
 };
 

@@ -19,7 +19,7 @@
 
 namespace tenon {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 1;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 2;
 inline constexpr uint32_t kDepth = 2;  // requests in a mailbox
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
@@ -32,6 +32,7 @@ struct MailRequest {
 struct MailAnswer {
   int32_t code;
   uint64_t fill_ns;
+  int64_t began_ns;            // of now_ns(), which is the same in all processes
   char message[kMessageSize];  // ends with NUL
 };
 

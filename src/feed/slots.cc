@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -172,6 +173,7 @@ int32_t Slots::pop() noexcept {
 
 void Slots::give(int32_t slot) noexcept {
   Link& link = links_[static_cast<size_t>(slot)];
+  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::Outcome::kDone);
   uint64_t head = head_.load(std::memory_order_relaxed);
   do {
     link.next.store(slot_of(head), std::memory_order_relaxed);
@@ -179,6 +181,16 @@ void Slots::give(int32_t slot) noexcept {
   } while (!head_.compare_exchange_weak(head, head_of(gives_of(head) + 1, static_cast<uint32_t>(slot)),
                                         std::memory_order_release, std::memory_order_relaxed));
   sem_post(&free_);
+}
+
+void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
+  Link& link = links_[static_cast<size_t>(slot)];
+  link.span = trace::open(trace::Kind::kSlot, trace::key_of(&link), [&](trace::Record& record) {
+    record.group = feed;
+    record.slot = slot;
+    record.epoch = epoch;
+    record.index = index;
+  });
 }
 
 void* Slots::lend(int32_t slot) noexcept {

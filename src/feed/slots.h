@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/trace.h"
 #include "share/os.h"
 
 namespace tenon {
@@ -64,6 +65,13 @@ class Slots {
   int32_t try_take() noexcept;
   void give(int32_t slot) noexcept;
 
+  // Of whoever has the slot: the span that ends when it is free again, and its times before that.
+  void begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept;
+  void mark(int32_t slot, trace::Mark at) noexcept {
+    const Link& link = links_[static_cast<size_t>(slot)];
+    trace::mark(link.span, trace::key_of(&link), at);
+  }
+
   // Hands a taken slot out of the feed. The owner returned goes to end_loan(), exactly once, when nobody
   // uses the slot any more; it then is free.
   void* lend(int32_t slot) noexcept;
@@ -83,6 +91,7 @@ class Slots {
   struct Link {
     Slots* pool;
     std::atomic<uint32_t> next;
+    trace::Span span = trace::kNoSpan;  // of whoever has the slot
   };
 
   explicit Slots(const SlotsPlan& plan);

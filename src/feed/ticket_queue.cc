@@ -8,10 +8,11 @@
 
 namespace tenon {
 
-TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin)
+TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin, uint32_t feed)
     : slots_(std::move(slots)),
       usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
       round_robin_(static_cast<uint64_t>(round_robin)),
+      feed_(feed),
       ring_(static_cast<size_t>(slots_->most())),
       filling_(static_cast<size_t>(lanes)),
       deliveries_(ring_.size()) {}
@@ -122,7 +123,7 @@ void TicketQueue::end_epoch() noexcept {
     undelivered = {};
   }
   ready_count_ = 0;
-  waiting_since_ns_ = 0;
+  end_waiting();
   is_active_ = false;
 }
 
@@ -189,11 +190,26 @@ void TicketQueue::stop() {
   tell_consumers();
 }
 
+// A call that finds no batch begins it, whatever becomes of that call; one that finds something ends it.
+void TicketQueue::begin_waiting(int64_t now) noexcept {
+  waiting_since_ns_ = now;
+  waiting_ = trace::open(trace::Kind::kStarved, trace::key_of(this), [this](trace::Record& record) {
+    record.group = feed_;
+    record.epoch = epoch_;
+    record.index = deliver_;
+  });
+}
+
+void TicketQueue::end_waiting() noexcept {
+  waiting_since_ns_ = 0;
+  trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::Outcome::kDone);
+}
+
 // True when next() has something to say.
 bool TicketQueue::wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns) {
   if (is_settled()) return true;
   const int64_t start = now_ns();
-  if (waiting_since_ns_ == 0) waiting_since_ns_ = start;
+  if (waiting_since_ns_ == 0) begin_waiting(start);
   if (timeout_ns == 0) return false;
   const bool is_in_time = poll_settled(lock) || sleep_settled(lock, Deadline(timeout_ns));
   const int64_t waited = now_ns() - start;
@@ -228,7 +244,7 @@ bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadli
 TicketQueue::Outcome TicketQueue::next(int64_t timeout_ns, Item& item) {
   std::unique_lock lock(mutex_);
   if (!wait_settled(lock, timeout_ns)) return Outcome::kLate;
-  waiting_since_ns_ = 0;
+  end_waiting();
   if (is_stopped_) return Outcome::kStopped;
   if (is_active_ && deliver_ == end_) end_epoch();
   if (!is_active_) return Outcome::kEnd;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/trace.h"
 #include "feed/mailbox.h"
 #include "feed/short_wait.h"
 #include "feed/slots.h"
@@ -52,8 +53,8 @@ struct TicketFailure {
 class TicketQueue {
  public:
   // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
-  // 0: whoever comes gets the next.
-  TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin = 0);
+  // 0: whoever comes gets the next. feed: its number in a timeline.
+  TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
 
   // For workers. A batch of a past epoch, or one that was given up, is dropped, and its slot is free.
 
@@ -150,6 +151,8 @@ class TicketQueue {
   bool is_settled() const { return is_stopped_ || !is_active_ || deliver_ == end_ || is_there(); }
   bool is_there() const { return ring_[deliver_ % ring_.size()].state != State::kPending; }
   void end_epoch() noexcept;
+  void begin_waiting(int64_t now) noexcept;
+  void end_waiting() noexcept;
   void drop_skipped() noexcept;
   void note_skipped(uint64_t index) noexcept;
   void note_failed(uint64_t index, const TicketFailure& failure) noexcept;
@@ -163,6 +166,7 @@ class TicketQueue {
   const Ref<Slots> slots_;
   const uint64_t usual_end_;  // of an epoch: UINT64_MAX for none
   const uint64_t round_robin_;
+  const uint32_t feed_;
 
   // Shared. Moves when something has settled: a hint for consumers that poll, who look under the mutex then.
   std::atomic<uint64_t> news_{0};
@@ -187,6 +191,7 @@ class TicketQueue {
   uint64_t skipped_ = 0;
   int32_t consumers_waiting_ = 0;
   int64_t waiting_since_ns_ = 0;  // 0: the last call got its batch
+  trace::Span waiting_ = trace::kNoSpan;
   uint64_t fill_ns_ = 0;
   uint64_t starved_ns_ = 0;
   bool is_active_ = false;

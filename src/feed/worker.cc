@@ -139,6 +139,7 @@ Worker::Outcome Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
 void Worker::answer(int32_t code, const char* message) noexcept {
   MailAnswer& answer = box_.answers[done_ % kDepth];
   answer.code = code;
+  answer.began_ns = since_ns_;
   answer.fill_ns = static_cast<uint64_t>(now_ns() - since_ns_);
   std::strncpy(answer.message, message != nullptr ? message : "", sizeof answer.message - 1);
   answer.message[sizeof answer.message - 1] = '\0';

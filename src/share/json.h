@@ -36,6 +36,11 @@ class Json {
     separate();
     text_ += std::to_string(value);
   }
+  // A number that is written already.
+  void digits(std::string_view value) {
+    separate();
+    text_ += value;
+  }
   void boolean(bool value) {
     separate();
     text_ += value ? "true" : "false";

@@ -258,6 +258,30 @@ static void ops(const char* engine) {
   tenon_array_release(from);
 }
 
+/* A trace keeps what goes on between its begin and its end; one runs at a time. */
+static void traces(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_lease_options writing = lease_for(TENON_WRITE);
+  tenon_array* array = client_counting(2, 2);
+  tenon_trace_counts counts = {7, 7};
+  FAILS(TENON_ERR_VALUE, tenon_trace_begin(NULL, 1, &error));
+  FAILS(TENON_ERR_VALUE, tenon_trace_begin("/dev/null", 0, &error));
+  FAILS(TENON_ERR_NOT_FOUND, tenon_trace_begin("/no/such/folder/run.json", 1, &error));
+  FAILS(TENON_ERR_VALUE, tenon_trace_end(&counts, &error));
+  OK(tenon_trace_begin("/dev/null", 1, &error));
+  FAILS(TENON_ERR_VALUE, tenon_trace_begin("/dev/null", TENON_TRACE_CAPACITY, &error));
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  tenon_lease_release(&lease);
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  OK(tenon_trace_end(&counts, &error));
+  CHECK(counts.events == 1 && counts.lost == 1);
+  tenon_lease_release(&lease);
+  OK(tenon_trace_begin("/dev/null", 1, &error));
+  OK(tenon_trace_end(NULL, &error));
+  tenon_array_release(array);
+}
+
 static void* nothing(void) { return NULL; }
 
 void client_ops(void) {
@@ -272,6 +296,7 @@ void client_ops(void) {
   leases();
   failed_leases();
   requests();
+  traces();
   ops("pool");
   ops("inline");
   ops("seeded:3");

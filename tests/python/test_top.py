@@ -178,7 +178,7 @@ def content_of_a_feed():
     [
         (0, "=I", 0, "it is being made"),
         (0, "=I", 7, "its mark is 0x7"),
-        (4, "=I", 2, "its layout is version 2"),
+        (4, "=I", 1, "its layout is version 1"),
         (LAYOUT["WORKERS"], "=i", -1, "-1 workers"),
         (LAYOUT["WORKERS"], "=i", 4000, "4000 workers do not fit"),
         (LAYOUT["FIELDS"], "=i", 1 << 30, "1073741824 fields"),

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/trace.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace tenon::trace {
+
+constinit std::atomic<uint32_t> detail::running{0};
+
+namespace {
+
+// A span: the trace in its upper bits, the place of the record below.
+constexpr uint32_t kPlaceBits = 22;
+constexpr uint32_t kPlaces = uint32_t{1} << kPlaceBits;
+constexpr uint32_t kTraces = (uint32_t{1} << (32 - kPlaceBits)) - 1;  // numbered from 1
+
+// Shared. Counts those who have a way to the records.
+alignas(64) constinit std::atomic<uint32_t> writers{0};
+// Shared: plain counters.
+alignas(64) constinit std::atomic<uint64_t> next_place{0};
+constinit std::atomic<uint64_t> lost{0};
+
+// Written while no trace runs and there are no writers.
+constinit Record* records = nullptr;
+constinit size_t capacity = 0;
+constinit int64_t began_ns = 0;
+constinit uint32_t last_trace = 0;
+
+constinit thread_local uint32_t thread_id = 0;
+
+uint32_t this_thread() noexcept {
+  if (thread_id == 0) thread_id = static_cast<uint32_t>(syscall(SYS_gettid));
+  return thread_id;
+}
+
+size_t nbytes_of(size_t count) noexcept { return count * sizeof(Record); }
+
+// The child's records are a copy at which threads were at work that it does not have.
+void forget_in_child() noexcept {
+  detail::running.store(0, std::memory_order_relaxed);
+  writers.store(0, std::memory_order_relaxed);
+  thread_id = 0;
+  if (records != nullptr) munmap(records, nbytes_of(capacity));
+  records = nullptr;
+}
+
+}  // namespace
+
+// A writer is counted first and then looks which trace runs; the end lets none run and then looks for
+// writers. So one of both sees the other.
+Access::Access() noexcept
+    // pairs with: trace::stop, "a way to the records"
+    : trace_((writers.fetch_add(1, std::memory_order_seq_cst),
+              // pairs with: trace::start and trace::stop, "a way to the records"
+              detail::running.load(std::memory_order_seq_cst))) {}
+
+// pairs with: trace::stop, "a way to the records"
+Access::~Access() { writers.fetch_sub(1, std::memory_order_release); }
+
+Record* Access::add(Kind kind, uint64_t key, Span* span) noexcept {
+  if (trace_ == 0) return nullptr;
+  const uint64_t place = next_place.fetch_add(1, std::memory_order_relaxed);
+  if (place >= capacity) {
+    lost.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  Record& record = records[place];
+  record.kind = kind;
+  record.key = key;
+  record.thread = this_thread();
+  record.at_ns[kBegun] = now_ns();
+  *span = trace_ << kPlaceBits | static_cast<uint32_t>(place);
+  return &record;
+}
+
+Record* Access::find(Span span, uint64_t key) noexcept {
+  if (trace_ == 0 || span >> kPlaceBits != trace_) return nullptr;
+  Record& record = records[span & (kPlaces - 1)];
+  return record.key == key ? &record : nullptr;
+}
+
+void detail::mark(Span span, uint64_t key, Mark at) noexcept {
+  change(span, key, [at](Record& record) {
+    if (at == kRunning) record.runner = this_thread();
+    record.at_ns[at] = now_ns();
+  });
+}
+
+std::string_view last_line_of(std::string_view text) noexcept {
+  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+}
+
+void detail::close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept {
+  change(span, key, [&](Record& record) {
+    if (record.outcome != Outcome::kOpen) return;
+    record.at_ns[kEnded] = now_ns();
+    record.outcome = outcome;
+    if (record.runner == 0) record.runner = this_thread();
+    Text(record.note) << last_line_of(note);
+  });
+}
+
+void drop(Span span, uint64_t key) noexcept {
+  change(span, key, [](Record& record) { record.kind = Kind::kNone; });
+}
+
+Text& Text::operator<<(std::string_view text) noexcept {
+  const size_t n = std::min(text.size(), static_cast<size_t>(end_ - at_));
+  std::memcpy(at_, text.data(), n);
+  at_ += n;
+  *at_ = '\0';
+  if (n < text.size() && end_ - begin_ >= 3) std::memcpy(end_ - 3, "...", 3);
+  return *this;
+}
+
+Recording::Recording(Recording&& other) noexcept
+    : count(std::exchange(other.count, 0)),
+      lost(other.lost),
+      began_ns(other.began_ns),
+      ended_ns(other.ended_ns),
+      records_(std::exchange(other.records_, nullptr)),
+      capacity_(other.capacity_) {}
+
+Recording& Recording::operator=(Recording&& other) noexcept {
+  std::swap(count, other.count);
+  std::swap(records_, other.records_);
+  std::swap(capacity_, other.capacity_);
+  lost = other.lost;
+  began_ns = other.began_ns;
+  ended_ns = other.ended_ns;
+  return *this;
+}
+
+Recording::~Recording() {
+  if (records_ != nullptr) munmap(records_, nbytes_of(capacity_));
+}
+
+void start(size_t wanted) {
+  [[maybe_unused]] static const int handler = pthread_atfork(nullptr, nullptr, forget_in_child);
+  // Memory comes with the first record on each page.
+  void* const memory = mmap(nullptr, nbytes_of(wanted), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  records = static_cast<Record*>(memory);
+  capacity = wanted;
+  began_ns = now_ns();
+  next_place.store(0, std::memory_order_relaxed);
+  lost.store(0, std::memory_order_relaxed);
+  last_trace = last_trace % kTraces + 1;
+  // pairs with: Access::Access, "a way to the records"
+  detail::running.store(last_trace, std::memory_order_seq_cst);
+}
+
+Recording stop() noexcept {
+  // pairs with: Access::Access, "a way to the records"
+  detail::running.store(0, std::memory_order_seq_cst);
+  // pairs with: Access::Access and Access::~Access, "a way to the records"
+  while (writers.load(std::memory_order_seq_cst) != 0) sched_yield();
+  Recording recording(std::exchange(records, nullptr), capacity);
+  recording.count = std::min<uint64_t>(next_place.load(std::memory_order_relaxed), capacity);
+  recording.lost = lost.load(std::memory_order_relaxed);
+  recording.began_ns = began_ns;
+  recording.ended_ns = now_ns();
+  return recording;
+}
+
+}  // namespace tenon::trace

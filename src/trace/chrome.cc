@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace/chrome.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "share/json.h"
+
+namespace tenon::trace {
+namespace {
+
+using share::Json;
+
+// Of the file's "processes".
+constexpr uint64_t kThreads = 1;
+constexpr uint64_t kLeases = 2;
+constexpr uint64_t kFirstFeed = 10;
+// Of the lanes of a feed.
+constexpr uint64_t kConsumer = 1;
+constexpr uint64_t kFirstWorker = 2;
+constexpr uint64_t kFirstSlot = 1'000'000;
+
+struct Lane {
+  uint64_t process;
+  uint64_t thread;
+  friend auto operator<=>(const Lane&, const Lane&) = default;
+};
+
+std::string microseconds(int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(ns / 1000),
+                static_cast<long long>(ns % 1000));
+  return text;
+}
+
+// Empty: the thread has ended.
+std::string name_of_thread(uint64_t thread) {
+  char text[32] = "";
+  std::FILE* const file = std::fopen(concat("/proc/self/task/", thread, "/comm").c_str(), "re");
+  if (file == nullptr) return {};
+  if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
+  std::fclose(file);
+  std::string name(text);
+  while (!name.empty() && name.back() == '\n') name.pop_back();
+  return name;
+}
+
+const char* outcome_text(Outcome outcome) noexcept {
+  switch (outcome) {
+    case Outcome::kOpen: return "unfinished";
+    case Outcome::kDone: return "done";
+    case Outcome::kFailed: return "failed";
+    case Outcome::kSkipped: return "skipped";
+    case Outcome::kCancelled: return "cancelled";
+  }
+  return "";
+}
+
+class Writer {
+ public:
+  Writer(const Recording& recording, const std::function<bool(std::string_view)>& put)
+      : recording_(recording), put_(put) {}
+
+  void write() {
+    append("{\"traceEvents\": [");
+    place_leases();
+    for (const Record& record : recording_) write_record(record);
+    write_names();
+    Json about;
+    about.object([&] {
+      about.member("program").text("tenon");
+      about.member("pid").number(getpid());
+      about.member("capacity").number(recording_.capacity());
+      about.member("lost").number(recording_.lost);
+      about.member("kept").text("the first events, up to capacity");
+      about.member("seconds").digits(microseconds((recording_.ended_ns - recording_.began_ns) / 1'000'000));
+      about.member("began_monotonic_ns").number(recording_.began_ns);
+    });
+    append("\n], \"displayTimeUnit\": \"ms\", \"otherData\": " + about.take() + "}\n");
+    if (!has_failed_) (void)put_(text_);
+  }
+
+ private:
+  void append(std::string_view text) {
+    text_ += text;
+    if (text_.size() < kPart) return;
+    has_failed_ = has_failed_ || !put_(text_);
+    text_.clear();
+  }
+
+  template <class Body>
+  void event(Body body) {
+    Json json;
+    json.object([&] { body(json); });
+    append(is_first_ ? "\n" : ",\n");
+    is_first_ = false;
+    append(json.take());
+  }
+
+  int64_t from_begin(int64_t at_ns) const { return std::max<int64_t>(at_ns - recording_.began_ns, 0); }
+  // Of a time of a record; when it was not come to, the end of the trace.
+  int64_t or_end(int64_t at_ns) const { return at_ns != 0 ? at_ns : recording_.ended_ns; }
+
+  void common(Json& json, const char* phase, std::string_view name, const char* category, Lane lane,
+              int64_t at_ns) {
+    json.member("ph").text(phase);
+    json.member("name").text(name);
+    json.member("cat").text(category);
+    json.member("pid").number(lane.process);
+    json.member("tid").number(lane.thread);
+    json.member("ts").digits(microseconds(from_begin(at_ns)));
+    lanes_.insert(lane);
+  }
+
+  // What lasts from one time to another in a lane. arguments(json) writes members.
+  template <class Arguments>
+  void slice(std::string_view name, const char* category, Lane lane, int64_t from_ns, int64_t to_ns,
+             Outcome outcome, Arguments arguments) {
+    event([&](Json& json) {
+      common(json, "X", name, category, lane, from_ns);
+      json.member("dur").digits(microseconds(std::max<int64_t>(from_begin(to_ns) - from_begin(from_ns), 0)));
+      if (outcome == Outcome::kFailed || outcome == Outcome::kSkipped) json.member("cname").text("terrible");
+      json.member("args").object([&] { arguments(json); });
+    });
+  }
+
+  // The same where it belongs to no lane: id joins its two ends.
+  template <class Arguments>
+  void loose(std::string_view name, const char* category, Lane lane, uint64_t id, int64_t from_ns,
+             int64_t to_ns, Arguments arguments) {
+    event([&](Json& json) {
+      common(json, "b", name, category, lane, from_ns);
+      json.member("id").text(concat("op ", id));
+      json.member("args").object([&] { arguments(json); });
+    });
+    event([&](Json& json) {
+      common(json, "e", name, category, lane, std::max(from_ns, to_ns));
+      json.member("id").text(concat("op ", id));
+    });
+  }
+
+  static void note(Json& json, const Record& record) {
+    json.member("outcome").text(outcome_text(record.outcome));
+    if (record.note[0] != '\0') json.member("error").text(record.note);
+  }
+  static void site(Json& json, const Record& record) {
+    if (record.site[0] != '\0') json.member("site").text(record.site);
+  }
+  static void batch(Json& json, const Record& record) {
+    json.member("epoch").number(record.epoch);
+    json.member("batch").number(record.index);
+  }
+
+  void about_op(Json& json, const Record& record) {
+    json.member("op").number(record.index);
+    if (record.text[0] != '\0') json.member("arrays").text(record.text);
+    site(json, record);
+    json.member("pushed_us").digits(microseconds(from_begin(record.at_ns[kBegun])));
+    const int64_t ready = record.at_ns[kReady], running = record.at_ns[kRunning];
+    if (ready != 0) {
+      json.member("ready_us").digits(microseconds(from_begin(ready)));
+      json.member("waited_for_arrays_us").digits(microseconds(ready - record.at_ns[kBegun]));
+      if (running != 0) json.member("waited_for_thread_us").digits(microseconds(running - ready));
+    }
+    note(json, record);
+  }
+
+  void write_op(const Record& record) {
+    const Lane pusher{kThreads, record.thread};
+    const int64_t ended = or_end(record.at_ns[kEnded]);
+    const int64_t running = record.at_ns[kRunning];
+    const int64_t returned = record.at_ns[kReturned];
+    const bool has_slice = running != 0 || record.outcome != Outcome::kOpen;
+    loose(record.name, "op waits", pusher, record.index, record.at_ns[kBegun], running != 0 ? running : ended,
+          [&](Json& json) {
+            if (!has_slice) about_op(json, record);
+          });
+    if (!has_slice) return;
+    const Lane lane{kThreads, record.runner};
+    slice(record.name, "op", lane, running != 0 ? running : ended, returned != 0 ? returned : ended,
+          record.outcome, [&](Json& json) { about_op(json, record); });
+    if (returned == 0) return;
+    loose(concat(record.name, ", after its return"), "op completes", lane, record.index, returned, ended,
+          [](Json&) {});
+  }
+
+  void write_lease(const Record& record) {
+    const Lane lane{kLeases, lease_lanes_.at(&record)};
+    const int64_t granted = record.at_ns[kReady];
+    const int64_t ended = or_end(record.at_ns[kEnded]);
+    const auto arguments = [&](Json& json) {
+      json.member("array").text(record.text);
+      site(json, record);
+      json.member("thread").number(record.thread);
+      note(json, record);
+    };
+    slice(record.is_write ? "waits to write" : "waits to read", "lease waits", lane, record.at_ns[kBegun],
+          granted != 0 ? granted : ended, granted != 0 ? Outcome::kDone : record.outcome, arguments);
+    if (granted == 0) return;
+    slice(record.is_write ? "write" : "read", "lease", lane, granted, ended, record.outcome, arguments);
+  }
+
+  void write_fill(const Record& record) {
+    const Lane lane{kFirstFeed + record.group, kFirstWorker + static_cast<uint64_t>(record.worker)};
+    feeds_[record.group] = record.name;
+    const bool is_fill = record.kind == Kind::kFill;
+    slice(is_fill ? concat("batch ", record.index) : "no free slot", is_fill ? "fill" : "blocked", lane,
+          record.at_ns[kBegun], or_end(record.at_ns[kEnded]), record.outcome, [&](Json& json) {
+            json.member("worker").number(record.worker);
+            if (is_fill) {
+              batch(json, record);
+              json.member("slot").number(record.slot);
+            }
+            if (record.pid != 0) json.member("pid").number(record.pid);
+            note(json, record);
+          });
+  }
+
+  void write_slot(const Record& record) {
+    const Lane lane{kFirstFeed + record.group, kFirstSlot + static_cast<uint64_t>(record.slot)};
+    const int64_t ended = or_end(record.at_ns[kEnded]);
+    const int64_t filled = record.at_ns[kReady], delivered = record.at_ns[kRunning];
+    const auto part = [&](const char* name, int64_t from, int64_t to) {
+      slice(name, name, lane, from, to, Outcome::kDone, [&](Json& json) { batch(json, record); });
+    };
+    part("filling", record.at_ns[kBegun], filled != 0 ? filled : ended);
+    if (filled != 0) part("ready", filled, delivered != 0 ? delivered : ended);
+    if (delivered != 0) part("held", delivered, ended);
+  }
+
+  void write_record(const Record& record) {
+    const int64_t begun = record.at_ns[kBegun], ended = or_end(record.at_ns[kEnded]);
+    switch (record.kind) {
+      case Kind::kNone: return;
+      case Kind::kOp: return write_op(record);
+      case Kind::kLease: return write_lease(record);
+      case Kind::kFill:
+      case Kind::kBlocked: return write_fill(record);
+      case Kind::kSlot: return write_slot(record);
+      case Kind::kWait:
+        return slice(record.name, "wait", {kThreads, record.thread}, begun, ended, Outcome::kDone,
+                     [&](Json& json) {
+                       site(json, record);
+                       note(json, record);
+                     });
+      case Kind::kStarved:
+        return slice("starved", "starved", {kFirstFeed + record.group, kConsumer}, begun, ended,
+                     Outcome::kDone, [&](Json& json) {
+                       batch(json, record);
+                       json.member("thread").number(record.thread);
+                       note(json, record);
+                     });
+    }
+  }
+
+  // Each array has as many lanes as leases of it overlap.
+  void place_leases() {
+    std::vector<const Record*> leases;
+    for (const Record& record : recording_) {
+      if (record.kind == Kind::kLease) leases.push_back(&record);
+    }
+    std::stable_sort(leases.begin(), leases.end(),
+                     [](const Record* a, const Record* b) { return a->at_ns[kBegun] < b->at_ns[kBegun]; });
+    struct Group {
+      std::vector<int64_t> ends;  // by lane
+      std::vector<std::pair<const Record*, size_t>> places;
+    };
+    std::map<std::pair<uint64_t, std::string>, size_t> known;
+    std::vector<Group> groups;  // in the order in which they came
+    for (const Record* lease : leases) {
+      const auto [at, is_new] = known.try_emplace({lease->address, lease->text}, groups.size());
+      if (is_new) groups.emplace_back();
+      Group& group = groups[at->second];
+      size_t lane = 0;
+      while (lane < group.ends.size() && group.ends[lane] > lease->at_ns[kBegun]) ++lane;
+      if (lane == group.ends.size()) group.ends.push_back(0);
+      group.ends[lane] = or_end(lease->at_ns[kEnded]);
+      group.places.emplace_back(lease, lane);
+    }
+    uint64_t next = 1;
+    for (const Group& group : groups) {
+      for (const auto& [lease, lane] : group.places) {
+        lease_lanes_[lease] = next + lane;
+        lease_names_[next + lane] = concat(lease->text, lane == 0 ? "" : concat(" (", lane + 1, ")"));
+      }
+      next += group.ends.size();
+    }
+  }
+
+  void name(const char* what, Lane lane, std::string_view text) {
+    event([&](Json& json) {
+      json.member("ph").text("M");
+      json.member("name").text(what);
+      json.member("pid").number(lane.process);
+      json.member("tid").number(lane.thread);
+      json.member("args").object([&] { json.member("name").text(text); });
+    });
+  }
+  void order(const char* what, Lane lane, uint64_t index) {
+    event([&](Json& json) {
+      json.member("ph").text("M");
+      json.member("name").text(what);
+      json.member("pid").number(lane.process);
+      json.member("tid").number(lane.thread);
+      json.member("args").object([&] { json.member("sort_index").number(index); });
+    });
+  }
+
+  std::string name_of(Lane lane) {
+    if (lane.process == kLeases) return lease_names_[lane.thread];
+    if (lane.process >= kFirstFeed) {
+      if (lane.thread == kConsumer) return "consumer";
+      if (lane.thread >= kFirstSlot) return concat("slot ", lane.thread - kFirstSlot);
+      return concat("worker ", lane.thread - kFirstWorker);
+    }
+    if (lane.thread == static_cast<uint64_t>(getpid())) return "main thread";
+    const std::string known = name_of_thread(lane.thread);
+    return concat("thread ", lane.thread, known.empty() ? "" : concat(" (", known, ")"));
+  }
+
+  std::string name_of_process(uint64_t process) {
+    if (process == kThreads) return concat("threads of process ", getpid());
+    if (process == kLeases) return "leases";
+    const auto feed = static_cast<uint32_t>(process - kFirstFeed);
+    const std::string& generator = feeds_[feed];
+    return concat("feed ", feed, generator.empty() ? "" : concat(" of '", generator, "'"));
+  }
+
+  void write_names() {
+    uint64_t before = 0;
+    for (const Lane lane : lanes_) {
+      if (lane.process != before) {
+        before = lane.process;
+        name("process_name", {lane.process, 0}, name_of_process(lane.process));
+        order("process_sort_index", {lane.process, 0}, lane.process);
+      }
+      name("thread_name", lane, name_of(lane));
+      order("thread_sort_index", lane, lane.thread);
+    }
+  }
+
+  static constexpr size_t kPart = size_t{1} << 16;
+
+  const Recording& recording_;
+  const std::function<bool(std::string_view)>& put_;
+  std::string text_;
+  bool is_first_ = true;
+  bool has_failed_ = false;
+  std::set<Lane> lanes_;
+  std::map<uint32_t, std::string> feeds_;
+  std::map<const Record*, uint64_t> lease_lanes_;
+  std::map<uint64_t, std::string> lease_names_;
+};
+
+}  // namespace
+
+void write_chrome(const Recording& recording, const std::function<bool(std::string_view)>& put) {
+  Writer(recording, put).write();
+}
+
+}  // namespace tenon::trace

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trace of the process: from the file's opening to its writing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tenon::trace {
+
+struct Counts {
+  uint64_t events = 0;
+  uint64_t lost = 0;
+};
+
+// Threads: any. A fork waits for the end of either.
+// Fails as tenon_trace_begin.
+void begin(const char* path, uint64_t capacity);
+// Fails as tenon_trace_end; none runs then.
+Counts end();
+
+}  // namespace tenon::trace
