@@ -659,7 +659,7 @@ def empty_view(view: Any, is_alone: _bool) -> None:
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
 
-def torch_tensors(arrays: tuple[NDArray, ...]) -> tuple[Any, ...]:
+def torch_tensors(arrays: tuple[NDArray, ...], trust: _bool = False) -> tuple[Any, ...]:
     """NDArray.torch() of each."""
 
 def create(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool) -> NDArray: ...

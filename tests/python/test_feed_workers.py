@@ -76,7 +76,11 @@ def children():
     """The child processes of this one, but for those that serve multiprocessing."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
