@@ -2,7 +2,6 @@
 """Array memory lent between C libraries, NumPy, PyTorch and JAX, without copies."""
 
 import sys as _sys
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
@@ -72,6 +71,7 @@ from ._errors import (
     TenonError,
 )
 from ._files import load, save
+from ._loader import DataLoader
 from ._planner import Plan, Tensor
 from ._plugin import Plugin, plugin
 from ._trace import trace
@@ -84,9 +84,6 @@ from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
 from .share import Shared
-
-if _TYPE_CHECKING:
-    from ._loader import DataLoader
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
@@ -174,17 +171,3 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """`DataLoader` comes when it is asked for: it needs NumPy, and ``import tenon`` does not."""
-    if name == "DataLoader":
-        from ._loader import DataLoader
-
-        globals()[name] = DataLoader
-        return DataLoader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "DataLoader"})

@@ -8,7 +8,7 @@ import multiprocessing
 import multiprocessing.context
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._loader_collate import (
     BatchSampler,
@@ -19,7 +19,9 @@ from ._loader_collate import (
     numpy_collate,
     unchanged,
 )
-from ._loader_epochs import Here, Processes
+
+if TYPE_CHECKING:
+    from ._loader_epochs import Processes
 
 _FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
@@ -170,6 +172,8 @@ class DataLoader:
         super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:
+        from ._loader_epochs import Here, Processes  # needs NumPy
+
         if self.num_workers == 0:
             return Here(self)
         if not self.persistent_workers:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 
 def find_torch() -> Any:
     """PyTorch with its loader's parts, or None."""
@@ -39,6 +37,8 @@ class RandomSampler:
         self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
+        import numpy as np
+
         random = np.random if self.generator is None else self.generator
         yield from random.permutation(len(self.data_source)).tolist()
 
@@ -79,8 +79,11 @@ class Endless:
             yield None
 
 
-def numpy_collate(samples: Sequence[Any], stack: Any = np.stack) -> Any:
+def numpy_collate(samples: Sequence[Any], stack: Any = None) -> Any:
     """As PyTorch's ``default_collate``, with NumPy arrays in place of tensors."""
+    import numpy as np
+
+    stack = stack or np.stack
     first = samples[0]
     if isinstance(first, np.ndarray):
         alike = all(one.shape == first.shape and one.dtype == first.dtype for one in samples)
