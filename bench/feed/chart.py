@@ -70,7 +70,7 @@ def draw(found):
         drawn, bottom = panel(PARTS[name], seconds, 12 + i % COLUMNS * (PANEL_WIDTH + GAP), top)
         lines += drawn
         height = max(height, bottom)
-    width = COLUMNS * PANEL_WIDTH + GAP
+    width = COLUMNS * (PANEL_WIDTH + GAP)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 8}" '
         f'font-family="system-ui, sans-serif" fill="{INK}" role="img">'
