@@ -115,8 +115,7 @@ void drop(Span span, uint64_t key) noexcept {
 
 Text& Text::operator<<(std::string_view text) noexcept {
   const size_t n = std::min(text.size(), static_cast<size_t>(end_ - at_));
-  std::memcpy(at_, text.data(), n);
-  at_ += n;
+  at_ = std::copy_n(text.data(), n, at_);  // of no text, whose address may be null, nothing
   *at_ = '\0';
   if (n < text.size() && end_ - begin_ >= 3) std::memcpy(end_ - 3, "...", 3);
   return *this;
