@@ -128,7 +128,7 @@ nb::tuple torch_tensors(const nb::tuple& arrays, bool trust) {
   for (Py_ssize_t i = 0; i < n; ++i) {
     PyObject* const array = PyTuple_GetItem(arrays.ptr(), i);
     if (!is_ndarray(array)) raise(PyExc_TypeError, "item %zd is %R: it must be a tenon.NDArray", i, array);
-    nb::object tensor = tensor_of(share(array), false, type, [site] { return site; });
+    nb::object tensor = tensor_of(share(array), trust, type, [site] { return site; });
     PyTuple_SetItem(tensors.ptr(), i, tensor.release().ptr());
   }
   return nb::tuple(std::move(tensors));
