@@ -130,21 +130,26 @@ def children():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    processes = children()
+    processes, arrays = children(), shared_arrays()
     yield
     gc.collect()
     deadline = time.monotonic() + 5
     while children() - processes and time.monotonic() < deadline:
         time.sleep(0.01)
     assert children() <= processes
-    assert arrays_in_shared_memory() == 0
+    assert shared_arrays() <= arrays
 
 
-def arrays_in_shared_memory():
+def shared_arrays():
     """Of this process' own making, those that somebody has or may still open."""
     segments = json.loads(_core.describe_shared())["segments"]
-    own = [array for one in segments if is_own(one) for array in one["arrays"]]
-    return sum(bool(array["users"] or array["handles"] or array["more_handles"]) for array in own)
+    return {
+        (one["id"], array["block"])
+        for one in segments
+        if is_own(one)
+        for array in one["arrays"]
+        if array["users"] or array["handles"] or array["more_handles"]
+    }
 
 
 def is_own(segment):
@@ -365,12 +370,13 @@ def test_a_killed_worker_is_told():
 
 
 def test_indices_that_no_worker_has_taken_leave_no_memory():
+    before = shared_arrays()
     killing = Samples(killed_at_3, 100_000)
     batches = iter(tn.DataLoader(killing, batch_size=1500, num_workers=2, prefetch_factor=8))
-    assert arrays_in_shared_memory() > 0
+    assert shared_arrays() - before
     with pytest.raises(RuntimeError, match="is killed by signal"):
         list(batches)
-    assert arrays_in_shared_memory() == 0
+    assert shared_arrays() <= before
 
     loader = tn.DataLoader(
         Samples(lambda i: i, 100_000),
@@ -382,7 +388,7 @@ def test_indices_that_no_worker_has_taken_leave_no_memory():
     for _ in range(3):
         batches = iter(loader)
         next(batches)
-        assert arrays_in_shared_memory() <= 18
+        assert len(shared_arrays() - before) <= 18
     batches.close()
 
 
