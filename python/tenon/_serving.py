@@ -140,7 +140,8 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        return self._stage.server is self
+        """Never in a forked child, whose end is none of the consumers' business."""
+        return self._stage.server is self and not self._stage.is_inherited
 
     def __enter__(self) -> Server:
         return self
@@ -187,15 +188,19 @@ class Server:
             if not self._is_closing.is_set():  # a channel that was closed here
                 raise
         finally:
-            self._is_closing.set()
-            self._stage.words[IS_CLOSED_AT] = 1
-            if self._epoch is not None:
-                self._epoch._end()
-            for channel in (self._work, self._news):
-                if channel is not None:
-                    channel.close()
-            self._stage.server = None
-            self._stage.reclaim()
+            if self.is_running:
+                self._end()
+
+    def _end(self) -> None:
+        self._is_closing.set()
+        self._stage.words[IS_CLOSED_AT] = 1
+        if self._epoch is not None:
+            self._epoch._end()
+        for channel in (self._work, self._news):
+            if channel is not None:
+                channel.close()
+        self._stage.server = None
+        self._stage.reclaim()
 
     def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
         """False: the server is to end."""
@@ -300,6 +305,7 @@ class Stage:
         self.feed = feed
         self.name: str = feed.name
         self.mode = mode
+        self._pid = os.getpid()
         self.server: Server | None = None
         fd, at, self._memory, self._nbytes = feed._native.place()
         self._at = at
@@ -317,7 +323,7 @@ class Stage:
                 "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
                 "batches": feed.batches,
                 "mode": mode,
-                "pid": os.getpid(),
+                "pid": self._pid,
                 "fd": fd,
                 "file": (file.st_dev, file.st_ino),
                 "at": at,
@@ -356,10 +362,17 @@ class Stage:
     def close(self) -> None:
         """Ends what there is of it here: the name is free when no consumer has it any more."""
         server = self.server
-        if server is not None:
-            server.close()
-        self._held.clear()
-        del self._work, self._news, self._head, self.words
+        try:
+            if server is not None:
+                server.close()
+        finally:
+            self._held.clear()
+            del self._work, self._news, self._head, self.words
+
+    @property
+    def is_inherited(self) -> bool:
+        """This process is a forked child of the one that serves."""
+        return os.getpid() != self._pid
 
     def open_work(self) -> Channel:
         """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan

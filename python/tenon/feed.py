@@ -356,10 +356,12 @@ class Feed(Forms):
         if not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: it must be seconds")
         stage, self._stage = self._stage, None
-        if stage is not None:
-            stage.close()
-        self._native.close(timeout)
-        _open_feeds.discard(self)
+        try:
+            if stage is not None:
+                stage.close()
+        finally:
+            self._native.close(timeout)
+            _open_feeds.discard(self)
         busy = 0 if self._workers is None else self._workers.join(timeout)
         if busy:
             raise TimeoutError(
@@ -506,5 +508,5 @@ def _close_all() -> None:
     for feed in list(_open_feeds):
         try:
             feed.close()
-        except TimeoutError as error:
+        except Exception as error:  # the others are to be closed, too
             _log.warning("%s", error)

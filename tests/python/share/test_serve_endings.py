@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a served feed ends where something else goes wrong, or a forked child has a copy of it."""
+
+import os
+import threading
+
+import pytest
+from other_process import SECONDS
+
+import tenon as tn
+
+SCHEMA = tn.schema(label=("i8", (4,)))
+
+
+def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
+    """It ends its copies of server and feed while the consumer waits for a batch."""
+    go_on = threading.Event()
+
+    def fill(batch):
+        if batch.index == 2:
+            go_on.wait(SECONDS)
+        batch.label[...] = batch.index
+
+    name = f"forks-{os.getpid()}"
+    with (
+        tn.Feed(fill, SCHEMA, batches=5, shared=name) as feed,
+        feed.serve(epochs=2, background=True) as server,
+    ):
+        other.ask("feed = tn.Feed.attach(name, wait=20)", name=name)
+        other.start("[[int(batch.label[0]) for batch in feed] for _ in range(2)]")
+        while server.batches < 2:
+            threading.Event().wait(0.001)
+        child = os.fork()
+        if child == 0:
+            try:
+                server.close()
+                feed.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        # Longer than a consumer takes to look whether the feed was closed, and then for what was sent.
+        threading.Event().wait(2.5)
+        go_on.set()
+        assert other.answer() == [[0, 1, 2, 3, 4]] * 2
+        server.wait(SECONDS)
+
+
+def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, other):
+    name = f"fails-{os.getpid()}"
+    feed = tn.Feed(lambda batch: None, SCHEMA, workers=2, processes=True, batches=5, shared=name)
+    server = feed.serve(background=True)
+
+    def fail(*_):
+        raise MemoryError("no room for a note")
+
+    monkeypatch.setattr(feed._stage, "send", fail)
+    other.ask("feed = tn.Feed.attach(name, wait=20)", name=name)
+    assert other.ask("len(list(feed))") == 0
+    with pytest.raises(MemoryError, match="no room"):
+        server.wait(SECONDS)
+    feed.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(iter(feed))
+    assert not server.is_running
