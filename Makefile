@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The doors of the project. Everything that is made lies under .venv and build.
+# The commands of the project. Everything that is made lies under .venv and build.
 #
 #   make demo    a C library feeds a model; needs a compiler and Python with venv
-#   make test    every check with moderate counts          make soak   the same laws with full counts
-#   make lint    the lints alone                           make bench  measurements beside their peers
-#   make docs    the documentation as HTML                 make deps   what C++ tests need of the system
-#   make format  clang-format and ruff                     make clean  removes build (.venv stays)
+#   make test    lints, C, C++ and fast Python tests       make check  the rest of what must hold before a change
+#   make soak    the same laws with full counts            make bench  measurements beside their peers
+#   make lint    the lints alone                           make docs   the documentation as HTML
+#   make format  clang-format and ruff                     make deps   what C++ tests need of the system
+#   make clean   removes build (.venv stays)
 #
 # ARGS adds arguments to the demo and the benchmarks: make demo ARGS=--json
 
@@ -14,14 +15,17 @@ PYTHON ?= python3
 ENV := $(PYTHON) tools/env.py
 ARGS ?=
 
-.PHONY: demo test soak lint format bench docs deps clean
+.PHONY: demo test check soak lint format bench docs deps clean
 
 demo:
 	@$(ENV) demo
 	@.venv/bin/tenon demo $(ARGS)
 
 test: deps
-	@$(PYTHON) tools/run_tests.py
+	@$(PYTHON) tools/run_tests.py test
+
+check: deps
+	@$(PYTHON) tools/run_tests.py check
 
 soak: deps
 	@$(PYTHON) tools/run_tests.py soak

@@ -21,13 +21,19 @@ else
 fi
 command -v spin >/dev/null || need spin
 
+log=$(dirname "$0")/../build/log/deps.log
+
+# logged COMMAND...: what it prints goes to the log.
+logged() { "$@" >>"$log" 2>&1; }
+
 # install AS PACKAGES: with sudo or nothing in front.
 install() {
   line="apt-get install -y --no-install-recommends$2"
-  echo "== $line"
+  echo "$line (log: build/log/deps.log)"
+  mkdir -p "$(dirname "$log")"
   DEBIAN_FRONTEND=noninteractive
   export DEBIAN_FRONTEND
-  $1 $line || { $1 apt-get update && $1 $line; }
+  logged $1 $line || { logged $1 apt-get update && logged $1 $line; }
 }
 
 # try_for PACKAGE LACK: asks nobody, and goes on without it.

@@ -17,10 +17,9 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+from steps import ROOT, VENV, must_run
+
 WHEELS = ROOT / "build/wheel"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -32,18 +31,6 @@ assert sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py
 headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 print("%d.%d" % sys.version_info[:2], int(headers))
 """
-
-
-def say(text):
-    print(f"== {text}", flush=True)
-
-
-def run(command, **options):
-    """One command; the script ends when it fails."""
-    command = [str(part) for part in command]
-    environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    if subprocess.run(command, cwd=ROOT, env=environment, **options).returncode != 0:
-        sys.exit(f"failed: {' '.join(command)}")
 
 
 def probe(python):
@@ -119,12 +106,11 @@ class Environment:
             self.create(python)
 
     def create(self, python):
-        say(f"creating {self.folder.relative_to(ROOT)} with {python}")
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.folder == VENV:  # builds remember the paths of the environment that made them
             for build in glob.glob(str(ROOT / "build/cp*")):
                 shutil.rmtree(build)
-        run([python, "-m", "venv", self.folder])
+        must_run(f"create {self.folder.relative_to(ROOT)} with {python}", python, "-m", "venv", self.folder)
         self.stamp = {}
         self.note(python=probe(str(self.python))[0])
 
@@ -137,21 +123,24 @@ class Environment:
         files = requirement_files(f"{name}.txt")
         if self.stamp.get(name) == digest(files):
             return
-        say(f"installing requirements/{name}.txt into {self.folder.relative_to(ROOT)}")
-        run([self.python, *PIP, "install", "--progress-bar", "off", "-r", files[0]])
+        step = f"install requirements/{name}.txt into {self.folder.relative_to(ROOT)}"
+        must_run(step, self.python, *PIP, "install", "--progress-bar", "off", "-r", files[0])
         self.note(**{file.stem: digest(requirement_files(file.name)) for file in files})
 
     def install(self, wheel):
         if self.stamp.get("wheel") == digest([wheel]):
             return
-        say(f"installing {wheel.name} into {self.folder.relative_to(ROOT)}")
-        run([self.python, *PIP, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", wheel])
+        options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+        step = f"install the wheel into {self.folder.relative_to(ROOT)}"
+        must_run(step, self.python, *PIP, "install", *options, wheel)
         self.note(wheel=digest([wheel]))
 
     def uninstall(self):
         """Takes the package out: builds load its entry points, and an old or broken one would stop them."""
-        self.note(wheel=None)
-        run([self.python, *PIP, "uninstall", "--quiet", "--yes", "tenon"], stderr=subprocess.DEVNULL)
+        if "wheel" in self.stamp:
+            self.note(wheel=None)
+            step = f"remove the old package from {self.folder.relative_to(ROOT)}"
+            must_run(step, self.python, *PIP, "uninstall", "--quiet", "--yes", "tenon")
 
 
 def current_wheel(environment):
@@ -159,11 +148,10 @@ def current_wheel(environment):
     stamp, sources = WHEELS / "sources.sha256", digest(source_files())
     wheels = list(WHEELS.glob("*.whl"))
     if len(wheels) != 1 or not stamp.exists() or stamp.read_text() != sources:
-        say("building the wheel")
         shutil.rmtree(WHEELS, ignore_errors=True)
         environment.uninstall()
         options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", WHEELS]
-        run([environment.python, *PIP, "wheel", *options, ROOT])
+        must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT)
         stamp.write_text(sources)
         wheels = list(WHEELS.glob("*.whl"))
     return wheels[0]

@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks of `make test`, in one order, and ends with the runners' own summary lines.
+"""Runs the project's checks as steps, and ends with the runners' own summary lines.
 
-    run_tests.py         everything
+    run_tests.py test    lints, one build, C and C++ tests, the fast Python tests: at most ten minutes
+    run_tests.py check   the rest of what must hold before a change lands: sanitizers, models, the slow
+                         Python tests (kills, spawned interpreters, many repetitions), other CPythons, docs
     run_tests.py lint    the lints alone
     run_tests.py soak    the concurrent and the long tests with full counts, also under ThreadSanitizer
 
-A failed build ends the run at once; other failures are collected, shown at the end, and make it fail.
+A failed build ends the run at once. Other failures are collected and make the run fail at its end.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 import env
+import steps
 
 SUMMARY = re.compile(
-    r"^(\d+% tests passed.*|\d+ models, .*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$"
+    r"^(\d+% tests passed.*|\d+ models, .*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$", re.M
 )
 LINTS = ("check_includes.py", "check_labels.py", "check_sources.py")
 SOAK_SECONDS = "7200"
@@ -27,40 +31,42 @@ ASAN = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
 }
+# For the interpreters beside the one of .venv: each part of the package at least once.
+SMOKE = (
+    "tests/smoke",
+    *(
+        f"tests/python/test_{name}.py"
+        for name in "array blocks bodies buffer creation dlpack drop_views dtype engine feed function "
+        "indexing leases numpy operators ownership pickle_save views".split()
+    ),
+    "tests/python/lifetime/test_exit.py",
+    "tests/python/lifetime/test_fork.py",
+    "tests/python/lifetime/test_refcounts.py",
+    "tests/python/share/test_arena.py",
+    "tests/python/share/test_channel.py",
+    "tests/python/share/test_share_turns.py",
+)
 
 
 class Report:
     """What has run: the runners' summary lines, and the steps that failed."""
 
     def __init__(self):
+        self.began = time.monotonic()
         self.summaries = {}  # step -> the last summary line that it printed
         self.failed = []
 
     def step(self, name, *command, fatal=False, **environment):
-        env.say(name)
-        began = time.monotonic()
-        path = f"{env.VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=env.ROOT,
-            env={**os.environ, "PATH": path, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if SUMMARY.match(line):
-                self.summaries[name] = line.rstrip()
-        if process.wait() != 0:
-            self.failed.append(f"{name} (exit {process.returncode})")
+        done = steps.run(name, *command, **environment)
+        if found := SUMMARY.findall(done.text):
+            self.summaries[name] = found[-1][0]
+        if done.returncode != 0:
+            self.failed.append(f"{name} (exit {done.returncode})")
             if fatal:
                 self.close()
-        print(f"   {time.monotonic() - began:.0f} s", flush=True)
 
     def close(self):
-        env.say("summary")
+        print(f"\nSummary after {time.monotonic() - self.began:.0f} s")
         for name in self.failed:
             print(f"FAILED: {name}")
         for name, line in self.summaries.items():
@@ -90,8 +96,14 @@ def models(report, environment, *options):
 
 
 def build(report, preset, *options):
-    report.step(f"build {preset}: configure", "cmake", "--preset", preset, *options, fatal=True)
+    report.step(f"configure {preset}", "cmake", "--preset", preset, *options, fatal=True)
     report.step(f"build {preset}", "cmake", "--build", "--preset", preset, fatal=True)
+
+
+def pytest(report, name, python, *options, **environment):
+    """Several processes at once, each with tests of its own."""
+    command = (python, "-m", "pytest", "-q", "-n", JOBS, "--dist", "worksteal", *options)
+    report.step(f"pytest, {name}", *command, **environment)
 
 
 def smoke_under_asan(report, python):
@@ -123,7 +135,7 @@ def other_pythons(report, own):
         if environment is None:
             report.summaries[f"CPython {version}"] = "NOT ON THIS MACHINE: the wheel is not tested on it"
         else:
-            report.step(f"pytest, CPython {version}", environment.python, "-m", "pytest", "tests/python")
+            pytest(report, f"CPython {version}", environment.python, "-m", "not slow", *SMOKE)
 
 
 def soak(report, environment):
@@ -137,27 +149,38 @@ def soak(report, environment):
     report.step("pytest, soak", *command, **counts)
 
 
-def everything(report, environment):
+def test(report, environment):
     python = environment.python
     lint(report, environment)
-    models(report, environment)
     build(report, "dev", f"-DPython3_EXECUTABLE={python}")
+    report.step("ctest", "ctest", "--preset", "dev", "-j", JOBS)
+    pytest(report, "fast tests", python, "-m", "not slow")
+
+
+def check(report, environment):
+    python = environment.python
+    models(report, environment)
     packaged = ("-DTENON_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib", f"-DPython_EXECUTABLE={python}")
     build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)
     report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", JOBS)
     smoke_under_asan(report, python)
+    pytest(report, "slow tests", python, "-m", "slow")
     other_pythons(report, environment.stamp["python"])
-    report.step("ctest", "ctest", "--preset", "dev", "-j", JOBS)
-    report.step(f"pytest, CPython {environment.stamp['python']}", python, "-m", "pytest")
     env.prepare("docs")
     report.step(
         "docs", python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"
     )
 
 
-def main(what="everything"):
+RUNS = {"test": test, "check": check, "lint": lint, "soak": soak}
+
+
+def main(what="test"):
+    for language in ("C", "CXX"):
+        if shutil.which("ccache"):
+            os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
     report = Report()
-    {"everything": everything, "lint": lint, "soak": soak}[what](report, env.prepare("test"))
+    RUNS[what](report, env.prepare("test"))
     report.close()
 
 

@@ -30,12 +30,14 @@ def configure(cmake_dir, build, *options):
     return ["cmake", "-S", HERE / "client", "-B", build, "-G", "Ninja", f"-Dtenon_DIR={cmake_dir}", *options]
 
 
+@pytest.mark.slow
 def test_a_project_finds_the_wheel_and_runs(cmake_dir, tmp_path):
     assert cmake_dir in run(*configure(cmake_dir, tmp_path))
     run("cmake", "--build", tmp_path)
     assert "100% tests passed" in run("ctest", "--test-dir", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["0.2", "1.0"])
 def test_another_minor_version_is_refused(cmake_dir, tmp_path, other):
     command = configure(cmake_dir, tmp_path, f"-DWANTED={other}")
@@ -43,6 +45,7 @@ def test_another_minor_version_is_refused(cmake_dir, tmp_path, other):
     assert result.returncode != 0 and "not compatible with the version" in result.stderr
 
 
+@pytest.mark.slow
 def test_another_package_builds_against_the_wheel_without_a_path(cmake_dir, tmp_path):
     pytest.importorskip("scikit_build_core")
     command = [sys.executable, "-m", "pip", "wheel", HERE / "package", "--no-build-isolation", "--no-deps"]

@@ -144,6 +144,7 @@ def test_a_cancelled_wait_loses_no_batch(gate, moment):
         assert asyncio.run(main()) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_cancellations_at_any_moment_lose_no_batch():
     """Waits that end by a batch race with ones that end by a timeout."""
 
@@ -270,6 +271,7 @@ def test_an_awaited_batch_survives_its_loop(gate):
         assert asyncio.run(collect()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_python_ends_while_a_batch_is_awaited():
     code = f"""
 import asyncio, tenon as tn

@@ -123,6 +123,7 @@ def test_a_native_function_reads_what_is_const_also_where_it_overwrites_the_same
     assert a.tolist() == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["pool", "inline", "seeded:3"])
 def test_new_memory_is_another_s_only_with_the_op_that_fills_it(engine):
     """A thread that reads meanwhile finds whole values, that never go back: an array without its op, on
@@ -304,6 +305,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wait", ["op.wait()", "op.exception()", "op.result()", "tn.waitall()", "a.tolist()", "np.asarray(a)"]
 )

@@ -44,6 +44,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"collections: {gc.get_stats()[0]['collections']}")
 
 
+@pytest.mark.slow
 def test_the_contract_holds_while_the_collector_runs_at_every_allocation():
     files = [str(HERE / name) for name in FILES if (HERE / name).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", pathlib.Path(__file__).stem]

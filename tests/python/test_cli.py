@@ -42,6 +42,7 @@ def demo_without(module, folder, *arguments):
     return tenon("demo", *arguments, code=1, PYTHONPATH=path).stderr
 
 
+@pytest.mark.slow
 def test_config_prints_folders_that_hold_the_files():
     assert config("--includes").startswith("-I")
     assert Path(config("--includes").removeprefix("-I"), "tenon", "tenon.h").is_file()
@@ -55,6 +56,7 @@ def test_config_answers_several_questions_one_a_line(capsys):
     assert capsys.readouterr().out.splitlines() == [config("--libdir"), tn.__version__]
 
 
+@pytest.mark.slow
 def test_a_c_program_builds_with_what_config_prints(tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
@@ -75,6 +77,7 @@ def test_the_script_is_installed_beside_python():
     assert done.stdout.strip() == tn.__version__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [(), ("config",), ("bake",), ("demo", "--workers", "0"), ("demo", "--framework", "x")]
 )
@@ -92,6 +95,7 @@ def test_demo_with_a_wrong_compiler_names_it():
     assert "/nowhere/cc -m64" in message and "Traceback" not in message
 
 
+@pytest.mark.slow
 def test_demo_with_a_failing_compiler_shows_its_command():
     pytest.importorskip("sklearn")
     message = tenon("demo", "--framework", "numpy", code=1, CC="false").stderr

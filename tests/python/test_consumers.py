@@ -192,6 +192,7 @@ def consumer_of(kind, feed, context, session_of):
     return lambda: [look(arrays) for arrays in getattr(feed, kind)()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.parametrize("kind", ["numpy", "torch", "jax", "onnxruntime", "databatch", "asyncio"])
 def test_consumers_copy_nothing(kind, session_of):

@@ -28,11 +28,13 @@ def x():
     return np.ones(PAYLOAD, np.uint8)
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_filling_in_place_is_one_payload(x):
     assert payloads(lambda: x.fill(3)) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize(
     "copy",
@@ -47,6 +49,7 @@ def test_a_copy_is_one_more_payload(x, copy):
     assert payloads(fill_and_copy) == pytest.approx(2, abs=0.02)
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_a_copy_by_torch_is_one_payload(x):
     torch = pytest.importorskip("torch")
@@ -70,6 +73,7 @@ def test_reading_fresh_memory_writes_nothing():
     assert payloads(read_fresh) == pytest.approx(0, abs=0.02)
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize("flags", [mmap.MAP_PRIVATE, mmap.MAP_SHARED], ids=["private", "shared"])
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -87,6 +91,7 @@ def test_private_and_shared_mappings_count_whenever_they_were_made(flags, when):
     assert payloads(write) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_writes_of_other_threads_count(x):
     def write(array=x):
@@ -125,6 +130,7 @@ def test_a_page_written_twice_counts_once(x):
         assert meter.stop() == pytest.approx(PAYLOAD, rel=0.2)
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize("capacity", [1 << 16, 100], ids=["one answer", "many answers"])
 def test_scattered_pages_count_once_each(monkeypatch, capacity):
@@ -152,6 +158,7 @@ def test_one_meter_at_a_time_and_the_next_one_works_after_close(x):
     assert payloads(lambda: x.fill(6)) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_the_result_of_the_work_lives_until_it_is_counted_and_not_longer(x):
     alive = []

@@ -98,7 +98,9 @@ def test_asarray_shares_where_it_can():
 
 
 @pytest.mark.parametrize(
-    "data", ["text", b"bytes", [["ragged"], 1], object(), None, {"a": 1}, [1, "x"]], ids=repr
+    "data",
+    ["text", b"bytes", [["ragged"], 1], pytest.param(object(), id="object"), None, {"a": 1}, [1, "x"]],
+    ids=repr,
 )
 def test_data_that_are_no_numbers_are_refused(data):
     for make in (tn.array, tn.asarray):
@@ -106,6 +108,7 @@ def test_data_that_are_no_numbers_are_refused(data):
             make(data)
 
 
+@pytest.mark.slow
 def test_buffers_of_all_kinds_are_shared():
     with mmap.mmap(-1, 4096) as mapping:
         sources = [

@@ -70,6 +70,7 @@ def check(result):
         assert result["host_copies_per_batch"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch")
 def test_demo_on_torch_reports_every_figure(tmp_path):
     result, done = run_demo(tmp_path, "--framework", "torch")

@@ -340,16 +340,19 @@ def test_a_native_body_reads_a_numpy_array_which_is_read_only_meanwhile(engine):
 # -------------------------------------------------------------------------- waits that cannot end
 
 
-def test_a_lone_thread_that_waits_behind_its_own_view_is_told(engine):
-    a, b = tn.zeros(3), tn.zeros(3)
-    x = np.asarray(a)
-    op = tn.push(lambda v, w: (v.fill(1), w.fill(2)), tn.out(a), tn.out(b), on_conflict="wait")
-    for wait in (op.wait, b.tolist, tn.waitall, lambda: b.lease("r")):
-        with pytest.raises(tn.DeadlockError, match=r"a writable view of it, taken at .*test_engine\.py"):
-            wait()
-    del x
-    op.wait()
-    assert b.tolist() == [2] * 3
+def test_a_lone_thread_that_waits_behind_its_own_view_is_told(engine, in_a_process_with_one_thread):
+    def wait_behind_own_view():
+        a, b = tn.zeros(3), tn.zeros(3)
+        x = np.asarray(a)
+        op = tn.push(lambda v, w: (v.fill(1), w.fill(2)), tn.out(a), tn.out(b), on_conflict="wait")
+        for wait in (op.wait, b.tolist, tn.waitall, lambda: b.lease("r")):
+            with pytest.raises(tn.DeadlockError, match=r"a writable view of it, taken at .*test_engine\.py"):
+                wait()
+        del x
+        op.wait()
+        assert b.tolist() == [2] * 3
+
+    in_a_process_with_one_thread(wait_behind_own_view)
 
 
 def test_waitall_sees_what_a_body_pushes_behind_the_caller_s_lease(engine):

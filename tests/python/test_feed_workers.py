@@ -163,6 +163,7 @@ def test_an_exception_comes_at_its_place_with_the_workers_traceback(processes):
             list(feed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words", "number", "code"),
     [(kill_self, "signal 9", 9, None), (crash, "signal 11", 11, None), (exit_7, "exit code 7", None, 7)],
@@ -327,6 +328,7 @@ def test_a_consumer_that_keeps_all_may_be_told():
         assert next(batches).index == 5, "nothing is lost by the error"
 
 
+@pytest.mark.slow
 def test_batches_in_dead_cycles_are_not_held():
     with tn.Feed(random_numbers(), batches=30, on_starved="raise") as feed:
         for batch in feed:
@@ -335,6 +337,7 @@ def test_batches_in_dead_cycles_are_not_held():
             del cycle, batch
 
 
+@pytest.mark.slow
 def test_the_exit_of_a_forked_child_leaves_the_workers_alone(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -381,6 +384,7 @@ def test_what_cannot_be_a_generator_is_refused():
         tn.Feed(lambda batch: None, SCHEMA, processes="spawn")
 
 
+@pytest.mark.slow
 def test_a_feed_of_processes_ends_with_the_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -408,6 +412,7 @@ def test_a_feed_of_processes_ends_with_the_program(tmp_path):
             assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_end_with_a_program_that_is_killed(tmp_path, start):
     program = tmp_path / "program.py"
@@ -446,6 +451,7 @@ def test_the_default_start_method_is_multiprocessings():
     assert kind is multiprocessing.get_context().Process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_that_are_killed_at_random_lose_no_batch(seed):
     def fill(batch):
@@ -468,6 +474,7 @@ def test_workers_that_are_killed_at_random_lose_no_batch(seed):
             assert seen == list(range(60))
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_feeds_of_processes():
     def held():
         gc.collect()

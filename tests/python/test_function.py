@@ -325,6 +325,7 @@ def random_function(name, rng):
     return f"{prototype} {{ return {test} ? {written} : {wrong}; }}\n", prototype, arguments, expected
 
 
+@pytest.mark.slow
 def test_random_prototypes_pass_every_argument_to_compiled_c(tmp_path):
     seed = 20240229
     rng = random.Random(seed)

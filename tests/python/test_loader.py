@@ -224,6 +224,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_torch(kind, workers):
@@ -237,6 +238,7 @@ def test_three_workers_that_end_at_different_times():
     assert_same(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "shuffled", "iterated"])
 def test_workers_that_persist_give_the_same(kind):
     dataset, options = KINDS[kind]
@@ -261,6 +263,7 @@ def test_workers_that_persist_are_the_same_processes_also_after_an_epoch_is_left
     loader._iterator.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_start_methods(start):
     dataset = data.TensorDataset(torch.arange(8.0))
@@ -468,6 +471,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.slow
 def test_a_script_needs_but_another_import():
     outputs = []
     for line in ("from tenon import DataLoader", "from torch.utils.data import DataLoader"):

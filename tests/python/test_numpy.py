@@ -212,6 +212,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "error", "text"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_lent_is_refused_by_name(x, error, text):
     for keep in ("readonly", "writable", "move"):

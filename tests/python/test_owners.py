@@ -192,6 +192,7 @@ def test_cycles_through_the_owner_do_not_crash():
     del owner.array_of_its_own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["global", "atexit", "thread", "tensor"])
 def test_arrays_alive_at_exit_do_no_harm(where):
     program = textwrap.dedent(

@@ -218,6 +218,7 @@ def test_copy_on_conflict_leaves_the_old_values_to_their_readers():
     assert a.data_ptr == address, "nobody reads the present version: it is overwritten in place"
 
 
+@pytest.mark.slow
 def test_copy_on_conflict_keeps_each_version_for_its_own_readers():
     a = tn.zeros(1000)
     kept = []

@@ -87,6 +87,7 @@ def tensor_sets(draw, most=40, largest=5000, steps=30):
     return {f"t{i}": (nbytes, first, first + more) for i, (nbytes, first, more) in enumerate(spans)}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(tensor_sets(), st.sampled_from([1, 16, 64, 4096]))
 def test_a_plan_is_valid_and_between_its_bounds(tensors, alignment):
@@ -112,6 +113,7 @@ def test_the_same_tensors_give_the_same_plan(tensors):
     assert plan(tensors, effort=0.02) == plan(dict(tensors), effort=0.02)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(tensor_sets(most=6, largest=12, steps=6))
 def test_small_plans_are_optimal(tensors):
@@ -156,6 +158,7 @@ def test_no_plan_of_full_buffers_is_better():
             assert not fits(spans, found.nbytes // cases.UNIT - 1)
 
 
+@pytest.mark.slow
 def test_the_search_says_no_only_where_nothing_fits():
     """The search alone, at each limit: plans of small sets rarely need it, since first fit is optimal."""
     refused = 0
@@ -184,6 +187,7 @@ def test_the_search_says_no_only_where_nothing_fits():
     assert refused >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAMILIES, ids=[f"{i}: {case.name}" for i, case in enumerate(FAMILIES)])
 def test_families_are_within_a_twentieth(case):
     found = plan(case.tensors)
@@ -194,6 +198,7 @@ def test_families_are_within_a_twentieth(case):
     assert found.nbytes <= plan(case.tensors, effort=0).nbytes
 
 
+@pytest.mark.slow
 def test_a_thousand_and_ten_thousand_tensors():
     for n in (1_000, 10_000):
         tensors = cases.random_intervals(n, 0, longest=0.01).tensors
@@ -264,6 +269,7 @@ def test_check_names_what_is_wrong():
         dataclasses.replace(found, offsets={}).check()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(tensor_sets(most=8, steps=5, largest=300), st.data())
 def test_check_agrees_with_comparing_each_pair(tensors, data):

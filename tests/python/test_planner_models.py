@@ -35,6 +35,7 @@ def run_in(found, model, x):
         return models.Planned(model, found, buffer.torch()).run(x).clone()
 
 
+@pytest.mark.slow
 def test_a_model_run_in_its_plan_gives_the_same_bits(model_and_input):
     model, x = model_and_input
     found = plan(models.record(model, x))
@@ -59,6 +60,7 @@ def test_a_lifetime_that_ends_too_early_is_seen(model_and_input):
         assert not torch.equal(result, model(x))
 
 
+@pytest.mark.slow
 def test_offsets_that_share_bytes_are_seen(model_and_input):
     model, x = model_and_input
     found = plan(models.record(model, x))

@@ -95,6 +95,7 @@ def test_what_lies_inside_is_drawn_below(tmp_path):
     assert len(rows) == 2
 
 
+@pytest.mark.slow
 def test_a_failure_has_its_colour_also_among_many(tmp_path):
     ok = [slice_(i, 0.5) for i in range(100_000)]
     bad = slice_(50_000.6, 0.2, outcome="failed", error="no")
@@ -104,6 +105,7 @@ def test_a_failure_has_its_colour_also_among_many(tmp_path):
     assert colours.count("#d6001c") == 1
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_events_make_a_small_picture_in_time(tmp_path):
     events = [slice_(i * 10, 5, f"op {i}", thread=i % 4) for i in range(100_000)]
     began = time.process_time()

@@ -125,6 +125,7 @@ def test_texts_of_any_bytes_are_text():
         next(iter(feed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "error", "text"),
     [
@@ -200,6 +201,7 @@ def test_generators_of_another_kind_are_refused():
         tn.Feed(tn.c_function(native_library.generators(), "int fill_label(int64_t *label, uint64_t index)"))
 
 
+@pytest.mark.slow
 def test_a_class_fills_through_views_and_its_exceptions_are_texts():
     plugin = tn.plugin(class_library(), rows=4, gain=0.5, name="abc\u00e9")
     assert plugin.schema.fields[2] == ("flag", tn.bool, (4,))
@@ -228,6 +230,7 @@ def from_page(language, file):
     return native_library.compiled(file, f"-I{INCLUDE}", *(["-std=c++20"] if language == "cpp" else []))
 
 
+@pytest.mark.slow
 def test_the_plug_ins_of_the_page_fill_the_same_batches(tmp_path):
     plugins = [
         tn.plugin(from_page("cpp", tmp_path / "ramp_class.cc"), gain=0.5, rows=8),
@@ -247,6 +250,7 @@ def test_the_plug_ins_of_the_page_fill_the_same_batches(tmp_path):
         next(iter(feed))
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path):
     folder = ROOT / "examples"
     source = (folder / "walk.cc").read_text()

@@ -184,6 +184,7 @@ class Driver:
         return None
 
 
+@pytest.mark.slow
 def test_what_threads_write_in_their_turns_is_whole_and_nothing_is_lost():
     seed = random.randrange(2**32)
     print("seed", seed)

@@ -78,6 +78,7 @@ def test_places_of_numbers_are_those_of_the_struct():
     assert numbers == LAYOUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_feed_with_worker_processes_is_shown_with_its_rates(way):
     with running(processes=way) as (feed, batches):
@@ -173,6 +174,7 @@ def content_of_a_feed():
     raise AssertionError("the feed has no file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "form", "value", "says"),
     [
@@ -201,6 +203,7 @@ def test_a_file_that_is_cut_is_damaged():
         assert "cannot be read" in seen["damaged"]
 
 
+@pytest.mark.slow
 def test_memory_full_of_noise_is_survived():
     content, _ = content_of_a_feed()
     seed = random.randrange(2**32)

@@ -413,6 +413,7 @@ def test_a_forked_child_has_no_trace(path):
     assert [event["name"] for event in Trace(f"{path}.child").slices("op")] == ["its own"]
 
 
+@pytest.mark.slow
 def test_threads_may_work_while_traces_begin_and_end(path):
     a = [tn.zeros(3, "float32") for _ in range(2)]
     is_over = threading.Event()

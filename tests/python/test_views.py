@@ -70,6 +70,7 @@ def test_a_conflict_of_an_op_that_reads_says_that_readonly_views_would_do():
     assert x.tolist() == [1] * 4
 
 
+@pytest.mark.slow
 def test_a_conflict_with_an_original_names_it():
     x = np.zeros(4)
     a = tn.from_numpy(x)
@@ -216,6 +217,7 @@ def test_variables_of_other_threads_are_looked_at():
         thread.join(30)
 
 
+@pytest.mark.slow
 def test_functions_of_other_threads_run_on_unharmed():
     # Each call checks by itself that its variables, and the dictionary of them, are as it has left them.
     a = tn.zeros(4)
@@ -297,6 +299,7 @@ def test_the_search_leaves_nothing_behind(thorough):
     fill(a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thorough", [False, True])
 def test_the_search_makes_no_cycles(thorough):
     a = tn.zeros(4)
@@ -417,6 +420,7 @@ def test_no_code_of_the_user_s_objects_runs():
     del hostile, sequence, mapping, array
 
 
+@pytest.mark.slow
 def test_an_object_that_changes_in_size_is_searched_within_the_limit():
     a = tn.zeros(4)
     many = [[] for _ in range(100_000)]

@@ -42,12 +42,14 @@ def check(tmp_path, capsys, text, *arguments):
     return status, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_that_does_what_it_states_passes(tmp_path, capsys):
     status, out = check(tmp_path, capsys, STATED + LOCK)
     assert status == 0
     assert out.endswith("1 models, 4 variants: all as stated\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -79,6 +81,7 @@ def test_any_other_end_fails(tmp_path, capsys, text, complaint):
     assert complaint in out
 
 
+@pytest.mark.slow
 def test_checks_for_soak_run_only_there(tmp_path, capsys):
     text = STATED.replace("SOUND ends", "SOUND ends soak") + LOCK
     assert "3 variants: all as stated" in check(tmp_path, capsys, text)[1]

@@ -45,6 +45,7 @@ def test_out_with_every_dtype(dtype):
     assert address(j) == a.data_ptr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_with_every_dtype(dtype):
     j = jnp.ones((3, 4), dtype)

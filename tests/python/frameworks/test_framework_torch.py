@@ -180,6 +180,7 @@ def test_a_read_only_numpy_array_does_not_become_writable_by_way_of_torch():
     assert text == b"0123456789abcdef"
 
 
+@pytest.mark.slow
 def test_negative_strides_never_abort_the_process():
     """torch 2.13 ends the process on them: a.torch() must refuse or copy."""
     code = (

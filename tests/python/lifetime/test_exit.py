@@ -9,6 +9,7 @@ import pytest
 import soak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", programs.ALIVE)
 def test_a_process_ends_with_things_alive(kind):
     child.run(programs.ALIVE[kind])
@@ -23,11 +24,13 @@ def test_a_process_ends_with_everything_alive_at_once_and_memory_checked():
     child.run("\n".join(parts), PYTHONMALLOC="debug")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", programs.ENDINGS)
 def test_a_process_ends_whatever_goes_on(kind):
     child.run(programs.ENDINGS[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", programs.DAEMONS)
 def test_a_process_ends_under_daemon_threads(kind):
     """CPython stops them wherever they are, as soon as they want the GIL."""
@@ -35,6 +38,7 @@ def test_a_process_ends_under_daemon_threads(kind):
         child.run(programs.with_daemons(programs.DAEMONS[kind]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", programs.NATIVE)
 def test_a_process_ends_when_c_lets_go_at_the_end(kind):
     child.native.path()

@@ -48,6 +48,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", ["itself", "numpy"])
 def test_memory_and_descriptors_stay_as_they_are(kind, way):

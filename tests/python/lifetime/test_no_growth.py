@@ -198,6 +198,7 @@ def growth(call, n):
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FAST, *SLOW])
 def test_exchanges_leave_nothing_behind(kind):
     call, n = (FAST[kind], N) if kind in FAST else (SLOW[kind], N // 10)

@@ -111,6 +111,7 @@ def test_a_borrowed_owner_is_released_with_the_last_user(kind, x):
     assert x.flags.writeable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAIL)
 def test_a_call_that_fails_takes_nothing(kind, x):
     for _ in range(2):  # the first time makes what is made once
@@ -124,6 +125,7 @@ def test_a_call_that_fails_takes_nothing(kind, x):
         assert live.now() == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BORROW)
 def test_owners_that_only_an_array_keeps_die_with_it(kind):
     x = np.arange(8.0)

@@ -103,6 +103,7 @@ def test_one_numpy_array_lent_by_all():
     assert x.flags.writeable
 
 
+@pytest.mark.slow
 def test_arrays_handed_from_thread_to_thread():
     """Whoever drops an array is rarely the one who made it."""
     import queue
@@ -168,6 +169,7 @@ def test_many_tensors_over_one_buffer():
     assert {tensor.deaths for tensor in deaths} == {1}
 
 
+@pytest.mark.slow
 def test_threads_of_c_let_go_while_threads_of_python_import():
     library = native.load()
     x = np.zeros((64, 8))

@@ -80,7 +80,20 @@ def test_max_version_left_out_is_none():
 
 @pytest.mark.parametrize(
     "max_version",
-    [1, 1.0, "1.0", (), (1,), (1, 0, 0), ("1", "0"), (None, None), (1.5, 0), {1: 0}, object(), b"\1\0"],
+    [
+        1,
+        1.0,
+        "1.0",
+        (),
+        (1,),
+        (1, 0, 0),
+        ("1", "0"),
+        (None, None),
+        (1.5, 0),
+        {1: 0},
+        pytest.param(object(), id="object"),
+        b"\1\0",
+    ],
     ids=repr,
 )
 def test_a_max_version_that_is_no_pair_of_integers_is_refused(max_version):
@@ -183,7 +196,9 @@ def test_other_devices_are_refused(dl_device):
         tn.zeros(4).__dlpack__(dl_device=dl_device)
 
 
-@pytest.mark.parametrize("dl_device", ["cpu", 1, (1,), (1, 0, 0), ("cpu", 0), object()], ids=repr)
+@pytest.mark.parametrize(
+    "dl_device", ["cpu", 1, (1,), (1, 0, 0), ("cpu", 0), pytest.param(object(), id="object")], ids=repr
+)
 def test_a_device_that_is_no_pair_of_integers_is_refused(dl_device):
     with pytest.raises((TypeError, ValueError, BufferError)):
         tn.zeros(4).__dlpack__(dl_device=dl_device)

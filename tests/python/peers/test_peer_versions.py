@@ -139,7 +139,7 @@ def test_a_buffer_error_of_the_producer_does_not_lead_to_a_legacy_request():
     assert all(call.get("max_version", (0,))[0] >= 1 for call in source.calls)
 
 
-@pytest.mark.parametrize("value", [None, 7, "text", b"", [], object()], ids=repr)
+@pytest.mark.parametrize("value", [None, 7, "text", b"", [], pytest.param(object(), id="object")], ids=repr)
 def test_what_is_no_capsule_is_refused(value):
     with pytest.raises((TypeError, BufferError, ValueError)):
         tn.from_dlpack(dl.Wrapped(value))

@@ -48,5 +48,6 @@ def test_a_shared_array_goes_as_a_handle(found):
     assert found["sent_shared"] is None or found["sent_shared"] < 0.1
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_received_batches():
     assert "accuracy 1.00" in run(["mpirun", "-n", "2", *example("remote_mpi.py")])

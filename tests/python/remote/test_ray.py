@@ -15,6 +15,7 @@ def found():
     return facts(run(program("ray_program.py")))
 
 
+@pytest.mark.slow
 def test_arguments_and_results_arrive_read_only_and_aligned(found):
     assert found["argument"] == found["by_reference"] == ["NDArray", [N], False, 0, 3, 3]
     assert found["strided"] == ["NDArray", [N // 2], False, 0, 3, 3]
@@ -39,5 +40,6 @@ def test_a_shared_array_goes_as_a_handle(found):
     assert found["other_process"]
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_batches_of_a_worker():
     assert "accuracy 1.00" in run(example("remote_ray.py"))

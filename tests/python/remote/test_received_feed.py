@@ -61,6 +61,7 @@ def receive_into(link, array):
         rest = rest[n:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [False, "fork"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_batches_are_received_into_the_slots_by_several_workers(sender, processes):
@@ -112,6 +113,7 @@ def test_a_connection_that_ends_is_told_at_its_batch(sender):
         assert found == [0, 1] and caught.value.index == 2
 
 
+@pytest.mark.slow
 def test_the_example_trains_over_sockets():
     pytest.importorskip("torch")
     assert "accuracy 1.00" in run(example("remote_feed.py"))
@@ -122,6 +124,7 @@ mpi = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @mpi
 def test_messages_of_mpi_land_in_the_slots():
     pytest.importorskip("mpi4py")
@@ -133,6 +136,7 @@ def test_messages_of_mpi_land_in_the_slots():
     assert found["written"] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 @mpi
 def test_the_example_trains_over_mpi():
     pytest.importorskip("mpi4py")

@@ -64,6 +64,7 @@ def ended(process):
     assert process.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_items_arrive_whole_and_in_order(method):
     channel = tn.Channel(SCHEMA, slots=3)

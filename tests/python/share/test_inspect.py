@@ -435,6 +435,7 @@ def test_any_bytes_behind_a_good_header_are_survived(label):
     del arena
 
 
+@pytest.mark.slow
 def test_segments_that_come_and_go_while_it_looks(other, label):
     other.start(
         "end = time.monotonic() + 3\n"

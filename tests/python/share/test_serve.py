@@ -96,6 +96,7 @@ def held(feed):
 # ------------------------------------------------------------------------------------- what arrives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 @pytest.mark.parametrize(
     ("generator", "options"),
@@ -184,6 +185,7 @@ def _indices_of(name):
         return [int(batch.label[0]) for batch in feed]
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_loops_in_torch_share_a_broadcast(name, other, another):
     pytest.importorskip("torch")
     wanted = [(int(label[0]), float(data.sum())) for data, label in _local_torch()]
@@ -209,6 +211,7 @@ def _local_torch():
         yield from feed.torch()
 
 
+@pytest.mark.slow
 def test_tensors_of_a_broadcast_are_copies_without_trust(name, other):
     pytest.importorskip("torch")
     with tn.Feed(fill, SCHEMA, batches=1, shared=name) as feed, feed.serve("broadcast", background=True):
@@ -264,6 +267,7 @@ def test_an_early_end_of_a_loop_leaves_the_rest_to_the_next_one(name, other):
         assert [entry[1] for entry in other.ask("epoch(feed)")] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_a_slow_consumer_counts_the_same_epochs(mode, name, other, another):
     with tn.Feed(fill, SCHEMA, batches=8, shared=name) as feed:
@@ -279,6 +283,7 @@ def test_a_slow_consumer_counts_the_same_epochs(mode, name, other, another):
             assert sorted(together) == [(epoch, i) for i in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name, other, another):
     with (
@@ -309,6 +314,7 @@ def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name,
         )
 
 
+@pytest.mark.slow
 def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name, other, another):
     with (
         tn.Feed(fill, SCHEMA, batches=10, slots=4, shared=name) as feed,
@@ -325,6 +331,7 @@ def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name,
         server.wait(SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["feed.close()", "os.kill(os.getpid(), 9)"])
 def test_the_rest_of_an_epoch_is_not_mixed_with_the_next_one(leaves, name, another):
     """All was sent, and who was to receive it leaves."""
@@ -363,6 +370,7 @@ def test_a_broadcast_waits_for_somebody_who_listens(name, other, another):
         server.wait(SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_the_servers_end_ends_the_loops(mode, name, other):
     with tn.Feed(fill, SCHEMA, shared=name) as feed:
@@ -442,6 +450,7 @@ except tn.OpError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_a_failure_comes_at_its_place(mode, name, other):
     with tn.Feed(breaks, SCHEMA, batches=6) as feed, pytest.raises(tn.OpError) as wanted:
@@ -455,6 +464,7 @@ def test_a_failure_comes_at_its_place(mode, name, other):
         assert [entry[1] for entry in other.ask("epoch(feed)")] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_each_consumer_of_a_queue_is_told_of_a_failure(name, other, another):
     with tn.Feed(breaks, SCHEMA, batches=6, shared=name) as feed, feed.serve(consumers=2, background=True):
         for process in (other, another):
@@ -465,6 +475,7 @@ def test_each_consumer_of_a_queue_is_told_of_a_failure(name, other, another):
                 process.answer()
 
 
+@pytest.mark.slow
 def test_a_consumer_that_holds_everything_is_told_so(name, other):
     with tn.Feed(fill, SCHEMA, slots=4, shared=name) as feed, feed.serve(background=True):
         attach(other, name, timeout=0.3)
@@ -475,6 +486,7 @@ def test_a_consumer_that_holds_everything_is_told_so(name, other):
         assert other.ask("next(it).index") == 3
 
 
+@pytest.mark.slow
 def test_a_consumer_that_waits_for_the_generator_is_told_so(name, other):
     go_on = threading.Event()
 
@@ -502,6 +514,7 @@ server = feed.serve(mode, epochs=None, background=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 @pytest.mark.parametrize("options", [{}, {"processes": "fork", "workers": 2}], ids=["thread", "processes"])
 def test_a_server_that_is_killed_is_named_and_batches_in_hand_stay_valid(mode, options, name, other):
@@ -523,6 +536,7 @@ def test_a_server_that_is_killed_is_named_and_batches_in_hand_stay_valid(mode, o
         tn.Feed.attach(name)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_between_epochs_is_named(name, other, another):
     """When it has no part in the work: it waits there until a consumer comes to the end."""
     with Other() as owner:
@@ -543,6 +557,7 @@ def test_a_server_that_is_killed_between_epochs_is_named(name, other, another):
         assert another.ask("int(first.label[0])") in (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_a_consumer_that_is_killed_gives_its_slots_back(mode, name, other):
     with (
@@ -564,6 +579,7 @@ def test_a_consumer_that_is_killed_gives_its_slots_back(mode, name, other):
         assert server.is_running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_consumers_that_are_killed_at_random_disturb_nobody(mode, name, other):
     """One consumer stays; others come, take batches, keep some, and are killed at any moment. What the one
@@ -605,6 +621,7 @@ for batch in feed:
 # ------------------------------------------------------------------------------------- surroundings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_nothing_grows_over_a_thousand_batches(mode, name, other):
     with (
@@ -651,6 +668,7 @@ def test_ctrl_c_ends_a_consumer_that_waits(name):
         assert process.communicate(timeout=SECONDS)[0] == "ended\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "during"])
 def test_ctrl_c_ends_serving_and_the_consumers_loops(moment, name, other):
     code = f"""

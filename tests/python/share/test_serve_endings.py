@@ -12,6 +12,7 @@ import tenon as tn
 SCHEMA = tn.schema(label=("i8", (4,)))
 
 
+@pytest.mark.slow
 def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
     """It ends its copies of server and feed while the consumer waits for a batch."""
     go_on = threading.Event()

@@ -21,6 +21,7 @@ def killed_in(code, **values):
         return process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "come",
     [
@@ -275,6 +276,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_again_and_again_leaves_nothing_behind():
     a = tn.zeros((8, 1000), "int32", shared=True)
     n = 300 if os.environ.get("TENON_SOAK") else 12
@@ -301,6 +303,7 @@ def test_a_name_whose_maker_was_killed_while_it_wrote_is_free():
         del a
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asleep", [False, True], ids=["soon", "asleep"])
 def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
     """Its oracle: the time from kill() to the return of the wait in a Python thread, which has to get the GIL
@@ -327,6 +330,7 @@ def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
     assert statistics.median(waits) < 25_000
 
 
+@pytest.mark.slow
 def test_memory_that_a_dead_process_alone_had_is_given_back():
     before = shared_kib()
     for _ in range(3):

@@ -75,6 +75,7 @@ def views_of(a):
     }
 
 
+@pytest.mark.slow
 def test_an_argument_of_a_process_is_the_same_memory(context):
     a = tn.zeros((4, 6), "int32", shared=True)
     process = context.Process(target=fill, args=(a[1:3, ::2], 7))
@@ -85,6 +86,7 @@ def test_an_argument_of_a_process_is_the_same_memory(context):
     assert a.tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["queue", "pipe"])
 def test_views_go_to_a_process_that_runs_and_come_back(context, way):
     if way == "queue":
@@ -113,6 +115,7 @@ def test_views_go_to_a_process_that_runs_and_come_back(context, way):
     end(process)
 
 
+@pytest.mark.slow
 def test_workers_of_a_pool_that_run_already_fill_rows(context):
     with context.Pool(2) as pool:
         pool.map(abs, range(4))  # they run
@@ -123,6 +126,7 @@ def test_workers_of_a_pool_that_run_already_fill_rows(context):
         pool.join()
 
 
+@pytest.mark.slow
 def test_an_executor_of_concurrent_futures_fills_rows(context):
     a = tn.zeros((8, 10), "float32", shared=True)
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
@@ -130,6 +134,7 @@ def test_an_executor_of_concurrent_futures_fills_rows(context):
     assert (a.asnumpy() == np.arange(1, 9)[:, None]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_keeps_its_elements(dtype, other):
     values = np.array([[0, 1, 2], [1, 0, 1]]).astype(dtype)
@@ -141,12 +146,14 @@ def test_every_dtype_keeps_its_elements(dtype, other):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float4_e2m1fn", "float32_x2"])
 def test_dtypes_that_numpy_lacks_keep_their_bits(dtype, other):
     a = tn.zeros((2, 4), dtype, shared=True)
     assert other.ask("a.dtype.name, a.shape, a.nbytes", a=a) == (a.dtype.name, a.shape, a.nbytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_protocol_of_pickle_carries_the_handle(protocol, other):
     a = tn.zeros(3, "int8", shared=True)

@@ -48,6 +48,7 @@ def test_others_find_an_array_by_its_name(name, other):
     assert a.tolist() == [[0, 0, 0], [4, 5, 6]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,) * 10])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
 def test_every_shape_and_dtype_is_found_as_it_was_made(name, shape, dtype, other):
@@ -149,6 +150,7 @@ def end_by(way, process):
             process.answer()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", list(itertools.permutations(["kill", "exit", "drop"])), ids="-".join)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["maker first", "maker later"])
 def test_a_name_is_free_after_its_users_have_ended_in_any_order(name, ways, order):

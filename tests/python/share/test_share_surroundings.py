@@ -101,6 +101,7 @@ def test_over_the_limit_of_a_control_group_is_an_error_with_the_numbers(group):
     assert lines[4] == str(32 << 20)
 
 
+@pytest.mark.slow
 def test_what_was_made_below_the_limit_can_be_written_to_its_end(group):
     lines = run_in(
         group,
@@ -152,6 +153,7 @@ def in_small_shm(program):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_small_dev_shm_limits_nothing():
     lines = in_small_shm("""
         import os, pickle, subprocess, sys, numpy as np, tenon as tn

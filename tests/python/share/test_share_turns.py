@@ -62,6 +62,7 @@ def rows_by_turns(array, way, rounds):
     return torn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [("block", "block"), ("block", "op"), ("op", "op"), ("lease", "block")])
 def test_nothing_is_lost_between_writers_of_three_processes(ways, lock_timeout):
     context = mp.get_context("spawn")
@@ -77,6 +78,7 @@ def test_nothing_is_lost_between_writers_of_three_processes(ways, lock_timeout):
     assert (a.asnumpy() == n * (len(ways) + 1)).all()
 
 
+@pytest.mark.slow
 def test_no_reader_sees_half_of_a_write(lock_timeout):
     a = tn.zeros((4, 5000), "int64", shared=True)
     with mp.get_context("spawn").Pool(3) as pool:
@@ -110,6 +112,7 @@ def test_writers_of_different_rows_are_there_together(other):
     assert a.tolist() == [[1] * 4, [2, 3, 2, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "answer"),
     [
@@ -304,6 +307,7 @@ def test_who_came_first_goes_first(other, another):
     assert another.answer() == [1] * 3
 
 
+@pytest.mark.slow
 def test_a_writer_is_not_starved_by_readers(other, another):
     a = tn.zeros(3, "int32", shared=True)
     for process in (other, another):
@@ -390,6 +394,7 @@ def test_a_wait_that_a_queue_of_others_ends_is_no_deadlock(other, another):
     assert (a.tolist()[0], b.tolist()[0]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_wait_for_another_process(other, another):
     a = tn.zeros(3, "int32", shared=True)
     other.ask("tn.set_lock_timeout(None)", a=a)
@@ -404,6 +409,7 @@ def test_ctrl_c_ends_a_wait_for_another_process(other, another):
         another.ask("a[0] = 1", a=a)  # what it waited for is not in the way
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_logged(other, caplog):
     a = tn.zeros(3, shared=True)
     other.ask("lease = a.lease('w')", a=a)

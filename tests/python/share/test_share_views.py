@@ -44,6 +44,7 @@ def test_a_view_needs_possession(take, a):
     assert a.tolist() == [[1] * 3] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", TAKES.values(), ids=TAKES)
 def test_a_view_that_is_taken_under_a_lease_keeps_the_memory(take, a, other):
     with a.lease("w"):

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs commands as steps: one line for each with its time, and what it prints in a log under build/log."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LOGS = ROOT / "build/log"
+SHOWN_LINES = 40
+WIDTH = 60
+
+
+class Step:
+    """One command that has ended."""
+
+    def __init__(self, name, returncode, log, text):
+        self.name = name
+        self.returncode = returncode
+        self.log = log
+        self.text = text
+
+
+def run(name, *command, **environment):
+    """Runs a command and returns its `Step`. The programs of .venv come first on its PATH."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / (re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") + ".log")
+    print(f"{name} ".ljust(WIDTH, "."), end=" ", flush=True)
+    began = time.monotonic()
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    with log.open("wb") as file:
+        process = subprocess.run(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env={**os.environ, "PATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    text = log.read_text(errors="replace")
+    end = "" if process.returncode == 0 else f"   FAILED (exit {process.returncode})"
+    print(f"{time.monotonic() - began:5.0f} s{end}", flush=True)
+    if process.returncode != 0:
+        print("\n".join(text.splitlines()[-SHOWN_LINES:]))
+        print(f"-- the end of {log.relative_to(ROOT)}", flush=True)
+    return Step(name, process.returncode, log, text)
+
+
+def must_run(name, *command, **environment):
+    """As `run`; the script ends when the command fails."""
+    step = run(name, *command, **environment)
+    if step.returncode != 0:
+        sys.exit(1)
+    return step
