@@ -213,7 +213,7 @@ class NativeFeed {
     const auto waited = [&] { return (Clock::now() - start) / std::chrono::nanoseconds(1); };
     const int64_t limit = timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : INT64_MAX;
     int64_t next_report = kReportNs;
-    bool has_collected = false;
+    int collected = 0;  // the oldest generation that was: the young ones first, they take little time
     while (true) {
       const int64_t slice = std::clamp<int64_t>(limit - waited(), 1, kSliceNs);
       tenon_status status = TENON_OK;
@@ -224,10 +224,9 @@ class NativeFeed {
       if (status != TENON_ERR_TIMEOUT) return status;
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
       owners::drain();
-      if (!has_collected && is_starved()) {
+      if (collected < 2 && is_starved()) {
         // Batches in dead cycles (a traceback, an autograd graph) are not what the consumer wants to keep.
-        nb::module_::import_("gc").attr("collect")();
-        has_collected = true;
+        nb::module_::import_("gc").attr("collect")(++collected);
         continue;
       }
       const int64_t now = waited();

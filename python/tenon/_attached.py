@@ -174,6 +174,7 @@ class AttachedFeed(Forms):
         began = time.monotonic()
         end = None if self.timeout is None else began + self.timeout
         next_report = began + _REPORT_SECONDS
+        collected = 0  # the oldest generation that was: the young ones first, they take little time
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
@@ -186,8 +187,10 @@ class AttachedFeed(Forms):
                 if is_closed:
                     self._is_over = True
                     return None
-                if self._work.stats()["in_use"] == self._work.slots:
-                    gc.collect()  # batches in dead cycles are not what the consumer wants to keep
+                if collected < 2 and self._work.stats()["in_use"] == self._work.slots:
+                    is_late = end is not None and time.monotonic() >= end
+                    collected = 2 if collected or is_late else 1
+                    gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
             except OwnerDied as error:
                 raise self._owner_died(error.pid) from None
             except EOFError:

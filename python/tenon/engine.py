@@ -161,7 +161,7 @@ def push(
         What happens when views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op
         waits until they are gone. 'copy': an array that is overwritten as a whole, and that ordinary code
         only reads, gets new memory; whatever was made of it before (views, slices) keeps the old memory and
-        its values.
+        its values. A view in a dead cycle that was not collected yet counts as a reader.
     host : {'idle'}, optional
         The caller's promise that nobody uses such views before the op is done. With ``TENON_DEBUG=1`` in the
         environment an op fails if somebody wrote between its push and its begin.
@@ -185,19 +185,20 @@ def push(
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
     work = _Work(fn, list(args), uses, name, policy)
+    submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
+    # A full collection can take a second: it is the last thing before the error.
     try:
-        return work.submit()
+        return submit()
     except LeaseConflict:
         # So that the answer depends neither on searches of other threads nor on when dead cycles are found.
         wait_for_searches()
+        gc.collect(1)
+    try:
+        return submit()
+    except LeaseConflict:
         gc.collect()
     try:
-        return work.submit()
-    except LeaseConflict as conflict:
-        if on_conflict != "copy":
-            raise work.explained(conflict) from None
-    try:
-        return _submit_on_new_memory(work)
+        return submit()
     except LeaseConflict as conflict:
         raise work.explained(conflict) from None
 
@@ -326,8 +327,12 @@ class _Work:
         return explain(conflict, self._all_uses())
 
 
-def _submit_on_new_memory(work: _Work) -> Op:
-    """Pushes work whose outputs are viewed: they get new memory, or nothing has happened."""
+def _submit_or_copy(work: _Work) -> Op:
+    """Pushes work. Where its outputs are viewed, they get new memory; or nothing has happened."""
+    try:
+        return work.submit()
+    except LeaseConflict:
+        pass
     overwritten = work.uses.overwritten()
     viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
     return work.submit([(array, _core.renewed(array)) for array in viewed or overwritten])

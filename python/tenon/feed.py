@@ -492,11 +492,12 @@ def _name_of(generator: Any) -> str:
 
 def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], object]], Batch | None]:
     def next_batch(timeout: float | None, warn: Callable[[str], object]) -> Batch | None:
-        try:
-            return native.next(timeout, warn)
-        except LeaseConflict:
-            gc.collect()  # batches in dead cycles are not what the consumer holds
-            return native.next(timeout, warn)
+        for generation in (1, 2):
+            try:
+                return native.next(timeout, warn)
+            except LeaseConflict:
+                gc.collect(generation)  # batches in dead cycles are not what the consumer holds
+        return native.next(timeout, warn)
 
     return next_batch
 

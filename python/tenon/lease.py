@@ -283,10 +283,11 @@ def end_views(views: list[Any], frame: FrameType | None) -> bool:
 
 def tell_of_escaped(array: NDArray, what: str) -> None:
     """Raises LeaseEscaped if views live on."""
-    gc.collect()  # what nobody refers to is no view that lives on
-    views = [holder for holder in leases(array) if holder.kind == "view"]
-    if not views:
-        return
+    for generation in (1, 2):
+        gc.collect(generation)  # what nobody refers to is no view that lives on
+        views = [holder for holder in leases(array) if holder.kind == "view"]
+        if not views:
+            return
     places = ", ".join(sorted({holder.site for holder in views if holder.site}))
     behind = "other processes cannot have it" if array.shared else "work waits behind it"
     raise LeaseEscaped(

@@ -2,6 +2,7 @@
 """Arrays that change what they have to do with their memory: moved to NumPy, given new memory beside readers,
 used outside of the contract; and what repr says meanwhile."""
 
+import contextlib
 import gc
 import re
 import threading
@@ -275,6 +276,92 @@ def test_the_original_of_from_numpy_keeps_the_old_version():
     assert a.tolist() == [4, 4, 4]
     assert x.tolist() == [1, 1, 1]
     assert x.flags.writeable, "nobody borrows it any more"
+
+
+# ------------------------------------------------------------------------------------- collections
+
+
+@contextlib.contextmanager
+def counted_collections():
+    """The generations that were collected by calls; the collector does not run by itself meanwhile."""
+    found = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+
+
+class DeadCycle:
+    def __init__(self, view):
+        self.view, self.itself = view, self
+
+
+def test_copy_on_conflict_beside_a_reader_collects_nothing():
+    a = tn.zeros(3)
+    with counted_collections() as collections:
+        for i in range(3):
+            reader = np.asarray(a.readonly())
+            tn.push(tn.fill, tn.out(a), i + 1, on_conflict="copy").wait()
+            assert reader.tolist() == [i] * 3
+    assert collections == []
+
+
+def test_a_push_without_a_conflict_collects_nothing():
+    a = tn.zeros(3)
+    with counted_collections() as collections:
+        for policy in ("raise", "wait", "copy"):
+            tn.push(tn.fill, tn.out(a), 1, on_conflict=policy).wait()
+    assert collections == []
+
+
+@pytest.mark.parametrize("policy", ["raise", "copy"])
+def test_a_push_collects_the_young_generations_first_and_all_before_it_raises(policy):
+    a = tn.zeros(3)
+    writer = np.asarray(a)
+    with counted_collections() as collections, pytest.raises(tn.LeaseConflict):
+        tn.push(tn.fill, tn.out(a), 1, on_conflict=policy)
+    assert collections == [1, 2]
+    assert writer.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["raise", "copy"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_view_in_a_dead_cycle_is_no_conflict_whatever_its_age(policy, is_old):
+    a = tn.zeros(3)
+    address = a.data_ptr
+    gc.collect()
+    with counted_collections() as collections:
+        cycle = DeadCycle(np.asarray(a))
+        if is_old:
+            gc.collect()
+            collections.clear()
+        del cycle
+        tn.push(tn.fill, tn.out(a), 1, on_conflict=policy).wait()
+    assert collections == ([1, 2] if is_old else [1])
+    assert (a.tolist(), a.data_ptr) == ([1, 1, 1], address)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_block_collects_the_young_generations_first(is_old):
+    a = tn.zeros(3)
+    gc.collect()
+    with counted_collections() as collections, a.write() as v:
+        op = tn.push(tn.fill, tn.out(a), 1)
+        cycle = DeadCycle(v[1:])
+        if is_old:
+            gc.collect()
+            collections.clear()
+        del cycle
+    op.wait()
+    assert collections == ([1, 2] if is_old else [1])
 
 
 # -------------------------------------------------------------------------------------- unchecked
