@@ -13,9 +13,6 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/tenonConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 
 install(TARGETS tenon EXPORT tenonTargets FILE_SET HEADERS)
-if(TARGET tenon_tbb)
-  install(TARGETS tenon_tbb LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}) # libtenon looks for it beside itself
-endif()
 install(EXPORT tenonTargets NAMESPACE tenon:: DESTINATION ${config_dir})
 install(FILES ${PROJECT_BINARY_DIR}/tenonConfig.cmake ${PROJECT_BINARY_DIR}/tenonConfigVersion.cmake
         DESTINATION ${config_dir})

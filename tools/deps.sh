@@ -3,8 +3,8 @@
 #
 # Installs what the tests need from the system: GoogleTest, a compiler with its sanitizers, and spin. Looks
 # first, and calls apt-get (as root or through sudo) only for what is missing; where it cannot, it prints
-# the line to run and fails. Others are tried for as well: without oneTBB the executor "tbb" is not built,
-# without Open MPI, the decoders and the Fortran compiler the tests that use them are skipped.
+# the line to run and fails. Others are tried for as well: without Open MPI, the decoders and the Fortran
+# compiler the tests that use them are skipped.
 set -eu
 
 compiler=${CXX:-c++}
@@ -47,7 +47,6 @@ try_for() {
 }
 
 try_for_others() {
-  has_header oneapi/tbb/task_arena.h || try_for libtbb-dev "the executor \"tbb\" is not built"
   has_header turbojpeg.h || try_for libturbojpeg0-dev "the test that decodes JPEG is skipped"
   has_header sndfile.h || try_for libsndfile1-dev "the test that reads sound is skipped"
   has_header zlib.h || try_for zlib1g-dev "the test that inflates is skipped"

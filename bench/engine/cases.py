@@ -20,7 +20,6 @@ WITHOUT_DEPENDENCIES = (native.INDEPENDENT, *TRIPS)
 
 LEGEND = {
     POOL: "the default executor, through the C ABI",
-    "Tenon, tbb": "the same on oneTBB",
     INLINE: "the same, each op run by the push that makes it ready: no other thread",
     BUSY: "the pool with one worker that another op keeps, so that whoever waits for an op runs it",
     EXECUTOR: "tasks that lie ready, posted to the pool: no dependencies, no memory taken",

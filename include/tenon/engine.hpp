@@ -502,9 +502,8 @@ inline void wait_all(std::chrono::nanoseconds timeout = forever) {
 // The oldest failure that has not been taken; empty: none is left.
 inline Failure take_failure() { return Failure::steal(tenon_failures_take()); }
 
-// name: "pool", "tbb", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for
-// all ops first. Fails with VALUE, NOT_FOUND (oneTBB is not there), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the
-// body of an op), SYSTEM.
+// name: "pool", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for all ops
+// first. Fails with VALUE, TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op), SYSTEM.
 inline void set_engine(const char* name, int32_t workers = 0) { call(tenon_engine_set, name, workers); }
 inline void set_engine(const std::string& name, int32_t workers = 0) { set_engine(name.c_str(), workers); }
 

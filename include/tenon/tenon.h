@@ -561,8 +561,8 @@ TENON_API void* tenon_failure_payload(const tenon_failure* failure, void (*drop_
 /* The bytes of the array hold a value again, because the caller says so. */
 TENON_API void tenon_array_clear_error(tenon_array* array);
 
-/* name: "pool", "tbb", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for
- * all ops first. Fails with VALUE, NOT_FOUND (oneTBB is not there), TIMEOUT, SYSTEM. */
+/* name: "pool", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for all ops
+ * first. Fails with VALUE, TIMEOUT, SYSTEM. */
 TENON_API tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error);
 TENON_API void tenon_engine_name(char* buffer, size_t size);
 /* How many ops may be unfinished, and how many bytes of memory they may use (each array counted once, memory

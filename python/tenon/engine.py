@@ -448,9 +448,8 @@ class set_engine:
     Parameters
     ----------
     name : str
-        'pool' (threads of Tenon's own; the default), 'tbb' (oneTBB, where it was found when Tenon was built),
-        'inline' (in the thread that pushes), 'seeded:N' (in the thread that waits, in an order that follows
-        from N).
+        'pool' (threads of Tenon's own; the default), 'inline' (in the thread that pushes), 'seeded:N' (in the
+        thread that waits, in an order that follows from N).
     workers : int, optional
         Threads; None: one for each processor.
     """

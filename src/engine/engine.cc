@@ -43,9 +43,17 @@ void Engine::make_default() {
   const std::scoped_lock lock(change_);
   if (executor_.load(std::memory_order_relaxed) != nullptr) return;
   const char* const wanted = std::getenv("TENON_ENGINE");
-  name_ = wanted != nullptr && *wanted != '\0' ? wanted : kDefault;
+  const bool is_wanted = wanted != nullptr && *wanted != '\0';
+  name_ = is_wanted ? wanted : kDefault;
+  std::unique_ptr<Executor> executor;
+  try {
+    executor = make_executor(name_, 0);
+  } catch (const Error& e) {
+    if (!is_wanted) throw;
+    throw_error(e.code(), "TENON_ENGINE is '", name_, "': ", e.what());
+  }
   // pairs with: Engine::executor, "an executor is complete"
-  executor_.store(make_executor(name_, 0).release(), std::memory_order_release);
+  executor_.store(executor.release(), std::memory_order_release);
 }
 
 bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {

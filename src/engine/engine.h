@@ -36,8 +36,8 @@ class Engine {
   // The oldest failure that began with an op of its own and has not been taken; null: none.
   Ref<Failure> take_failure();
 
-  // "pool", "tbb", "inline", "seeded:N", "default". Waits for all ops first; pushes of others wait meanwhile.
-  // Fails with kValue, kNotFound, kSystem, and with kTimeout when ops do not end within a minute.
+  // "pool", "inline", "seeded:N", "default". Waits for all ops first; pushes of others wait meanwhile. Fails
+  // with kValue, kSystem, and with kTimeout when ops do not end within a minute.
   void set_executor(const std::string& name, int workers);
   std::string executor_name();
   int concurrency();

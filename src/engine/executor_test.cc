@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -29,13 +28,7 @@
 #include "base/futex.h"
 #include "base/spin_lock.h"
 #include "engine/pool.h"
-#include "engine/tbb_executor.h"
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kHasThreadSanitizer = true;
-#else
-constexpr bool kHasThreadSanitizer = false;
-#endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kHasSanitizer = true;
 #else
@@ -93,28 +86,11 @@ std::string message_of(const std::function<void()>& call, Code code) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
-// The laws that hold for every executor with threads.
-class Threaded : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (std::string(GetParam()) != "tbb") return;
-#if !defined(TENON_HAS_TBB)
-    GTEST_SKIP() << "built without oneTBB";
-#endif
-    if (kHasThreadSanitizer) GTEST_SKIP() << "the system's oneTBB does not speak to ThreadSanitizer";
-  }
-
-  static std::unique_ptr<Executor> make(int workers) { return make_executor(GetParam(), workers); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Executors, Threaded, testing::Values("pool", "tbb"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
-
-TEST_P(Threaded, EveryTaskRunsExactlyOnceWhoeverPostsAndWhoeverRuns) {
+TEST(Pool, EveryTaskRunsExactlyOnceWhoeverPostsAndWhoeverRuns) {
   const int count = is_soak() ? 2'000'000 : 200'000;
   for (int pushers = 1; pushers <= 4; ++pushers) {
     for (int workers = 1; workers <= 4; ++workers) {
-      const std::unique_ptr<Executor> executor = make(workers);
+      const std::unique_ptr<Executor> executor = make_executor("pool", workers);
       std::atomic<int> total{0};
       std::vector<CountingTask> tasks(static_cast<size_t>(count));
       for (CountingTask& task : tasks) task.total = &total;
@@ -134,8 +110,8 @@ TEST_P(Threaded, EveryTaskRunsExactlyOnceWhoeverPostsAndWhoeverRuns) {
   }
 }
 
-TEST_P(Threaded, AChainRunsInPlaceAndInOrder) {
-  const std::unique_ptr<Executor> executor = make(3);
+TEST(Pool, AChainRunsInPlaceAndInOrder) {
+  const std::unique_ptr<Executor> executor = make_executor("pool", 3);
   constexpr size_t kLength = 1000;
   std::vector<FunctionTask> chain(kLength);
   std::vector<pthread_t> ran_on;  // written by the chain only
@@ -154,9 +130,9 @@ TEST_P(Threaded, AChainRunsInPlaceAndInOrder) {
 }
 
 // Oracle: all tasks wait for each other, so none ends unless each has a thread.
-TEST_P(Threaded, SoManyTasksRunAtATimeAsThereAreWorkers) {
+TEST(Pool, SoManyTasksRunAtATimeAsThereAreWorkers) {
   for (int workers : {1, 2, 4}) {
-    const std::unique_ptr<Executor> executor = make(workers);
+    const std::unique_ptr<Executor> executor = make_executor("pool", workers);
     EXPECT_EQ(executor->concurrency(), workers);
     EXPECT_TRUE(executor->has_own_threads());
     std::atomic<int> arrived{0};
@@ -176,10 +152,10 @@ TEST_P(Threaded, SoManyTasksRunAtATimeAsThereAreWorkers) {
 
 // Oracle: the long task ends only when all others have run. They are posted while both workers are held, so
 // that one worker takes them together with the long task, which comes first.
-TEST_P(Threaded, ALongTaskDoesNotKeepTheOthersOfItsBatchWaiting) {
+TEST(Pool, ALongTaskDoesNotKeepTheOthersOfItsBatchWaiting) {
   constexpr int kOthers = 1000;
   for (int round = 0; round < 20; ++round) {
-    const std::unique_ptr<Executor> executor = make(2);
+    const std::unique_ptr<Executor> executor = make_executor("pool", 2);
     std::atomic<int> held{0};
     std::atomic<bool> is_open{false};
     const auto hold = [&]() -> Task* {
@@ -208,10 +184,10 @@ TEST_P(Threaded, ALongTaskDoesNotKeepTheOthersOfItsBatchWaiting) {
 }
 
 // A tree: each task posts two more.
-TEST_P(Threaded, TasksMayPostAndStopWaitsForWhatTheyPost) {
+TEST(Pool, TasksMayPostAndStopWaitsForWhatTheyPost) {
   constexpr size_t kCount = (1 << 14) - 1;
   for (int round = 0; round < 10; ++round) {
-    const std::unique_ptr<Executor> executor = make(1 + round % 4);
+    const std::unique_ptr<Executor> executor = make_executor("pool", 1 + round % 4);
     std::vector<FunctionTask> tasks(kCount);
     std::vector<int> runs(kCount, 0);
     for (size_t i = 0; i < kCount; ++i) {
@@ -231,10 +207,10 @@ TEST_P(Threaded, TasksMayPostAndStopWaitsForWhatTheyPost) {
 
 // Oracle: a lost wake-up leaves the round without an end. Some pauses are long enough for all workers to
 // sleep, others end about when they fall asleep.
-TEST_P(Threaded, NoPostIsLostWhileWorkersFallAsleep) {
+TEST(Pool, NoPostIsLostWhileWorkersFallAsleep) {
   const int rounds = is_soak() ? 200'000 : 10'000;
   for (int workers : {1, 2, 3}) {
-    const std::unique_ptr<Executor> executor = make(workers);
+    const std::unique_ptr<Executor> executor = make_executor("pool", workers);
     std::atomic<int> total{0};
     CountingTask task;
     task.total = &total;
@@ -253,9 +229,9 @@ TEST_P(Threaded, NoPostIsLostWhileWorkersFallAsleep) {
   }
 }
 
-TEST_P(Threaded, StopRunsWhatHasBeenPosted) {
+TEST(Pool, StopRunsWhatHasBeenPosted) {
   for (int round = 0; round < 200; ++round) {
-    const std::unique_ptr<Executor> executor = make(1 + round % 3);
+    const std::unique_ptr<Executor> executor = make_executor("pool", 1 + round % 3);
     std::atomic<int> total{0};
     std::vector<CountingTask> tasks(static_cast<size_t>(round));
     for (CountingTask& task : tasks) {
@@ -269,7 +245,7 @@ TEST_P(Threaded, StopRunsWhatHasBeenPosted) {
 
 // Oracle: two tasks that wait for each other need both workers. One worker has just had a short task and may
 // take both at once, while the other sleeps: it must be woken for the second.
-TEST_P(Threaded, TasksPostedTogetherRunTogether) {
+TEST(Pool, TasksPostedTogetherRunTogether) {
   const int rounds = is_soak() ? 500'000 : 5'000;
   std::atomic<int> shorts{0};
   std::atomic<int> met{0};
@@ -277,7 +253,7 @@ TEST_P(Threaded, TasksPostedTogetherRunTogether) {
   CountingTask short_task;
   short_task.total = &shorts;
   FunctionTask pair[2];
-  const std::unique_ptr<Executor> executor = make(2);
+  const std::unique_ptr<Executor> executor = make_executor("pool", 2);
   for (FunctionTask& task : pair) {
     task.body = [&met]() -> Task* {
       const int both = (met.fetch_add(1) / 2 + 1) * 2;
@@ -302,9 +278,9 @@ TEST_P(Threaded, TasksPostedTogetherRunTogether) {
   EXPECT_EQ(met, 2 * rounds);
 }
 
-TEST_P(Threaded, StopEndsWorkersThatSleep) {
+TEST(Pool, StopEndsWorkersThatSleep) {
   for (int workers : {1, 2, 4}) {
-    const std::unique_ptr<Executor> executor = make(workers);
+    const std::unique_ptr<Executor> executor = make_executor("pool", workers);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     executor->stop();
   }
@@ -567,9 +543,10 @@ TEST(SeededExecutor, ATaskCanRunAnother) {
 }
 
 TEST(MakeExecutor, OtherNamesAndNumbersAreErrors) {
-  for (const char* name : {"", "Pool", "pool ", "seeded", "threads"}) {
+  for (const char* name : {"", "Pool", "pool ", "seeded", "tbb", "threads"}) {
     const std::string message = message_of([&] { make_executor(name, 1); }, Code::kValue);
     EXPECT_TRUE(contains(message, concat("no executor '", name, "'"))) << message;
+    for (const char* known : {"'pool'", "'inline'", "'seeded:N'"}) EXPECT_TRUE(contains(message, known));
   }
   for (const char* seed : {"", "x", "-1", "1x", " 1", "0x1", "18446744073709551616"}) {
     const std::string message = message_of([&] { make_executor(concat("seeded:", seed), 1); }, Code::kValue);
@@ -594,25 +571,6 @@ TEST(MakeExecutor, APoolHasAWorkerForEachProcessorAndAtLeastTwo) {
     ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
     EXPECT_EQ(Running("pool", 0)->concurrency(), 2);
   }).join();
-}
-
-TEST(MakeExecutor, WithoutItsLibraryTbbIsNotFound) {
-  const std::string message =
-      message_of([] { make_tbb_executor("/nowhere/libtenon_tbb.so", 1); }, Code::kNotFound);
-  EXPECT_TRUE(contains(message, "no /nowhere/libtenon_tbb.so: this build of Tenon has no oneTBB")) << message;
-  EXPECT_TRUE(contains(message, "libtbb-dev")) << message;
-#if !defined(TENON_HAS_TBB)
-  message_of([] { make_executor("tbb", 1); }, Code::kNotFound);
-#endif
-}
-
-TEST(MakeExecutor, ALibraryThatCannotBeLoadedIsNotFound) {
-  const std::string path = testing::TempDir() + concat("tenon-", getpid(), "-no-library.so");
-  std::ofstream(path) << "no library";
-  const std::string message = message_of([&] { make_tbb_executor(path, 1); }, Code::kNotFound);
-  std::filesystem::remove(path);
-  EXPECT_TRUE(contains(message, path)) << message;
-  EXPECT_TRUE(contains(message, "install oneTBB")) << message;
 }
 
 using Futex = std::atomic<uint32_t>;

@@ -78,6 +78,31 @@ def test_the_engine_may_be_named_by_the_environment():
     assert done.stdout == "seeded:9\n", done.stderr
 
 
+@pytest.mark.parametrize("name", ["tbb", "pool ", "seeded:x"])
+def test_an_engine_of_the_environment_that_does_not_exist_is_an_error_of_the_push(name):
+    done = run(
+        """
+        import tenon as tn
+        a = tn.zeros(3)
+        for _ in range(2):
+            try:
+                tn.push(tn.fill, tn.out(a), 1)
+            except ValueError as error:
+                print(error)
+        tn.set_engine("inline")
+        tn.push(tn.fill, tn.out(a), 2).wait()
+        print(a.tolist())
+        """,
+        TENON_ENGINE=name,
+    )
+    assert done.returncode == 0, done.stderr
+    *errors, result = done.stdout.splitlines()
+    assert len(errors) == 2 and result == "[2.0, 2.0, 2.0]", (done.stdout, done.stderr)
+    known = "'seeded:1'" if name == "seeded:x" else "'pool', 'inline' and 'seeded:N'"
+    for error in errors:
+        assert error.startswith(f"TENON_ENGINE is '{name}': ") and known in error
+
+
 def test_ctrl_c_in_a_body_that_the_waiter_runs_reaches_the_waiter_and_fails_the_op():
     done = run("""
         import _thread, tenon as tn

@@ -11,7 +11,7 @@
 namespace bench {
 namespace {
 
-// oneTBB as Tenon's executor uses it: an arena of its own without a place for the thread that pushes.
+// An arena of its own, without a place for the thread that pushes.
 class Tbb {
  public:
   struct Slot {};

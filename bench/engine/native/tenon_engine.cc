@@ -32,7 +32,6 @@ std::span<tenon_array* const> arrays(size_t n) {
 }
 
 constexpr char kPool[] = "pool";
-constexpr char kTbb[] = "tbb";
 constexpr char kInline[] = "inline";
 
 // One at a time: the engine is the process'.
@@ -117,7 +116,6 @@ class TenonBusy : public Tenon<kPool> {
 
 constexpr Contender kContenders[] = {
     contender<Tenon<kPool>>("Tenon, pool"),
-    contender<Tenon<kTbb>>("Tenon, tbb"),
     contender<Tenon<kInline>>("Tenon, inline"),
     contender<TenonBusy>("Tenon, its worker busy"),
 };
