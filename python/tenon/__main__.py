@@ -82,10 +82,16 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from tenon import _plot as plot
-
     try:
-        print(plot.draw_file(arguments.trace, arguments.svg))
+        from tenon import _plot as plot
+    except ImportError as error:
+        print(
+            f'tenon plot: it draws with matplotlib, which cannot be used ({error}): pip install "tenon[plot]"',
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        print(plot.draw_file(arguments.trace, arguments.picture))
     except (OSError, ValueError) as error:
         print(f"tenon plot: {error}", file=sys.stderr)
         return 1
@@ -138,9 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
     top.set_defaults(call=_top)
 
-    plot = commands.add_parser("plot", help="draw what tn.trace has written as an SVG file")
+    plot = commands.add_parser("plot", help="draw what tn.trace has written, as SVG or PNG")
     plot.add_argument("trace", metavar="RUN.JSON")
-    plot.add_argument("svg", metavar="OUT.SVG")
+    plot.add_argument("picture", metavar="OUT.SVG|OUT.PNG")
     plot.set_defaults(call=_plot)
 
     config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
