@@ -60,10 +60,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from tenon import _observers
+    from tenon import _observers, _terminal
 
     text = _observers.document()
-    print(text if arguments.json else _observers.listing(json.loads(text)), flush=True)
+    if arguments.json:
+        print(text, flush=True)
+    else:
+        _terminal.show(_observers.listing(json.loads(text)))
     return 0
 
 
@@ -85,10 +88,8 @@ def _plot(arguments: argparse.Namespace) -> int:
     try:
         from tenon import _plot as plot
     except ImportError as error:
-        print(
-            f'tenon plot: it draws with matplotlib, which cannot be used ({error}): pip install "tenon[plot]"',
-            file=sys.stderr,
-        )
+        reason = f"it draws with matplotlib, which cannot be used ({error})"
+        print(f'tenon plot: {reason}: pip install "tenon[plot]"', file=sys.stderr)
         return 1
     try:
         print(plot.draw_file(arguments.trace, arguments.picture))

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _core
+from ._terminal import Table
 
 _NOTHING = "no process of this user shares memory"
 
@@ -19,9 +20,14 @@ def document() -> str:
     return _core.describe_shared()
 
 
-def listing(seen: _Facts) -> str:
-    """The document as text for people."""
-    return "\n\n".join("\n".join(_lines(segment)) for segment in seen["segments"]) or _NOTHING
+def listing(seen: _Facts) -> Iterator[str | Table]:
+    """The document for people."""
+    if not seen["segments"]:
+        yield _NOTHING
+    for i, segment in enumerate(seen["segments"]):
+        if i:
+            yield ""
+        yield from _lines(segment)
 
 
 def collection() -> str:
@@ -96,16 +102,6 @@ def title(segment: _Facts) -> str:
     return f"{name}  {segment['kind']}  {segment['id'] or plain(segment['file'])}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Lines with their columns aligned; nothing for no rows."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    if not texts:
-        return
-    widths = [max(len(row[i]) for row in [list(head), *texts]) for i in range(len(head))]
-    for row in [list(head), *texts]:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def _age(age_ns: int | None) -> str:
     return "-" if age_ns is None else age_text(age_ns * 1e-9)
 
@@ -118,7 +114,7 @@ def _pids(pids: Sequence[int]) -> str:
     return " ".join(map(str, pids)) or "-"
 
 
-def _lines(segment: _Facts) -> Iterator[str]:
+def _lines(segment: _Facts) -> Iterator[str | Table]:
     yield title(segment)
     sizes = f"{nbytes_text(segment['nbytes'])}, {nbytes_text(segment['committed_nbytes'])} of memory taken"
     yield f"  {sizes}"
@@ -128,19 +124,19 @@ def _lines(segment: _Facts) -> Iterator[str]:
         return
     age = max(time.time() - segment["created_ns"] * 1e-9, 0)
     yield f"  made by: {process_text(segment['creator'])}, {age_text(age)} ago"
-    yield from _table(
+    yield Table(
         ("PLACE", "PID", "COMMAND", "STATE", "SINCE"),
-        (
+        [
             (p["place"], p["pid"], plain(p["command"]), _state(p), _age(p["age_ns"]))
             for p in segment["participants"]
-        ),
+        ],
     )
     if segment["channel"]:
         yield from _channel_lines(segment["channel"])
     arrays = segment["arrays"][: 1 if segment["channel"] else None]  # the others are its slots
-    yield from _table(
+    yield Table(
         ("BLOCK", "BYTES", "DTYPE", "SHAPE", "VERSION", "USERS", "HANDLES"),
-        (
+        [
             (
                 a["block"],
                 a["nbytes"],
@@ -152,13 +148,13 @@ def _lines(segment: _Facts) -> Iterator[str]:
             )
             for a in arrays
             for n in [sum(sent["count"] for sent in a["handles"]) + a["more_handles"]]
-        ),
+        ],
     )
     for array in segment["arrays"]:
         yield from _notes(array)
-    yield from _table(
+    yield Table(
         ("LEASE", "PID", "MODE", "BYTES", "AGE"),
-        (
+        [
             (
                 f"block {lease['block']}",
                 lease["pid"],
@@ -167,7 +163,7 @@ def _lines(segment: _Facts) -> Iterator[str]:
                 _age(lease["age_ns"]),
             )
             for lease in sorted(segment["leases"], key=lambda lease: (lease["block"], lease["ticket"]))
-        ),
+        ],
     )
 
 
@@ -203,7 +199,7 @@ def _notes(array: _Facts) -> Iterator[str]:
     yield f"  {block}: an arena of {layouts}; it holds {active}, changed {changes}"
 
 
-def _channel_lines(channel: _Facts) -> Iterator[str]:
+def _channel_lines(channel: _Facts) -> Iterator[str | Table]:
     fields = ", ".join(map(plain, channel["fields"]))
     yield (
         f"  channel: {channel['mode']}, when full {channel['when_full']}; sent {channel['sent']}, "
@@ -215,10 +211,10 @@ def _channel_lines(channel: _Facts) -> Iterator[str]:
         return
     consumers = [f"{c['pid']} (at {c['cursor']})" for c in channel["consumers"]]
     yield f"  producers: {_pids(channel['producers'])}; consumers: {', '.join(consumers) or '-'}"
-    yield from _table(
+    yield Table(
         ("SLOT", "STATE", "SEQUENCE", "HELD BY"),
-        (
+        [
             (i, slot["state"], slot["sequence"] or "-", _pids(slot["holders"]))
             for i, slot in enumerate(channel["slots"])
-        ),
+        ],
     )

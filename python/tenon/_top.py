@@ -7,20 +7,19 @@ It looks as ``tenon ls`` does: it joins nothing and waits for nobody. Rates are 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
-import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _feed_memory, _observers
+from . import _feed_memory, _observers, _terminal
 from ._errors import TenonError
 from ._observers import nbytes_text, plain
-
-_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+from ._terminal import Table
 
 _Facts = dict[str, Any]
 
@@ -116,8 +115,8 @@ def _channel(channel: _Facts, before: _Facts | None, seconds: float | None) -> _
 # ----------------------------------------------------------------------------------------- for people
 
 
-def lines(frame: _Facts) -> Iterator[str]:
-    """A frame as text."""
+def parts(frame: _Facts) -> Iterator[str | Table]:
+    """A frame for people."""
     feeds, segments = len(frame["feeds"]), len(frame["segments"])
     kinds = f"{_observers._count(feeds, 'feed')}, {_observers._count(segments, 'shared segment')}"
     over = "" if frame["seconds"] is None else f", over {frame['seconds']:.2f} s"
@@ -126,22 +125,22 @@ def lines(frame: _Facts) -> Iterator[str]:
         yield f"  shared memory cannot be shown: {plain(frame['damaged'])}"
     for feed in frame["feeds"]:
         yield ""
-        yield from _feed_lines(feed)
+        yield from _feed_parts(feed)
     for segment in frame["segments"]:
         yield ""
         yield from _segment_lines(segment)
 
 
-def _feed_lines(feed: _Facts) -> Iterator[str]:
+def _feed_parts(feed: _Facts) -> Iterator[str | Table]:
     if feed["damaged"]:
         yield f"feed in memory of {_openers(feed)}: damaged: {plain(feed['damaged'])}"
         return
     state = ", ended" if not feed["alive"] else ", closed" if feed["over"] else ""
     rates = f"{_number(feed['fills_per_s'])} fills/s, {_number(feed['rows_per_s'])} rows/s"
     yield f"feed of {feed['pid']} {plain(feed['command'])}{state}: {rates}, {_slots_text(feed)}"
-    yield from _observers._table(
+    yield Table(
         ("WORKER", "STATE", "BATCH", "FILLS/S", "LAST FILL", "ASKED", "ANSWERED"),
-        (
+        [
             (
                 worker["worker"],
                 worker["state"],
@@ -152,7 +151,7 @@ def _feed_lines(feed: _Facts) -> Iterator[str]:
                 worker["answered"],
             )
             for worker in feed["workers"]
-        ),
+        ],
     )
     if feed["processes"]:
         yield f"  open in: {_openers(feed)}"
@@ -206,11 +205,10 @@ def run(interval: float, is_once: bool, is_json: bool) -> int:
     """Prints one frame, or frames until q, Ctrl-C or the end of whoever reads them."""
     top = Top()
     try:
-        with _keys() as pressed:
+        with _keys() as pressed, _shown(is_once, is_json) as show:
             top.look()
             while not pressed(interval):
-                frame = top.look()
-                _show(frame, is_json, is_redrawn=not is_once and sys.stdout.isatty())
+                show(top.look())
                 if is_once:
                     break
     except KeyboardInterrupt:
@@ -221,19 +219,24 @@ def run(interval: float, is_once: bool, is_json: bool) -> int:
     return 0
 
 
-def _show(frame: _Facts, is_json: bool, is_redrawn: bool) -> None:
+@contextlib.contextmanager
+def _shown(is_once: bool, is_json: bool) -> Iterator[Callable[[_Facts], None]]:
+    """What shows a frame: in place of the one before where rich can do it, else below it."""
+    terminal = None if is_once or is_json else _terminal.console()
+    if terminal is None:
+        yield functools.partial(_print, is_json=is_json)
+        return
+    from rich.live import Live
+
+    with Live(console=terminal, screen=True, auto_refresh=False) as live:
+        yield lambda frame: live.update(_terminal.renderable(parts(frame), is_cut=True), refresh=True)
+
+
+def _print(frame: _Facts, is_json: bool) -> None:
     if is_json:
         print(json.dumps(frame, allow_nan=False), flush=True)
-        return
-    if not is_redrawn:
-        print("\n".join(lines(frame)), end="\n\n", flush=True)
-        return
-    width, height = shutil.get_terminal_size()
-    shown = [line[:width] for line in lines(frame)]
-    if len(shown) >= height:
-        shown = [*shown[: max(1, height - 2)], "..."]
-    text = "\n".join(line + _REST_OF_LINE for line in shown)
-    print(f"{_HOME}{text}\n{_REST_OF_SCREEN}", end="", flush=True)
+    else:
+        _terminal.show([*parts(frame), ""])
 
 
 @contextlib.contextmanager

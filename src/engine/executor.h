@@ -56,9 +56,9 @@ class Executor {
   virtual void stop() noexcept = 0;
 };
 
-// "pool", "inline" or "seeded:N". workers: threads of "pool", at most 1024; 0 means one for each processor that
-// this process may use, at least 2. Fails with kValue for other names and numbers, kSystem when threads cannot
-// be started.
+// "pool", "inline" or "seeded:N". workers: threads of "pool", at most 1024; 0 means one for each processor
+// that this process may use, at least 2. Fails with kValue for other names and numbers, kSystem when threads
+// cannot be started.
 std::unique_ptr<Executor> make_executor(std::string_view name, int workers);
 
 }  // namespace tenon::engine

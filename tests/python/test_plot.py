@@ -191,7 +191,7 @@ def write(tmp_path, document, picture):
 def test_the_picture_s_name_says_its_form(tmp_path, capsys, picture, begin):
     write(tmp_path, [slice_(0, 100, "first")], picture)
     assert (tmp_path / picture).read_bytes().startswith(begin)
-    assert capsys.readouterr().out == f"{tmp_path / picture}: 1 slices in 1 lanes, 100.000 µs\n"
+    assert capsys.readouterr().out == f"{tmp_path / picture}: 1 slices in 1 lanes, 100.000 \u00b5s\n"
 
 
 @pytest.mark.parametrize("picture", ["out", "out.gif", ".svg"])

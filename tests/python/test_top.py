@@ -4,6 +4,7 @@ nothing and survives whatever it finds. Oracle of the rates: what feed and chann
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import pty
@@ -21,10 +22,10 @@ import native_library
 import pytest
 
 import tenon as tn
-from tenon import _feed_memory
+from tenon import _feed_memory, _terminal
 from tenon.__main__ import main
 from tenon._feed_memory import LAYOUT
-from tenon._top import Top, lines
+from tenon._top import Top, parts
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))
@@ -42,6 +43,10 @@ def running(**options):
         batches = iter(feed)
         next(batches)
         yield feed, batches
+
+
+def lines(frame):
+    return _terminal.lines(parts(frame))
 
 
 def own(feeds):
@@ -331,14 +336,28 @@ def test_intervals_that_cannot_be_are_status_2(interval):
     assert error.value.code == 2
 
 
+def environment(folder, has_rich):
+    """Of a terminal that can be redrawn, with rich or where it cannot be imported."""
+    paths = [os.environ.get("PYTHONPATH")]
+    if has_rich:
+        pytest.importorskip("rich")
+    else:
+        (folder / "rich.py").write_text("raise ImportError('No module named rich')")
+        paths.insert(0, str(folder))
+    path = os.pathsep.join(filter(None, paths))
+    return {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+
+
+@pytest.mark.parametrize("has_rich", [True, False], ids=["rich", "plain"])
 @pytest.mark.parametrize("how", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
-def test_keys_end_it_and_leave_the_terminal_as_it_was(how):
+def test_keys_end_it_and_leave_the_terminal_as_it_was(tmp_path, how, has_rich):
     main_end, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
     child = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
          "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'top', '--interval', '0.05'])"],
         stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        env=environment(tmp_path, has_rich),
     )  # fmt: skip
     try:
         out, end = b"", time.monotonic() + SECONDS
@@ -346,21 +365,53 @@ def test_keys_end_it_and_leave_the_terminal_as_it_was(how):
             assert time.monotonic() < end and child.poll() is None, out
             if select.select([main_end], [], [], 1)[0]:
                 out += os.read(main_end, 65536)
-        assert b"\x1b[H" in out
+        assert (b"\x1b[H" in out) == has_rich, "frames are redrawn in place with rich alone"
         assert termios.tcgetattr(terminal)[3] & termios.ICANON == 0
         os.write(main_end, how)
         while child.poll() is None:
             assert time.monotonic() < end
             if select.select([main_end], [], [], 0.05)[0]:
                 out += os.read(main_end, 65536)
+        while select.select([main_end], [], [], 0)[0]:
+            out += os.read(main_end, 65536)
         assert child.returncode == 0, out
         assert b"Traceback" not in out
+        assert out.count(b"\x1b[?1049h") == out.count(b"\x1b[?1049l") == has_rich
         assert termios.tcgetattr(terminal) == before
     finally:
         child.kill()
         child.wait()
         os.close(main_end)
         os.close(terminal)
+
+
+def test_rich_shows_the_words_of_the_plain_text():
+    console = pytest.importorskip("rich.console").Console(width=100, file=io.StringIO(), force_terminal=False)
+    shown = [
+        "feed [red]of[/red] 17 :smile: 'python'",
+        _terminal.Table(("PID", "COMMAND"), [(17, "[bold]a"), (4711, "b")]),
+        _terminal.Table(("NEVER", "SHOWN"), []),
+        "  after",
+    ]
+    console.print(_terminal.renderable(shown, is_cut=True))
+    assert console.file.getvalue().split() == " ".join(_terminal.lines(shown)).split()
+    assert "NEVER" not in console.file.getvalue()
+    console.file.truncate(0)
+    console.print(_terminal.renderable(["x" * 150], is_cut=True))
+    assert len(console.file.getvalue().strip("\0\n")) == 100, "cut to the width"
+    console.file.truncate(0)
+    console.print(_terminal.renderable(["x" * 150], is_cut=False))
+    assert console.file.getvalue().count("x") == 150
+
+
+def test_columns_of_plain_tables_are_aligned():
+    table = _terminal.Table(("PID", "COMMAND", "X"), [(17, "python", 1), (4711, "a", 22)])
+    assert list(_terminal.lines(["first", table])) == [
+        "first",
+        "  PID   COMMAND  X",
+        "  17    python   1",
+        "  4711  a        22",
+    ]
 
 
 def test_frames_into_a_pipe_end_with_its_reader():

@@ -16,10 +16,14 @@ import pytest
 from other_process import files_open, maps
 
 import tenon as tn
-from tenon import _core, _observers
+from tenon import _core, _observers, _terminal
 from tenon.__main__ import main
 
 ADD_SEALS, SEALS = 1033, 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+
+
+def listed(document):
+    return "\n".join(_terminal.lines(_observers.listing(document)))
 
 
 def command(*arguments):
@@ -431,7 +435,7 @@ def test_any_bytes_behind_a_good_header_are_survived(label):
             with Planted("tenon:any", damaged, nbytes):
                 shown = file_named("tenon:any")
                 assert shown["damaged"] is None
-                assert _observers.listing({"segments": [shown]})
+                assert listed({"segments": [shown]})
     del arena
 
 
@@ -471,7 +475,7 @@ def test_several_threads_look_at_once(label):
 def test_the_columns_of_the_text_are_aligned(other, label):
     a = tn.zeros((4, 3), "int32", shared=label)
     other.ask("a = tn.attach(name); lease = a.lease('r')", name=label)
-    text = _observers.listing({"segments": [segment(label)]})
+    text = listed({"segments": [segment(label)]})
     lines = text.splitlines()
     assert lines[0].startswith(f"{label}  array  ")
     at = next(i for i, line in enumerate(lines) if line.startswith("  PLACE"))
@@ -484,7 +488,7 @@ def test_the_columns_of_the_text_are_aligned(other, label):
 
 
 def test_without_any_memory_it_says_so(monkeypatch, capsys):
-    assert _observers.listing({"format": 1, "segments": []}) == "no process of this user shares memory"
+    assert listed({"format": 1, "segments": []}) == "no process of this user shares memory"
     monkeypatch.setattr(_observers, "document", lambda: '{"format": 1, "segments": []}')
     assert main(["ls"]) == 0
     assert capsys.readouterr().out == "no process of this user shares memory\n"

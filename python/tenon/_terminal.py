@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands show to people: lines and tables, as plain text, or by rich on a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells are shown with `str`. A table without rows is not shown."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+Parts = Iterable[str | Table]
+
+
+def lines(parts: Parts) -> Iterator[str]:
+    """As plain text, with the columns of tables aligned."""
+    for part in parts:
+        if isinstance(part, str):
+            yield part
+            continue
+        rows = [[str(cell) for cell in row] for row in (part.head, *part.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows if part.rows else ():
+            yield "  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def console() -> Any:
+    """rich's console; None where rich is not installed, or standard output is no terminal or a dumb one."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    found = Console()
+    return None if found.is_dumb_terminal else found
+
+
+def renderable(parts: Parts, *, is_cut: bool) -> Any:
+    """For rich: is_cut says that lines which are too long are cut and not folded."""
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown: list[Any] = []
+    for part in parts:
+        if isinstance(part, str):
+            shown.append(Text(part, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold"))
+            continue
+        table = RichTable(*part.head, box=None, padding=(0, 0, 0, 2), header_style="bold")
+        for row in part.rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
+        if part.rows:
+            shown.append(table)
+    return Group(*shown)
+
+
+def show(parts: Parts) -> None:
+    """Prints once."""
+    terminal = console()
+    if terminal is None:
+        print("\n".join(lines(parts)), flush=True)
+    else:
+        terminal.print(renderable(parts, is_cut=False))
