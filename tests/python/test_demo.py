@@ -2,7 +2,6 @@
 """The demo trains for real and reports every figure; its C source keeps its promises."""
 
 import importlib.util
-import io
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 import tenon as tn
 from tenon.copy_meter import why_unavailable
-from tenon.demo.report import PlainProgress
+from tenon.demo.report import OneLine
 from tenon.demo.run import ROWS
 from tenon.demo.source import PROTOTYPE, Source, build_library, find_compiler, load_digits
 from tenon.demo.speed import Timings
@@ -81,7 +80,7 @@ def test_demo_on_torch_reports_every_figure(tmp_path):
     assert "accuracy on held-out digits" in done.stdout
 
 
-def test_demo_falls_back_to_numpy_and_to_its_own_progress_bar(tmp_path):
+def test_demo_falls_back_to_numpy_and_to_a_line_of_progress(tmp_path):
     result, done = run_demo(tmp_path, missing=["torch", "tqdm"])
     check(result)
     assert result["framework"] == "numpy"
@@ -182,14 +181,13 @@ def test_a_faster_contender_has_a_larger_ratio():
     assert timings.seconds("slow") == 3.0
 
 
-def test_without_a_terminal_progress_is_one_line():
-    stream = io.StringIO()
-    bar = PlainProgress(4, "training", stream)
+def test_without_tqdm_progress_is_one_line(capsys):
+    bar = OneLine(4, "training")
     for _ in range(4):
         bar.update(1)
     bar.set_postfix_str("done", refresh=True)
     bar.close()
-    assert stream.getvalue() == "training [" + "#" * 30 + "] 4/4 done\n"
+    assert capsys.readouterr().err == "training: 4/4 done\n"
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch")

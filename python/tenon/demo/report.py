@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
+
+from tenon._terminal import Table, lines
 
 
 class Progress(Protocol):
@@ -17,36 +17,20 @@ class Progress(Protocol):
     def close(self) -> Any: ...
 
 
-class PlainProgress:
-    """A line that rewrites itself, ten times a second at most; only the last state where that cannot be."""
+class OneLine:
+    """Without tqdm: one line, at the end."""
 
-    def __init__(self, total: int, text: str, stream: TextIO) -> None:
-        self._total = total
-        self._text = text
-        self._stream = stream
-        self._done = 0
-        self._postfix = ""
-        self._shown = 0.0
+    def __init__(self, total: int, text: str) -> None:
+        self._text, self._total, self._done, self._postfix = text, total, 0, ""
 
     def update(self, n: int) -> None:
         self._done += n
-        if self._stream.isatty() and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            self._show("\r", "")
 
     def set_postfix_str(self, s: str, refresh: bool) -> None:
         self._postfix = s
-        if refresh and self._stream.isatty():
-            self._show("\r", "")
 
     def close(self) -> None:
-        self._show("\r" if self._stream.isatty() else "", "\n")
-
-    def _show(self, begin: str, end: str) -> None:
-        share = self._done / self._total
-        bar = ("#" * round(30 * share)).ljust(30, ".")
-        line = f"{self._text} [{bar}] {self._done}/{self._total} {self._postfix}"
-        print(begin + line, end=end, file=self._stream, flush=True)
+        print(f"{self._text}: {self._done}/{self._total} {self._postfix}".rstrip(), file=sys.stderr)
 
 
 def progress(total: int, text: str, unit: str) -> Progress:
@@ -54,34 +38,23 @@ def progress(total: int, text: str, unit: str) -> Progress:
     try:
         from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:
-        return PlainProgress(total, text, sys.stderr)
+        return OneLine(total, text)
     pause = 0.2 if sys.stderr.isatty() else 5.0
     bar: Progress = tqdm(total=total, desc=text, unit=" " + unit, mininterval=pause, file=sys.stderr)
     return bar
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
 
 
 def table(result: dict[str, Any]) -> str:
     """The demo's result as text, beside what is aimed at."""
     loader = result["dataloader_ratio"]
     rows = [
-        ("", "measured", "goal"),
         ("accuracy on held-out digits", f"{result['accuracy']:.1%}", ">= 97 %"),
         ("host copies per batch", f"{result['host_copies_per_batch']:.2f}", "0.00"),
         ("page faults per batch", f"{result['page_faults_per_batch']:.2f}", "<= 0.5"),
         ("speed / loop on data in memory", f"{result['in_memory_loop_ratio']:.2f}", ">= 0.9"),
         ("speed / PyTorch's DataLoader", "-" if loader is None else f"{loader:.2f}", ">= 1.5"),
     ]
-    speeds = [("training loop on", "us per batch")]
-    speeds += [(name, f"{us:.0f}") for name, us in result["us_per_batch"].items()]
+    speeds = [(name, f"{us:.0f}") for name, us in result["us_per_batch"].items()]
     processes = "process" if result["workers"] == 1 else "processes"
     head = (
         f"{result['batches']} batches of {result['batch_bytes']} bytes in {result['seconds']:.1f} s "
@@ -90,4 +63,8 @@ def table(result: dict[str, Any]) -> str:
     notes = [f"copies: {result['host_copies_method']}"]
     if loader is None:
         notes.append(f"DataLoader: {result['dataloader_reason']}")
-    return "\n".join([head, "", *_columns(rows), "", *_columns(speeds), "", *notes])
+    measured, timed = (
+        Table(("", "measured", "goal"), rows),
+        Table(("training loop on", "us per batch"), speeds),
+    )
+    return "\n".join(lines([head, "", measured, "", timed, "", *notes]))
