@@ -141,6 +141,7 @@ def test_a_failure_has_its_colour_also_among_many():
     assert found[-1][4] == FAILED, "it is drawn last, above the others"
 
 
+@pytest.mark.slow
 def test_many_events_are_all_drawn_and_make_a_small_picture(tmp_path):
     events = [slice_(i * 10, 5, f"op {i}", thread=i % 4) for i in range(20_000)]
     assert len(bars(drawn(events))) == 20_000
@@ -203,6 +204,7 @@ def test_other_forms_are_refused(tmp_path, capsys, picture):
     assert os.listdir(tmp_path) == ["run.json"]
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_error_names_the_extra(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
     (tmp_path / "run.json").write_text(json.dumps([slice_(0, 1)]))

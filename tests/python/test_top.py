@@ -348,6 +348,7 @@ def environment(folder, has_rich):
     return {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_rich", [True, False], ids=["rich", "plain"])
 @pytest.mark.parametrize("how", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
 def test_keys_end_it_and_leave_the_terminal_as_it_was(tmp_path, how, has_rich):
