@@ -123,13 +123,14 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
   }
   const bool has_shape = wants(flags, PyBUF_ND);
+  const bool has_axes = ndim > 0;  // without axes PEP 3118 has NULL for shape and strides
   buffer->buf = desc.data;
   buffer->len = static_cast<Py_ssize_t>(desc.nbytes);
   buffer->itemsize = static_cast<Py_ssize_t>(desc.itemsize);
   buffer->ndim = has_shape ? desc.ndim : 1;
   buffer->format = wants(flags, PyBUF_FORMAT) ? const_cast<char*>(format) : nullptr;
-  buffer->shape = has_shape ? held->dims : nullptr;
-  buffer->strides = wants(flags, PyBUF_STRIDES) ? held->dims + ndim : nullptr;
+  buffer->shape = has_shape && has_axes ? held->dims : nullptr;
+  buffer->strides = wants(flags, PyBUF_STRIDES) && has_axes ? held->dims + ndim : nullptr;
   buffer->suboffsets = nullptr;
   const int32_t wanted = (desc.flags & TENON_READONLY) != 0 ? TENON_READ
                          : wants(flags, PyBUF_WRITABLE)     ? TENON_WRITE

@@ -52,4 +52,20 @@ LegacyAccess access_of_legacy(nb::handle capsule) {
   return LegacyAccess::kUnknown;
 }
 
+Pair pair_from(PyObject* object, const char* what) {
+  Pair pair{};
+  bool is_pair = PyTuple_Check(object) && PyTuple_Size(object) == 2;
+  for (Py_ssize_t i = 0; is_pair && i < 2; ++i) {
+    PyObject* const item = PyTuple_GetItem(object, i);
+    is_pair = PyIndex_Check(item) != 0;
+    if (is_pair) (i == 0 ? pair.first : pair.second) = PyLong_AsLongLong(item);
+    if (PyErr_Occurred() != nullptr) {  // more than 64 bits, or an __index__ that fails
+      PyErr_Clear();
+      is_pair = false;
+    }
+  }
+  if (!is_pair) raise(PyExc_TypeError, "%s must be a tuple of two ints, not %R", what, object);
+  return pair;
+}
+
 }  // namespace tenon::python

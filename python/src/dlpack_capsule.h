@@ -21,4 +21,12 @@ nb::object legacy_capsule(const Array& array, uint32_t flags);
 enum class LegacyAccess { kUnknown, kRead, kWrite };
 LegacyAccess access_of_legacy(nb::handle capsule);
 
+// The protocol's pairs of ints: a device, a version. Throws TypeError unless the object is a tuple of two
+// ints (also members of an enum); what: its name in the message.
+struct Pair {
+  int64_t first;
+  int64_t second;
+};
+Pair pair_from(PyObject* object, const char* what);
+
 }  // namespace tenon::python

@@ -11,32 +11,15 @@
 namespace tenon::python {
 namespace {
 
-struct Device {
-  int64_t type;
-  int64_t id;
-};
-
-// A pair of ints: a tuple (also of enum members).
-Device pair_from(PyObject* pair, const char* what) {
-  if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
-    raise(PyExc_TypeError, "%s must be a tuple of two ints, not %R", what, pair);
-  }
-  Device values{};
-  values.type = PyLong_AsLongLong(PyTuple_GetItem(pair, 0));
-  values.id = PyLong_AsLongLong(PyTuple_GetItem(pair, 1));
-  if (PyErr_Occurred() != nullptr) nb::raise_python_error();
-  return values;
-}
-
 bool is_given(PyObject* argument) { return argument != nullptr && argument != Py_None; }
 
 void check_device(PyObject* wanted, tenon_device own) {
-  const Device device = pair_from(wanted, "dl_device");
-  const bool is_own = device.type == own.type && device.id == own.id;
-  const bool is_cpu = device.type == TENON_CPU && device.id == 0;
+  const Pair device = pair_from(wanted, "dl_device");
+  const bool is_own = device.first == own.type && device.second == own.id;
+  const bool is_cpu = device.first == TENON_CPU && device.second == 0;
   if (!is_own && !is_cpu) {
     raise(PyExc_BufferError, "the array is in host memory and cannot be exported to device (%lld, %lld)",
-          static_cast<long long>(device.type), static_cast<long long>(device.id));
+          static_cast<long long>(device.first), static_cast<long long>(device.second));
   }
 }
 
@@ -46,7 +29,7 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
   if (is_given(stream))
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
   if (is_given(dl_device)) check_device(dl_device, desc_of(self).device);
-  const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").type >= 1;
+  const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").first >= 1;
   const int is_copy = is_given(copy) ? PyObject_IsTrue(copy) : 0;
   check_python(is_copy);
   const Array array = is_copy != 0 ? copied(share(self)) : share(self);

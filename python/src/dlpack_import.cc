@@ -4,6 +4,8 @@
 // __dlpack__; each capsule is consumed once and renamed before anything else happens.
 #include "dlpack_import.h"
 
+#include <nanobind/stl/string.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -16,6 +18,8 @@
 
 namespace tenon::python {
 namespace {
+
+constexpr int64_t kLastDeviceType = kDLTrn;
 
 constexpr const char* kDocumentation =
     "from_dlpack(x, device=None, copy=None)\n--\n\n"
@@ -119,6 +123,33 @@ void check_lazy_bits(nb::handle object, DType dtype) {
     refuse_if(is_neg, "negated", "resolve_neg");
 }
 
+bool is_set(nb::handle object, const char* name) {
+  const nb::object value = nb::getattr(object, name, nb::none());
+  return value.is(Py_True);
+}
+
+// Within the handler of error. PyTorch fails with a RuntimeError of many lines for tensors that are no strided
+// memory: throws BufferError with one line that says what the tensor is and what to do.
+[[noreturn]] void refuse_tensor(nb::handle object, const Exchange& exchange, nb::python_error& error) {
+  if (!exchange.has_lazy_bits || !error.matches(PyExc_RuntimeError)) throw;
+  const nb::object layout = nb::getattr(object, "layout", nb::none());
+  if (is_set(object, "is_nested"))
+    raise(PyExc_BufferError, "the tensor is nested: pass x.to_padded_tensor(0)");
+  if (is_set(object, "is_quantized")) {
+    raise(PyExc_BufferError, "the tensor is quantized: pass x.int_repr(), its integers, or x.dequantize()");
+  }
+  if (is_set(object, "is_meta")) {
+    raise(PyExc_BufferError, "the tensor is on device 'meta' and has no memory: make it on 'cpu'");
+  }
+  if (!layout.is_none() && nb::cast<std::string>(nb::str(layout)) != "torch.strided") {
+    raise(PyExc_BufferError, "the tensor's layout is %S, which has no strided memory: pass x.to_dense()",
+          layout.ptr());
+  }
+  if (exchange.table == nullptr) throw;  // of a __dlpack__ that is not PyTorch's own
+  const std::string text = nb::cast<std::string>(nb::str(error.value()));
+  raise(PyExc_BufferError, "the tensor cannot be exported: %s", text.substr(0, text.find('\n')).c_str());
+}
+
 // Empty when the table fails without saying why.
 Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy) {
   DLManagedTensorVersioned* tensor = nullptr;
@@ -145,10 +176,31 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
 }
 
 bool needs_host_copy(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) {
+    raise(PyExc_TypeError, "%R has no __dlpack_device__: leave out device=, or pass a host array",
+          object.ptr());
+  }
   const nb::object device = object.attr("__dlpack_device__")();
-  const auto type = nb::cast<int>(nb::int_(device[0]));
-  return type != TENON_CPU && type != TENON_CUDA_HOST && type != TENON_ROCM_HOST &&
-         type != TENON_CUDA_MANAGED;
+  const Pair pair = pair_from(device.ptr(), "what __dlpack_device__() returns");
+  if (pair.first < kDLCPU || pair.first > kLastDeviceType) {
+    raise(
+        PyExc_BufferError,
+        "__dlpack_device__() returned %R: DLPack's device types are 1 to %d; copy the array to the CPU with "
+        "its own library first",
+        device.ptr(), static_cast<int>(kLastDeviceType));
+  }
+  return pair.first != TENON_CPU && pair.first != TENON_CUDA_HOST && pair.first != TENON_ROCM_HOST &&
+         pair.first != TENON_CUDA_MANAGED;
+}
+
+// A NumPy array whose memory is shared; empty where x is none, or exports itself in its own way.
+Array share_numpy(nb::handle x) {
+  try {
+    return overrides_dlpack(x) ? Array() : share_if_numpy(x);
+  } catch (nb::python_error& e) {
+    if (!e.matches(PyExc_ValueError)) throw;
+    raise(PyExc_BufferError, "%S", e.value().ptr());
+  }
 }
 
 PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
@@ -162,7 +214,7 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   const int is_copy = has_copy ? PyObject_IsTrue(copy) : 0;
   check_python(is_copy);
   const bool may_copy = !has_copy || is_copy != 0;
-  Array array = is_ndarray(x) ? share(x) : share_if_numpy(x);
+  Array array = is_ndarray(x) ? share(x) : share_numpy(x);
   if (!array) {
     const bool to_host = has_device && !PyCapsule_CheckExact(x) && needs_host_copy(x);
     array = import_dlpack(x, may_copy, to_host);
@@ -179,10 +231,15 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host) {
   const Exchange exchange = exchange_of(Py_TYPE(object.ptr()));
   const bool has_grad = exchange.has_grad && requires_grad(object);
   Array array;
-  if (exchange.table != nullptr && !has_grad && !to_host) array = import_by_table(object, exchange, may_copy);
-  if (!array) {
-    if (!has_dlpack(object)) raise(PyExc_TypeError, "%R has no __dlpack__", object.ptr());
-    array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy, is_always_writable(object));
+  try {
+    if (exchange.table != nullptr && !has_grad && !to_host)
+      array = import_by_table(object, exchange, may_copy);
+    if (!array) {
+      if (!has_dlpack(object)) raise(PyExc_TypeError, "%R has no __dlpack__", object.ptr());
+      array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy, is_always_writable(object));
+    }
+  } catch (nb::python_error& error) {
+    refuse_tensor(object, exchange, error);
   }
   if (exchange.has_lazy_bits) check_lazy_bits(object, array.dtype());
   return array;

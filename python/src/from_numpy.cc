@@ -45,15 +45,25 @@ constexpr const char* kDocumentation =
 
 [[noreturn]] void refuse_unaligned(PyArrayObject* x) {
   raise(PyExc_ValueError,
-        "x lies unaligned in memory, at %p for elements of %zd bytes: pass x.copy() or zero_copy=False",
+        "x lies unaligned in memory, at %p for elements of %zd bytes: pass x.copy(), or to from_numpy "
+        "zero_copy=False",
         PyArray_DATA(x), PyArray_ITEMSIZE(x));
 }
 
 [[noreturn]] void refuse_stride(npy_intp stride, npy_intp itemsize) {
   raise(PyExc_ValueError,
         "x has a stride of %zd bytes, which is no multiple of its itemsize %zd: "
-        "pass x.copy() or zero_copy=False",
+        "pass x.copy(), or to from_numpy zero_copy=False",
         stride, itemsize);
+}
+
+// Strides in elements; what lies between two of them must be whole elements.
+void check_strides(PyArrayObject* x) {
+  const npy_intp itemsize = PyArray_ITEMSIZE(x);  // a power of two for every type taken
+  for (int i = 0; i < PyArray_NDIM(x); ++i) {
+    const npy_intp stride = PyArray_STRIDE(x, i);
+    if ((stride & (itemsize - 1)) != 0 && PyArray_DIM(x, i) > 1) refuse_stride(stride, itemsize);
+  }
 }
 
 // The array at the end of x's chain of bases, and what that one stands on (null: memory of its own).
@@ -77,7 +87,12 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   PyArray_Descr* const descr = PyArray_DESCR(x);
   if (!dtype_of_numpy(descr, &out->dtype)) refuse_numpy_dtype(descr);
   const int flags = PyArray_FLAGS(x);
-  if ((flags & NPY_ARRAY_ALIGNED) == 0) refuse_unaligned(x);
+  if ((flags & NPY_ARRAY_ALIGNED) == 0) {
+    // NumPy calls an array unaligned also for its strides alone.
+    const auto address = reinterpret_cast<uintptr_t>(PyArray_DATA(x));
+    if (address % static_cast<uintptr_t>(PyDataType_ALIGNMENT(descr)) == 0) check_strides(x);
+    refuse_unaligned(x);
+  }
   if (out->dtype.bits % 8 != 0) out->flags |= TENON_SUBBYTE_PADDED;
   out->data = PyArray_DATA(x);
   out->device = {TENON_CPU, 0};
@@ -85,13 +100,9 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   static_assert(sizeof(npy_intp) == sizeof(int64_t));
   out->shape = reinterpret_cast<const int64_t*>(PyArray_DIMS(x));
   if ((flags & NPY_ARRAY_C_CONTIGUOUS) != 0) return;
-  const npy_intp itemsize = PyArray_ITEMSIZE(x);  // a power of two for every type taken
-  const int shift = __builtin_ctzll(static_cast<unsigned long long>(itemsize));
-  for (int i = 0; i < out->ndim; ++i) {
-    const npy_intp stride = PyArray_STRIDE(x, i);
-    if ((stride & (itemsize - 1)) != 0 && PyArray_DIM(x, i) > 1) refuse_stride(stride, itemsize);
-    strides[i] = stride >> shift;
-  }
+  check_strides(x);
+  const int shift = __builtin_ctzll(static_cast<unsigned long long>(PyArray_ITEMSIZE(x)));
+  for (int i = 0; i < out->ndim; ++i) strides[i] = PyArray_STRIDE(x, i) >> shift;
   out->strides = strides;
 }
 
@@ -227,6 +238,15 @@ Array share_if_numpy(nb::handle object, Keep keep) {
 
 Array read_if_numpy(nb::handle object) {
   return is_numpy(object) ? lend_numpy(native(object), Keep::kWritable) : Array();
+}
+
+bool overrides_dlpack(nb::handle object) {
+  if (!is_numpy(object) || Py_TYPE(object.ptr()) == &PyArray_Type) return false;
+  const nb::handle base(reinterpret_cast<PyObject*>(&PyArray_Type));
+  const auto is_own = [&](const char* name) {
+    return !nb::getattr(object.type(), name).is(nb::getattr(base, name));
+  };
+  return is_own("__dlpack__") || is_own("__dlpack_device__");
 }
 
 void add_from_numpy(nb::module_& module) {

@@ -20,6 +20,9 @@ Array lend_numpy(nb::handle x, Keep keep);
 Array share_if_numpy(nb::handle object, Keep keep = Keep::kWritable);
 Array read_if_numpy(nb::handle object);
 
+// object is of a subclass of numpy.ndarray that decides itself what __dlpack__ exports.
+bool overrides_dlpack(nb::handle object);
+
 void add_from_numpy(nb::module_& module);
 
 }  // namespace tenon::python

@@ -15,14 +15,35 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     """What ``NDArray.__reduce_ex__`` returns."""
     if array.shared:
         return open_shared_array, (_core.send_array(array),)
-    source = array if array.is_contiguous() else array.copy()
+    # What lies in another order of axes without gaps travels as it lies, and keeps that order.
+    axes = _axes_in_memory(array)
+    source = array if axes is None else array.transpose(axes)
+    if not source.is_contiguous():
+        source, axes = array.copy(), None
     content = source.reshape(-1).view("uint8")
     is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
     rebuild = rebuild_padded_array if is_padded else rebuild_array
+    about = (array.dtype.name, source.shape)
     if protocol < 5:
-        return rebuild, (bytearray(content), array.dtype.name, array.shape)
-    buffers = pickle.PickleBuffer(bytearray(1)), pickle.PickleBuffer(content)
-    return rebuild_from_buffers, (*buffers, rebuild, array.dtype.name, array.shape)
+        parts: tuple[Any, ...] = rebuild, (bytearray(content), *about)
+    else:
+        buffers = pickle.PickleBuffer(bytearray(1)), pickle.PickleBuffer(content)
+        parts = rebuild_from_buffers, (*buffers, rebuild, *about)
+    return parts if axes is None else (rebuild_transposed, (*parts, axes))
+
+
+def _axes_in_memory(array: _core.NDArray) -> tuple[int, ...] | None:
+    """The axes by their strides, largest first; None where C order has them so."""
+    if array.is_contiguous():
+        return None
+    return tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+
+
+def rebuild_transposed(
+    rebuild: Callable[..., _core.NDArray], arguments: tuple[Any, ...], axes: tuple[int, ...]
+) -> _core.NDArray:
+    """The array whose axes were put into the order ``axes`` before ``rebuild`` took its elements."""
+    return rebuild(*arguments).transpose(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def open_shared_array(handle: bytes) -> _core.NDArray:

@@ -53,6 +53,17 @@ void copy_packed(const Array& src, Array& dst) {
   if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
 }
 
+// The source as copy_to broadcasts it: leading axes of length 1 that dst does not have are dropped, as
+// assignments of NumPy do.
+Ref<Array> without_surplus_axes(const Array& src, const Array& dst) {
+  const auto source = Ref<Array>::share(&const_cast<Array&>(src));
+  const int32_t surplus = src.desc().ndim - dst.desc().ndim;
+  if (surplus <= 0) return source;
+  const Dims leading = src.shape().first(static_cast<size_t>(surplus));
+  if (std::ranges::any_of(leading, [](int64_t extent) { return extent != 1; })) return source;
+  return reshape(*source, src.shape().subspan(leading.size()), TENON_COPY_NEVER);
+}
+
 }  // namespace
 
 void copy_to(const Array& src, Array& dst) {
@@ -60,7 +71,7 @@ void copy_to(const Array& src, Array& dst) {
   const HostCall call("copyto", {{src, Access::kRead}, {dst, Access::kWrite, dst.is_dense()}});
   if (!src.is_byte_sized() || !dst.is_byte_sized()) return copy_packed(src, dst);
   if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
-  const Ref<Array> source = broadcast(const_cast<Array&>(src), dst.shape());
+  const Ref<Array> source = broadcast(*without_surplus_axes(src, dst), dst.shape());
   if (dst.size() == 0) return;
   copy_elements(Window(dst).elements(), Window(*source).elements());
 }

@@ -30,6 +30,18 @@ void* first_element(const DLTensor& tensor) {
   return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
+// Calls body. What is out of range in a tensor's fields is the producer's fault, not the caller's argument:
+// it fails with kBuffer.
+template <class Body>
+Ref<Array> blame_producer(Body body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    if (e.code() != Code::kValue) throw;
+    throw_error(Code::kBuffer, "the DLPack tensor is malformed: ", e.what());
+  }
+}
+
 template <class Tensor>
 Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags) {
   const DLTensor& dl = tensor->dl_tensor;
@@ -42,10 +54,10 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   adoption.dtype = {dl.dtype.code, dl.dtype.bits, dl.dtype.lanes};
   adoption.shape = dl.shape;
   adoption.strides = dl.strides;
-  if (Ref<Array> known = Array::alias(adoption)) return known;
+  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) return known;
   adoption.owner = tensor.get();
   adoption.deleter = delete_tensor<Tensor>;
-  Ref<Array> array = Array::adopt(adoption);
+  Ref<Array> array = blame_producer([&] { return Array::adopt(adoption); });
   (void)tensor.release();
   return array;
 }

@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+import re
 import weakref
 
 import numpy as np
@@ -264,8 +265,104 @@ def test_tensors_that_are_not_their_memory_are_refused(torch):
     with pytest.raises(BufferError, match="resolve_neg"):
         tn.from_dlpack(c.imag)
     assert tn.from_dlpack(c.resolve_conj()).dtype == tn.complex64
-    with pytest.raises((BufferError, RuntimeError)):
-        tn.from_dlpack(torch.eye(3).to_sparse())
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about the state of these kinds of tensors
+def test_tensors_without_strided_memory_are_buffer_errors_of_one_line(torch):
+    cases = {
+        "to_dense": torch.eye(3).to_sparse(),
+        r"sparse_csr.*to_dense": torch.eye(3).to_sparse_csr(),
+        r"int_repr.*dequantize": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "meta": torch.ones(3, device="meta"),
+        "to_padded_tensor": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    }
+    for way_out, tensor in cases.items():
+        for take in (tn.from_dlpack, tn.asarray, lambda t: tn.from_dlpack(t, copy=True)):
+            with pytest.raises(BufferError, match=way_out) as caught:
+                take(tensor)
+            assert "\n" not in str(caught.value)
+
+
+class Producer:
+    def __init__(self, device):
+        self.device = device
+
+    def __dlpack__(self, **keywords):
+        return np.zeros(2).__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        None,
+        5,
+        (),
+        (1,),
+        (1, 0, 0),
+        [1, 0],
+        ("a", 0),
+        (1.5, 0),
+        (1, "x"),
+        (2**80, 0),
+        (1, 2**80),
+        "ab",
+        {0: 1},
+    ],
+    ids=repr,
+)
+def test_a_malformed_device_of_a_producer_is_a_type_error_with_the_value(device):
+    with pytest.raises(TypeError, match=f"tuple of two ints, not {re.escape(repr(device))}"):
+        tn.from_dlpack(Producer(device), device="cpu")
+
+
+@pytest.mark.parametrize("device", [(0, 0), (-1, 0), (99, 0), (2**33 + 1, 0)], ids=repr)
+def test_an_unknown_device_of_a_producer_is_a_buffer_error_with_the_value(device):
+    with pytest.raises(BufferError, match=re.escape(repr(device))):
+        tn.from_dlpack(Producer(device), device="cpu")
+    with pytest.raises(BufferError, match="device"):
+        tn.ones(3).__dlpack__(dl_device=device)
+
+
+def test_a_producer_without_a_device_is_a_type_error_that_says_so():
+    class NoDevice:
+        def __dlpack__(self, **keywords):
+            return np.zeros(2).__dlpack__(**keywords)
+
+    assert tn.from_dlpack(NoDevice()).tolist() == [0, 0]
+    with pytest.raises(TypeError, match=r"__dlpack_device__.*leave out device="):
+        tn.from_dlpack(NoDevice(), device="cpu")
+
+
+def test_subclasses_of_numpy_that_export_for_themselves_are_asked():
+    class Own(np.ndarray):
+        def __dlpack__(self, **keywords):
+            return np.full(2, 4.0).__dlpack__(**keywords)
+
+    class Elsewhere(np.ndarray):
+        def __dlpack_device__(self):
+            return (2, 0)
+
+        def __dlpack__(self, **keywords):
+            assert keywords["dl_device"] == (1, 0)
+            return np.full(2, 5.0).__dlpack__()
+
+    class Plain(np.ndarray):
+        pass
+
+    assert tn.from_dlpack(np.zeros(3).view(Own)).tolist() == [4, 4]
+    assert tn.from_dlpack(np.zeros(3).view(Elsewhere), device="cpu").tolist() == [5, 5]
+    plain = np.zeros(3).view(Plain)
+    assert tn.from_dlpack(plain).data_ptr == plain.ctypes.data
+
+
+def test_numpy_arrays_that_dlpack_cannot_express_are_buffer_errors():
+    records = np.zeros(4, [("a", "<f4"), ("b", "u1")])
+    for column in (records["a"], np.zeros(9, "u1")[1:].view("f8")):
+        with pytest.raises(BufferError, match=r"x\.copy\(\)"):
+            tn.from_dlpack(column)
 
 
 def test_torch_gets_readonly_arrays_as_copies_unless_trusted(torch):

@@ -267,3 +267,27 @@ def test_random_keys_agree_with_numpy(key):
             a[key]
         return
     assert np.array_equal(np.asarray(a[key]), expected)
+
+
+def test_leading_axes_of_length_1_of_a_value_are_dropped_as_numpy_drops_them():
+    values = [
+        np.ones((1, 3)),
+        np.full((1, 1, 1), 2.0),
+        np.full((1, 2, 3), 3.0),
+        np.ones((2, 1, 3)),
+        np.ones((1, 0)),
+    ]
+    for shape in [(3,), (2, 3), ()]:
+        for value in values:
+            x, a = np.zeros(shape), tn.zeros(shape, "f8")
+            try:
+                x[...] = value
+            except ValueError:
+                for source in (value, tn.array(value)):
+                    with pytest.raises(ValueError, match="cannot broadcast"):
+                        a[...] = source
+                continue
+            for source in (value, tn.array(value), value.tolist()):
+                a[...] = 0
+                a[...] = source
+                assert a.tolist() == x.tolist()

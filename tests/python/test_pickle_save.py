@@ -70,6 +70,25 @@ def test_out_of_band_nothing_is_copied():
     assert a[0].item() == 5
 
 
+@pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_out_of_band_an_order_of_axes_is_kept_and_nothing_is_copied(axes):
+    a = tn.array(np.arange(24.0).reshape(2, 3, 4)).transpose(axes)
+    buffers = []
+    data = pickle.dumps(a, 5, buffer_callback=buffers.append)
+    b = pickle.loads(data, buffers=buffers)
+    assert (b.data_ptr, b.shape, b.strides) == (a.data_ptr, a.shape, a.strides)
+    assert b.tolist() == a.tolist()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "complex128"])
+def test_fortran_order_is_kept_in_band(protocol, dtype):
+    a = tn.array(np.arange(6).reshape(3, 2)).astype(dtype).T
+    b = pickle.loads(pickle.dumps(a, protocol))
+    assert (b.shape, b.strides, b.dtype) == (a.shape, a.strides, a.dtype)
+    assert raw(b) == raw(a)
+
+
 def test_readonly_arrays_come_back_readonly():
     a = tn.ones(3).readonly()
     assert not pickle.loads(pickle.dumps(a, 5)).writable
