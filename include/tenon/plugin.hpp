@@ -45,6 +45,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
+
 #include "tenon/plugin.h"
 
 // Element access is checked unless NDEBUG says that this is a release build.
@@ -293,11 +297,16 @@ constexpr bool is_threadsafe() {
   return false;
 }
 
-// Runs body and turns what it throws into a code and a text.
+// Runs body and turns what it throws into a code and a text. Throws nothing itself, but lets the unwinding of
+// pthread_exit through: a process whose handlers stop that would be aborted; Tenon makes a failure of it.
 template <class Body>
-int32_t guarded(char* message, size_t message_size, Body&& body) noexcept {
+int32_t guarded(char* message, size_t message_size, Body&& body) {
   try {
     return body();
+#if defined(__GLIBCXX__)
+  } catch (const abi::__forced_unwind&) {
+    throw;
+#endif
   } catch (const std::exception& e) {
     std::snprintf(message, message_size, "%s", e.what());
   } catch (...) {

@@ -161,14 +161,13 @@ class _Batches:
 
 
 def run(
-    link: str, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
+    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
 ) -> None:
     """What a worker does until its feed is closed.
 
     ``function`` gets the batches; it is called again after an exception, which the consumer gets at the
     batch's place, and after it has come to an end, by which the epoch ends.
     """
-    native = NativeWorker(link, schema)
     batches = _Batches(native, schema)
     while not batches.has_ended():
         code, text = _core.END_OF_EPOCH, ""
@@ -191,11 +190,23 @@ def run(
         batches.fail(code, text)
 
 
+def _run_thread(native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
+    """A thread cannot be replaced: whatever ends its loop is told at each batch that it is asked for."""
+    try:
+        run(native, schema, function, setup)
+    except BaseException as error:
+        text = "".join(traceback.format_exception(error))
+        error.__traceback__ = None
+        del error
+        while native.next():
+            native.answer(-1, text)
+
+
 def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the feed's process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    run(link, schema, function, setup)
+    run(NativeWorker(link, schema), schema, function, setup)
 
 
 class Workers:
@@ -241,9 +252,11 @@ class Workers:
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
         if self._context is None:
+            # Here, where a failure is told to whoever makes the feed: it needs a file descriptor.
+            native = NativeWorker(link, self._schema)
             thread = threading.Thread(
-                target=run,
-                args=(link, self._schema, self._function, setup),
+                target=_run_thread,
+                args=(native, self._schema, self._function, setup),
                 name=f"tenon-worker-{worker}",
                 daemon=True,
             )

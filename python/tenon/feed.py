@@ -190,25 +190,30 @@ class Feed(Forms):
         source, constants, self._workers = _source_of(generator, schema, processes)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
-        self._native = NativeFeed(
-            source=source,
-            schema=schema,
-            constants=constants,
-            workers=workers,
-            slots=workers + 4 if slots is None else slots,
-            batches=-1 if batches is None else batches,
-            seed=seed % 2**64,
-            processes=bool(processes) or self._workers is not None,
-            round_robin=False,
-            on_error=_ON_ERROR.index(on_error),
-            retries=retries,
-            on_starved=_ON_STARVED.index(on_starved),
-            fill_timeout_ns=0 if fill_timeout is None else int(fill_timeout * 1e9),
-            attachment_nbytes=attachment_nbytes,
-            name=_name_of(generator),
-            prepares=hasattr(self._workers, "prepare"),
-            shared_slots=bool(shared),
-        )
+        try:
+            self._native = NativeFeed(
+                source=source,
+                schema=schema,
+                constants=constants,
+                workers=workers,
+                slots=workers + 4 if slots is None else slots,
+                batches=-1 if batches is None else batches,
+                seed=seed % 2**64,
+                processes=bool(processes) or self._workers is not None,
+                round_robin=False,
+                on_error=_ON_ERROR.index(on_error),
+                retries=retries,
+                on_starved=_ON_STARVED.index(on_starved),
+                fill_timeout_ns=0 if fill_timeout is None else int(fill_timeout * 1e9),
+                attachment_nbytes=attachment_nbytes,
+                name=_name_of(generator),
+                prepares=hasattr(self._workers, "prepare"),
+                shared_slots=bool(shared),
+            )
+        except BaseException:
+            if self._workers is not None:
+                self._workers.join(_CLOSE_SECONDS)  # those that were started leave
+            raise
         self._meter = Meter(self._native, schema)
         _open_feeds.add(self)
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -223,11 +224,16 @@ class Binder {
   std::vector<HeldArray> held_;
 };
 
-int32_t fill_bound(void* context, const tenon_fill_request* request, char*, size_t) {
+int32_t fill_bound(void* context, const tenon_fill_request* request, char* message, size_t message_size) {
   const auto& bound = *static_cast<const BoundFunction*>(context);
   std::array<tenon_value, kMaxParameters> arguments;
   for (size_t i = 0; i < bound.bindings.size(); ++i) arguments[i] = value_of(bound.bindings[i], *request);
-  return static_cast<int32_t>(bound.function->call(arguments.data()).i);
+  try {
+    return static_cast<int32_t>(bound.function->call(arguments.data()).i);
+  } catch (const Error& e) {
+    std::snprintf(message, message_size, "%s", e.what());
+    return -1;
+  }
 }
 
 void drop_bound(void* context) { delete static_cast<BoundFunction*>(context); }

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/trace.h"
+#include "feed/generator_call.h"
 #include "feed/seed.h"
 
 namespace tenon {
@@ -151,14 +152,8 @@ bool Crew::prepare(int32_t worker, Job& job) {
   describe(job, worker, request);
   FillResult result;
   char message[kMessageSize] = "";
-  try {
-    result.code = generator_.prepare(generator_.context, &request, message, sizeof message);
-  } catch (...) {
-    result.code = -1;
-    std::strncpy(message, "a C++ exception left it, which no generator may let happen", sizeof message - 1);
-  }
+  result.code = call_generator(generator_.prepare, generator_.context, request, message, sizeof message);
   if (result.code != 0) {
-    message[sizeof message - 1] = '\0';
     result.message = message;
     settle(-1, job, result);
     return false;
@@ -268,17 +263,9 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
   message[0] = '\0';
   const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
   const int64_t start = now_ns();
-  try {
-    result.code = generator_.fill(generator_.context, &request, message, sizeof message);
-  } catch (...) {
-    result.code = -1;
-    std::strncpy(message, "a C++ exception left it, which no generator may let happen", sizeof message - 1);
-  }
+  result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
-  if (result.code != 0) {
-    message[sizeof message - 1] = '\0';
-    result.message = message;
-  }
+  if (result.code != 0) result.message = message;
   check_shapes(job, result);
   trace::close(span, trace::key_of(this),
                is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone, result.message);

@@ -45,7 +45,20 @@ Ref<Schema> schema() {
   return Schema::make(fields);
 }
 
-enum class What { kFill, kCode, kKill, kCrash, kExit, kHang, kShrink, kWrongShape, kEnd, kNone, kAttach };
+enum class What {
+  kFill,
+  kCode,
+  kKill,
+  kCrash,
+  kExit,
+  kEndThread,
+  kHang,
+  kShrink,
+  kWrongShape,
+  kEnd,
+  kNone,
+  kAttach
+};
 
 // Lies in memory that the worker processes see, too.
 struct Source {
@@ -78,6 +91,7 @@ struct Source {
         raise(SIGSEGV);
         break;
       case What::kExit: _exit(7);
+      case What::kEndThread: pthread_exit(nullptr);
       case What::kHang: std::this_thread::sleep_for(30s); break;
       case What::kShrink:
         request.shapes[0][0] = request.shapes[1][0] = 5;
@@ -419,6 +433,20 @@ TEST_P(EitherWay, AShapeThatDoesNotFitIsAFailure) {
   const std::string text = failure_of(feed);
   EXPECT_NE(text.find("left field 'words' in a shape that does not fit into (16, 8)"), std::string::npos)
       << text;
+}
+
+TEST_P(EitherWay, AGeneratorThatEndsItsThreadFailsAtItsBatchAndTheFeedGoesOn) {
+  source_.at = 5;
+  source_.what = What::kEndThread;
+  Feed feed(source_.generator(), schema(), options(2, 20));
+  feed.begin();
+  for (uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(is_intact(*next(feed), 0, i));
+  const std::string text = failure_of(feed);
+  EXPECT_NE(text.find("returned -1 at batch 5 of epoch 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("it ended its thread (pthread_exit"), std::string::npos) << text;
+  source_.at = kNever;
+  feed.begin();
+  for (uint64_t i = 0; i < 20; ++i) ASSERT_TRUE(is_intact(*next(feed), 1, i));
 }
 
 TEST_P(EitherWay, AnEpochMayEndEarlyAndABatchMayBeNone) {

@@ -20,6 +20,7 @@
 #include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "feed/generator_call.h"
 #include "feed/worker.h"
 
 namespace tenon {
@@ -53,14 +54,8 @@ int32_t status_of(const siginfo_t& info) noexcept {
     tenon_fill_request request;
     while (worker.next(-1, request) == Worker::Outcome::kRequest) {
       message[0] = '\0';
-      int32_t code = 0;
-      try {
-        code = generator.fill(generator.context, &request, message, sizeof message);
-      } catch (...) {
-        code = -1;
-        std::strncpy(message, "a C++ exception left it, which no generator may let happen", sizeof message);
-      }
-      message[sizeof message - 1] = '\0';
+      const int32_t code =
+          call_generator(generator.fill, generator.context, request, message, sizeof message);
       worker.answer(code, message);
     }
     if (generator.leave != nullptr) generator.leave(generator.context, number);
@@ -136,7 +131,7 @@ void Fleet::start_one(int32_t worker) noexcept {
       const int32_t code =
           generator_.start(generator_.context, worker, link.c_str(), &pid, text, sizeof text);
       text[sizeof text - 1] = '\0';
-      if (code != 0) failure = concat("worker process ", worker, " cannot be started (", code, "): ", text);
+      if (code != 0) failure = concat("worker ", worker, " cannot be started (", code, "): ", text);
     }
     if (failure.empty() && pid == 0) {
       const std::scoped_lock lock(mutex_);
@@ -300,9 +295,14 @@ bool Fleet::has_answer(const Member& member, const Mailbox& box) const noexcept 
 bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
   Mailbox& box = this->box(worker);
   Member& member = members_[static_cast<size_t>(worker)];
+  const auto has_ended = [&] {
+    // A process that leaves ends next, and its exit code tells more.
+    // pairs with: Worker::~Worker, "the worker has left"
+    return is_thread(worker) && box.has_left.load(std::memory_order_acquire) != 0;
+  };
   const auto is_settled = [&] {
     // pairs with: Fleet::note_end, "a process that lives"
-    return has_answer(member, box) || !member.is_alive.load(std::memory_order_acquire) ||
+    return has_answer(member, box) || !member.is_alive.load(std::memory_order_acquire) || has_ended() ||
            is_over_.load(std::memory_order_relaxed);
   };
   const int64_t began = now_ns();
@@ -338,6 +338,13 @@ bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
     return true;
   }
   if (is_over_.load(std::memory_order_relaxed)) return false;
+  if (has_ended()) {
+    result.code = -1;
+    result.message = concat("the thread of worker ", worker, " has ended: make the feed anew");
+    ++member.seen;
+    box.answered.store(member.seen, std::memory_order_relaxed);  // nobody else writes it now
+    return true;
+  }
   take_end(worker, result);
   if (has_hung) {
     result.kind = TENON_HUNG;

@@ -47,6 +47,7 @@ struct Mailbox {
   alignas(64) std::atomic<uint32_t> news;  // moves with each answer and with the end; the feed sleeps on it
   std::atomic<uint32_t> answered;          // requests so far
   std::atomic<uint32_t> is_worker_asleep;
+  std::atomic<uint32_t> has_left;  // the worker reads no more requests
   MailAnswer answers[kDepth];
 };
 

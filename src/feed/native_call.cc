@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/foreign_call.h"
 
 #if defined(__x86_64__) && !defined(__ILP32__) && !defined(_WIN32)
 #define TENON_INTEGER_REGISTERS 6
@@ -95,7 +96,10 @@ tenon_value extended(DType dtype, uint64_t bits) {
 }  // namespace
 
 NativeCall::NativeCall(void* address, const Prototype& prototype)
-    : address_(address), result_dtype_(prototype.result.dtype), is_void_(prototype.result.is_void) {
+    : address_(address),
+      name_(prototype.name),
+      result_dtype_(prototype.result.dtype),
+      is_void_(prototype.result.is_void) {
   size_t integers = 0;
   size_t floats = 0;
   size_t stack_words = 0;
@@ -121,7 +125,9 @@ tenon_value NativeCall::operator()(const tenon_value* arguments) const {
     words[step.word] =
         step.is_float32 ? std::bit_cast<uint32_t>(static_cast<float>(arguments[i].f)) : arguments[i].u;
   }
-  const uint64_t bits = invoke_(address_, words.data());
+  uint64_t bits = 0;
+  const auto invoke = [&] { bits = invoke_(address_, words.data()); };
+  if (!has_returned(invoke)) throw_error(Code::kOp, "'", name_, "' did not return: ", kEndedThread);
   return is_void_ ? tenon_value{} : extended(result_dtype_, bits);
 }
 

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "feed/prototype.h"
@@ -27,7 +28,8 @@ class NativeCall {
   NativeCall(void* address, const Prototype& prototype);
 
   // arguments: one for each parameter, integers within the range of their type. Calls in this thread.
-  // Integer results come sign- or zero-extended, without a result the value is 0.
+  // Integer results come sign- or zero-extended, without a result the value is 0. Fails with kOp where the
+  // function ends its thread instead of returning.
   tenon_value operator()(const tenon_value* arguments) const;
 
  private:
@@ -40,6 +42,7 @@ class NativeCall {
   };
 
   void* address_;
+  std::string name_;
   Invoke invoke_;
   std::vector<Step> steps_;
   DType result_dtype_;

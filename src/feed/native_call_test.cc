@@ -5,6 +5,7 @@
 #include "feed/native_call.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <bit>
@@ -12,11 +13,13 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "feed/seed.h"
 
 namespace tenon {
@@ -201,6 +204,28 @@ TEST(NativeCall, SpecialFloatingPointValuesPassUnchanged) {
     EXPECT_EQ(received[0], std::bit_cast<uint64_t>(x));
     EXPECT_EQ(received[1], std::bit_cast<uint64_t>(static_cast<double>(static_cast<float>(-x))));
   }
+}
+
+int ending_function(int code) {
+  if (code == 7) pthread_exit(nullptr);
+  return code;
+}
+
+TEST(NativeCall, AFunctionThatEndsItsThreadIsAnErrorAndTheThreadGoesOn) {
+  std::thread([] {
+    const NativeCall call(reinterpret_cast<void*>(ending_function), parse_prototype("int ending(int code)"));
+    const tenon_value bad[1]{to_value(7)}, good[1]{to_value(8)};
+    for (int i = 0; i < 2; ++i) {
+      try {
+        call(bad);
+        ADD_FAILURE() << "it returned";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::kOp);
+        EXPECT_TRUE(std::string(e.what()).starts_with("'ending' did not return: it ended its thread"));
+      }
+      EXPECT_EQ(call(good).i, 8);
+    }
+  }).join();
 }
 
 }  // namespace

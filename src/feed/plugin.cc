@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/foreign_call.h"
 #include "base/fork_mark.h"
 #include "feed/json.h"
 #include "feed/library.h"
@@ -69,11 +70,14 @@ class Message {
   char text_[kMessageSize] = "";
 };
 
-// Runs an entry of the table; none may throw, and one that does must not take the process along.
+// Runs an entry of the table. None may throw or end its thread; one that does fails.
 template <class Call>
 int32_t call_entry(Message& message, Call call) {
+  int32_t code = -1;
+  const auto run = [&] { code = call(); };
   try {
-    return call();
+    if (!has_returned(run)) std::snprintf(message.data(), Message::size(), "%s", kEndedThread);
+    return code;
   } catch (...) {
     std::snprintf(message.data(), Message::size(),
                   "a C++ exception left it, which no plug-in may let happen");

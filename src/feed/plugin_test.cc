@@ -466,6 +466,14 @@ TEST(PluginClass, ExceptionsBecomeTexts) {
   expect_text(rows.message, "configuration: 'gain' is \"loud\", not a number");
 }
 
+TEST(PluginClass, TheEndOfItsThreadIsAFailureOfTheBatch) {
+  Rows rows;
+  const Owned quitter(open("ramp", R"({"name": "quitter"})"));
+  EXPECT_EQ(rows.fill(quitter, 0, 2), -1);
+  expect_text(rows.message, "it ended its thread (pthread_exit");
+  EXPECT_EQ(rows.fill(quitter, 0, 3), 0);
+}
+
 TEST(PluginClass, WithoutASchemaTheUsersIsCheckedAgainstItsViews) {
   const int64_t shape[]{4, 2};
   const tenon_field right{"data", DType(TENON_FLOAT, 64), 2, shape};

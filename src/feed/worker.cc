@@ -41,7 +41,10 @@ WorkerLink WorkerLink::parse(const std::string& text) {
 std::unique_ptr<Worker> Worker::join(const std::string& text) {
   const WorkerLink link = WorkerLink::parse(text);
   share::os::File file;
-  if (share::os::start_of(link.feed.pid) == link.feed.start) {
+  // That of this process is known, also where no descriptor is left to look.
+  const share::os::Process here = share::os::this_process();
+  const uint64_t start = here.pid == link.feed.pid ? here.start : share::os::start_of(link.feed.pid);
+  if (start == link.feed.start) {
     file = share::os::open_memory_of(link.feed.pid, link.fd, kFeedFilePrefix);
   }
   if (!file) {
@@ -70,12 +73,16 @@ Worker::Worker(std::byte* memory, int32_t number)
       shapes_(fields_of(memory)),
       // What a predecessor was asked, and has not answered, is asked anew.
       done_(box_.answered.load(std::memory_order_relaxed)) {
+  box_.has_left.store(0, std::memory_order_relaxed);
   // The pages are there: they are entered into this process' table now, not during the first fills.
   share::os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes,
                       true);
 }
 
 Worker::~Worker() {
+  // pairs with: Fleet::await, "the worker has left"
+  box_.has_left.store(1, std::memory_order_release);
+  tell_feed();
   if (file_) share::os::unmap(memory_, head_.nbytes);
 }
 
@@ -145,6 +152,10 @@ void Worker::answer(int32_t code, const char* message) noexcept {
   answer.message[sizeof answer.message - 1] = '\0';
   // pairs with: Fleet::has_answer, "an answer"
   box_.answered.store(++done_, std::memory_order_release);
+  tell_feed();
+}
+
+void Worker::tell_feed() noexcept {
   // pairs with: Fleet::await, "the feed sleeps"
   box_.news.fetch_add(1, std::memory_order_seq_cst);
   // pairs with: Fleet::await, "the feed sleeps"

@@ -45,6 +45,7 @@ class Worker {
  private:
   bool wait_for_request(int64_t timeout_ns);
   bool is_feed_alive() const noexcept;
+  void tell_feed() noexcept;  // that something has changed
 
   share::os::File file_;  // empty: the memory is not this object's
   std::byte* const memory_;

@@ -39,6 +39,13 @@ int fail_at(int64_t* label, uint64_t index, uint64_t epoch, uint64_t bad_index, 
   return epoch == 0 && index == bad_index ? code : 0;
 }
 
+/* Ends its thread where others return. */
+int end_thread_at(int64_t* label, uint64_t index, uint64_t bad_index) {
+  label[0] = (int64_t)index;
+  if (index == bad_index) pthread_exit(NULL);
+  return 0;
+}
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool is_open = true;

@@ -4,6 +4,8 @@
 // it writes; CASE makes classes of other forms.
 #include "tenon/plugin.hpp"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -47,6 +49,7 @@ struct Ramp {
   void operator()(const Request& request, View<float, 3> data, View<int64_t, 1> label,
                   const View<bool, 1>& flag) {
     if (request.index == 3 && name_ == "thrower") throw std::runtime_error("no batch " + name_);
+    if (request.index == 2 && name_ == "quitter") pthread_exit(nullptr);
     if (request.index == 4 && name_ == "oddity") throw 42;  // NOLINT: no std::exception
     if (name_ == "stray") data(0, 3, 0) = 1;
     for (int64_t i = 0; i < request.rows; ++i) {

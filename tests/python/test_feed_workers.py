@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
+import tenon._workers
 
 SCHEMA = tn.schema(data=("f8", (8, 16)), label=("i8", (8,)))
 ROWS = 8
@@ -538,3 +540,79 @@ def test_a_child_that_is_forked_beside_a_feed_ends_well():
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert next(batches).index == 1
+
+
+class _Full:
+    """All file descriptors but `left` are taken."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def __enter__(self):
+        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.taken = []
+        top = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        while not self.taken or self.taken[-1] < top:  # the holes between those that are open
+            self.taken.append(os.dup(2))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.taken[-1] + 1 + self.left, self.limits[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
+        for fd in self.taken:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_a_feed_that_lacks_descriptors_fails_at_once_or_works(left):
+    feed = None
+    with _Full(left):
+        try:
+            feed = tn.Feed(random_numbers(), workers=2, batches=3, timeout=60.0)
+        except (OSError, tn.OpError) as error:
+            assert "Too many open files" in str(error) or "descriptor" in str(error), error
+    if feed is not None:
+        with feed:
+            assert [batch.index for batch in feed] == [0, 1, 2]
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_feed(monkeypatch):
+    started = []
+    start = threading.Thread.start
+
+    def start_one(thread):
+        if not thread.name.startswith("tenon-worker"):
+            return start(thread)
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        return start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(tn.OpError, match=r"worker 1 cannot be started.*can't start new thread"):
+        tn.Feed(random_numbers(), workers=2)
+    started[0].join(60.0)
+    assert not started[0].is_alive()
+
+
+def test_a_thread_whose_loop_is_ended_tells_the_consumer_why_at_each_batch(monkeypatch):
+    def broken(*_):
+        raise MemoryError("no room for the loop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tenon._workers, "_Batches", broken)
+        feed = tn.Feed(random_numbers(), workers=1, timeout=60.0)
+        with pytest.raises(tn.OpError, match="no room for the loop"):
+            next(iter(feed))
+    with pytest.raises(tn.OpError, match="no room for the loop"):
+        next(iter(feed))
+    feed.close()
+
+
+def test_a_thread_that_has_ended_is_told_to_the_consumer_at_once(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(tenon._workers, "run", lambda *_: None)
+        feed = tn.Feed(random_numbers(), workers=2, timeout=60.0)
+        for _ in range(2):
+            with pytest.raises(tn.OpError, match=r"the thread of worker . has ended"):
+                next(iter(feed))
+    feed.close()
