@@ -27,10 +27,12 @@
 #include <exception>
 #include <memory>
 #include <source_location>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "tenon/tenon.h"
 #include "tenon/tenon.hpp"
@@ -224,7 +226,7 @@ class Completion {
   }
 
  private:
-  template <class Body, size_t N>
+  template <class Body, class Arrays>
   friend class PushedBody;
 
   // The op until it has been ended. Held by the token, and by the body while it runs: who lets go last, with
@@ -274,6 +276,20 @@ inline Use<Access::kWrite> overwrite(Array array,
                                      std::source_location where = std::source_location::current()) {
   return {std::move(array), TENON_OVERWRITE, where};
 }
+
+// The same without a type for the access: for numbers of arrays that are known at run time only.
+//     std::vector<tenon::AnyUse> uses;
+//     for (const auto& part : parts) uses.push_back(tenon::read(part));
+struct AnyUse {
+  template <Access kAccess>
+  AnyUse(Use<kAccess> use)  // NOLINT: implicit, so that read(), write() and overwrite() make it
+      : array(std::move(use.array)), access(kAccess), flags(use.flags), where(use.where) {}
+
+  Array array;
+  Access access;
+  uint32_t flags;
+  std::source_location where;
+};
 
 // What happens where the views of ordinary code conflict with an op.
 enum class OnConflict : int32_t {
@@ -369,15 +385,12 @@ void check_argument(const Array& array) {
 
 }  // namespace detail
 
-// What the engine holds of a pushed callable, until the op is done or the push is refused.
-template <class Body, size_t N>
+// What the engine holds of a pushed callable, until the op is done or the push is refused. Arrays: std::array,
+// or std::vector of a number that is known at run time.
+template <class Body, class Arrays>
 class PushedBody {
  public:
-  template <class... Arrays>
-  explicit PushedBody(Body&& body, Arrays&&... arrays)
-      : body_(std::move(body)), arrays_{std::move(arrays)...} {}
-
-  tenon_array* array(size_t i) const noexcept { return arrays_[i].get(); }
+  PushedBody(Body&& body, Arrays&& arrays) : body_(std::move(body)), arrays_(std::move(arrays)) {}
 
   static void run(void* context, tenon_op* op) noexcept {
     auto& self = *static_cast<PushedBody*>(context);
@@ -415,14 +428,20 @@ class PushedBody {
     }
   }
 
+  template <size_t I>
+  decltype(auto) argument() const {
+    using Parameter = std::remove_cvref_t<typename Parameters::template At<I>>;
+    if constexpr (std::is_same_v<Parameter, std::span<const Array>>) {
+      return std::span<const Array>(arrays_);
+    } else {
+      return detail::Argument<Parameter>::from(arrays_[I]);
+    }
+  }
+
   template <class... Token>
   void call_body(Token&&... token) {
     [&]<size_t... I>(std::index_sequence<I...>) {
-      const auto run_body = [&] {
-        return body_(
-            detail::Argument<std::remove_cvref_t<typename Parameters::template At<I>>>::from(arrays_[I])...,
-            std::forward<Token>(token)...);
-      };
+      const auto run_body = [&] { return body_(argument<I>()..., std::forward<Token>(token)...); };
       if constexpr (std::is_void_v<detail::ResultOf<Body>>) {
         run_body();
       } else if (const int32_t status = run_body(); status != 0) {
@@ -432,8 +451,43 @@ class PushedBody {
   }
 
   Body body_;
-  std::array<Array, N> arrays_;
+  Arrays arrays_;
 };
+
+namespace detail {
+
+template <class Body>
+constexpr void check_signature() {
+  static_assert(HasSignature<Body>, "the parameters of a body have types, not auto");
+  using Result = ResultOf<Body>;
+  static_assert(std::is_void_v<Result> || (std::is_same_v<Result, int> && !takes_completion<Body>()),
+                "the result of a body is void, or int where it takes no Completion");
+}
+
+// The parameters of a body that are made of arrays.
+template <class Body>
+inline constexpr size_t arguments_of = ParametersOf<Body>::kCount - (takes_completion<Body>() ? 1 : 0);
+
+template <class Body, class Arrays>
+Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span<const tenon_use> uses) {
+  const Site site(options.where);
+  auto pushed = std::make_unique<PushedBody<Body, Arrays>>(std::move(body), std::move(arrays));
+  tenon_work work{};
+  work.struct_size = sizeof work;
+  work.on_conflict = static_cast<int32_t>(options.on_conflict);
+  work.context = pushed.get();
+  work.run = PushedBody<Body, Arrays>::run;
+  work.drop = PushedBody<Body, Arrays>::drop;
+  work.name = options.name;
+  work.site = site.text();
+  tenon_op* op = nullptr;
+  call(tenon_push, static_cast<const tenon_work*>(&work), static_cast<int32_t>(uses.size()), uses.data(),
+       &op);
+  (void)pushed.release();
+  return Op::steal(op);
+}
+
+}  // namespace detail
 
 // Queues body as an op that does to arrays what the uses say, and returns at once. It is called once, on a
 // thread of the engine, unless something that it reads has failed; it is destroyed once in every case, before
@@ -446,37 +500,45 @@ class PushedBody {
 // viewed as the body's parameter says), CLOSED.
 template <class Body, Access... kAccess>
 Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
-  static_assert(detail::HasSignature<Body>, "the parameters of a body have types, not auto");
+  detail::check_signature<Body>();
   using Parameters = detail::ParametersOf<Body>;
-  using Result = detail::ResultOf<Body>;
-  constexpr bool kIsAsynchronous = detail::takes_completion<Body>();
-  constexpr size_t kArguments = Parameters::kCount - (kIsAsynchronous ? 1 : 0);
+  constexpr size_t kArguments = detail::arguments_of<Body>;
   constexpr size_t kUses = sizeof...(uses);
   static_assert(kArguments == 0 || kArguments == kUses, "a body takes one parameter for each use, or none");
-  static_assert(std::is_void_v<Result> || (std::is_same_v<Result, int> && !kIsAsynchronous),
-                "the result of a body is void, or int where it takes no Completion");
   if constexpr (kArguments != 0) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (detail::check_argument<typename Parameters::template At<I>, kAccess>(uses.array), ...);
     }(std::make_index_sequence<kUses>());
   }
-  std::array<tenon_use, kUses> described{
+  const std::array<tenon_use, kUses> described{
       tenon_use{uses.array.get(), static_cast<int32_t>(kAccess), uses.flags}...};
-  const detail::Site site(options.where);
-  auto pushed = std::make_unique<PushedBody<Body, kUses>>(std::move(body), std::move(uses.array)...);
-  tenon_work work{};
-  work.struct_size = sizeof work;
-  work.on_conflict = static_cast<int32_t>(options.on_conflict);
-  work.context = pushed.get();
-  work.run = PushedBody<Body, kUses>::run;
-  work.drop = PushedBody<Body, kUses>::drop;
-  work.name = options.name;
-  work.site = site.text();
-  tenon_op* op = nullptr;
-  call(tenon_push, static_cast<const tenon_work*>(&work), static_cast<int32_t>(kUses),
-       static_cast<const tenon_use*>(described.data()), &op);
-  (void)pushed.release();
-  return Op::steal(op);
+  return detail::push_body(options, std::move(body), std::array<Array, kUses>{std::move(uses.array)...},
+                           described);
+}
+
+// The same for a number of arrays that is known at run time. The parameters of the body: none, or
+// std::span<const Array>, the arrays in the order of the uses; and behind it perhaps a Completion. What it
+// writes must be named by write() or overwrite().
+template <class Body>
+Op push(const PushOptions& options, Body body, std::span<const AnyUse> uses) {
+  detail::check_signature<Body>();
+  constexpr size_t kArguments = detail::arguments_of<Body>;
+  static_assert(kArguments <= 1,
+                "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
+  if constexpr (kArguments == 1) {
+    using Parameter = std::remove_cvref_t<typename detail::ParametersOf<Body>::template At<0>>;
+    static_assert(std::is_same_v<Parameter, std::span<const Array>>,
+                  "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
+  }
+  std::vector<tenon_use> described;
+  std::vector<Array> arrays;
+  described.reserve(uses.size());
+  arrays.reserve(uses.size());
+  for (const AnyUse& use : uses) {
+    described.push_back({use.array.get(), static_cast<int32_t>(use.access), use.flags});
+    arrays.push_back(use.array);
+  }
+  return detail::push_body(options, std::move(body), std::move(arrays), described);
 }
 
 // The same; messages name the line of the first use.
@@ -484,6 +546,12 @@ template <class Body, Access kFirst, Access... kAccess>
 Op push(Body body, Use<kFirst> first, Use<kAccess>... uses) {
   const PushOptions options{.where = first.where};
   return push(options, std::move(body), std::move(first), std::move(uses)...);
+}
+template <class Body>
+Op push(Body body, std::span<const AnyUse> uses) {
+  PushOptions options;
+  if (!uses.empty()) options.where = uses.front().where;
+  return push(options, std::move(body), uses);
 }
 template <class Body>
   requires detail::HasSignature<Body>

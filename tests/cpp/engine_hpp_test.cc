@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -270,6 +271,69 @@ TEST_P(OpHpp, BodiesTakeViewsOrArraysOrNothing) {
   EXPECT_EQ(sum, 11'112);
   EXPECT_EQ(calls_of_function, 2);
   static_assert(!tenon::detail::HasSignature<decltype([](auto) {})>);
+}
+
+TEST_P(OpHpp, UseANumberOfArraysThatIsKnownAtRunTimeOnly) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{7}, size_t{40}}) {
+    std::vector<Array> parts;
+    std::vector<tenon::AnyUse> uses;
+    const Array sum = numbers();
+    for (size_t i = 0; i < n; ++i) {
+      parts.push_back(numbers());
+      push([i](View<int64_t, 1> out) { out(0) = static_cast<int64_t>(i) + 1; }, overwrite(parts.back()));
+      uses.push_back(read(parts.back()));
+    }
+    uses.push_back(write(sum));
+    push(
+        [](std::span<const Array> arrays) {
+          const auto out = arrays.back().as<int64_t, 1>();
+          for (const Array& part : arrays.first(arrays.size() - 1)) out(0) += first_of(part);
+        },
+        uses)
+        .wait();
+    EXPECT_EQ(first_of(sum), static_cast<int64_t>(n * (n + 1) / 2));
+  }
+}
+
+TEST_P(OpHpp, OfArraysKnownAtRunTimeKeepThemAndTheirOrderAndTellTheirFailures) {
+  const Array a = numbers(), b = numbers();
+  const std::vector<tenon::AnyUse> uses{write(a), tenon::AnyUse(read(b))};
+  int calls = 0;
+  for (int64_t i = 1; i <= 50; ++i) {
+    push([i](View<int64_t, 1> out) { out(0) = i; }, write(b));
+    push(
+        [&calls, i](std::span<const Array> arrays) {
+          calls += first_of(arrays[1]) == i && arrays.size() == 2 ? 1 : 0;
+          arrays[0].as<int64_t, 1>()(0) = i;
+        },
+        uses);
+  }
+  a.wait_to_read();
+  EXPECT_EQ(calls, 50);
+  EXPECT_EQ(first_of(a), 50);
+  // Bodies that take nothing, or a Completion; a result that is a failure.
+  push([&calls] { ++calls; }, std::span<const tenon::AnyUse>()).wait();
+  push([](std::span<const Array>, Completion done) { done.complete(); }, uses).wait();
+  push([](Completion done) { done.complete(); }, uses).wait();
+  EXPECT_EQ(calls, 51);
+  EXPECT_EQ(status_of([&] { push([](std::span<const Array>) { return 3; }, uses).wait(); }), TENON_ERR_OP);
+  EXPECT_EQ(status_of([&] { (void)first_of(a); }), TENON_ERR_OP) << "what it was to write";
+  a.clear_error();
+}
+
+TEST_P(OpHpp, OfArraysKnownAtRunTimeAreCheckedAndNamedByTheLineOfTheFirstUse) {
+  const Array a = numbers();
+  const auto lives = std::make_shared<int>(0);
+  EXPECT_EQ(
+      status_of([&] { push([lives] { ADD_FAILURE(); }, std::vector<tenon::AnyUse>{write(a.readonly())}); }),
+      TENON_ERR_BUFFER);
+  EXPECT_EQ(lives.use_count(), 1);
+  const unsigned line = __LINE__ + 1;
+  const std::vector<tenon::AnyUse> uses{read(a)};
+  std::string text;
+  EXPECT_EQ(status_of([&] { push([] { throw std::runtime_error("no data"); }, uses).wait(); }, &text),
+            TENON_ERR_OP);
+  EXPECT_TRUE(contains(text, at_line(line))) << text;
 }
 
 TEST_P(OpHpp, AnArrayThatTheBodyCannotViewIsAnErrorOfThePush) {
