@@ -58,11 +58,11 @@ Pair pair_from(PyObject* object, const char* what) {
   for (Py_ssize_t i = 0; is_pair && i < 2; ++i) {
     PyObject* const item = PyTuple_GetItem(object, i);
     is_pair = PyIndex_Check(item) != 0;
-    if (is_pair) (i == 0 ? pair.first : pair.second) = PyLong_AsLongLong(item);
-    if (PyErr_Occurred() != nullptr) {  // more than 64 bits, or an __index__ that fails
-      PyErr_Clear();
-      is_pair = false;
-    }
+    if (!is_pair) break;
+    const nb::object integer = owned(PyNumber_Index(item));
+    int overflow = 0;
+    const int64_t number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
+    (i == 0 ? pair.first : pair.second) = overflow == 0 ? number : overflow > 0 ? INT64_MAX : INT64_MIN;
   }
   if (!is_pair) raise(PyExc_TypeError, "%s must be a tuple of two ints, not %R", what, object);
   return pair;

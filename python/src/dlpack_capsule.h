@@ -22,7 +22,7 @@ enum class LegacyAccess { kUnknown, kRead, kWrite };
 LegacyAccess access_of_legacy(nb::handle capsule);
 
 // The protocol's pairs of ints: a device, a version. Throws TypeError unless the object is a tuple of two
-// ints (also members of an enum); what: its name in the message.
+// ints (also members of an enum); what: its name in the message. Numbers of more than 64 bits saturate.
 struct Pair {
   int64_t first;
   int64_t second;

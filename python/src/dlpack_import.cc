@@ -40,9 +40,9 @@ constexpr const char* kDocumentation =
     "    (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
     "Raises\n------\n"
     "BufferError\n"
-    "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, a malformed "
-    "tensor.\n"
-    "TypeError\n    ``x`` has no __dlpack__, or an unknown dtype.\n"
+    "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse, quantized\n"
+    "    or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize.\n"
+    "TypeError\n    ``x`` has no __dlpack__, an unknown dtype, or a malformed device.\n"
     "ValueError\n    The capsule was consumed before; the device is unknown.\n";
 
 // Libraries whose arrays can all be written, by the first part of their module's name.
@@ -128,8 +128,8 @@ bool is_set(nb::handle object, const char* name) {
   return value.is(Py_True);
 }
 
-// Within the handler of error. PyTorch fails with a RuntimeError of many lines for tensors that are no strided
-// memory: throws BufferError with one line that says what the tensor is and what to do.
+// Within the handler of error. PyTorch fails with a RuntimeError of many lines for tensors that are no
+// strided memory: throws BufferError with one line that says what the tensor is and what to do.
 [[noreturn]] void refuse_tensor(nb::handle object, const Exchange& exchange, nb::python_error& error) {
   if (!exchange.has_lazy_bits || !error.matches(PyExc_RuntimeError)) throw;
   const nb::object layout = nb::getattr(object, "layout", nb::none());

@@ -306,7 +306,6 @@ class Producer:
         ("a", 0),
         (1.5, 0),
         (1, "x"),
-        (2**80, 0),
         (1, 2**80),
         "ab",
         {0: 1},
@@ -318,7 +317,7 @@ def test_a_malformed_device_of_a_producer_is_a_type_error_with_the_value(device)
         tn.from_dlpack(Producer(device), device="cpu")
 
 
-@pytest.mark.parametrize("device", [(0, 0), (-1, 0), (99, 0), (2**33 + 1, 0)], ids=repr)
+@pytest.mark.parametrize("device", [(0, 0), (-1, 0), (99, 0), (2**33 + 1, 0), (2**80, 0)], ids=repr)
 def test_an_unknown_device_of_a_producer_is_a_buffer_error_with_the_value(device):
     with pytest.raises(BufferError, match=re.escape(repr(device))):
         tn.from_dlpack(Producer(device), device="cpu")
