@@ -385,8 +385,8 @@ void check_argument(const Array& array) {
 
 }  // namespace detail
 
-// What the engine holds of a pushed callable, until the op is done or the push is refused. Arrays: std::array,
-// or std::vector of a number that is known at run time.
+// What the engine holds of a pushed callable, until the op is done or the push is refused. Arrays:
+// std::array, or std::vector of a number that is known at run time.
 template <class Body, class Arrays>
 class PushedBody {
  public:

@@ -40,8 +40,9 @@ constexpr const char* kDocumentation =
     "    (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
     "Raises\n------\n"
     "BufferError\n"
-    "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse, quantized\n"
-    "    or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize.\n"
+    "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,\n"
+    "    quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its "
+    "itemsize.\n"
     "TypeError\n    ``x`` has no __dlpack__, an unknown dtype, or a malformed device.\n"
     "ValueError\n    The capsule was consumed before; the device is unknown.\n";
 

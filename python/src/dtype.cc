@@ -40,6 +40,7 @@ uint32_t key_of(tenon_dtype dtype) {
 
 DType dtype_from_text(nb::handle text) {
   const std::string name(text_of(text));
+  if (name.find('\0') != std::string::npos) raise(PyExc_TypeError, "dtype %R has a zero byte", text.ptr());
   tenon_dtype dtype{};
   tenon_error error = TENON_ERROR_INIT;
   if (tenon_dtype_from_name(name.c_str(), &dtype, &error) == TENON_OK) return dtype;

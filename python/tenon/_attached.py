@@ -30,6 +30,7 @@ from ._serving import (
     head_name,
     words_of,
 )
+from ._values import seconds, text_for_c
 from .channel import Received
 from .channel import _open as open_channel
 
@@ -68,8 +69,10 @@ class AttachedFeed(Forms):
 
     def __init__(self, name: str, timeout: float | None, wait: float) -> None:
         self._key: tuple[int, str] | None = None  # for __del__, when the next lines raise
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        text_for_c(name, "name")
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", ", or None")
+        wait = seconds(wait, "wait")
         if (os.getpid(), name) in _attached:
             raise ValueError(
                 f"this process is attached to feed {name!r} already: use that, or close it first"

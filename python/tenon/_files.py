@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Literal
 
 from . import _core
 from ._core import NDArray
+from ._values import text_for_c
 
 File = str | os.PathLike[str] | BinaryIO
 
@@ -43,6 +44,7 @@ def save(file: File, data: Any) -> None:
         for name in data:
             if not isinstance(name, str):
                 raise TypeError(f"the arrays of an npz file have names that are str, not {name!r}")
+            text_for_c(name, "the name of an array in an npz file")
         _save_npz(file, {name: _as_numpy(array) for name, array in data.items()})
     else:
         np.save(file, _as_numpy(data))

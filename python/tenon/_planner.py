@@ -17,6 +17,7 @@ from typing import Any
 from ._typing import DTypeLike
 
 _Spans = Sequence[tuple[int, int, int]]  # size, first and last step
+_MOST = 2**63 - 1  # bytes of a buffer
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,8 @@ def plan(
     alignment = _integer(alignment, "alignment")
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment is {alignment}: it must be a power of two")
+    if alignment > _MOST:
+        raise ValueError(f"alignment is {alignment}: it must be at most 2**62")
     spans = _spans(tensors)
     if not spans:
         raise ValueError("there are no tensors to plan: give at least one")
@@ -147,6 +150,10 @@ def plan(
     names = [name for name, (nbytes, _, _) in spans.items() if nbytes]
     units = [(-(-spans[name][0] // alignment), *spans[name][1:]) for name in names]
     packed, peak, bound = _packed(units)
+    if peak * alignment > _MOST:
+        raise ValueError(
+            f"the plan needs {peak * alignment:,} bytes: no buffer has more than {_MOST:,} (2**63 - 1)"
+        )
     offsets = dict.fromkeys(spans, 0) | {name: at * alignment for name, at in zip(names, packed)}
     found = Plan(
         offsets=offsets,
@@ -230,7 +237,12 @@ def _spans(
             raise ValueError(
                 f"tensor {name!r} is last used at step {last}, before its first use at step {first}"
             )
-        spans[name] = (_nbytes(name, what), first, last)
+        nbytes = _nbytes(name, what)
+        if nbytes > _MOST:
+            raise ValueError(
+                f"tensor {name!r} has {nbytes:,} bytes: no buffer has more than {_MOST:,} (2**63 - 1)"
+            )
+        spans[name] = (nbytes, first, last)
     return spans
 
 

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from ._core import NativePlugin, Schema
+from ._values import text_for_c
 
 
 class Plugin:
@@ -59,7 +60,7 @@ def plugin(path: str | os.PathLike[str], /, **config: Any) -> Plugin:
     OpError
         The plug-in could not be opened; with its own text.
     """
-    library = os.fsdecode(path)
+    library = text_for_c(os.fsdecode(path), "path")
     text = json.dumps(config, ensure_ascii=False, allow_nan=False, default=_plain)
     native = NativePlugin(library, text)
     return Plugin(native, library, config)

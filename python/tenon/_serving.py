@@ -18,6 +18,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,9 @@ _SUFFIX = ".feed"
 _numbers = itertools.count()
 
 
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,95}")
+
+
 def name_for(shared: bool | str, on_starved: str) -> str | None:
     """The name under which a feed is served; None: it is not."""
     if shared is False:
@@ -57,6 +61,10 @@ def name_for(shared: bool | str, on_starved: str) -> str | None:
         raise TypeError(f"shared is {shared!r}: it must be False, True or a name")
     if shared == "":
         raise ValueError("shared is '': the name of a feed has at least one character")
+    if shared is not True and not _NAME.fullmatch(shared):
+        raise ValueError(
+            f"shared is {shared!r}: the name of a feed has 1 to 95 letters, digits and the characters _ - ."
+        )
     if on_starved not in ("wait", "raise"):
         raise ValueError(
             f"on_starved is {on_starved!r}, and the feed is shared: it keeps to its slots, as others map them"

@@ -20,6 +20,7 @@ from ._serving import Server, Stage, name_for
 from ._serving import check as check_serving
 from ._statistics import FeedStatistics, Meter
 from ._typing import DTypeLike
+from ._values import INT32_MAX, count, seconds
 from ._workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
 from .function import CFunction
 
@@ -161,16 +162,21 @@ class Feed(Forms):
             raise TypeError(
                 f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
             )
-        if batches is not None and batches < 0:
-            raise ValueError(f"batches is {batches}: it must be a count, or None for no end")
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        workers = count(workers, "workers", 1, INT32_MAX - 4)
+        if slots is not None:
+            slots = count(slots, "slots", -INT32_MAX, INT32_MAX)  # too few of them: the native part tells
         if slots == 0:
             raise ValueError(f"0 slots are too few for {workers} workers: at least {workers + 1} are needed")
+        if batches is not None:
+            batches = count(batches, "batches (None: no end)")
+        retries = count(retries, "retries", 1 if on_error == "retry" else 0, INT32_MAX)
+        attachment_nbytes = count(attachment_nbytes, "attachment_nbytes")
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", ", or None")
         if not isinstance(seed, int):
             raise TypeError(f"seed is {type(seed).__name__}: it must be an int")
-        if fill_timeout is not None and not fill_timeout > 0:
-            raise ValueError(f"fill_timeout is {fill_timeout}: it must be seconds, or None")
+        if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
+            raise ValueError(f"fill_timeout is {fill_timeout}: it must be more than 0 seconds, or None")
         for name, value, known in (
             ("on_error", on_error, _ON_ERROR),
             ("on_starved", on_starved, _ON_STARVED),
@@ -204,7 +210,7 @@ class Feed(Forms):
                 on_error=_ON_ERROR.index(on_error),
                 retries=retries,
                 on_starved=_ON_STARVED.index(on_starved),
-                fill_timeout_ns=0 if fill_timeout is None else int(fill_timeout * 1e9),
+                fill_timeout_ns=0 if fill_timeout is None else int(min(fill_timeout * 1e9, 9e18)),
                 attachment_nbytes=attachment_nbytes,
                 name=_name_of(generator),
                 prepares=hasattr(self._workers, "prepare"),
@@ -334,8 +340,8 @@ class Feed(Forms):
         state : dict
             What `state_dict` of a feed with the same generator, schema and seed has given.
         """
-        epoch, index = state["epoch"], state["next"]
-        if epoch < 0 or index < 0 or (self.batches is not None and index > self.batches):
+        epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
+        if self.batches is not None and index > self.batches:
             raise ValueError(f"state is {state}: this feed has {self.batches} batches in an epoch")
         self._native.seek(epoch, index)
 
@@ -358,8 +364,7 @@ class Feed(Forms):
             The generator did not return within ``timeout`` seconds: its thread is left behind, with what
             it uses.
         """
-        if not timeout >= 0:
-            raise ValueError(f"timeout is {timeout}: it must be seconds")
+        timeout = seconds(timeout, "timeout")
         stage, self._stage = self._stage, None
         try:
             if stage is not None:

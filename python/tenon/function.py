@@ -9,6 +9,7 @@ from typing import Any
 
 from ._core import Function
 from ._errors import OpError
+from ._values import text_for_c
 
 
 class CFunction:
@@ -124,13 +125,14 @@ def c_function(
     TypeError, BufferError, OverflowError
         A constant does not fit its parameter.
     """
+    text_for_c(prototype, "prototype")
     if isinstance(library, ctypes.PyDLL):
         raise TypeError(
             "functions of a ctypes.PyDLL need the interpreter's lock, without which a c_function is called: "
             "load the library as ctypes.CDLL"
         )
     if not isinstance(library, ctypes.CDLL):
-        path = None if library is None else os.fsdecode(library)
+        path = None if library is None else text_for_c(os.fsdecode(library), "library")
         return CFunction(Function(path, prototype, threadsafe), threadsafe, constants)
     # Parsed with an address that stands in, for the name only.
     name = Function.at(1, prototype, threadsafe).name

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Handles: what a pickle of a shared array carries, and the link by which a worker process finds its feed.
+// They come from other processes, as any bytes. The input is laid over a good handle (exclusive or) where it
+// begins with an odd byte, else it is the handle; and it is a link.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "core/dtype.h"
+#include "feed/worker.h"
+#include "share/segments.h"
+
+namespace tenon {
+namespace {
+
+struct Good {
+  Ref<Array> array;
+  std::string handle;
+
+  Good() {
+    const int64_t shape[2] = {7, 5};
+    array = share::Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
+    handle = share::Segments::instance().handle_of(*array);
+  }
+};
+
+void try_handle(std::span<const uint8_t> bytes) {
+  static auto* const good = new Good;
+  std::string handle(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!bytes.empty() && bytes[0] % 2 != 0) {
+    handle = good->handle;
+    for (size_t i = 1; i < bytes.size() && i <= handle.size(); ++i)
+      handle[i - 1] ^= static_cast<char>(bytes[i]);
+  }
+  try {
+    const Ref<Array> array = share::Segments::instance().open(std::as_bytes(std::span(handle)));
+    // Its bytes are there.
+    const auto* const p = reinterpret_cast<const volatile char*>(array->data());
+    if (array->size() > 0) (void)*p;
+  } catch (const Error&) {
+    return;
+  }
+}
+
+void try_link(std::span<const uint8_t> bytes) {
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  try {
+    const WorkerLink link = WorkerLink::parse(text);
+    const WorkerLink again = WorkerLink::parse(link.text());
+    if (again.feed.pid != link.feed.pid || again.feed.start != link.feed.start || again.fd != link.fd ||
+        again.worker != link.worker) {
+      std::abort();
+    }
+  } catch (const Error&) {
+    return;
+  }
+}
+
+}  // namespace
+}  // namespace tenon
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  tenon::try_link({data, size});
+  tenon::try_handle({data, size});
+  return 0;
+}
