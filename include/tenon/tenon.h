@@ -303,8 +303,8 @@ TENON_API int32_t tenon_array_is_contiguous(const tenon_array* array); /* in C o
  *
  * Host calls: they run in the calling thread and return when done. */
 
-/* dst[...] = src: broadcasts src to the shape of dst (surplus leading axes of length 1 go) and casts as C does,
- * saturating nowhere; NaN and values out of range become integers as on the machine. Overlap is allowed.
+/* dst[...] = src: broadcasts src (less surplus leading axes of length 1) to the shape of dst and casts as C
+ * does, saturating nowhere; NaN and values out of range become integers as on the machine. Overlap is fine.
  * Fails with VALUE (shapes), TYPE (no cast between the dtypes), BUFFER (dst is read-only). */
 TENON_API tenon_status tenon_array_copy_to(tenon_array* src, tenon_array* dst, tenon_error* error);
 

@@ -168,7 +168,7 @@ class Feed(Forms):
         if slots == 0:
             raise ValueError(f"0 slots are too few for {workers} workers: at least {workers + 1} are needed")
         if batches is not None:
-            batches = count(batches, "batches (None: no end)")
+            batches = count(batches, "batches")
         retries = count(retries, "retries", 1 if on_error == "retry" else 0, INT32_MAX)
         attachment_nbytes = count(attachment_nbytes, "attachment_nbytes")
         if timeout is not None:
