@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "arguments.h"
+#include "ending_threads.h"
+#include "errors.h"
 #include "frames.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -27,6 +29,7 @@ struct Block {
   PyObject* careful;  // null, or the tenon.lease.Block to which everything is left
   PyObject* root;     // with view; null, or the array on which all stand that are made of the view
   PyObject* view;
+  const char* site;  // of __enter__, a text that lives for ever
   tenon_lease lease;
 };
 
@@ -135,6 +138,17 @@ nb::handle leave_to_careful(PyObject* self) {
   return block.careful;
 }
 
+// Where the view hangs that the lease would wait for, if that is found.
+[[noreturn]] void raise_explained(const Error& error, nb::handle array) {
+  set_error(error);
+  if (std::string_view(error.what()).find("view of it") != std::string_view::npos) {
+    nb::python_error raised;
+    nb::module_::import_("tenon._views").attr("explain_wait")(raised.value(), array);
+    throw raised;
+  }
+  nb::raise_python_error();
+}
+
 void take_lease(Block& block, const Array& array, const char* site) {
   tenon_lease_options options{};
   options.struct_size = sizeof options;
@@ -152,10 +166,14 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
     check_not_entered(block);
     if (is_in_event_loop()) return nb::object(leave_to_careful(self).attr("__enter__")()).release().ptr();
     block.is_entered = true;
-    const char* const site = current_site();
+    const char* const site = block.site = current_site();
     owners::drain();
     Array array = share(block.array);
-    take_lease(block, array, site);
+    try {
+      take_lease(block, array, site);
+    } catch (const Error& error) {
+      raise_explained(error, block.array);
+    }
     // While it waited, the NDArray may have got new memory.
     if (array.get() != array_of(block.array)) array = share(block.array);
     try {
@@ -193,40 +211,45 @@ bool end_quickly(Block& block) noexcept {
   const owners::Collector collector;
   nb::object root = nb::steal(std::exchange(block.root, nullptr));
   const nb::object view = nb::steal(std::exchange(block.view, nullptr));
-  empty_numpy_view(view, true);
+  empty_numpy_view(view, true, block.site);
   drop_root(std::move(root));
   return tenon_lease_release(&block.lease) != 0;
 }
 
-// The end of whatever else may stand on the root.
-void end_views(Block& block) {
-  if (block.root == nullptr) return;
+// The end of whatever else may stand on the root. True: nothing does any more.
+bool end_views(Block& block, nb::handle error) {
+  if (block.root == nullptr) return true;
+  if (is_python_ending()) {  // it has no modules any more
+    empty_numpy_view(block.view, false, block.site);
+    return false;
+  }
   nb::list views;  // the only references besides the user's: these are counted
   views.append(nb::steal(std::exchange(block.view, nullptr)));
   views.append(nb::steal(std::exchange(block.root, nullptr)));
   const nb::object frame =
       nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
-  own_function("end_views")(views, frame.is_valid() ? frame : nb::none());
+  return nb::cast<bool>(own_function("end_views")(views, frame.is_valid() ? frame : nb::none(), error));
 }
 
 void fail(Block& block, nb::handle error) {
-  const nb::object text = own_function("text_of")(error);
-  const std::string message = "the block that wrote it ended with " + std::string(text_of(text));
+  std::string message = "the block that wrote it ended with ";
+  message += is_python_ending() ? "Python" : text_of(nb::object(own_function("text_of")(error)));
   const owners::Collector collector;
   tenon_lease_fail(&block.lease, message.c_str());
 }
 
 // error: None, or the exception that ended the block.
 void end(Block& block, nb::handle error) {
-  bool has_escaped = false;
+  bool lives_on = false;
   if (error.is_none() && has_lone_view(block)) {
-    has_escaped = end_quickly(block);
+    lives_on = end_quickly(block);
   } else {
-    end_views(block);
+    lives_on = !end_views(block, error);
     if (!error.is_none() && block.is_write) return fail(block, error);
-    has_escaped = release(block);
+    lives_on |= release(block);
   }
-  if (has_escaped && error.is_none()) own_function("tell_of_escaped")(nb::handle(block.array), "array");
+  if (lives_on && error.is_none() && !is_python_ending())
+    own_function("heed_survivors")(nb::handle(block.array), "array");
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
@@ -294,6 +317,7 @@ PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject
   block.is_overwrite = is_overwrite;
   block.is_entered = false;
   block.careful = block.root = block.view = nullptr;
+  block.site = nullptr;
   block.lease = TENON_LEASE_INIT;
   return object;
 }
@@ -327,8 +351,8 @@ void add_block_methods(Parts& parts) {
       "NumPy array, then go on.\n\n"
       "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
       "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
-      "that was to write it has failed.\nLeaseEscaped\n    At the end: a view lives on, and work waits "
-      "behind the block, or the array\n    is shared.\n"));
+      "that was to write it has failed.\nLeaseEscaped\n    At the end, with ``TENON_DEBUG=leases`` in the "
+      "environment: a view lives on.\n"));
   parts.methods.push_back(fast_method<write>(
       "write",
       "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"

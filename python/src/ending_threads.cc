@@ -7,11 +7,13 @@
 // process. So the first frame of ours that the unwinding meets keeps the thread here, asleep, until the
 // process is gone, which is what CPython does itself from 3.14 on. The linker puts the function below in the
 // place of the compiler's (--wrap, CMakeLists.txt), which says for each frame what an unwinding does there.
+#include "ending_threads.h"
+
 #include <dlfcn.h>
 #include <unistd.h>
 #include <unwind.h>
 
-namespace {
+namespace tenon::python {
 
 bool is_python_ending() noexcept {
   using Answer = int (*)();
@@ -22,7 +24,7 @@ bool is_python_ending() noexcept {
   return is_finalizing != nullptr && is_finalizing() != 0;
 }
 
-}  // namespace
+}  // namespace tenon::python
 
 extern "C" {
 
@@ -33,7 +35,7 @@ _Unwind_Reason_Code __real___gxx_personality_v0(int version, _Unwind_Action acti
 _Unwind_Reason_Code __wrap___gxx_personality_v0(int version, _Unwind_Action actions,
                                                 _Unwind_Exception_Class exception_class,
                                                 _Unwind_Exception* exception, _Unwind_Context* context) {
-  if ((actions & _UA_FORCE_UNWIND) != 0 && is_python_ending()) {
+  if ((actions & _UA_FORCE_UNWIND) != 0 && tenon::python::is_python_ending()) {
     for (;;) pause();
   }
   return __real___gxx_personality_v0(version, actions, exception_class, exception, context);

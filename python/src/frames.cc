@@ -59,14 +59,18 @@ struct Search {
 constexpr int kSearchBits = 8;
 std::array<Search, 1 << kSearchBits> searches;  // under the GIL
 
+bool is_function_code(nb::handle code) {
+  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
+  return (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+}
+
 // Throws nb::python_error.
 Search& search_at(const Position& position) {
-  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
   Search& search = searches[position.hash(kSearchBits)];
   if (search.position == position) return search;
   const nb::handle code = position.code;
   Search fresh;
-  fresh.is_function = (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+  fresh.is_function = is_function_code(code);
   nb::object names = code.attr(fresh.is_function ? "co_varnames" : "co_names");
   fresh.names = names.release().ptr();
   fresh.position = {Py_NewRef(position.code), position.instruction};
@@ -114,6 +118,95 @@ bool is_held_in(PyFrameObject* frame, PyObject* value, Search& search) {
 }
 
 }  // namespace
+
+namespace {
+
+constexpr int kLayoutBits = 8;
+std::array<Layout, 1 << kLayoutBits> layouts;  // under the GIL
+
+bool contains(nb::handle names, PyObject* name) {
+  const int answer = PySequence_Contains(names.ptr(), name);
+  check_python(answer);
+  return answer == 1;
+}
+
+// The names of variables that no closure shares.
+nb::object own_names(nb::handle code) {
+  const nb::object all = code.attr("co_varnames"), shared = code.attr("co_cellvars");
+  nb::list own;
+  for (nb::handle name : all) {
+    if (!contains(shared, name.ptr())) own.append(name);
+  }
+  return nb::tuple(own);
+}
+
+Py_ssize_t count_slots(nb::handle code) {
+  const nb::object variables = code.attr("co_varnames");
+  Py_ssize_t n = static_cast<Py_ssize_t>(nb::len(variables) + nb::len(nb::object(code.attr("co_freevars"))));
+  for (nb::handle cell : nb::object(code.attr("co_cellvars"))) n += !contains(variables, cell.ptr());
+  return n;
+}
+
+// Throws nb::python_error.
+const Layout& layout_of(nb::handle code) {
+  Layout& layout = layouts[Position{code.ptr(), 0}.hash(kLayoutBits)];
+  if (layout.code == code.ptr()) return layout;
+  Layout fresh;
+  fresh.is_function = is_function_code(code);
+  if (fresh.is_function && is_plain_311()) fresh.n_slots = count_slots(code);
+  fresh.names = own_names(code).release().ptr();
+  fresh.code = Py_NewRef(code.ptr());
+  const Layout replaced = std::exchange(layout, fresh);
+  Py_XDECREF(replaced.code);
+  Py_XDECREF(replaced.names);
+  return layout;
+}
+
+const Frame311::Activation* activation_of(PyObject* frame, nb::handle code) noexcept {
+  if (!is_plain_311()) return nullptr;
+  const auto* const activation = reinterpret_cast<Frame311*>(frame)->activation;
+  const bool is_known = activation->frame == reinterpret_cast<PyFrameObject*>(frame);
+  return is_known && activation->code == code.ptr() ? activation : nullptr;
+}
+
+}  // namespace
+
+FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
+  static auto* const get_globals = looked_up<GetLocals>("PyFrame_GetGlobals");
+  static auto* const get_locals = looked_up<GetLocals>("PyFrame_GetLocals");
+  auto* const object = reinterpret_cast<PyFrameObject*>(frame_.ptr());
+  code_ = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(object)));
+  layout_ = layout_of(code_);
+  names_ = nb::borrow(layout_.names);
+  if (get_globals != nullptr) spaces_[0] = owned(get_globals(object));
+  if (!layout_.is_function) {
+    if (get_locals != nullptr) spaces_[1] = owned(get_locals(object));
+  } else if (const auto* const activation = activation_of(frame_.ptr(), code_)) {
+    spaces_[1] = nb::borrow(static_cast<PyObject*>(activation->locals));  // what locals() has left there
+  }
+}
+
+void FrameVariables::read(void (*visit)(PyObject*, void*), void* context) const {
+  static GetVar* const get_var = looked_up<GetVar>("PyFrame_GetVar");
+  if (!layout_.is_function) return;
+  if (get_var != nullptr) {
+    const Py_ssize_t n = PyTuple_Size(names_.ptr());
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* const value =
+          get_var(reinterpret_cast<PyFrameObject*>(frame_.ptr()), PyTuple_GetItem(names_.ptr(), i));
+      if (value == nullptr) {
+        PyErr_Clear();  // it has none
+        continue;
+      }
+      Py_DECREF(value);  // the frame has it
+      visit(value, context);
+    }
+  } else if (const auto* const activation = activation_of(frame_.ptr(), code_)) {
+    for (Py_ssize_t i = 0; i < layout_.n_slots; ++i) {
+      if (PyObject* const value = activation->variables[i]) visit(value, context);
+    }
+  }
+}
 
 void* find_interpreter_function(const char* name) noexcept { return dlsym(RTLD_DEFAULT, name); }
 

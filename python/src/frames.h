@@ -33,4 +33,43 @@ struct Position {
 // Requires the GIL; runs no code of the user's; leaves no exception.
 bool is_held_by_variable(PyFrameObject* frame, PyObject* value) noexcept;
 
+// How the variables of a function, module or class are found in its frames.
+struct Layout {
+  PyObject* code = nullptr;   // a reference
+  bool is_function = false;   // else its variables are in a dictionary
+  Py_ssize_t n_slots = 0;     // CPython 3.11: the places of variables and cells in a frame
+  PyObject* names = nullptr;  // later versions: of the variables that no closure shares, a tuple
+};
+
+// The frame of a running function with its layout. Made first, because that may allocate; read then.
+class FrameVariables {
+ public:
+  // Throws nb::python_error.
+  explicit FrameVariables(nb::object frame);
+
+  // Calls visit(object) for what a function's variables refer to; of a variable that closures share, on
+  // CPython 3.11 for its cell, later not at all. Allocates nothing that the garbage collector knows.
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    read([](PyObject* object,
+            void* context) { (*static_cast<std::remove_reference_t<Visit>*>(context))(object); },
+         &visit);
+  }
+  // Calls visit(dict) for the dictionaries in which the code looks for names.
+  template <class Visit>
+  void visit_namespaces(Visit&& visit) const {
+    for (const nb::object& space : spaces_) {
+      if (space.is_valid() && PyDict_CheckExact(space.ptr())) visit(space.ptr());
+    }
+  }
+
+ private:
+  void read(void (*visit)(PyObject*, void*), void* context) const;
+
+  nb::object frame_;
+  nb::object spaces_[2];  // of the module, and of the code itself where it has one
+  Layout layout_;
+  nb::object code_, names_;  // of the layout
+};
+
 }  // namespace tenon::python

@@ -11,6 +11,7 @@
 #include "fork_gate.h"
 #include "from_numpy.h"
 #include "function.h"
+#include "names.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "numpy_view.h"
@@ -42,6 +43,7 @@ NB_MODULE(core, module) {
   add_dtype(module);
   add_ndarray(module);
   add_numpy_view(module);
+  add_names(module);
   add_window_methods(module);
   add_element_methods(module);
   add_exchange_methods(module);

@@ -2,6 +2,8 @@
 #include "numpy_view.h"
 
 #include <algorithm>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "ndarray.h"
@@ -177,11 +179,68 @@ void drop_root(nb::object root) noexcept {
   const nb::object replaced = spare_roots.give(std::move(root));
 }
 
-void empty_numpy_view(nb::handle view, bool is_alone) {
+namespace {
+
+// dtypes with which nothing computes, and whose text says where the block was. By the site, a text that lives
+// for ever. Kept for ever, as sites are: there is one for each line with a block. Under the GIL.
+class EndedDtypes {
+ public:
+  // A borrowed reference; null if it cannot be made.
+  PyArray_Descr* at(const char* site) noexcept {
+    Entry& entry = latest_[reinterpret_cast<uintptr_t>(site) / 16 % kMax];
+    if (entry.dtype == nullptr || entry.site != site) entry = {site, kept(site)};
+    return entry.dtype;
+  }
+
+ private:
+  struct Entry {
+    const char* site;
+    PyArray_Descr* dtype;
+  };
+  static constexpr unsigned kMax = 64;
+
+  PyArray_Descr* kept(const char* site) noexcept {
+    const KeepError keep_error;
+    try {
+      if (all_ == nullptr) all_ = new std::unordered_map<const char*, PyArray_Descr*>;
+      PyArray_Descr*& dtype = (*all_)[site];
+      if (dtype == nullptr) dtype = made(site);
+      return dtype;
+    } catch (...) {
+      PyErr_Clear();
+      return nullptr;
+    }
+  }
+
+  // One byte wide, so that an iterator that somebody has made of the array before stays inside of its memory.
+  // Of two fields, because NumPy takes one of a single field for its value here and there.
+  static PyArray_Descr* made(const char* site) {
+    const std::string where = site != nullptr ? std::string("ended with its block at ") + site : "ended";
+    nb::list fields;
+    fields.append(nb::make_tuple(nb::str(where.c_str(), where.size()), "V1"));
+    fields.append(nb::make_tuple("copy what is to be kept", "V0"));
+    PyArray_Descr* dtype = nullptr;
+    if (PyArray_DescrConverter(fields.ptr(), &dtype) != NPY_SUCCEED) nb::raise_python_error();
+    return dtype;
+  }
+
+  Entry latest_[kMax] = {};
+  std::unordered_map<const char*, PyArray_Descr*>* all_ = nullptr;
+};
+constinit EndedDtypes ended_dtypes;
+
+}  // namespace
+
+void empty_numpy_view(nb::handle view, bool is_alone, const char* site) {
   PyArrayObject_fields& fields = fields_of(view);
-  if (fields.nd > 0) fields.dimensions[0] = 0;
-  fields.flags &= ~NPY_ARRAY_WRITEABLE;  // one of no axes keeps its element
+  if (fields.nd > 0) fields.dimensions[0] = 0;  // one of no axes keeps its element
+  fields.flags &= ~NPY_ARRAY_WRITEABLE;
   fields.data = reinterpret_cast<char*>(nowhere);
+  if (PyArray_Descr* const dtype = ended_dtypes.at(site); dtype != nullptr && dtype != fields.descr) {
+    Py_INCREF(reinterpret_cast<PyObject*>(dtype));
+    PyArray_Descr* const before = std::exchange(fields.descr, dtype);
+    Py_DECREF(reinterpret_cast<PyObject*>(before));  // others have it too: NumPy, or the root
+  }
   if (is_alone) const nb::object released = nb::steal(std::exchange(fields.base, nullptr));
 }
 
@@ -195,9 +254,9 @@ bool may_view_ndarray(PyObject* exporter) {
 
 namespace {
 
-void empty_view(nb::handle view, bool is_alone) {
+void empty_view(nb::handle view, bool is_alone, nb::handle function) {
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
-  empty_numpy_view(view, is_alone);
+  empty_numpy_view(view, is_alone, function.is_none() ? current_site() : site_of_function(function));
 }
 
 nb::list body_arguments(const nb::list& arguments, nb::handle function) {
@@ -219,9 +278,10 @@ void add_numpy_view(nb::module_& module) {
   module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("function"),
              nb::sig("def body_arguments(arguments: list[Any], function: object) -> list[Any]"),
              "Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.");
-  module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"),
-             nb::sig("def empty_view(view: Any, is_alone: bool) -> None"),
-             "Makes a NumPy array one of no elements, for the end of the block in which it was valid.");
+  module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"), nb::arg("function") = nb::none(),
+             nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
+             "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
+             "in which it was valid, or of the function.");
   view_holder_type = reinterpret_cast<PyTypeObject*>(
       owned(PyType_FromModuleAndSpec(module.ptr(), &view_holder_spec, nullptr)).release().ptr());
   module.def("hold_view", view_holder, nb::arg("array"), nb::sig("def hold_view(array: NDArray) -> object"),

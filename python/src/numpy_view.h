@@ -32,8 +32,9 @@ RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* s
 // The end of a root on which nothing stands any more. Requires a Collector of the caller's.
 void drop_root(nb::object root) noexcept;
 
-// Makes view an array of no elements; with is_alone it lets go of the memory, too. Requires: a NumPy array.
-void empty_numpy_view(nb::handle view, bool is_alone);
+// Makes view an array of no elements, with which nothing computes and whose dtype names site, a text that
+// lives for ever, or null; with is_alone it lets go of the memory, too. Requires: a NumPy array.
+void empty_numpy_view(nb::handle view, bool is_alone, const char* site);
 
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);

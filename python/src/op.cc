@@ -56,7 +56,10 @@ void fail(tenon_op* op, const nb::object& body, nb::object exception) {
 // A search for views in another thread may hold what the body has let go of, for a moment.
 bool has_escaped(const tenon_op* op) {
   if (tenon_op_has_views(op) == 0) return false;
-  nb::module_::import_("tenon.lease").attr("wait_for_searches")();
+  nb::module_::import_("tenon._endings").attr("wait_for_searches")();
+  if (tenon_op_has_views(op) == 0) return false;
+  nb::module_::import_("gc").attr("collect")();  // what nobody refers to is no view that lives on
+  owners::drain();
   return tenon_op_has_views(op) != 0;
 }
 
@@ -71,9 +74,9 @@ void run_body(Body& self, tenon_op* op) {
     if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
   }
   if (!exception.is_valid() && has_escaped(op)) {
-    exception = nb::module_::import_("tenon._errors")
-                    .attr("LeaseEscaped")(
-                        "a view that the op's body took lives on after it: copy what is to be kept");
+    exception =
+        nb::module_::import_("tenon._errors")
+            .attr("LeaseEscaped")(nb::module_::import_("tenon.engine").attr("describe_escape")(self.body));
     result.reset();
   }
   if (exception.is_valid()) {

@@ -5,6 +5,7 @@
 #include "waiting.h"
 
 #include "fork_gate.h"
+#include "names.h"
 #include "owners.h"
 
 namespace tenon::python {
@@ -81,6 +82,11 @@ int32_t poll_wait(void* token) {
   }
   if (set_interrupt()) return -1;
   owners::drain();
+  try {
+    settle_views();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("tenon");
+  }
   return 0;
 }
 
@@ -92,6 +98,7 @@ int32_t is_alone(void* token) {
   try {
     nb::module_::import_("gc").attr("collect")();  // that of the C API heeds gc.disable()
     owners::drain();
+    settle_views();
     return nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("tenon");

@@ -336,8 +336,7 @@ class NDArray:
         OpError
             The op that was to write it has failed.
         LeaseEscaped
-            At the end: a view lives on, and work waits behind the block, or the array
-            is shared.
+            At the end, with ``TENON_DEBUG=leases`` in the environment: a view lives on.
         """
 
     def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
@@ -651,13 +650,30 @@ def body_arguments(arguments: list[Any], function: object) -> list[Any]:
     Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.
     """
 
-def empty_view(view: Any, is_alone: _bool) -> None:
+def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     """
-    Makes a NumPy array one of no elements, for the end of the block in which it was valid.
+    Makes a NumPy array one of no elements, with which nothing computes, for the end of the block
+    in which it was valid, or of the function.
     """
 
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
+
+def note_unsettled(n: int) -> None:
+    """
+    How many views that have ended still hold their memory: waits look at them again.
+    """
+
+def set_plain_types(types: frozenset[type]) -> None:
+    """
+    Types whose instances refer to objects by plain names, besides those of class statements.
+    """
+
+def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool) -> _bool:
+    """
+    All references to the object in the list, but for the list's own, are variables and items, whose
+    holders know nothing of its memory.
+    """
 
 def torch_tensors(arrays: tuple[NDArray, ...], trust: _bool = False) -> tuple[Any, ...]:
     """NDArray.torch() of each."""

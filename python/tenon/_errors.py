@@ -102,7 +102,7 @@ def text_of(error: BaseException) -> str:
     return _printable(text)
 
 
-def describe(error: BaseException, views: list[Any]) -> str:
+def describe(error: BaseException, views: list[Any], function: object = None) -> str:
     """The text of what the body of an op raised, with its traceback. The error lets go of its frames.
 
     Parameters
@@ -111,6 +111,8 @@ def describe(error: BaseException, views: list[Any]) -> str:
     views : list of numpy.ndarray
         What the body was given. They are taken out, and become arrays of no elements; those that only the
         error refers to let go of the memory, as do arrays over them.
+    function : object
+        The body.
     """
     try:
         text = _printable("".join(traceback.format_exception(error)).rstrip())
@@ -120,7 +122,7 @@ def describe(error: BaseException, views: list[Any]) -> str:
     for link in links:
         link.__traceback__ = None
     if views:
-        _end_views(links, views)
+        _end_views(links, views, function)
     return text
 
 
@@ -143,7 +145,7 @@ def _linked(error: BaseException) -> list[BaseException]:
     return list(found.values())
 
 
-def _end_views(links: list[BaseException], views: list[Any]) -> None:
+def _end_views(links: list[BaseException], views: list[Any], function: object) -> None:
     from . import _core
 
     numbers = {id(view) for view in views}
@@ -163,12 +165,12 @@ def _end_views(links: list[BaseException], views: list[Any]) -> None:
     for key in list(held):
         array, expected = held.pop(key)
         is_alone = sys.getrefcount(array) <= expected + 2
-        _core.empty_view(array, is_alone)
+        _core.empty_view(array, is_alone, function)
         del array
     while views:
         view = views.pop()
         is_alone = sys.getrefcount(view) <= counts[id(view)] + 2
-        _core.empty_view(view, is_alone)
+        _core.empty_view(view, is_alone, function)
         del view
 
 

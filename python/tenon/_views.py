@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ._core import NDArray
+from ._endings import no_other_search, settle
 from ._errors import LeaseConflict
 from ._objects import (
     ITERABLES,
@@ -31,7 +32,7 @@ from ._objects import (
     variables_of,
 )
 from ._search import KINDS, ONE_OBJECT, QUICK, THOROUGH, Label, Node, Search, array_base, is_result_name
-from .lease import Holder, leases, no_other_search
+from .lease import Holder, leases
 
 _MAX_NAMED = 4
 
@@ -110,6 +111,7 @@ def drop_views(array: NDArray) -> list[Holder]:
         _clear_errors(search)
         del search
     gc.collect()
+    settle(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     found = places(array, thorough=True)
     where = "; ".join(place.text for place in found if not place.is_original)
@@ -168,6 +170,17 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
         text += f" To go on: {'; or '.join(ways)}."
     error.args = (text, *error.args[1:])
     return error
+
+
+def explain_wait(error: Exception, array: NDArray) -> None:
+    """Adds to the message of a wait for an array where the views hang, if that is found."""
+    try:
+        found = [place.text for place in places(array)]
+    except Exception:  # whatever it is, the error is what the caller has to hear of
+        return
+    if found:
+        more = [f"and {len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
+        error.args = (f"{error}. It hangs on: {'; '.join(found[:_MAX_NAMED] + more)}", *error.args[1:])
 
 
 def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:

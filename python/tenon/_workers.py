@@ -17,8 +17,9 @@ from typing import Any
 
 from . import _core
 from ._core import NativeWorker, Schema
+from ._endings import end_views
 from ._errors import LeaseEscaped
-from .lease import end_views
+from .lease import where_views_hang
 
 _START_METHODS = ("fork", "spawn", "forkserver")
 
@@ -102,9 +103,10 @@ class WorkerBatch:
 
     def _let_go(self, name: str, frame: FrameType | None) -> None:
         if name in self._views and not end_views([self._views.pop(name), self._roots.pop(name)], frame):
+            where = where_views_hang([self._native.array(self._names.index(name))])
             raise LeaseEscaped(
-                f"views of field {name!r} live on after the batch was filled; drop them, or copy what is to "
-                "be kept"
+                f"views of field {name!r} live on after the batch was filled{where}; drop them, or copy what "
+                "is to be kept"
             )
 
     def _let_go_of_all(self, frame: FrameType | None) -> None:

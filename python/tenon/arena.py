@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
+from ._endings import end_views
 from ._errors import OwnerDied, text_of
 from ._planner import Plan, plan
 from ._tasks import current_task, number_of
-from .lease import describe_wait, end_views, granted, repair, tell_of_escaped
+from .lease import describe_wait, granted, heed_survivors, repair
 from .share import OnOwnerDied, Shared, check_on_owner_died, settings
 
 Fields = Mapping[str, tuple[Any, Any]]
@@ -154,7 +155,7 @@ class Arena:
         TimeoutError, DeadlockError, OwnerDied
             As `NDArray.read`.
         LeaseEscaped
-            At the end of the block: a view of a shared arena lives on, so that others cannot use it.
+            At the end of the block, with ``TENON_DEBUG=leases`` in the environment: a view lives on.
         """
         return Use(self, layout, mode, timeout, on_owner_died, overwrite)
 
@@ -320,15 +321,14 @@ class Use:
         self._fields = None
         is_free = True
         while views:
-            is_free &= end_views([views.pop(), self._roots.pop()], frame)
+            is_free &= end_views([views.pop(), self._roots.pop()], frame, error)
         del frame
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
         else:
             has_escaped = self._lease.release()
-        data = self._arena._data
-        if error is None and (has_escaped or (data.shared and not is_free)):
-            tell_of_escaped(data, "arena")
+        if error is None and (has_escaped or not is_free):
+            heed_survivors(self._arena._data, "arena")
 
 
 class ArenaFields:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
@@ -11,7 +12,9 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeItem, NDArray, Schema
-from .lease import end_views
+from ._endings import end_views, settle
+from ._errors import LeaseEscaped
+from .lease import where_views_hang
 from .share import Shared, settings
 
 _MODES = ("queue", "broadcast", "latest")
@@ -253,6 +256,7 @@ class Loan:
         self._native = native
         self._roots = []
         self._views: dict[str, Any] = {}
+        self._n_fields = len(fields)
         for field, number in fields.items():
             # What is made of the view stands on the root, so that the view itself can let go of it.
             root = native.array(number).numpy()
@@ -270,19 +274,34 @@ class Loan:
 
     def send(self) -> None:
         """Hands the item on. At the end of a ``with`` block that is done by itself."""
-        self._let_go(sys._getframe(1))
-        self._native.send()
+        self._send(sys._getframe(1))
 
     def drop(self) -> None:
         """Gives the slot back without sending it. Idempotent."""
         self._let_go(sys._getframe(1))
         self._native.release()
 
-    def _let_go(self, frame: Any) -> None:
+    def _send(self, frame: Any) -> None:
+        where = ""
+        if not self._let_go(frame):
+            del frame
+            gc.collect()  # what nobody refers to is no view that lives on
+            settle(is_error_near=True)
+            where = where_views_hang([self._native.array(number) for number in range(self._n_fields)])
+        try:
+            self._native.send()
+        except LeaseEscaped as error:
+            error.args = (f"{error}{where}", *error.args[1:])
+            raise
+
+    def _let_go(self, frame: Any) -> bool:
+        """True: nothing stands on the item's memory any more."""
         views = list(self._views.values())
         self._views.clear()
+        is_free = True
         while views:
-            end_views([views.pop(), self._roots.pop()], frame)
+            is_free &= end_views([views.pop(), self._roots.pop()], frame)
+        return is_free
 
     def __enter__(self) -> Loan:
         return self
@@ -294,8 +313,7 @@ class Loan:
             self._let_go(sys._getframe(1))
             self._native.release()
         elif self._native.sequence() == 0 and self._views:
-            self._let_go(sys._getframe(1))
-            self._native.send()
+            self._send(sys._getframe(1))
 
     def __repr__(self) -> str:
         return f"<tenon.Loan of {', '.join(self._views) or 'an item that was sent or dropped'}>"

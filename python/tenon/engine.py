@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from . import _core
 from ._core import NativeOp, NDArray
+from ._endings import settle, wait_for_searches
 from ._errors import LeaseConflict, OpError, describe
 from ._tasks import Signal, current_task, number_of
 from .function import CFunction
-from .lease import wait_for_searches
+from .lease import where_views_hang
 
 _log = logging.getLogger("tenon")
 
@@ -197,6 +198,7 @@ def push(
         return submit()
     except LeaseConflict:
         gc.collect()
+        settle(is_error_near=True)
     try:
         return submit()
     except LeaseConflict as conflict:
@@ -378,12 +380,13 @@ class Body:
     """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
     until the function has ended, and have no elements from then on."""
 
-    __slots__ = ("_fn", "_given", "_handles")
+    __slots__ = ("_fn", "_given", "_handles", "escapes")
 
     def __init__(self, fn: Callable[..., Any], handles: list[Any]) -> None:
         self._fn = fn
         self._handles = handles
         self._given: list[Any] = []
+        self.escapes = ""  # where an array hangs that somebody has kept
 
     def __call__(self) -> Any:
         self._given = _core.body_arguments(self._handles, self._fn)
@@ -392,9 +395,17 @@ class Body:
         while views:
             view = views.pop()
             if sys.getrefcount(view) > 2:  # the variable here, and the argument: somebody has kept it
-                _core.empty_view(view, False)
+                self.escapes = self.escapes or where_views_hang(self.arrays())  # while it shows the memory
+                _core.empty_view(view, False, self._fn)
             del view
         return result
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._fn
+
+    def arrays(self) -> list[NDArray]:
+        return [handle for handle in self._handles if isinstance(handle, NDArray)]
 
     def take_views(self) -> list[Any]:
         """The arrays that the function was given. The body forgets them."""
@@ -402,9 +413,19 @@ class Body:
         return [argument for argument, handle in zip(given, self._handles) if isinstance(handle, NDArray)]
 
 
+def describe_escape(body: Callable[..., Any]) -> str:
+    """Of an op whose body has ended, and a view that it took has not."""
+    where = ""
+    if isinstance(body, Body):
+        where = body.escapes or where_views_hang(body.arrays())
+    return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
+
+
 def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
     """What a failed body says. Neither it nor the error keeps memory of the arrays."""
-    return describe(error, body.take_views() if isinstance(body, Body) else [])
+    if not isinstance(body, Body):
+        return describe(error, [])
+    return describe(error, body.take_views(), body.function)
 
 
 def copy(source: Any, destination: Any) -> None:

@@ -4,58 +4,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import importlib
-import inspect
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from . import _core
 from ._core import NativeLease, NDArray
+from ._endings import end_views, settle
 from ._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from ._tasks import Signal, current_task, number_of
 from .share import OnOwnerDied, check_on_owner_died
 
 Mode = Literal["r", "w"]
 
-_SEARCH_SECONDS = 10.0
-
-# Held by a search for views (_search.py). It refers to variables of all threads for a moment, and so do the
-# frames at which it looks: whoever counts references waits for its end.
-_searching = threading.RLock()
-
-
-def _forget_searches() -> None:
-    global _searching
-    _searching = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_searches)
-
-
-@contextlib.contextmanager
-def no_other_search() -> Iterator[None]:
-    """No search of another thread begins in the block; one that runs is waited for, though not for ever: code
-    of the user's that it calls, such as a finalizer, may wait for the caller."""
-    lock = _searching
-    is_held = lock.acquire(timeout=_SEARCH_SECONDS)
-    try:
-        yield
-    finally:
-        if is_held:
-            lock.release()
-
-
-def wait_for_searches() -> None:
-    """Until no search that another thread has begun refers to anything."""
-    with no_other_search():
-        pass
+_MAX_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +61,7 @@ class Holder:
 def leases(array: NDArray) -> list[Holder]:
     """Who holds the memory of ``array`` or waits for it, in the order of the queue, then views, then other
     processes."""
+    settle()
     return [Holder(*row) for row in _core.holders(array)]
 
 
@@ -142,6 +110,9 @@ class Lease:
                 return
             except OwnerDied as error:
                 repair(array, error, on_owner_died)
+            except (TenonError, TimeoutError) as error:
+                explain_wait(error, array)
+                raise
 
     def release(self) -> None:
         """Gives the lease back. Idempotent, from any thread; never waits."""
@@ -217,6 +188,9 @@ class Block:
                 return self._view_of_array()
             except OwnerDied as error:
                 repair(self._array, error, self._on_owner_died)
+            except (TenonError, TimeoutError) as error:
+                explain_wait(error, self._array)
+                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -232,6 +206,9 @@ class Block:
                 return self._view_of_array()
             except OwnerDied as error:
                 repair(self._array, error, self._on_owner_died)
+            except (TenonError, TimeoutError) as error:
+                explain_wait(error, self._array)
+                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -245,55 +222,57 @@ class Block:
         self._task = None
         views = [self._view, self._root]
         self._view = self._root = None
-        if views[1] is not None:
-            end_views(views, frame)
+        is_free = views[1] is None or end_views(views, frame, error)
         del frame, views
         assert self._lease is not None
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote it ended with {text_of(error)}")
         else:
             has_escaped = self._lease.release()
-        if has_escaped and error is None:
-            tell_of_escaped(self._array, "array")
+        if (has_escaped or not is_free) and error is None:
+            heed_survivors(self._array, "array")
 
 
-def end_views(views: list[Any], frame: FrameType | None) -> bool:
-    """Ends a block's view and what only the block's own frame names, as _end_views does.
+def explain_wait(error: Exception, array: NDArray) -> None:
+    """Adds to what a wait for an array ended with where the view hangs that it waited for."""
+    if "view of it" in str(error):
+        from ._views import explain_wait
 
-    Parameters
-    ----------
-    views : list
-        The block's view and its root, and the block's only references to them: they are taken out.
-    frame : frame or None
-        Of the block.
-
-    Returns
-    -------
-    bool
-        Nothing stands on the memory any more.
-    """
-    root = views.pop()
-    is_free = _end_views(views, root, frame)
-    if not is_free:
-        with no_other_search():
-            is_free = _end_views(views, root, frame)
-    views.clear()
-    return is_free
+        explain_wait(error, array)
 
 
-def tell_of_escaped(array: NDArray, what: str) -> None:
-    """Raises LeaseEscaped if views live on."""
-    for generation in (1, 2):
-        gc.collect(generation)  # what nobody refers to is no view that lives on
-        views = [holder for holder in leases(array) if holder.kind == "view"]
-        if not views:
-            return
-    places = ", ".join(sorted({holder.site for holder in views if holder.site}))
-    behind = "other processes cannot have it" if array.shared else "work waits behind it"
-    raise LeaseEscaped(
-        f"{len(views)} views of the {what} live on after the block, and {behind}"
-        f"{': taken at ' + places if places else ''}; drop them, or copy what is to be kept"
-    )
+def heed_survivors(array: NDArray, what: str) -> None:
+    """After the end of a block whose views live on: they hold the memory until they are gone, which is an
+    error with ``TENON_DEBUG=leases`` alone."""
+    if "leases" not in os.environ.get("TENON_DEBUG", "").split(","):
+        return
+    gc.collect()  # what nobody refers to is no view that lives on
+    settle(is_error_near=True)
+    views = [holder for holder in leases(array) if holder.kind == "view"]
+    if views:
+        raise LeaseEscaped(
+            f"{len(views)} views of the {what} live on after the block"
+            f"{where_views_hang([array], views)}; drop them, or copy what is to be kept"
+        )
+
+
+def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -> str:
+    """For a message: where views of the arrays were taken, and on what they hang, if that is found."""
+    if views is None:
+        views = [holder for array in arrays for holder in leases(array) if holder.kind == "view"]
+    text = ""
+    sites = sorted({holder.site for holder in views if holder.site})
+    if sites:
+        text = f", taken at {', '.join(sites)}"
+    from ._views import places
+
+    try:
+        found = list(dict.fromkeys(place.text for array in arrays for place in places(array)))
+    except Exception:  # whatever it is, the caller has something else to tell
+        return text
+    if found:
+        text += f"; they hang on: {'; '.join(found[:_MAX_NAMED])}"
+    return text
 
 
 async def granted(
@@ -322,67 +301,3 @@ def describe_wait(array: NDArray, is_write: bool) -> str:
     holders = (holder for holder in leases(array) if holder.is_granted and holder.kind != "view")
     behind = next((f"{holder.kind} of {holder.site}" for holder in holders if holder.site), "others")
     return f"a lease for {'writing' if is_write else 'reading'} behind {behind}"
-
-
-def _end_views(views: list[Any], root: Any, frame: FrameType | None) -> bool:
-    """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
-    elements: late use is an error and never a race. Whatever else stands on the memory lives on.
-
-    Parameters
-    ----------
-    views : list
-        The block's view alone; empty when that has let go of the memory.
-    root : numpy.ndarray
-        On which all of them stand.
-    frame : frame or None
-        Of the block.
-
-    Returns
-    -------
-    bool
-        Nothing stands on the memory any more.
-    """
-    names = _names_in(frame, root)
-    del frame
-    # Besides the variables of the frame: the variable here, and the argument of getrefcount.
-    if views:
-        view = views.pop()
-        expected = names.pop(id(view), (view, 0))[1]
-        is_alone = sys.getrefcount(view) <= expected + 2
-        _core.empty_view(view, is_alone)
-        if not is_alone:
-            views.append(view)
-        del view
-    for key in list(names):
-        array, expected = names.pop(key)
-        if sys.getrefcount(array) <= expected + 2:
-            _core.empty_view(array, True)
-        del array
-    return sys.getrefcount(root) <= 3  # the variable of the caller besides
-
-
-def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
-    """The arrays over ``root`` among the variables of a frame, each with the number of references that its
-    variables make; by their identity."""
-    import numpy as np
-
-    found: dict[int, tuple[Any, int]] = {}
-    if frame is None:
-        return found
-    # Before Python 3.13 f_locals of a function is a copy of the variables that the frame keeps: each counts
-    # twice. From then on it shows the variables themselves; elsewhere it is the dictionary that holds them.
-    is_copy = sys.version_info < (3, 13) and (frame.f_code.co_flags & inspect.CO_OPTIMIZED) != 0
-    variables = frame.f_locals
-    values = list(variables.values())
-    is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
-    # A copy that nobody else uses would keep values that the variables let go of later. The count is of the
-    # frame, the variable here and the argument. A debugger writes the copy back into the variables.
-    if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
-        variables.clear()
-        is_copy = False
-    del variables
-    while values:
-        value = values.pop()
-        if isinstance(value, np.ndarray) and value.base is root:
-            found[id(value)] = (value, found.get(id(value), (value, 0))[1] + (2 if is_copy else 1))
-    return found

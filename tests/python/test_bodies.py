@@ -247,6 +247,7 @@ def test_an_array_that_a_body_has_kept_is_an_escape_and_has_no_elements():
     with pytest.raises(tn.OpError) as caught:
         tn.push(kept.append, a).wait()
     assert isinstance(caught.value.__cause__, tn.LeaseEscaped)
+    assert "item 0 of list `kept`" in str(caught.value.__cause__)
     assert kept[0].shape == (0,)
     assert len(a.leases()) == 1
     kept.clear()

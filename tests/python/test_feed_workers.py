@@ -229,10 +229,27 @@ def test_views_of_a_batch_end_with_it():
     def fill(batch):
         data = batch.data
         data[...] = 1
+        kept.append(data[1:])
+
+    with tn.Feed(fill, SCHEMA, batches=2) as feed, pytest.raises(tn.OpError, match="LeaseEscaped") as told:
+        list(feed)
+    assert "item 0 of list `kept`" in str(told.value)
+    kept.clear()
+
+
+def test_an_array_of_a_batch_is_no_view_of_it_afterwards():
+    kept = []
+
+    def fill(batch):
+        data = batch.data
+        data[...] = 1
         kept.append(data)
 
-    with tn.Feed(fill, SCHEMA, batches=2) as feed, pytest.raises(tn.OpError, match="LeaseEscaped"):
-        list(feed)
+    with tn.Feed(fill, SCHEMA, batches=2) as feed:
+        assert [batch.data.asnumpy().min() for batch in feed] == [1, 1]
+    assert [data.size for data in kept] == [0, 0]
+    with pytest.raises(TypeError, match="ended with its block"):
+        kept[0].sum()
     kept.clear()
 
 

@@ -179,8 +179,9 @@ def test_an_exception_drops_the_item_and_so_does_a_view_that_lives_on():
     with pytest.raises(KeyError), channel.loan() as item:
         raise KeyError
     kept = []
-    with pytest.raises(tn.LeaseEscaped), channel.loan() as item:
+    with pytest.raises(tn.LeaseEscaped, match="item 0 of list `kept`") as told, channel.loan() as item:
         kept.append(item.x[3:])
+    assert f"{__file__}:" in str(told.value)
     assert channel.stats()["sent"] == 0
     kept.clear()
     with pytest.raises(AttributeError, match="sent or dropped"):

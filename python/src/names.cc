@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "names.h"
+
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "frames.h"
+
+namespace tenon::python {
+namespace {
+
+constexpr size_t kMaxNearby = 1000;   // objects that a search nearby looks into
+constexpr Py_ssize_t kMaxParts = 64;  // of a container that it looks into
+constexpr int kMaxDepth = 3;
+constexpr size_t kMaxFrames = 1000;  // of one thread
+
+PyObject* plain_types = nullptr;  // a frozenset; for ever
+
+destructor dealloc_of(PyTypeObject* type) noexcept {
+  return reinterpret_cast<destructor>(PyType_GetSlot(type, Py_tp_dealloc));
+}
+
+bool has_flag(PyTypeObject* type, unsigned long flag) noexcept { return (PyType_GetFlags(type) & flag) != 0; }
+
+// What frees the instances of classes that a class statement has made.
+destructor class_dealloc() {
+  static const destructor dealloc = [] {
+    const nb::object type =
+        nb::handle(reinterpret_cast<PyObject*>(&PyType_Type))("C", nb::tuple(), nb::dict());
+    return dealloc_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  }();
+  return dealloc;
+}
+
+bool is_of_class_statement(PyTypeObject* type) {
+  return has_flag(type, Py_TPFLAGS_HEAPTYPE) && dealloc_of(type) == class_dealloc();
+}
+
+// No instance has more than its references: no address of another object's memory.
+bool is_plain(PyTypeObject* type) {
+  while (is_of_class_statement(type)) {
+    type = static_cast<PyTypeObject*>(PyType_GetSlot(type, Py_tp_base));
+  }
+  return PySet_Contains(plain_types, reinterpret_cast<PyObject*>(type)) == 1;
+}
+
+bool is_running(PyObject* generator) {
+  for (const char* name : {"gi_running", "cr_running", "ag_running"}) {
+    const nb::object answer = nb::getattr(generator, name, nb::none());
+    if (!answer.is_none()) return answer.is(nb::handle(Py_True));
+  }
+  return false;
+}
+
+// The collector visits the variables of one that runs at some moments and not at others: its frame tells.
+bool is_running_generator(PyObject* object) {
+  const std::string_view name =
+      text_of(nb::object(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__name__")));
+  return (name == "generator" || name == "coroutine" || name == "async_generator") && is_running(object);
+}
+
+bool is_dict(PyObject* object) noexcept { return Py_IS_TYPE(object, &PyDict_Type); }
+
+// A container that the collector does not know, because nothing in it can be a part of a cycle.
+bool is_loose(PyObject* object) noexcept {
+  return (is_dict(object) || Py_IS_TYPE(object, &PyTuple_Type)) && PyObject_GC_IsTracked(object) == 0;
+}
+
+// Calls visit(part) for each reference that an object has, as the garbage collector does.
+template <class Visit>
+void visit_parts(PyObject* object, Visit&& visit) {
+  if (!has_flag(Py_TYPE(object), Py_TPFLAGS_HAVE_GC)) return;
+  const auto traverse = reinterpret_cast<traverseproc>(PyType_GetSlot(Py_TYPE(object), Py_tp_traverse));
+  if (traverse == nullptr) return;
+  const auto call = [](PyObject* part, void* context) {
+    (*static_cast<std::remove_reference_t<Visit>*>(context))(part);
+    return 0;
+  };
+  traverse(object, call, &visit);
+}
+
+// Frames of a thread from the innermost one on. All that takes an allocation is done here, before anything
+// counts: an allocation may run the garbage collector, and that the finalizers of the user.
+void add_frames(nb::object frame, std::vector<FrameVariables>& frames) {
+  using GetBack = PyFrameObject*(PyFrameObject*);
+  static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
+  for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
+    frames.emplace_back(frame);
+    if (get_back == nullptr) break;
+    frame = nb::steal(reinterpret_cast<PyObject*>(get_back(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+  }
+}
+
+nb::object innermost_frame() {
+  return nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+}
+
+// Counts the plain names of an object. Each container is looked into once, so that no reference counts twice.
+class Count {
+ public:
+  Count(PyObject* object, PyObject* holder) : object_(object), wanted_(Py_REFCNT(object) - 1) {
+    seen_.insert(holder);
+  }
+
+  bool is_complete() const noexcept { return found_ >= wanted_; }
+
+  // The variables of a function that runs.
+  void look_at(const FrameVariables& frame) {
+    frame.visit([this](PyObject* value) {
+      if (value == object_) {
+        ++found_;
+      } else {
+        variables_.push_back(value);
+      }
+    });
+    frame.visit_namespaces([this](PyObject* dict) { look_into(dict, true); });
+  }
+
+  // What hangs on the variables of the frames so far, and on frames of finished functions.
+  void look_nearby(const std::vector<nb::object>& finished) {
+    std::vector<PyObject*> level = variables_, next;
+    for (const nb::object& frame : finished) level.push_back(frame.ptr());
+    size_t n = 0;
+    for (int depth = 0; depth < kMaxDepth && !is_complete() && !level.empty(); ++depth) {
+      for (PyObject* const object : level) {
+        if (is_complete() || n == kMaxNearby) return;
+        if (!has_flag(Py_TYPE(object), Py_TPFLAGS_HAVE_GC) || !is_small(object) || !is_plain(Py_TYPE(object)))
+          continue;
+        ++n;
+        look_into(object, true, &next);
+      }
+      level.swap(next);
+      next.clear();
+    }
+  }
+
+  // All that the collector knows. Dictionaries whose owner is not plain are none of plain names.
+  void look_everywhere(const nb::list& objects) {
+    for (PyObject* const variable : variables_) {
+      if (is_loose(variable)) look_into(variable, true);
+    }
+    const Py_ssize_t n = PyList_Size(objects.ptr());
+    for (Py_ssize_t i = 0; i < n; ++i) look_into(PyList_GetItem(objects.ptr(), i), false);
+    if (dicts_.empty()) return;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* const owner = PyList_GetItem(objects.ptr(), i);
+      visit_parts(owner, [&](PyObject* part) {
+        if (!is_dict(part) || is_plain(Py_TYPE(owner))) return;
+        const auto found = dicts_.find(part);
+        if (found == dicts_.end()) return;
+        found_ -= found->second;
+        dicts_.erase(found);
+      });
+    }
+  }
+
+ private:
+  static bool is_small(PyObject* object) noexcept {
+    if (is_dict(object)) return PyDict_Size(object) <= kMaxParts;
+    if (Py_IS_TYPE(object, &PyList_Type)) return PyList_Size(object) <= kMaxParts;
+    if (Py_IS_TYPE(object, &PyTuple_Type)) return PyTuple_Size(object) <= kMaxParts;
+    return !PyModule_Check(object) && !PyType_Check(object);
+  }
+
+  // has_known_owner: of a dictionary, that it is no other object's. parts: gets what the container refers to.
+  void look_into(PyObject* container, bool has_known_owner, std::vector<PyObject*>* parts = nullptr) {
+    struct Part {
+      PyObject* object;
+      PyObject* owner;
+    };
+    std::vector<Part> loose{{container, nullptr}};
+    while (!loose.empty()) {
+      const auto [object, owner] = loose.back();
+      loose.pop_back();
+      if (!seen_.insert(object).second) continue;
+      Py_ssize_t hits = 0;
+      visit_parts(object, [&, object = object](PyObject* part) {
+        if (part == object_) {
+          ++hits;
+        } else if (is_loose(part)) {
+          loose.push_back({part, object});
+        } else if (parts != nullptr) {
+          parts->push_back(part);
+        }
+      });
+      if (hits == 0 || !is_plain(Py_TYPE(object)) || is_running_generator(object)) continue;
+      if (is_dict(object) && owner != nullptr && !is_plain(Py_TYPE(owner))) continue;
+      found_ += hits;
+      if (is_dict(object) && !has_known_owner) dicts_[object] = hits;
+    }
+  }
+
+  PyObject* const object_;
+  const Py_ssize_t wanted_;
+  Py_ssize_t found_ = 0;
+  std::vector<PyObject*> variables_;
+  std::unordered_set<PyObject*> seen_;
+  std::unordered_map<PyObject*, Py_ssize_t> dicts_;  // that count, and may be an object's attributes
+};
+
+bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceback) {
+  std::vector<FrameVariables> frames;
+  add_frames(innermost_frame(), frames);
+  std::vector<nb::object> finished;
+  nb::object link = traceback != nullptr ? nb::borrow(traceback) : nb::none();
+  for (size_t n = 0; !link.is_none() && n < kMaxFrames; ++n, link = link.attr("tb_next")) {
+    finished.push_back(link.attr("tb_frame"));
+  }
+  Count count(object, holder);
+  for (const FrameVariables& frame : frames) {
+    if (count.is_complete()) return true;
+    count.look_at(frame);
+  }
+  count.look_nearby(finished);
+  return count.is_complete();
+}
+
+bool has_only_names_anywhere(PyObject* object, PyObject* holder) {
+  const nb::object tops = nb::module_::import_("sys").attr("_current_frames")();
+  std::vector<FrameVariables> frames;
+  for (nb::handle top : nb::object(tops.attr("values")())) add_frames(nb::borrow(top), frames);
+  const nb::list objects(nb::module_::import_("gc").attr("get_objects")());
+  Count count(object, holder);
+  for (const FrameVariables& frame : frames) count.look_at(frame);
+  count.look_everywhere(objects);
+  return count.is_complete();
+}
+
+Py_ssize_t n_unsettled = 0;  // under the GIL
+
+}  // namespace
+
+void settle_views() {
+  if (n_unsettled != 0) nb::module_::import_("tenon._endings").attr("settle")();
+}
+
+bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search) {
+  PyObject* const object = PyList_GetItem(holder, 0);
+  if (object == nullptr) nb::raise_python_error();
+  if (plain_types == nullptr) return false;
+  return search == NameSearch::kNearby ? has_only_names_nearby(object, holder, traceback)
+                                       : has_only_names_anywhere(object, holder);
+}
+
+void add_names(nb::module_& module) {
+  module.def(
+      "note_unsettled", [](Py_ssize_t n) { n_unsettled = n; }, nb::arg("n"),
+      "How many views that have ended still hold their memory: waits look at them again.");
+  module.def(
+      "set_plain_types", [](const nb::object& types) { plain_types = nb::object(types).release().ptr(); },
+      nb::arg("types"), nb::sig("def set_plain_types(types: frozenset[type]) -> None"),
+      "Types whose instances refer to objects by plain names, besides those of class statements.");
+  module.def(
+      "has_only_names",
+      [](const nb::list& holder, nb::handle traceback, bool is_thorough) {
+        return has_only_names(holder.ptr(), traceback.is_none() ? nullptr : traceback.ptr(),
+                              is_thorough ? NameSearch::kThorough : NameSearch::kNearby);
+      },
+      nb::arg("holder"), nb::arg("traceback").none(), nb::arg("is_thorough"),
+      nb::sig("def has_only_names(holder: list[Any], traceback: object, is_thorough: bool) -> bool"),
+      "All references to the object in the list, but for the list's own, are variables and items, whose\n"
+      "holders know nothing of its memory.");
+}
+
+}  // namespace tenon::python
