@@ -38,7 +38,7 @@ def handles_of_this_process():
     )
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def shown():
     """How many more there are than at first. The test leaves none."""
     gc.collect()
