@@ -1004,9 +1004,10 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
     Raises
     ------
     BufferError
-        The memory cannot be exchanged as asked: a device, a tensor that requires grad, a malformed tensor.
+        The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,
+        quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize.
     TypeError
-        ``x`` has no __dlpack__, or an unknown dtype.
+        ``x`` has no __dlpack__, an unknown dtype, or a malformed device.
     ValueError
         The capsule was consumed before; the device is unknown.
     """
