@@ -58,9 +58,21 @@ typedef struct tenon_handle {
   unsigned char data[TENON_MAX_HANDLE_NBYTES];
 } tenon_handle;
 
-/* The memory is kept until some process has opened this handle, or this one has ended. Fails with TYPE (the
- * array is not shared). */
+/* The memory is kept until some process has opened this handle, or this one has ended, or as
+ * tenon_handle_limit and tenon_shared_revoke say. Fails with TYPE (the array is not shared). */
 TENON_API tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_error* error);
+
+/* A handle that this process has sent keeps the memory from now on at most until then: as long as the process
+ * receiver lives (0: any process may receive it), and for timeout_ns (< 0: without an end; 0: no longer).
+ * Within a second the memory is free. Whoever opens the handle later succeeds if some process has the array
+ * then. Fails with NOT_FOUND (there is no process receiver), VALUE (this process has not sent it; 24 handles
+ * of the array were not opened yet when it was made: such a one has no limit but tenon_shared_revoke). */
+TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, int64_t timeout_ns,
+                                          tenon_error* error);
+
+/* The handles of the array that this process has sent, and nobody has opened, keep the memory no longer.
+ * count: of them; may be NULL. Fails with TYPE (the array is not shared). */
+TENON_API tenon_status tenon_shared_revoke(tenon_array* array, uint32_t* count, tenon_error* error);
 
 /* Opens a handle on the same machine, as the same user. More than once works as long as the memory is there.
  * Fails with NOT_FOUND (nobody has the array any more; another machine, user or PID namespace), VALUE (these

@@ -4,8 +4,10 @@
 #ifndef TENON_SHARE_HPP_
 #define TENON_SHARE_HPP_
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -73,6 +75,24 @@ inline std::vector<std::byte> send(const Array& array) {
   call(tenon_shared_send, array.get(), &handle);
   const auto* const bytes = reinterpret_cast<const std::byte*>(handle.data);
   return {bytes, bytes + handle.nbytes};
+}
+
+// Until when a handle that this process has sent keeps its array, at most: as long as the process receiver
+// lives (0: any process may receive it), and for so long (< 0: without an end; 0: no longer). Fails with
+// NOT_FOUND, VALUE.
+inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
+                         std::chrono::nanoseconds timeout = std::chrono::nanoseconds(-1)) {
+  tenon_handle given{};
+  given.nbytes = static_cast<uint32_t>(std::min(handle.size(), sizeof given.data));
+  std::memcpy(given.data, handle.data(), given.nbytes);
+  call(tenon_handle_limit, &given, receiver, timeout.count());
+}
+// The handles of the array that this process has sent, and nobody has opened, keep it no longer: their
+// number.
+inline uint32_t revoke(const Array& array) {
+  uint32_t count = 0;
+  call(tenon_shared_revoke, array.get(), &count);
+  return count;
 }
 inline Array open(std::span<const std::byte> handle) {
   tenon_array* array = nullptr;

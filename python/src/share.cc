@@ -40,6 +40,12 @@ Array open_array(nb::bytes handle) {
   return open(bytes);
 }
 
+void limit_sent(nb::bytes handle, uint32_t receiver, std::optional<double> seconds) {
+  const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
+  const nb::gil_scoped_release release;
+  limit_handle(bytes, receiver, std::chrono::nanoseconds(nanoseconds(seconds)));
+}
+
 std::optional<double> set_timeout(std::optional<double> seconds) {
   const int64_t before = tenon_set_lock_timeout(nanoseconds(seconds));
   if (before < 0) return std::nullopt;
@@ -77,6 +83,16 @@ void add_share(nb::module_& module) {
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),
              nb::sig("def open_array(handle: bytes) -> NDArray"));
+  module.def("limit_handle", limit_sent, nb::arg("handle"), nb::arg("receiver"), nb::arg("timeout").none(),
+             nb::sig("def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None"));
+  module.def(
+      "revoke_handles", [](const Array& array) { return revoke(array); }, nb::arg("array"),
+      "The handles (pickles) of a shared array that this process has made, and nobody has opened, keep its "
+      "memory no longer.\n\n"
+      "Parameters\n----------\narray : NDArray\n\n"
+      "Returns\n-------\nint\n    How many there were.\n\n"
+      "Raises\n------\nTypeError\n    The array is not shared.\n",
+      nb::sig("def revoke_handles(array: NDArray) -> int"));
   module.def("describe_shared", [] {
     const nb::gil_scoped_release release;
     return describe_shared();

@@ -38,6 +38,7 @@ from ._core import (
     int16,
     int32,
     int64,
+    revoke_handles,
     set_lock_timeout,
     uint8,
     uint16,
@@ -83,7 +84,7 @@ from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engi
 from .feed import Feed, schema
 from .function import CFunction, c_function
 from .lease import Holder, Lease
-from .share import Shared
+from .share import Handle, Shared
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "DataLoader",
     "DeadlockError",
     "Feed",
+    "Handle",
     "Holder",
     "Lease",
     "LeaseConflict",
@@ -156,6 +158,7 @@ __all__ = [
     "out",
     "plugin",
     "push",
+    "revoke_handles",
     "save",
     "schema",
     "set_engine",

@@ -751,6 +751,27 @@ def send_array(array: NDArray) -> bytes: ...
 
 def open_array(handle: bytes) -> NDArray: ...
 
+def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None: ...
+
+def revoke_handles(array: NDArray) -> int:
+    """
+    The handles (pickles) of a shared array that this process has made, and nobody has opened, keep its memory no longer.
+
+    Parameters
+    ----------
+    array : NDArray
+
+    Returns
+    -------
+    int
+        How many there were.
+
+    Raises
+    ------
+    TypeError
+        The array is not shared.
+    """
+
 def describe_shared() -> str: ...
 
 def collect_shared() -> str: ...

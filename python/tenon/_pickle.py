@@ -4,7 +4,13 @@ elements travel as a PickleBuffer, which a pickler may take out of band; then th
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +20,12 @@ from . import _core
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     """What ``NDArray.__reduce_ex__`` returns."""
     if array.shared:
-        return open_shared_array, (_core.send_array(array),)
+        handle = _core.send_array(array)
+        context = sys.modules.get("multiprocessing.context")
+        popen = context.get_spawning_popen() if context is not None else None
+        if popen is not None:
+            _bindings.add(popen, handle)
+        return open_shared_array, (handle,)
     # What lies in another order of axes without gaps travels as it lies, and keeps that order.
     axes = _axes_in_memory(array)
     source = array if axes is None else array.transpose(axes)
@@ -44,6 +55,59 @@ def rebuild_transposed(
 ) -> _core.NDArray:
     """The array whose axes were put into the order ``axes`` before ``rebuild`` took its elements."""
     return rebuild(*arguments).transpose(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+class _Bindings:
+    """Handles that are arguments of a `multiprocessing.Process`: they keep their arrays only as long as that
+    process lives. Its number is known a moment after they were pickled, so a thread waits for it."""
+
+    _SECONDS = 60.0  # in which a process that is made has got its number
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[weakref.ref[Any], bytes, float]] = []
+        self._is_running = False
+        os.register_at_fork(after_in_child=self._clear)
+
+    def _clear(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = []
+        self._is_running = False
+
+    def add(self, popen: Any, handle: bytes) -> None:
+        with self._lock:
+            self._waiting.append((weakref.ref(popen), handle, time.monotonic() + self._SECONDS))
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name="tenon-handles", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._waiting = [entry for entry in self._waiting if not _bind(*entry)]
+                if not self._waiting:
+                    self._is_running = False
+                    return
+            time.sleep(0.01)
+
+
+def _bind(reference: weakref.ref[Any], handle: bytes, end: float) -> bool:
+    """Whether there is nothing to be waited for any more."""
+    popen = reference()
+    pid = getattr(popen, "pid", None)
+    if pid is None and popen is not None:
+        return time.monotonic() > end
+    with contextlib.suppress(ValueError):  # it has no number: the handle then has no limit
+        try:
+            # Without an object of the process there will be none: it could not be started.
+            _core.limit_handle(handle, pid or 0, None if pid else 0.0)
+        except FileNotFoundError:  # it has ended already
+            _core.limit_handle(handle, 0, 0.0)
+    return True
+
+
+_bindings = _Bindings()
 
 
 def open_shared_array(handle: bytes) -> _core.NDArray:

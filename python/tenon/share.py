@@ -38,6 +38,61 @@ class Shared:
     numa_node: int | None = None
 
 
+class Handle:
+    """A handle of a shared array that keeps its memory for a limited time. Its pickle gives the array.
+
+    The pickle of a shared array itself keeps the memory until some process has opened it, `revoke_handles` is
+    called, or this process ends. This one can be sent through a queue as well::
+
+        queue.put(tn.Handle(a, receiver=worker.pid, timeout=60))
+
+    It can be opened more than once, and after its limit, as long as some process has the array.
+
+    Parameters
+    ----------
+    array : NDArray
+        A shared one.
+    receiver : int or None
+        The process (pid) that is to open it: the memory is free within a second after that process has died.
+        None: any may open it.
+    timeout : float or None
+        Seconds after which it does not keep the memory any more. None: without an end.
+
+    Raises
+    ------
+    TypeError
+        The array is not shared.
+    ProcessLookupError
+        There is no such process.
+    ValueError
+        24 handles of the array were not opened yet: open some, or call `revoke_handles` first.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, array: NDArray, *, receiver: int | None = None, timeout: float | None = None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        self._data = _core.send_array(array)
+        self.limit(receiver=receiver, timeout=timeout)
+
+    def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
+        """Says anew until when it keeps the memory. Only where it was made."""
+        try:
+            _core.limit_handle(self._data, receiver or 0, timeout)
+        except FileNotFoundError as error:
+            raise ProcessLookupError(str(error)) from None
+
+    def revoke(self) -> None:
+        """It keeps the memory no longer."""
+        _core.limit_handle(self._data, 0, 0.0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from ._pickle import open_shared_array
+
+        return open_shared_array, (self._data,)
+
+
 def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
     """(name, huge pages, populate, NUMA node) as the native part takes them; None: not shared."""
     if shared is False:

@@ -36,6 +36,18 @@ static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLD
               static_cast<int32_t>(engine::Obstacle::Party::kCall) == TENON_HOLDER_CALL &&
               static_cast<int32_t>(engine::Obstacle::Party::kProcess) == TENON_HOLDER_PROCESS);
 
+engine::Actor owner_in(const tenon_lease_options& options) {
+  const engine::Actor self = engine::actor_of_task(options.task);
+  if (options.thread == 0 || options.thread == self.number) return self;
+  const uint32_t id = engine::thread_id_of(options.thread);
+  if (id == 0) {
+    throw_error(
+        Code::kValue, "the lease is for thread ", options.thread,
+        ", which has not called Tenon yet, or has ended: let that thread take it, or make a call first");
+  }
+  return {id, options.thread, options.task};
+}
+
 }  // namespace
 
 namespace tenon::capi {
@@ -50,9 +62,7 @@ LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* option
   flags.is_overwrite = (options->flags & TENON_OVERWRITE) != 0;
   flags.ignores_dead_owner = (options->flags & TENON_IGNORE_OWNER_DIED) != 0;
   flags.heeds_gate_timeout = options->timeout_ns == TENON_DEFAULT_TIMEOUT;
-  return {checked_access(options->access),
-          flags,
-          {options->thread != 0 ? options->thread : engine::this_thread_id(), options->task}};
+  return {checked_access(options->access), flags, owner_in(*options)};
 }
 
 }  // namespace tenon::capi

@@ -219,7 +219,7 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
     if (engine::this_thread.running != 0) throw_refusal(refusal, "wait for an op on", nullptr);
     auto* const fresh = new (await) Await;
     fresh->op = Ref<Op>::share(&self);
-    fresh->waiter.actor = {engine::this_thread_id(), task};
+    fresh->waiter.actor = engine::actor_of_task(task);
     fresh->waiter.is_thread = false;
     fresh->waiter.claim = &self;
     engine::WaitGraph& graph = engine::WaitGraph::instance();

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // share.h of the C ABI.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
 
+#include "base/clock.h"
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "core/shape.h"
@@ -84,6 +86,33 @@ tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_erro
     static_assert(sizeof out->data >= share::kMostHandleBytes);
     out->nbytes = static_cast<uint32_t>(bytes.size());
     std::memcpy(out->data, bytes.data(), bytes.size());
+  });
+}
+
+tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, int64_t timeout_ns,
+                                tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(handle, "handle");
+    share::HandleLimits limits;
+    if (receiver != 0) {
+      limits.receiver = {receiver, share::os::start_of(receiver)};
+      if (limits.receiver.start == 0) {
+        throw_error(Code::kNotFound, "there is no process ", receiver, " to receive a shared array");
+      }
+    }
+    if (timeout_ns >= 0 && __builtin_add_overflow(now_ns(), timeout_ns, &limits.until_ns)) {
+      limits.until_ns = INT64_MAX;
+    }
+    const size_t nbytes = std::min<size_t>(handle->nbytes, sizeof handle->data);
+    Segments::instance().limit({reinterpret_cast<const std::byte*>(handle->data), nbytes}, limits);
+  });
+}
+
+tenon_status tenon_shared_revoke(tenon_array* array, uint32_t* count, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    const uint32_t revoked = Segments::instance().revoke(*capi::unwrap(array));
+    if (count != nullptr) *count = revoked;
   });
 }
 

@@ -147,7 +147,7 @@ HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
   }
   claim_.entries = std::span(entries_).first(n);
   claim_.name = name;
-  claim_.owner.thread = engine::this_thread_id();
+  claim_.owner = engine::actor_of_task(0);
   claim_.since_ms = engine::coarse_now_ms();
   claim_.heeds_gate_timeout = true;
   Refusal refusal;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
-// unfinished run in the parent: in the child they have failed, and so has what they were to write. Leases and
+// unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
+// that was forked inside of a body ends when it comes back from that. Leases and
 // calls of the threads that are not there are void. Of memory that other processes use, too, the child has
 // nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections
 // only, never for ops.
@@ -48,9 +49,11 @@ void before_fork() {
   std::sort(queues.begin(), queues.end());
   for (Queue* queue : queues) queue->lock.lock();
   engine::Engine::instance().lock_for_fork();
+  engine::lock_threads_for_fork();  // last: a thread takes it under any other lock
 }
 
-void unlock_all() {
+void unlock_all(bool is_child) {
+  engine::unlock_threads_after_fork(is_child);
   engine::Engine::instance().unlock_after_fork();
   for (Queue* queue : locked_queues()) queue->lock.unlock();
   KnownMemory::instance().unlock_after_fork();
@@ -59,7 +62,7 @@ void unlock_all() {
 
 void in_parent() {
   const ForkHooks* const wanted = hooks_of_fork;
-  unlock_all();
+  unlock_all(false);
   if (wanted != nullptr) wanted->in_parent();
 }
 
@@ -107,7 +110,7 @@ void in_child() {
   engine::WaitGraph::instance().clear_after_fork();
   engine::Engine::instance().start_anew_after_fork();
   const ForkHooks* const wanted = hooks_of_fork;
-  unlock_all();
+  unlock_all(true);
   if (wanted != nullptr) wanted->in_child();
   for (Op* op : ops) {
     op->abandon(Ref<Failure>::adopt(new Failure(

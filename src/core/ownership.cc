@@ -27,7 +27,7 @@ Memory move_out(Array& array, const char* site) {
   engine::BlockingClaim claim(engine::Kind::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
   claim.name = "move";
   claim.site = site;
-  claim.owner.thread = engine::this_thread_id();
+  claim.owner = engine::actor_of_task(0);
   claim.since_ms = engine::coarse_now_ms();
   engine::Refusal refusal;
   if (!claim.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, "move", &array);

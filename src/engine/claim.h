@@ -90,7 +90,8 @@ struct View {
   uint64_t sequence = 0;
   uint32_t blockers = 0;             // earlier entries that must end first
   std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex
-  uint32_t thread = 0;
+  uint32_t thread = 0;               // its id
+  uint32_t number = 0;               // the kernel's, for messages
   int64_t opened_ms = 0;
 };
 

@@ -352,6 +352,7 @@ Appended open_gated_view(Queue& queue, View& view, bool may_weaken, Refusal* ref
 
 Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
   view.thread = this_thread_id();
+  view.number = this_thread.number;
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
   if (queue.gate() != nullptr && view.extent.end != 0) [[unlikely]] {

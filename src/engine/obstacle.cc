@@ -37,7 +37,7 @@ Obstacle Obstacle::of(const Entry& entry) noexcept {
   o.party = claim.kind == Kind::kOp ? Party::kOp : claim.kind == Kind::kLease ? Party::kLease : Party::kCall;
   o.mode = entry.mode;
   o.is_granted = entry.is_granted && !entry.needs_pass;
-  o.thread = claim.owner.thread;
+  o.thread = claim.owner.number;
   o.since_ms = claim.since_ms;
   copy_text(o.name, sizeof o.name, claim.name);
   copy_text(o.site, sizeof o.site, claim.site);
@@ -49,7 +49,7 @@ Obstacle Obstacle::of(const View& view) noexcept {
   o.party = Party::kHost;
   o.mode = view.mode;
   o.is_granted = view.is_open.load(std::memory_order_relaxed) != 0;
-  o.thread = view.thread;
+  o.thread = view.number;
   o.since_ms = view.opened_ms;
   copy_text(o.site, sizeof o.site, view.site);
   return o;

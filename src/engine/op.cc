@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/op.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -66,7 +70,7 @@ Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const c
   if (name != nullptr) op->name = static_cast<char*>(std::memcpy(text, name, name_size));
   if (site != nullptr) op->site = static_cast<char*>(std::memcpy(text + name_size, site, site_size));
   op->size_ = static_cast<uint32_t>(size);
-  op->owner.thread = this_thread_id();
+  op->owner = actor_of_task(0);
   op->since_ms = coarse_now_ms();
   return Ref<Op>::adopt(op);
 }
@@ -116,6 +120,21 @@ bool Op::begin_running() noexcept {
   return false;
 }
 
+// The body forked, and this is the child: what would go on behind the body is the parent's.
+void Op::end_forked_child() const noexcept {
+  constexpr int kStatus = 70;  // EX_SOFTWARE
+  char text[512];
+  const int n = std::snprintf(
+      text, sizeof text,
+      "tenon: process %d was forked inside of the body of op '%.200s' and has come back from it: the op goes "
+      "on in "
+      "the parent alone, so this process ends here with status %d; let such a child end with os._exit() "
+      "(_exit) or exec\n",
+      static_cast<int>(getpid()), name != nullptr ? name : "", kStatus);
+  (void)!write(STDERR_FILENO, text, std::min(static_cast<size_t>(std::max(n, 0)), sizeof text - 1));
+  _exit(kStatus);
+}
+
 Op::Outcome Op::execute() noexcept {
   if (is_refused) [[unlikely]]
     return {finish(), true};  // at a gate
@@ -128,6 +147,8 @@ Op::Outcome Op::execute() noexcept {
   this_thread.running_claim = this;
   trace::mark(span_, number_, trace::kRunning);
   work_.run(work_.context, this);
+  if (this_thread.running_claim != this) [[unlikely]]
+    end_forked_child();
   this_thread.running = outer.running;
   this_thread.running_claim = outer.running_claim;
   if (has_ended_in_place_) return {finish(), true};
@@ -255,7 +276,9 @@ bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
 void Op::abandon(Ref<Failure> failure) noexcept {
   failure_ = std::move(failure);
   settle(*this, failure_);
-  if (work_.drop != nullptr) work_.drop(work_.context);
+  // A body that has begun may be the one that this thread is in, and goes on with its context.
+  const bool has_begun = (state_.load(std::memory_order_relaxed) & kStateBits) == kRunning;
+  if (work_.drop != nullptr && !has_begun) work_.drop(work_.context);
   // pairs with: Op::is_done, "an op's result"
   state_.store(kDone, std::memory_order_release);
 }

@@ -114,6 +114,7 @@ class Op final : public Claim, public Task {
   bool begin_running() noexcept;
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute() noexcept;
+  [[noreturn]] void end_forked_child() const noexcept;
   void end_body() noexcept;
   [[gnu::cold]] void note_end() const noexcept;
   Task* finish() noexcept;

@@ -38,11 +38,6 @@ const WaitHooks& wait_hooks() noexcept { return hooks; }
 
 void set_queue_visitor(QueueVisitor visitor) noexcept { visit_queues = visitor; }
 
-uint32_t this_thread_id() noexcept {
-  if (this_thread.id == 0) this_thread.id = static_cast<uint32_t>(syscall(SYS_gettid));
-  return this_thread.id;
-}
-
 uint64_t current_task() noexcept { return hooks.current_task != nullptr ? hooks.current_task() : 0; }
 
 int64_t coarse_now_ms() noexcept {

@@ -69,7 +69,8 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) 
         } else {
           EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
           EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kLease);
-          EXPECT_EQ(refusal.obstacle.thread, this_thread_id()) << "the lease of one's own that is in the way";
+          EXPECT_EQ(refusal.obstacle.thread, this_thread.number)
+              << "the lease of one's own that is in the way";
           ++refused;
         }
       });

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "share/names.h"
 #include "share/os.h"
 #include "share/participant.h"
 
@@ -70,6 +71,7 @@ void collect_in(Collected* result) {
 }  // namespace
 
 std::vector<Collected> collect() {
+  (void)remove_names_of_the_dead();
   std::vector<Collected> results;
   for (SegmentReport& report : inspect()) {
     Collected result;

@@ -5,13 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,14 +41,7 @@
 #endif
 
 namespace tenon::share::os {
-namespace {
 
-constexpr size_t kStep = size_t{64} << 20;
-constexpr const char* kMemoryPrefix = "/memfd:";
-
-std::string system_text(int error) { return std::strerror(error); }
-
-// Of a call that failed with this error: fails with kSystem if it was for want of descriptors.
 void check_descriptors(int error) {
   if (error != EMFILE && error != ENFILE) return;
   rlimit limit{};
@@ -57,6 +49,13 @@ void check_descriptors(int error) {
   throw_error(Code::kSystem, "no file descriptor is left for shared memory: this process may have ",
               limit.rlim_cur, " (ulimit -n); close files, or raise the limit");
 }
+
+namespace {
+
+constexpr size_t kStep = size_t{64} << 20;
+constexpr const char* kMemoryPrefix = "/memfd:";
+
+std::string system_text(int error) { return std::strerror(error); }
 
 size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
 
@@ -445,29 +444,6 @@ bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {
   return true;
 }
 
-NameLock::NameLock(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
-  if (!socket_) {
-    const int error = errno;
-    check_descriptors(error);
-    throw_error(Code::kSystem, "no socket for a lock: ", system_text(error));
-  }
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string full = concat("tenon/", user(), "/", name);
-  const size_t n = std::min(full.size(), sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path + 1, full.data(), n);  // an abstract name begins with NUL
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
-  const Deadline deadline(5'000'000'000);
-  while (bind(socket_.fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    if (errno != EADDRINUSE) throw_error(Code::kSystem, "a lock for '", name, "': ", system_text(errno));
-    if (deadline.has_passed()) {
-      throw_error(Code::kTimeout, "another process has been making or opening '", name, "' for 5 s");
-    }
-    const timespec moment{0, 1'000'000};
-    nanosleep(&moment, nullptr);
-  }
-}
-
 File create_event() {
   File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event) {
@@ -486,6 +462,19 @@ void signal_event(const File& event) noexcept {
 void clear_event(const File& event) noexcept {
   uint64_t count = 0;
   (void)!read(event.fd(), &count, sizeof count);
+}
+
+bool make_pipe(File* reader, File* writer) noexcept {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;
+  *reader = File(ends[0]);
+  *writer = File(ends[1]);
+  return true;
+}
+
+bool has_no_writer(const File& reader) noexcept {
+  pollfd file{reader.fd(), POLLIN, 0};
+  return poll(&file, 1, 0) == 1 && (file.revents & POLLHUP) != 0;
 }
 
 void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The door to the operating system for memory that processes share: sealed memory files, what they cost, who
-// has them open, and sleeping on words of shared memory. No other file of this folder calls the system.
+// has them open, and sleeping on words of shared memory. Of this folder only names.cc calls the system, too.
 #pragma once
 
 #include <atomic>
@@ -32,6 +32,9 @@ class File {
  private:
   int fd_ = -1;
 };
+
+// Of a call that failed with this error: fails with kSystem if it was for want of descriptors.
+void check_descriptors(int error);
 
 // ------------------------------------------------------------------------------------- memory files
 
@@ -105,24 +108,17 @@ struct FileFacts {
 bool facts_of(const File& file, FileFacts* facts) noexcept;      // false: they cannot be had
 bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept;  // of a process' file, without opening it
 
-// True: this process alone holds the name, until the lock dies; the kernel lets go of it when the process
-// ends. Processes of one user and one network namespace exclude each other.
-class NameLock {
- public:
-  explicit NameLock(const std::string& name);  // waits up to 5 s; fails with kTimeout, kSystem
-  NameLock(const NameLock&) = delete;
-  NameLock& operator=(const NameLock&) = delete;
-
- private:
-  File socket_;
-};
-
 // ------------------------------------------------------------------------------------------ events
 
 // Of this process, for poll() and its kind; closed by exec. Fails with kSystem.
 File create_event();
 void signal_event(const File& event) noexcept;  // readable from now on
 void clear_event(const File& event) noexcept;   // not any more
+
+// A pipe that carries nothing: has_no_writer() says whether all writers have closed it. False: there is no
+// descriptor for it.
+bool make_pipe(File* reader, File* writer) noexcept;
+bool has_no_writer(const File& reader) noexcept;
 
 // ------------------------------------------------------------------------------------------ sleeping
 

@@ -308,9 +308,9 @@ void Participant::give_record(uint32_t i) noexcept {
   taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_release);
 }
 
-void Participant::reserve_for_child(const os::File& file) noexcept {
+Participant::Reserved Participant::reserve_for_child(const os::File& file) noexcept {
   child_index_ = kNone;
-  if (index_ == kNone) return;
+  if (index_ == kNone) return {};
   uint32_t i = kNone;
   try {
     i = take_any_slot(file);
@@ -319,9 +319,9 @@ void Participant::reserve_for_child(const os::File& file) noexcept {
       i = take_any_slot(file);
     }
   } catch (const std::exception&) {
-    return;
+    return {};
   }
-  if (i == kNone) return;
+  if (i == kNone) return {};
   store(control_.slot(i).since_ns, now_ns());
   store(control_.slot(i).pid, os::this_process().pid);
   publish(control_.slot(i).state, SlotState::kReserved);
@@ -332,6 +332,21 @@ void Participant::reserve_for_child(const os::File& file) noexcept {
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }
+  return {i, control_.slot(i).generation.load(std::memory_order_relaxed)};
+}
+
+void Participant::free_reserved(const Reserved& reserved) noexcept {
+  if (reserved.index == kNone) return;
+  Life& life = control_.life(reserved.index);
+  const int result = pthread_mutex_trylock(&life.mutex);
+  const bool has_died = result == EOWNERDEAD;  // it has come after all
+  if (result != 0 && !has_died) return;
+  const Slot& slot = control_.slot(reserved.index);
+  const bool has_not_come = look(slot.state) == SlotState::kReserved &&
+                            slot.generation.load(std::memory_order_relaxed) == reserved.generation;
+  if (has_died || has_not_come) clear(control_, reserved.index);
+  if (has_died) pthread_mutex_consistent(&life.mutex);
+  pthread_mutex_unlock(&life.mutex);
 }
 
 void Participant::become_child() noexcept {

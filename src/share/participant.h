@@ -114,8 +114,14 @@ class Participant {
   std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
 
   // For forks: a slot for the child, and what becomes of it there. A child without one has none.
-  void reserve_for_child(const os::File& file) noexcept;
+  struct Reserved {
+    uint32_t index = kNone;
+    uint32_t generation = 0;  // of the slot
+  };
+  Reserved reserve_for_child(const os::File& file) noexcept;
   void become_child() noexcept;
+  // For a child that will never come. Does nothing if it has come.
+  void free_reserved(const Reserved& reserved) noexcept;
 
  private:
   void join(const os::File& file);

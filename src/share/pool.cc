@@ -2,6 +2,7 @@
 #include "share/pool.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -18,34 +19,55 @@ uint64_t alignment_of(uint64_t nbytes) noexcept { return nbytes >= kLarge ? kPag
 }  // namespace
 
 Pool::Pool(Segment& segment) : segment_(segment) {
-  free_[0] = segment.data_nbytes();
+  add_free(0, segment.data_nbytes());
   is_committed_.resize((segment.data_nbytes() + kGranule - 1) / kGranule);
 }
 
 Pool::Place Pool::allocate(uint64_t nbytes) {
   const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kAlignment);
   const uint64_t alignment = alignment_of(nbytes);
+  const uint32_t block = free_block();
+  if (block == Segment::kNone) return {};
   // The smallest stretch that is large enough: what was used before comes before what never was.
-  auto best = free_.end();
-  for (auto at = free_.begin(); at != free_.end(); ++at) {
-    const uint64_t begin = round_up(at->first, alignment);
-    if (begin + wanted > at->first + at->second) continue;
-    if (best == free_.end() || at->second < best->second) best = at;
+  auto best = free_sizes_.lower_bound({wanted, 0});
+  while (best != free_sizes_.end() &&
+         round_up(best->second, alignment) + wanted > best->second + best->first) {
+    ++best;
   }
-  if (best == free_.end()) return {};
+  if (best == free_sizes_.end()) return {};
+  const auto [size, begin] = *best;
   Place place;
-  place.begin = round_up(best->first, alignment);
+  place.begin = round_up(begin, alignment);
   place.is_fresh = commit(place.begin, place.begin + wanted);
-  place.block = segment_.take_block(place.begin, nbytes);
-  if (place.block == Segment::kNone) return {};
-  const auto [begin, size] = *best;
-  free_.erase(best);
-  if (place.begin > begin) free_[begin] = place.begin - begin;
+  if (block == used_.size()) {
+    used_.emplace_back();
+  } else {
+    free_blocks_.pop();
+  }
+  segment_.take_block(block, place.begin, nbytes);
+  place.block = block;
+  remove_free(free_.find(begin));
+  if (place.begin > begin) add_free(begin, place.begin - begin);
   const uint64_t end = place.begin + wanted;
-  if (end < begin + size) free_[end] = begin + size - end;
-  used_[place.block] = {place.begin, wanted};
+  if (end < begin + size) add_free(end, begin + size - end);
+  used_[block] = {place.begin, wanted};
   used_nbytes_ += wanted;
   return place;
+}
+
+uint32_t Pool::free_block() const noexcept {
+  if (!free_blocks_.empty()) return free_blocks_.top();
+  return used_.size() < segment_.header().blocks ? static_cast<uint32_t>(used_.size()) : Segment::kNone;
+}
+
+void Pool::add_free(uint64_t begin, uint64_t nbytes) {
+  free_.emplace(begin, nbytes);
+  free_sizes_.emplace(nbytes, begin);
+}
+
+void Pool::remove_free(std::map<uint64_t, uint64_t>::iterator at) {
+  free_sizes_.erase({at->second, at->first});
+  free_.erase(at);
 }
 
 // True: all of it had no memory before.
@@ -70,38 +92,57 @@ bool Pool::commit(uint64_t begin, uint64_t end) {
 }
 
 void Pool::free_range(uint64_t begin, uint64_t nbytes) {
-  auto next = free_.lower_bound(begin);
+  const auto next = free_.lower_bound(begin);
+  const auto previous = next != free_.begin() ? std::prev(next) : free_.end();
   if (next != free_.end() && next->first == begin + nbytes) {
     nbytes += next->second;
-    next = free_.erase(next);
+    remove_free(next);
   }
-  if (next != free_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == begin) {
-      previous->second += nbytes;
-      return;
-    }
+  if (previous != free_.end() && previous->first + previous->second == begin) {
+    begin = previous->first;
+    nbytes += previous->second;
+    remove_free(previous);
   }
-  free_.emplace_hint(next, begin, nbytes);
+  add_free(begin, nbytes);
 }
 
-bool Pool::reclaim() {
+void Pool::note_left(uint32_t block) { left_.push_back(block); }
+
+// True: the block is not one to be waited for.
+bool Pool::try_free(uint32_t block) {
+  Used& used = used_[block];
+  if (used.nbytes == 0 || segment_.is_used_here(block)) return true;
+  if (!segment_.free_if_unused(block)) return false;
+  free_range(used.begin, used.nbytes);
+  used_nbytes_ -= std::exchange(used.nbytes, 0);
+  free_blocks_.push(block);
+  return true;
+}
+
+bool Pool::reclaim(size_t most) {
+  if (left_.empty() && awaited_.empty()) return false;
   reap_all(segment_.control());
-  bool is_awaited = false, has_freed = false;
-  for (auto at = used_.begin(); at != used_.end();) {
-    const auto [block, used] = *at;
-    if (!segment_.free_if_unused(block)) {
-      is_awaited |= !segment_.is_used_here(block);
-      ++at;
+  const uint64_t before = used_nbytes_;
+  // Those that were awaited before: of a few at a time, in turn.
+  for (size_t n = std::min(most, awaited_.size()); n != 0 && !awaited_.empty(); --n) {
+    if (next_awaited_ >= awaited_.size()) next_awaited_ = 0;
+    const uint32_t block = awaited_[next_awaited_];
+    if (!try_free(block)) {
+      ++next_awaited_;
       continue;
     }
-    at = used_.erase(at);
-    free_range(used.begin, used.nbytes);
-    used_nbytes_ -= used.nbytes;
-    has_freed = true;
+    used_[block].is_awaited = false;
+    awaited_[next_awaited_] = awaited_.back();
+    awaited_.pop_back();
   }
-  if (has_freed) trim(kKept);
-  return is_awaited;
+  for (const uint32_t block : left_) {
+    if (used_[block].is_awaited || try_free(block)) continue;
+    awaited_.push_back(block);
+    used_[block].is_awaited = true;
+  }
+  left_.clear();
+  if (used_nbytes_ != before) trim(kKept);
+  return !awaited_.empty();
 }
 
 uint64_t Pool::idle_nbytes() const noexcept {

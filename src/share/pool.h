@@ -5,7 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <queue>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "share/segment.h"
@@ -27,9 +31,13 @@ class Pool {
   // Bytes for a storage, whose memory is there. kNone: there is no room. Fails with kNoMemory.
   Place allocate(uint64_t nbytes);
 
-  // Takes back the blocks that no process uses any more, and gives memory back that is more than is to be
-  // kept. True: some of the blocks that this process has left are still in use by others.
-  bool reclaim();
+  // This process has ended a use of the block, perhaps its last one.
+  void note_left(uint32_t block);
+  // Takes back the blocks that this process has left and no other one uses, and gives memory back that is
+  // more than is to be kept. Looks at most at so many of those that were in use elsewhere before: the others
+  // come next time. True: some are in use elsewhere.
+  bool reclaim(size_t most = SIZE_MAX);
+  bool is_any_new() const noexcept { return !left_.empty(); }
 
   // Gives memory back that belongs to no block, but for so much.
   void trim(uint64_t kept_nbytes);
@@ -39,16 +47,27 @@ class Pool {
 
  private:
   struct Used {
-    uint64_t begin;
-    uint64_t nbytes;
+    uint64_t begin = 0;
+    uint64_t nbytes = 0;  // 0: the block is free
+    bool is_awaited = false;
   };
+  void add_free(uint64_t begin, uint64_t nbytes);
+  void remove_free(std::map<uint64_t, uint64_t>::iterator at);
   void free_range(uint64_t begin, uint64_t nbytes);
   bool commit(uint64_t begin, uint64_t end);
+  bool try_free(uint32_t block);
+  uint32_t free_block() const noexcept;
 
   Segment& segment_;
-  std::map<uint64_t, uint64_t> free_;  // begin -> nbytes; neighbours are joined
-  std::map<uint32_t, Used> used_;      // by block
-  std::vector<bool> is_committed_;     // of each granule
+  std::map<uint64_t, uint64_t> free_;                   // begin -> nbytes; neighbours are joined
+  std::set<std::pair<uint64_t, uint64_t>> free_sizes_;  // the same as (nbytes, begin)
+  std::vector<Used> used_;                              // by block; those behind were never used
+  // Below used_.size(); the first ones first, so that few are looked at when a process dies.
+  std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> free_blocks_;
+  std::vector<uint32_t> left_;     // not looked at yet
+  std::vector<uint32_t> awaited_;  // left here, and in use elsewhere when they were looked at
+  size_t next_awaited_ = 0;
+  std::vector<bool> is_committed_;  // of each granule
   uint64_t committed_nbytes_ = 0;
   uint64_t used_nbytes_ = 0;
 };

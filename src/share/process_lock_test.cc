@@ -435,7 +435,10 @@ class Pools : public testing::Test {
   StandIn owner_{64, kData};
   Pool pool_{owner_.segment()};
 
-  void drop(const Pool::Place& place) { (void)owner_.segment().leave(place.block); }
+  void drop(const Pool::Place& place) {
+    (void)owner_.segment().leave(place.block);
+    pool_.note_left(place.block);
+  }
 };
 
 TEST_F(Pools, MemoryThatWasUsedIsUsedAgain) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "share/process_lock.h"
 
@@ -129,6 +130,7 @@ ProcessLock& Segment::lock(uint32_t block) {
 
 Segment::~Segment() {
   if (participant_) participant_->leave();
+  if (name_ && is_empty(block(0).users)) remove_name(header_.name, header_.id);
   if (data_ != nullptr) os::unmap(data_, data_nbytes());
   if (control_.base != nullptr) {
     const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
@@ -142,13 +144,7 @@ void Segment::make_writable() {
   is_writable_ = true;
 }
 
-uint32_t Segment::take_block(uint64_t begin, uint64_t nbytes) noexcept {
-  uint32_t i = next_block_;
-  for (uint32_t seen = 0; look(block(i).state) != BlockState::kFree; ++seen) {
-    if (seen == header_.blocks) return kNone;
-    i = (i + 1) % header_.blocks;
-  }
-  next_block_ = (i + 1) % header_.blocks;
+void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
   if (control_.blocks_used().load(std::memory_order_relaxed) <= i) publish(control_.blocks_used(), i + 1);
   Block& b = block(i);
   const std::scoped_lock uses(uses_lock_);
@@ -160,7 +156,6 @@ uint32_t Segment::take_block(uint64_t begin, uint64_t nbytes) noexcept {
   publish(b.state, BlockState::kUsed);
   uses_[i] = 1;
   users_.fetch_add(1, std::memory_order_relaxed);
-  return i;
 }
 
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
@@ -221,7 +216,6 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   if (look(b.sent_more) != 0) return false;
   store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
   publish(b.state, BlockState::kFree);
-  next_block_ = std::min(next_block_, index);  // few blocks, so that few are looked at when a process dies
   return true;
 }
 
@@ -239,6 +233,61 @@ uint32_t Segment::send(uint32_t index) noexcept {
   set_bit(b.sent_more_by, self);
   (void)add(b.sent_more, 1u);
   return 0;
+}
+
+uint32_t Segment::revoke(uint32_t index) noexcept {
+  Block& b = block(index);
+  const uint32_t self = participant_->index();
+  if (self == Participant::kNone) return 0;
+  uint32_t n = 0;
+  for (auto& place : b.sent) {
+    uint32_t number = look(place);
+    if (SentNumber::is_from(number, self) && exchange(place, number, 0u)) ++n;
+  }
+  if (!has_bit(b.sent_more_by, self)) return n;
+  const BlockLock lock(b);
+  clear_bit(b.sent_more_by, self);
+  if (!is_empty(b.sent_more_by)) return n;  // which of them are others' is not known
+  n += look(b.sent_more);
+  store(b.sent_more, 0u);
+  return n;
+}
+
+bool Segment::limit(uint32_t index, uint32_t number, const HandleLimits& limits) {
+  if (index >= header_.blocks || !SentNumber::is_from(number, participant_->index())) return false;
+  const std::scoped_lock uses(uses_lock_);
+  std::erase_if(limited_, [&](const Limited& l) { return l.block == index && l.number == number; });
+  if (limits.has_any()) limited_.push_back({index, number, limits});
+  limited_count_.store(limited_.size(), std::memory_order_relaxed);
+  return true;
+}
+
+bool Segment::end_limited() noexcept {
+  std::vector<Limited> over;
+  try {
+    {
+      const std::scoped_lock uses(uses_lock_);
+      over = limited_;
+    }
+    std::erase_if(over, [this](const Limited& sent) {
+      const auto& places = block(sent.block).sent;
+      const auto is_it = [&](const auto& place) { return look(place) == sent.number; };
+      if (std::none_of(std::begin(places), std::end(places), is_it)) return false;  // it was opened
+      const HandleLimits& limits = sent.limits;
+      if (limits.until_ns != 0 && limits.until_ns <= now_ns()) return false;
+      return limits.receiver.pid == 0 || os::start_of(limits.receiver.pid) == limits.receiver.start;
+    });
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  const std::scoped_lock uses(uses_lock_);
+  for (const Limited& sent : over) {
+    receive(sent.block, sent.number);
+    std::erase_if(limited_,
+                  [&](const Limited& l) { return l.block == sent.block && l.number == sent.number; });
+  }
+  limited_count_.store(limited_.size(), std::memory_order_relaxed);
+  return !limited_.empty();
 }
 
 bool Segment::has_sent() const noexcept {
@@ -283,9 +332,9 @@ void Segment::end_wait(Bell& bell) noexcept {
   }
 }
 
-void Segment::before_fork() noexcept {
+Participant::Reserved Segment::before_fork() noexcept {
   uses_lock_.lock();
-  participant_->reserve_for_child(file_);
+  return participant_->reserve_for_child(file_);
 }
 
 void Segment::after_fork() noexcept { uses_lock_.unlock(); }
@@ -293,6 +342,8 @@ void Segment::after_fork() noexcept { uses_lock_.unlock(); }
 void Segment::become_child() noexcept {
   is_creator_ = false;
   for (Waits& waits : waits_) waits.threads = 0;
+  limited_.clear();  // the parent's
+  limited_count_.store(0, std::memory_order_relaxed);
   participant_->become_child();
   uses_lock_.unlock();
 }

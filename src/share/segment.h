@@ -10,12 +10,20 @@
 
 #include "base/spin_lock.h"
 #include "share/layout.h"
+#include "share/names.h"
 #include "share/os.h"
 #include "share/participant.h"
 
 namespace tenon::share {
 
 class ProcessLock;
+
+// Until when a handle that nobody has opened keeps its storage, at most.
+struct HandleLimits {
+  os::Process receiver;  // as long as it lives; pid 0: any process may receive it
+  int64_t until_ns = 0;  // of now_ns(); 0: without an end
+  bool has_any() const noexcept { return receiver.pid != 0 || until_ns != 0; }
+};
 
 struct SegmentPlan {
   std::string name;  // "" for a pool
@@ -52,8 +60,8 @@ class Segment {
   // Fails with kSystem.
   void make_writable();
 
-  // Gives a block that is free to a storage of this process. kNone: all are in use.
-  uint32_t take_block(uint64_t begin, uint64_t nbytes) noexcept;
+  // Gives a block that is free to a storage of this process. Creator only.
+  void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
   // Another use of a block in this process, which was handed on as of this generation. False: it is gone.
   bool use(uint32_t block, uint32_t generation) noexcept;
   // Ends a use. True: it was this process' last of that block.
@@ -69,18 +77,31 @@ class Segment {
     return users_.load(std::memory_order_acquire);
   }
 
-  // What this process has lent by pickling: the number that use of the handle takes back.
+  // What this process has lent by pickling: the number that use of the handle takes back; 0: it is one of
+  // those that are counted without a number, because there was no place for one.
   uint32_t send(uint32_t block) noexcept;
   void receive(uint32_t block, uint32_t number) noexcept;
   // Something that it has lent so is still under way.
   bool has_sent() const noexcept;
+  // Takes back what it has lent so of a block: how many.
+  uint32_t revoke(uint32_t block) noexcept;
+  // A handle that was sent keeps the block until then, at most, instead of what was said of it before. False:
+  // it has no number. Requires: this process has sent it.
+  bool limit(uint32_t block, uint32_t number, const HandleLimits& limits);
+  bool has_limited() const noexcept { return limited_count_.load(std::memory_order_relaxed) != 0; }
+  // Takes back what has reached its limit. True: something is left that has limits.
+  bool end_limited() noexcept;
+
+  // Keeps the segment's name for this process, until it leaves the segment.
+  void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
+  bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
   // A thread of this process sleeps on a bell of the segment's channel, so that it is rung aloud.
   void begin_wait(Bell& bell) noexcept;
   void end_wait(Bell& bell) noexcept;
 
-  // For forks.
-  void before_fork() noexcept;
+  // For forks. The result: the child's place.
+  Participant::Reserved before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
 
@@ -98,6 +119,7 @@ class Segment {
   bool is_writable_ = false;
   bool is_creator_ = false;
   std::unique_ptr<Participant> participant_;
+  NameHold name_;
 
   SpinLock uses_lock_;
   // Guarded by uses_lock_.
@@ -109,8 +131,14 @@ class Segment {
   };
   static constexpr size_t kMostBells = 2;  // of one channel
   Waits waits_[kMostBells];
+  struct Limited {
+    uint32_t block;
+    uint32_t number;
+    HandleLimits limits;
+  };
+  std::vector<Limited> limited_;  // handles that were sent
+  std::atomic<size_t> limited_count_{0};
   std::atomic<uint32_t> users_{0};
-  uint32_t next_block_ = 0;  // where to look for a free one first; of the creator, under its pool's lock
 };
 
 }  // namespace tenon::share

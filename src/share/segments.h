@@ -3,17 +3,21 @@
 // The segments that are open in this process, and the arrays on them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/array.h"
 #include "share/handle.h"
+#include "share/names.h"
 #include "share/pool.h"
 #include "share/segment.h"
 
@@ -53,6 +57,12 @@ class Segments {
   // What another process needs to open the array. Keeps the storage until one has. Fails with kType (the
   // memory is not shared).
   std::string handle_of(const Array& array);
+  // The handles on the array's storage that this process has sent, and nobody has opened, keep it no longer:
+  // their number. Fails with kType (the memory is not shared).
+  uint32_t revoke(const Array& array);
+  // A handle of this process keeps the storage until then, at most. Fails with kValue (it is no handle that
+  // this process has sent; or there were so many on the storage that this one has no number).
+  void limit(std::span<const std::byte> handle, const HandleLimits& limits);
   // Fails with kNotFound (it is not there any more, or cannot be reached: the message says why), kValue
   // (no handle).
   Ref<Array> open(std::span<const std::byte> handle);
@@ -73,10 +83,30 @@ class Segments {
   friend std::vector<const Segment*> open_segments(const Segment& at_least);
   Segments();
 
+  // A storage's use of a block. When it has ended it is a note for the sweep, which finds by it what can be
+  // given back: the segment itself may be gone by then.
+  struct Use {
+    Segment* segment;
+    uint32_t block;
+    SegmentId id;
+    Use* next = nullptr;
+  };
+  static void end_use(void* owner);
+  static const Use* use_of(const Array& array);
+  static const Use& checked_use_of(const Array& array);  // fails with kType
+  template <class Run>
+  Ref<Array> with_name(const std::string& name, NameLock::Make make, Run run);
+  template <class Create>
+  Ref<Array> create_named(const std::string& name, Create create);
+
   static std::chrono::milliseconds sweep_in_keeper() noexcept;
   // These require lock_.
-  bool sweep();
-  bool is_pool(const Segment& segment) const noexcept;
+  void look_at_ended_uses();
+  void note_left(const SegmentId& id, uint32_t block) noexcept;
+  void sweep_some();
+  bool sweep_all();
+  bool try_close(const SegmentId& id);
+  Pool* pool_of(const SegmentId& id) noexcept;
   Pool& new_pool(uint64_t nbytes);
   Segment& add(std::unique_ptr<Segment> segment);
   Segment* find(const SegmentId& id) noexcept;
@@ -84,17 +114,36 @@ class Segments {
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
-  Segment* open_named(const std::string& name, bool is_writable, bool* is_taken);
+  bool claim_name(const std::string& name, NameLock* lock);
+  Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable);
+  os::File find_file(const std::string& prefix, const os::Process& sender, int fd);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd);
 
   void before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
+  void look_at_forks() noexcept;
+  static void remove_names_at_exit();
+
+  // A child that has not taken its places yet: it has the other end of a pipe open until then. So its end,
+  // and a fork that has failed, are known.
+  struct Fork {
+    os::File reader;
+    std::vector<std::pair<SegmentId, Participant::Reserved>> places;
+  };
 
   std::mutex lock_;
+  std::atomic<Use*> ended_uses_{nullptr};
   // Guarded by lock_.
   std::map<SegmentId, std::unique_ptr<Segment>> open_;
   std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process has made
+  std::set<SegmentId> leaving_;               // of open_: those that nothing here may use any more
+  int64_t swept_at_ns_ = 0;                   // all of it
+  SegmentId last_looked_at_;                  // of leaving_, by sweep_some()
+  size_t next_pool_ = 0;                      // which the next call of sweep_some() looks at
+  std::vector<Fork> forks_;
+  os::File fork_writer_;  // between the handlers of a fork
+  bool has_cleaned_names_ = false;
 };
 
 // Those that are open here, the one given among them: all, unless somebody is just opening one.

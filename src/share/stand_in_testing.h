@@ -111,7 +111,9 @@ class StandIn {
   uint32_t index() { return segment_->participant().index(); }
   // A new block, and the same one in another stand-in.
   uint32_t take(uint64_t nbytes) {
-    const uint32_t block = segment_->take_block(block_end_, nbytes);
+    uint32_t block = 0;  // the first one that is free
+    while (look(segment_->block(block).state) != BlockState::kFree) ++block;
+    segment_->take_block(block, block_end_, nbytes);
     block_end_ += round_up(nbytes, 64);
     used_.push_back(block);
     return block;

@@ -12,6 +12,7 @@ static void check_handles(void) {
   tenon_error error = TENON_ERROR_INIT;
   tenon_array *array = NULL, *again = NULL, *plain = NULL;
   tenon_handle handle;
+  uint32_t count = 0;
   CHECK(tenon_shared_create(f4, 2, shape, TENON_ZEROED, NULL, &array, &error) == TENON_OK);
   CHECK(tenon_array_is_shared(array));
   CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
@@ -21,6 +22,11 @@ static void check_handles(void) {
   CHECK(tenon_shared_open(handle.data, handle.nbytes - 1, &plain, &error) == TENON_ERR_VALUE &&
         plain == NULL);
   tenon_array_release(again);
+  CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
+  CHECK(tenon_handle_limit(&handle, 0, 3600000000000, &error) == TENON_OK);
+  CHECK(tenon_handle_limit(&handle, 0x7fffffff, -1, &error) == TENON_ERR_NOT_FOUND);
+  CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 1);
+  CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 0);
   tenon_array_release(array);
   CHECK(tenon_shared_open(handle.data, handle.nbytes, &plain, &error) == TENON_ERR_NOT_FOUND ||
         plain != NULL); /* the memory is given back soon, not at once */
@@ -29,6 +35,7 @@ static void check_handles(void) {
   CHECK(tenon_array_create(f4, 2, shape, (tenon_device){TENON_CPU, 0}, 0, &plain, &error) == TENON_OK);
   CHECK(!tenon_array_is_shared(plain));
   CHECK(tenon_shared_send(plain, &handle, &error) == TENON_ERR_TYPE);
+  CHECK(tenon_shared_revoke(plain, NULL, &error) == TENON_ERR_TYPE);
   tenon_array_release(plain);
 }
 

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept for handles that nobody opens, and until when; and what an array costs beside many others."""
+
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+from other_process import Other, shared_kib
+
+import tenon as tn
+from tenon import _core
+
+ARRAY = 1 << 20
+COUNT = 32
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come true"
+        time.sleep(0.01)
+
+
+def handles_of_this_process():
+    """That nobody has opened, as `tenon ls` counts them."""
+    return sum(
+        handle["count"]
+        for segment in json.loads(_core.describe_shared())["segments"]
+        for array in segment["arrays"]
+        for handle in array["handles"]
+        if handle["pid"] == os.getpid()
+    )
+
+
+@pytest.fixture(autouse=True)
+def shown():
+    """How many more there are than at first. The test leaves none."""
+    gc.collect()
+    before = handles_of_this_process()
+    yield lambda: handles_of_this_process() - before
+    gc.collect()
+    until(lambda: handles_of_this_process() <= before)
+
+
+def is_gone(data):
+    try:
+        pickle.loads(data)
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def test_a_pickle_keeps_the_array_until_it_is_revoked():
+    a = tn.full(4, 7, shared=True)
+    data = pickle.dumps(a)
+    b = a
+    del a
+    gc.collect()
+    assert pickle.loads(data).tolist() == [7] * 4
+    more = [pickle.dumps(b) for _ in range(3)]
+    assert tn.revoke_handles(b) == 3
+    assert tn.revoke_handles(b) == 0
+    assert pickle.loads(more[0]).tolist() == [7] * 4, "the array is still there"
+    del b
+    gc.collect()
+    until(lambda: is_gone(more[1]))
+
+
+@pytest.mark.parametrize("count", [1, 24, 100])
+def test_revoked_handles_of_any_number_keep_nothing(count):
+    a = tn.zeros(4, shared=True)
+    data = [pickle.dumps(a) for _ in range(count)]
+    assert tn.revoke_handles(a) == count
+    del a
+    gc.collect()
+    until(lambda: is_gone(data[-1]))
+
+
+def test_revoking_leaves_the_handles_of_other_processes_alone(other):
+    a = tn.full(4, 7, shared=True)
+    data = other.ask("__import__('pickle').dumps(a)", a=a)
+    other.ask("a = None")
+    tn.revoke_handles(a)
+    del a
+    gc.collect()
+    assert pickle.loads(data).tolist() == [7] * 4
+
+
+def test_an_array_that_is_not_shared_has_no_handles_to_revoke():
+    with pytest.raises(TypeError, match="shared"):
+        tn.revoke_handles(tn.zeros(3))
+    with pytest.raises(TypeError, match="shared"):
+        tn.Handle(tn.zeros(3))
+
+
+def test_a_handle_that_expires_keeps_its_array_until_then(other, shown):
+    a = tn.full(4, 7, shared=True)
+    early, late = tn.Handle(a, timeout=60), tn.Handle(a, timeout=0.05)
+    data = pickle.dumps(late)
+    until(lambda: shown() == 1)
+    other.ask("import pickle; b = pickle.loads(data)", data=pickle.dumps(early))
+    until(lambda: shown() == 0)
+    del a, early, late
+    gc.collect()
+    assert other.ask("b.tolist()") == [7] * 4
+    other.ask("b = None")
+    until(lambda: is_gone(data))
+
+
+def test_a_handle_can_be_revoked_by_itself(shown):
+    a = tn.full(4, 7, shared=True)
+    one, two = tn.Handle(a), tn.Handle(a)
+    one.revoke()
+    until(lambda: shown() == 1)
+    data = pickle.dumps(two)
+    del a
+    gc.collect()
+    assert pickle.loads(data).tolist() == [7] * 4
+    del one, two
+
+
+def test_what_was_sent_to_a_process_that_has_died_is_free(shown):
+    """Nobody opens the handles: they are in a pipe whose reader was killed."""
+    before = shared_kib()
+    with Other() as receiver:
+        handles = []
+        for _ in range(COUNT):
+            a = tn.ones(ARRAY, "uint8", shared=True)
+            handles.append(pickle.dumps(tn.Handle(a, receiver=receiver.pid)))
+            del a
+        gc.collect()
+        assert shown() >= COUNT
+        assert shared_kib() - before >= COUNT * ARRAY // 1024 // 2
+        receiver.kill()
+        until(lambda: shown() == 0)
+    assert all(map(is_gone, handles))
+
+
+def test_bad_limits_are_refused(other):
+    a = tn.zeros(3, shared=True)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with pytest.raises(ProcessLookupError, match=str(gone.pid)):
+        tn.Handle(a, receiver=gone.pid)
+    with pytest.raises(ValueError, match="timeout"):
+        tn.Handle(a, timeout=-1)
+    with pytest.raises(ValueError, match="this process"):
+        _core.limit_handle(other.ask("tn.Handle(a)._data", a=a), 0, 1.0)
+    tn.revoke_handles(a)
+
+
+def test_of_too_many_handles_none_can_have_a_limit():
+    a = tn.zeros(3, shared=True)
+    plain = [pickle.dumps(a) for _ in range(24)]
+    with pytest.raises(ValueError, match="revoked"):
+        tn.Handle(a, timeout=1)
+    tn.revoke_handles(a)
+    tn.Handle(a, timeout=0)
+    del plain
+
+
+def end_before_it_opens(*_):
+    os._exit(3)
+
+
+class EndsWhenItIsUnpickled:
+    def __reduce__(self):
+        return end_before_it_opens, ()
+
+
+def never(*_):
+    pass
+
+
+def test_what_a_process_was_started_with_is_free_when_it_has_died_over_it(shown):
+    a = tn.zeros(3, shared=True)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=never, args=(EndsWhenItIsUnpickled(), a))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 3
+    until(lambda: shown() == 0)
+
+
+def test_what_a_process_was_started_with_is_there_when_it_comes():
+    a = tn.zeros(3, shared=True)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=tn.NDArray.__setitem__, args=(a, 1, 5))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and a.tolist() == [0, 5, 0]
+
+
+def test_a_process_that_cannot_be_started_keeps_nothing(shown):
+    a = tn.zeros(3, shared=True)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=never, args=(a, lambda: None))
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        process.start()
+    del process
+    gc.collect()
+    until(lambda: shown() == 0)
+
+
+def test_an_array_costs_the_same_beside_many_as_beside_few():
+    """In one process of its own, where no other array is: 1,000 arrays beside 0 and beside 9,000."""
+    code = """
+import time, tenon as tn
+kept = []
+def cost(n):
+    best = float("inf")
+    for _ in range(4):
+        begin = time.perf_counter()
+        for _ in range(n // 4):
+            kept.append(tn.empty(16, "int8", shared=True))
+        best = min(best, (time.perf_counter() - begin) / (n // 4))
+    return best
+few = cost(1000)
+while len(kept) < 9000:
+    kept.append(tn.empty(16, "int8", shared=True))
+print(cost(1000) / few)
+# The same where each array is dropped after the next one was made.
+last = None
+def turnover(n):
+    global last
+    begin = time.perf_counter()
+    for _ in range(n):
+        last = tn.empty(16, "int8", shared=True)
+    return (time.perf_counter() - begin) / n
+many = min(turnover(300) for _ in range(4))
+kept.clear()
+print(many / min(turnover(300) for _ in range(4)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    ratios = [float(line) for line in done.stdout.split()]
+    assert all(ratio <= 5 for ratio in ratios), ratios
