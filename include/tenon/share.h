@@ -8,7 +8,7 @@
  *
  * Leases, ops and calls on it take turns with those of the other processes, in the order in which they came;
  * a view needs a lease under which it is taken. What a process held when it ended, however that was, is free;
- * after the end of one that was writing, whoever comes next gets TENON_ERR_OWNER_DIED, once.
+ * after the end of one that was writing, accesses fail with TENON_ERR_OWNER_DIED until the bytes are good.
  *
  * \since 0.1
  */
@@ -82,9 +82,9 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
 
 /* ------------------------------------------------------------------------ turns between processes */
 
-/* Of the end of a process that was writing whoever comes next is told: a lease that says neither
- * TENON_IGNORE_OWNER_DIED nor TENON_OVERWRITE, or a call. It fails with OWNER_DIED (op_code is the number of
- * the process); then the memory counts as good. */
+/* What a process was writing when it ended, may be half written. A lease that says neither
+ * TENON_IGNORE_OWNER_DIED nor TENON_OVERWRITE, and a call, fail with OWNER_DIED (op_code: the process), until
+ * an overwrite of these bytes has succeeded, or tenon_array_clear_error says that they are good. */
 
 /* In tenon_lease_options: for ever behind this process' own work, but behind another process for as long as
  * tenon_set_lock_timeout says. */
@@ -228,7 +228,7 @@ TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t 
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
 /* Hands a loan on; its arrays may not be used any more. Fails with VALUE (it is none), LEASE_ESCAPED (an open
- * view of it: it is dropped then). The item is to be released in any case. */
+ * view of it: it is dropped then), TIMEOUT (to be tried again). It is to be released in any case. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* The next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died, and nothing that was sent

@@ -558,7 +558,7 @@ TENON_API int32_t tenon_failure_code(const tenon_failure* failure);
 /* The payload if it was given with this drop_payload, else NULL: nobody takes another's for its own. */
 TENON_API void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(void* payload));
 
-/* The bytes of the array hold a value again, because the caller says so. */
+/* Its bytes are good, because the caller says so. Of shared ones waits as tenon_set_lock_timeout says. */
 TENON_API void tenon_array_clear_error(tenon_array* array);
 
 /* name: "pool", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for all ops

@@ -141,6 +141,7 @@ def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None
         raise error
     with array.write(on_owner_died="ignore") as values:
         on_owner_died(values, error)
+        array.clear_error()  # under the lease: nobody is told any more
 
 
 class Block:

@@ -67,7 +67,8 @@ Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
     case Refusal::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(refusal.obstacle),
-                          ", and may have left half of it: take it again, then repair or overwrite it"),
+                          ", and may have left half of it: overwrite all of it, or repair it "
+                          "(on_owner_died=), or call clear_error() if it is good as it is"),
                    static_cast<int32_t>(refusal.obstacle.thread));
     case Refusal::Reason::kTooMany:
       return make_error(

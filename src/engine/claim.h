@@ -144,6 +144,7 @@ class Claim {
   bool waits_at_gate = false;
   bool is_withdrawn = false;  // nobody waits for it any more
   bool is_refused = false;
+  uint32_t gate_share = 0;  // what a gate has granted it of what ops may ask for at a time
 
   uint64_t born_in = 0;         // the op whose body took it; 0: none
   uint64_t seen_by = 0;         // the last walk through the graph of waits that came here

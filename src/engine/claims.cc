@@ -441,14 +441,20 @@ void clear_failures(Home& home, const Extent& extent) noexcept {
   Poison* spare = new (std::nothrow) Poison;
   Queue& queue = lock_home(home);
   Poison* healed = queue.heal(extent, &spare);
+  Gate* const gate = queue.gate();
   queue.lock.unlock();
   delete spare;
   while (healed != nullptr) delete std::exchange(healed, healed->next);
+  Refusal refusal;  // what could not be had is told to the next reader once more
+  if (gate != nullptr) (void)gate->clear_deaths(extent, Deadline(gate_timeout_ns()), &refusal);
 }
 
 void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
   for (const Entry& e : claim.entries) {
     if (e.mode != Mode::kWrite) continue;
+    if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
+      e.queue->gate()->heal(e.extent);
+    }
     Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
     Poison* healed = nullptr;
     const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);

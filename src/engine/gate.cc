@@ -152,11 +152,16 @@ void leave_gates(Claim& claim, bool has_written) noexcept {
     }
     e.queue->gate()->leave(pass, has_written && e.mode == Mode::kWrite);
   }
+  if (claim.gate_share == 0) return;
+  for (const Entry& e : claim.entries) {
+    if (e.queue->gate() != nullptr) return e.queue->gate()->dismiss(claim);
+  }
 }
 
 void forget_gates(Claim& claim) noexcept {
   for (Entry& e : claim.entries) e.pass = kNoPass;
   claim.waits_at_gate = false;
+  claim.gate_share = 0;
   claim.gates_lock.unlock();
 }
 

@@ -49,6 +49,8 @@ class Gate {
   // Gives a reference back; with the last one other processes may use the bytes. Never waits for them.
   // has_written: what held it was an entry or a view for writing.
   virtual void leave(Pass pass, bool has_written) noexcept = 0;
+  // A claim with a gate_share has left all of its gates, and takes none of it any more.
+  virtual void dismiss(Claim&) noexcept {}
   // What holds it belongs to nobody from now on: any thread may end it.
   virtual void disown(Pass pass) noexcept = 0;
 
@@ -62,6 +64,12 @@ class Gate {
   virtual uint64_t version() noexcept = 0;
   // Moves it: an open view of this process may have written.
   virtual void note_write() noexcept = 0;
+
+  // All of these bytes, which this process holds for writing, were written: a dead writer left nothing there.
+  virtual void heal(const Extent&) noexcept {}
+  // The caller says that these bytes hold values. Waits for other processes that have them; false: the
+  // refusal says why it could not.
+  virtual bool clear_deaths(const Extent&, const Deadline&, Refusal*) noexcept { return true; }
 
  protected:
   ~Gate() = default;

@@ -25,8 +25,8 @@ std::string process_text(const Obstacle& o) {
   const char* const does = o.mode == Mode::kWrite
                                ? (o.is_granted ? "holds it for writing" : "waits to write it")
                                : (o.is_granted ? "holds it for reading" : "waits to read it");
-  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "", " that ", does,
-                " since ", age_text(o.since_ms));
+  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
+                o.is_stopped ? ", which is stopped," : "", " that ", does, " since ", age_text(o.since_ms));
 }
 
 }  // namespace

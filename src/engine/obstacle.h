@@ -15,7 +15,8 @@ struct Obstacle {
   Party party = Party::kHost;
   Mode mode = Mode::kRead;
   bool is_granted = false;
-  uint32_t thread = 0;  // of another process: its number; 0: nothing is known
+  bool is_stopped = false;  // a process: by SIGSTOP or a debugger
+  uint32_t thread = 0;      // of another process: its number; 0: nothing is known
   int64_t since_ms = 0;
   char name
       [64];  // of a process: its command; set up to their NUL: to clear the rest takes longer than a lease

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/channel.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <optional>
 
 #include "base/error.h"
@@ -100,7 +100,6 @@ void Channel::open_slots() {
     if (slots_.back()->desc().nbytes < fields_.nbytes()) throw_no_channel(*memory_);
     Segments::lock_of(*slots_.back()).set_bell(&state_->room);
   }
-  const RobustLock lock(state_->mutex);
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -122,9 +121,11 @@ void Channel::take_role(Role role) {
   End& end = own_end();
   const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
   const uint64_t taker = uint64_t{index} << 32 | generation;
-  if (roles_taker_ != taker) roles_ = 0;  // a forked child has those that it takes itself
-  roles_taker_ = taker;
-  if ((roles_ & role) != 0) return;
+  // A forked child has those that it takes itself.
+  if (roles_taker_.exchange(taker, std::memory_order_relaxed) != taker) {
+    roles_.store(0, std::memory_order_relaxed);
+  }
+  if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
   (void)look_at_ends();  // among them that of the dead whose place this process may have
   if (look(end.generation) != generation) {
     store(end.producers, 0u);
@@ -133,9 +134,16 @@ void Channel::take_role(Role role) {
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
-  roles_ |= role;
-  store(end.openings(role), look(end.openings(role)) + 1);
+  (void)add(end.openings(role), 1u);
   publish(end.roles, look(end.roles) | role);
+  // First the role, then whether it was closed meanwhile; close() does the opposite.
+  // pairs with: Channel::close, "a role of an opening"
+  roles_.fetch_or(role, std::memory_order_seq_cst);
+  // pairs with: Channel::close, "an opening that is closed"
+  if (is_closed_.load(std::memory_order_seq_cst)) {
+    if (give_roles()) end_closed(end);
+    throw_error(Code::kClosed, "the channel was closed here");
+  }
   // Whoever sleeps is to be woken by its death, too.
   ring(state_->items);
   ring(state_->room);
@@ -146,6 +154,7 @@ bool Channel::look_at_ends() noexcept {
   bool has_found = false;
   for (uint32_t p = 0; p < kParticipants; ++p) {
     End& end = state_->ends[p];
+    end_closed(end);
     const uint32_t roles = look(end.roles);
     if (roles == 0 || is_alive(p)) continue;
     has_found = true;
@@ -165,6 +174,14 @@ void Channel::end_roles(End& end, uint32_t ended) noexcept {
   const uint32_t roles = look(end.roles);
   if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
   publish(end.roles, roles & ~ended);
+}
+
+// Ends the roles of which its process has closed all openings.
+void Channel::end_closed(End& end) noexcept {
+  const uint32_t roles = look(end.roles);
+  for (const Role role : {kProducer, kConsumer}) {
+    if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
+  }
 }
 
 // There is no producer, and this has not been said since there was one.
@@ -225,8 +242,8 @@ bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, 
   return true;
 }
 
-bool Channel::try_loan(Item& item, const char* site) {
-  const RobustLock lock(state_->mutex);
+bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
+  const TimedLock lock(state_->mutex, deadline, "lend from the channel");
   take_role(kProducer);
   return try_to_lend(item, site);
 }
@@ -274,8 +291,8 @@ uint32_t Channel::slot_to_receive() const noexcept {
   return kNoSlot;
 }
 
-bool Channel::try_receive(Item& item, const char* site) {
-  const RobustLock lock(state_->mutex);
+bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
+  const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   End& end = own_end();
   const uint32_t slot = slot_to_receive();
@@ -368,17 +385,30 @@ Channel::~Channel() {
   delete room_watch_.load(std::memory_order_relaxed);
 }
 
+// Of those that take part: who is stopped.
+std::string Channel::stopped_text() const {
+  std::string text;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    const End& end = state_->ends[p];
+    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
+    text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
+                   identity_of(segment_->control().slot(p)).command, "), which is stopped");
+  }
+  return text.empty() ? text : text + ", takes part in it";
+}
+
+void Channel::throw_timeout(const char* doing) const {
+  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
+}
+
 // Tries until it works: for a while by looking at the bell, then asleep.
 template <class Try>
 void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt) {
   uint32_t turn = look(bell.turn);
   if (attempt()) return;
-  const auto throw_timeout = [doing] {
-    throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given");
-  };
   if (deadline.has_passed()) {
     if (try_once_more(bell, attempt)) return;
-    throw_timeout();
+    throw_timeout(doing);
   }
   const uint32_t spins = patience.spins();
   for (uint32_t i = 0; i < spins; ++i) {
@@ -410,15 +440,12 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
     const int64_t left = deadline.left_ns();
     if (left <= 0) {
       if (try_once_more(bell, attempt)) return;
-      throw_timeout();
+      throw_timeout(doing);
     }
     os::sleep_on(words, n, std::min(kSliceNs, left));
     if (std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel has told nobody else, and who died may have died before it rang.
-      {
-        const RobustLock lock(state_->mutex);
-        (void)look_at_ends();
-      }
+      if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
       ring(state_->items);
       ring(state_->room);
     }
@@ -437,12 +464,12 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   if (plan_.when_full == WhenFull::kRaise) {
-    const auto attempt = [&] { return try_loan(*item, site); };
+    const auto attempt = [&] { return try_loan(*item, deadline, site); };
     if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or make it with more slots");
   }
-  wait(state_->room, loan_patience_, deadline, "lend from", [&] { return try_loan(*item, site); });
+  wait(state_->room, loan_patience_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
   return item;
 }
 
@@ -451,7 +478,7 @@ void Channel::send(Item& item) {
     throw_error(Code::kValue, "the item is no loan of the channel, or was sent before");
   }
   {
-    const RobustLock lock(state_->mutex);
+    const TimedLock lock(state_->mutex, Deadline(engine::gate_timeout_ns()), "send through the channel");
     (void)item.lease_.release();
     if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
       const uint64_t sequence = look(state_->last_sequence) + 1;
@@ -471,13 +498,14 @@ void Channel::send(Item& item) {
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  wait(state_->items, receive_patience_, deadline, "receive from", [&] { return try_receive(*item, site); });
+  wait(state_->items, receive_patience_, deadline, "receive from",
+       [&] { return try_receive(*item, deadline, site); });
   return item;
 }
 
 void Channel::wait_for_item(const Deadline& deadline) {
   const auto has_news = [&] {
-    const RobustLock lock(state_->mutex);
+    const TimedLock lock(state_->mutex, deadline, "receive from the channel");
     take_role(kConsumer);
     (void)look_at_ends();
     return slot_to_receive() != kNoSlot ||
@@ -513,34 +541,46 @@ Ref<Array> Item::array(int32_t field) {
 }
 
 void Channel::close() noexcept {
-  if (is_closed_.exchange(true, std::memory_order_relaxed)) return;
+  // pairs with: Channel::take_role, "an opening that is closed"
+  if (is_closed_.exchange(true, std::memory_order_seq_cst)) return;
   for (const Bell* const bell : {&state_->items, &state_->room}) {
     Watch* const watch = watch_of(*bell);
     if (watch == nullptr) continue;
     watch->end();
     watch->signal();
   }
-  const uint32_t index = segment_->participant().index();
-  if (index == Participant::kNone) return;
-  {
-    const RobustLock lock(state_->mutex);
-    End& end = own_end();
-    const uint64_t taker = uint64_t{index} << 32 | look(segment_->participant().slot().generation);
-    for (const Role role : {kProducer, kConsumer}) {
-      if (roles_taker_ != taker || (roles_ & role) == 0) continue;
-      const uint32_t others = look(end.openings(role)) - 1;
-      store(end.openings(role), others);
-      if (others == 0) end_roles(end, role);
+  if (segment_->participant().index() == Participant::kNone) return;
+  // Behind a process that is stopped inside of the mutex, the next one that has it ends them.
+  constexpr int kTries = 20;
+  const bool has_ended = give_roles();
+  for (int i = 0; has_ended && i < kTries; ++i) {
+    if (const TimedLock lock(state_->mutex); lock.is_held()) {
+      end_closed(own_end());
+      break;
     }
-    roles_ = 0;
+    sched_yield();
   }
   ring(state_->items);
   ring(state_->room);
 }
 
+// Gives back the roles of this opening, without the mutex. True: some of them are to be ended.
+bool Channel::give_roles() noexcept {
+  Participant& self = segment_->participant();
+  const uint64_t taker = uint64_t{self.index()} << 32 | look(self.slot().generation);
+  // pairs with: Channel::take_role, "a role of an opening"
+  const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
+  if (roles_taker_.load(std::memory_order_relaxed) != taker) return false;
+  bool has_ended = false;
+  for (const Role role : {kProducer, kConsumer}) {
+    if ((roles & role) != 0) has_ended |= add(own_end().openings(role), ~0u) == 1;
+  }
+  return has_ended;
+}
+
+// Of one moment only where nobody is at work on the channel.
 ChannelStatistics Channel::statistics() const {
   ChannelStatistics s;
-  const RobustLock lock(state_->mutex);
   s.sent = look(state_->last_sequence);
   s.received = look(state_->received);
   s.dropped = look(state_->dropped);

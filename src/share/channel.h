@@ -69,7 +69,9 @@ class Channel {
   // A free slot, held for writing. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (it is full,
   // and the channel raises then).
   Ref<Item> loan(const Deadline& deadline, const char* site);
-  // Hands it on. Fails with kLeaseEscaped (a view of it lives on: then it is dropped), kValue (no loan).
+  // Hands it on. Fails with kLeaseEscaped (a view of it lives on: then it is dropped), kValue (no loan), and
+  // where another process is at work on the channel for longer than gate_timeout_ns() with kTimeout and
+  // kInterrupted: then it may be called again.
   void send(Item& item);
   // The next item: held for reading, or in a queue for writing. Fails with kTimeout, kInterrupted, kOwnerDied
   // (a producer has died, and nothing that was sent is left: once for each), kClosed (the last producer has
@@ -108,16 +110,19 @@ class Channel {
   void open_slots();
   End& own_end() const noexcept;
   void take_role(Role role);
+  bool give_roles() noexcept;
   bool is_alive(uint32_t participant) const noexcept;
   bool look_at_ends() noexcept;
+  std::string stopped_text() const;
   void end_roles(End& end, uint32_t ended) noexcept;
+  void end_closed(End& end) noexcept;
   bool has_ended() const noexcept;
   uint32_t count(Role role) const noexcept;
   uint64_t least_cursor() const noexcept;
   uint64_t newest_sequence() const noexcept;
-  bool try_loan(Item& item, const char* site);
+  bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
-  bool try_receive(Item& item, const char* site);
+  bool try_receive(Item& item, const Deadline& deadline, const char* site);
   uint32_t slot_to_receive() const noexcept;
   uint32_t next_slot(uint64_t after) const noexcept;
   bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
@@ -127,6 +132,7 @@ class Channel {
   Watch* watch_of(const Bell& bell) const noexcept;
   template <class Try>
   bool try_once_more(const Bell& bell, Try attempt);
+  [[noreturn]] void throw_timeout(const char* doing) const;
   template <class Try>
   void wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
 
@@ -141,9 +147,8 @@ class Channel {
   std::atomic<uint64_t> seen_closings_{0};
   Patience loan_patience_;
   Patience receive_patience_;
-  // Guarded by the mutex in the memory.
-  uint32_t roles_ = 0;        // of this opening
-  uint64_t roles_taker_ = 0;  // the participant that has taken them, and its generation
+  std::atomic<uint32_t> roles_{0};        // of this opening; taken under the mutex
+  std::atomic<uint64_t> roles_taker_{0};  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};
   // Made at the first use; owned.
   std::atomic<Watch*> item_watch_{nullptr};

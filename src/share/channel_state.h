@@ -14,7 +14,8 @@ constexpr uint32_t kKnownDead = 32;
 
 enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2 };
 
-// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex.
+// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex; but for
+// openings that are closed: a role without one is ended by whoever has the mutex next.
 struct ChannelEnd {
   std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
   std::atomic<uint32_t> roles;
@@ -39,7 +40,7 @@ struct ChannelState {
   uint32_t when_full;
   uint32_t reserved;
   uint64_t description_nbytes;
-  pthread_mutex_t mutex;  // robust; guards all that follows and the places
+  pthread_mutex_t mutex;  // robust (timed_lock.h); guards all that follows and the places
   std::atomic<uint64_t> last_sequence;
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;

@@ -148,6 +148,8 @@ TEST(Fork, AChildThatDiesWritingIsTold) {
             }),
             7);
   EXPECT_EQ(try_lease(x, api::Access::kRead), TENON_ERR_OWNER_DIED);
+  EXPECT_EQ(try_lease(x, api::Access::kRead), TENON_ERR_OWNER_DIED);
+  tenon_array_clear_error(x.get());
   EXPECT_EQ(try_lease(x, api::Access::kRead), TENON_OK);
 }
 

@@ -99,7 +99,9 @@ class Look {
     const Slot& slot = control_.slot(p);
     read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
     const SlotState state = look(slot.state);
-    if (state != SlotState::kReserved && state != SlotState::kLive) return;
+    const bool is_taken = state == SlotState::kReserved || state == SlotState::kLive;
+    look_at_records(p, slot, is_taken);
+    if (!is_taken) return;
     const Identity identity = identity_of(slot);
     PlaceReport place;
     place.index = p;
@@ -115,17 +117,22 @@ class Look {
       place.process.is_stopped = is_in_sight && place.process.is_alive && os::is_stopped(identity.pid);
       if (!place.process.is_alive) place.state = PlaceReport::State::kDead;
     }
-    look_at_leases(p, slot);
     pids_[p] = identity.pid;
     report_.places.push_back(std::move(place));
   }
 
-  void look_at_leases(uint32_t p, const Slot& slot) {
+  // is_taken: by a participant. Deaths stay in a slot that is free.
+  void look_at_records(uint32_t p, const Slot& slot, bool is_taken) {
     const uint32_t used = std::min(look(slot.records_used), kRecords);
     for (const Record& record : std::span(slot.records, used)) {
       const uint64_t state = look(record.state);
       const RecordState::Kind kind = RecordState::kind(state);
-      if (kind != RecordState::kWaiting && kind != RecordState::kGranted) continue;
+      if (kind == RecordState::kDied) {
+        deaths_[RecordState::block(state)].push_back(
+            {record.task.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
+             record.end.load(std::memory_order_relaxed), RecordState::is_joined(state)});
+      }
+      if (!is_taken || !RecordState::is_lease(state)) continue;
       LeaseReport lease;
       lease.block = RecordState::block(state);
       lease.place = p;
@@ -171,13 +178,7 @@ class Look {
       if (pids_.contains(p)) array.users.push_back(pids_[p]);
     });
     look_at_sent(block, &array);
-    for (const Death& death : block.deaths) {
-      const uint32_t pid = death.pid.load(std::memory_order_relaxed);
-      if (pid == 0) continue;
-      array.deaths.push_back({pid, death.begin.load(std::memory_order_relaxed),
-                              death.end.load(std::memory_order_relaxed),
-                              death.is_joined.load(std::memory_order_relaxed) != 0});
-    }
+    if (const auto found = deaths_.find(b); found != deaths_.end()) array.deaths = found->second;
     look_for_arena(&array);
     report_.arrays.push_back(std::move(array));
   }
@@ -191,7 +192,7 @@ class Look {
     for (const auto& [p, count] : counts) {
       array->sent.push_back({p, pids_.contains(p) ? pids_[p] : 0, count});
     }
-    array->sent_more = look(block.sent_more);
+    array->sent_more = count_of_sent_more(look(block.sent_more));
   }
 
   // The bytes of an array, as far as they lie in the file: at most so many.
@@ -293,7 +294,8 @@ class Look {
   Header header_{};
   std::unique_ptr<Copy> copy_;
   Control control_;
-  std::map<uint32_t, uint32_t> pids_;  // of the participants
+  std::map<uint32_t, uint32_t> pids_;                    // of the participants
+  std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
 };
 
 // False: it has vanished.

@@ -109,15 +109,27 @@ void check(const Header& header, size_t file_nbytes) {
 }
 
 #ifdef TENON_FAULT_INJECTION
+namespace {
+std::atomic<long> stores_to_stop{0};
+}
+
 void note_store() noexcept {
   // TENON_CRASH_AT=N: the process is killed at its store number N.
   static const long crash_at = [] {
     const char* const text = std::getenv("TENON_CRASH_AT");
     return text != nullptr ? std::strtol(text, nullptr, 10) : 0L;
   }();
+  if (stores_to_stop.load(std::memory_order_relaxed) > 0 &&
+      stores_to_stop.fetch_sub(1, std::memory_order_relaxed) == 1) {
+    kill(getpid(), SIGSTOP);
+  }
   if (crash_at == 0) return;
   static std::atomic<long> stores{0};
   if (stores.fetch_add(1, std::memory_order_relaxed) + 1 == crash_at) kill(getpid(), SIGKILL);
+}
+
+bool stop_at_store(long number) noexcept {
+  return stores_to_stop.exchange(number, std::memory_order_relaxed) > 0;
 }
 #endif
 

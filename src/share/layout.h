@@ -5,11 +5,12 @@
 //   header          constant from creation on; may come from anyone, so it is copied, then checked
 //   lives           one robust mutex for each participant, held as long as its process lives
 //   slots           what each participant holds and waits for; written by itself, or by who reaps it
-//   blocks          one for each storage: its lock, who has it, what became of its last writer
+//   blocks          one for each storage: its lock, and who has it
 //   data            the bytes
 //
 // All numbers are offsets, never addresses. Every store leaves a state from which others can go on, because
-// the process that stores may be killed after it.
+// the process that stores may be killed or stopped after it. Nothing but a channel has a mutex, and nobody
+// waits for that without a deadline.
 #pragma once
 
 #include <pthread.h>
@@ -22,7 +23,7 @@
 namespace tenon::share {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 1;  // another one cannot be read
+constexpr uint16_t kMajor = 2;  // another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later one has more behind what this one knows
 
 constexpr uint32_t kParticipants = 128;
@@ -102,17 +103,31 @@ enum class SlotState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 // What a record says of itself in one word, so that one store changes all of it: the block, whether it waits
 // or is granted, and for what.
 struct RecordState {
-  enum Kind : uint64_t { kFree = 0, kWaiting = 1, kGranted = 2 };
+  enum Kind : uint64_t {
+    kFree = 0,
+    kArriving = 1,  // it has no ticket yet: everybody waits for it
+    kWaiting = 2,
+    kGranted = 3,
+    kDied = 4,  // a writer died here: the bytes may be half written
+  };
+  static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
   static constexpr uint64_t make(uint32_t block, Kind kind, bool is_write) noexcept {
-    return uint64_t{block} << 8 | (is_write ? 4 : 0) | kind;
+    return uint64_t{block} << 8 | (is_write ? 8 : 0) | kind;
   }
   static constexpr uint32_t block(uint64_t word) noexcept { return static_cast<uint32_t>(word >> 8); }
-  static constexpr Kind kind(uint64_t word) noexcept { return static_cast<Kind>(word & 3); }
-  static constexpr bool is_write(uint64_t word) noexcept { return (word & 4) != 0; }
+  static constexpr Kind kind(uint64_t word) noexcept { return static_cast<Kind>(word & 7); }
+  static constexpr bool is_write(uint64_t word) noexcept { return (word & 8) != 0; }
+  static constexpr bool is_joined(uint64_t word) noexcept { return (word & kJoined) != 0; }
+  // A lease, or a request for one.
+  static constexpr bool is_lease(uint64_t word) noexcept {
+    return kind(word) == kArriving || kind(word) == kWaiting || kind(word) == kGranted;
+  }
 };
 
-// A lease of a participant's, held or waited for. The rest is written while it is free, and changes in no
-// other state.
+// A lease of a participant's, held or waited for; or the death of one that was held for writing, which stays
+// in the slot when another process has it. Of a lease the rest is written while it is free, but for the
+// ticket of one that arrives, and changes in no other state. The bytes of a death become fewer: they change
+// under a lease for writing of those that are taken away, so that nobody else changes them there.
 struct Record {
   std::atomic<uint64_t> state;
   std::atomic<uint64_t> begin;  // bytes of the block
@@ -120,7 +135,7 @@ struct Record {
   std::atomic<uint64_t> ticket;  // in the order of requests for the block
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> thread;  // that owns it; 0: nobody
-  std::atomic<uint32_t> task;    // of an asynchronous program on it; 0: none
+  std::atomic<uint32_t> task;    // of an asynchronous program on it; 0: none. Of a death: the process
 };
 static_assert(sizeof(Record) == 48);
 
@@ -147,39 +162,36 @@ struct Bell {
   Mask waiting;
 };
 
-enum class BlockState : uint32_t { kFree = 0, kUsed = 1 };
+// kClosing: its creator looks whether anybody uses it.
+enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
 
 constexpr uint32_t kSent = 24;
-constexpr uint32_t kDeaths = 3;
-
-// A writer that died, until somebody is told.
-struct Death {
-  std::atomic<uint64_t> begin;
-  std::atomic<uint64_t> end;
-  std::atomic<uint32_t> pid;        // 0: none
-  std::atomic<uint32_t> is_joined;  // several, for which there was no room, in one
-};
+constexpr uint32_t kDeaths = 3;  // of one process on one block; more are joined
 
 struct alignas(64) Block {
-  pthread_mutex_t mutex;       // robust; for short sections
   std::atomic<uint32_t> turn;  // moves when who waits should look again: a futex
   std::atomic<BlockState> state;
-  std::atomic<uint32_t> generation;  // moves when the block is given to another storage
-  std::atomic<uint32_t> sent_more;   // handles for which there was no place in sent
-  std::atomic<uint64_t> begin;       // in the data
+  std::atomic<uint32_t> generation;     // moves when the block is given to another storage
+  std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another record
+  std::atomic<uint32_t> arrivals_seen;  // moves when a request waits for others that have no ticket yet
+  std::atomic<uint32_t> reserved;
+  // Handles for which there was no place in sent, and above them how many there ever were.
+  std::atomic<uint64_t> sent_more;
+  std::atomic<uint64_t> begin;  // in the data
   std::atomic<uint64_t> nbytes;
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
   Mask users;    // participants that have the storage
-  Mask present;  // participants that may have records here
+  Mask present;  // slots that may have records here
   Mask waiting;  // participants that may have records here that wait
-  Death deaths[kDeaths];
   // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
   // sender.
   std::atomic<uint32_t> sent[kSent];
-  Mask sent_more_by;  // who sent those for which there was no place: written under the mutex
+  Mask sent_more_by;  // who sent those for which there was no place
 };
 static_assert(sizeof(Block) <= 320);
+
+constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
 
 // The number of a handle tells who sent it. 0: of none.
 struct SentNumber {
@@ -213,6 +225,9 @@ constexpr uint64_t control_end(uint32_t blocks) noexcept {
 #ifdef TENON_FAULT_INJECTION
 // Counts the stores to shared memory; a test ends the process at one of them.
 void note_store() noexcept;
+// The process stops itself (SIGSTOP) before its store number so and so from now on. 0: never. True: a stop
+// that was asked for before has not come.
+bool stop_at_store(long number) noexcept;
 #else
 inline void note_store() noexcept {}
 #endif
@@ -229,6 +244,19 @@ void publish(std::atomic<T>& word, T value) noexcept {
   // pairs with: look, "a word that others look at"
   word.store(value, std::memory_order_release);
 }
+// The same, in one order with observe() and with what changes a word: of two that announce a thing each and
+// then observe that of the other one, one sees it.
+template <class T>
+void announce(std::atomic<T>& word, T value) noexcept {
+  note_store();
+  // pairs with: observe, "a word that others observe"
+  word.store(value, std::memory_order_seq_cst);
+}
+template <class T>
+T observe(const std::atomic<T>& word) noexcept {
+  // pairs with: announce, "a word that others observe"
+  return word.load(std::memory_order_seq_cst);
+}
 template <class T>
 T look(const std::atomic<T>& word) noexcept {
   // pairs with: publish, "a word that others look at"
@@ -239,31 +267,31 @@ template <class T>
 bool exchange(std::atomic<T>& word, T& expected, T value) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
-  return word.compare_exchange_strong(expected, value, std::memory_order_acq_rel);
+  return word.compare_exchange_strong(expected, value, std::memory_order_seq_cst);
 }
 template <class T>
 T add(std::atomic<T>& word, T value) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
-  return word.fetch_add(value, std::memory_order_acq_rel);
+  return word.fetch_add(value, std::memory_order_seq_cst);
 }
 
 inline void set_bit(Mask& mask, uint32_t i) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
-  mask[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_acq_rel);
+  mask[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_seq_cst);
 }
 inline void clear_bit(Mask& mask, uint32_t i) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
-  mask[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_acq_rel);
+  mask[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
 }
 inline bool has_bit(const Mask& mask, uint32_t i) noexcept {
   return (look(mask[i / 64]) >> (i % 64) & 1) != 0;
 }
 inline bool is_empty(const Mask& mask) noexcept {
   for (const auto& word : mask) {
-    if (look(word) != 0) return false;
+    if (observe(word) != 0) return false;
   }
   return true;
 }
@@ -271,7 +299,7 @@ inline bool is_empty(const Mask& mask) noexcept {
 template <class Visit>
 void visit_bits(const Mask& mask, Visit visit) {
   for (uint32_t w = 0; w < kParticipants / 64; ++w) {
-    for (uint64_t left = look(mask[w]); left != 0; left &= left - 1) {
+    for (uint64_t left = observe(mask[w]); left != 0; left &= left - 1) {
       visit(w * 64 + static_cast<uint32_t>(__builtin_ctzll(left)));
     }
   }

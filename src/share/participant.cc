@@ -7,56 +7,29 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <bitset>
 #include <cstring>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/spin_lock.h"
 #include "engine/actor.h"
+#include "share/deaths.h"
 
 namespace tenon::share {
 namespace {
 
-// Requires the block's lock.
-void note_death(Block& block, uint32_t pid, uint64_t begin, uint64_t end) noexcept {
-  Death* free = nullptr;
-  for (Death& death : block.deaths) {
-    if (death.pid.load(std::memory_order_relaxed) == 0) {
-      free = &death;
-    } else if (death.begin.load(std::memory_order_relaxed) == begin &&
-               death.end.load(std::memory_order_relaxed) == end) {
-      return;  // a reaper that died has noted it
-    }
-  }
-  if (free == nullptr) {
-    free = &block.deaths[0];
-    begin = std::min(begin, free->begin.load(std::memory_order_relaxed));
-    end = std::max(end, free->end.load(std::memory_order_relaxed));
-    store(free->is_joined, 1u);
-  } else {
-    store(free->is_joined, 0u);
-  }
-  store(free->begin, begin);
-  store(free->end, end);
-  store(free->pid, std::max(pid, 1u));
-}
-
-void drop_record(const Control& control, const Slot& slot, Record& record) noexcept {
+void drop_record(const Control& control, Slot& slot, Record& record) noexcept {
   const uint64_t seen = look(record.state);
-  if (RecordState::kind(seen) == RecordState::kFree) return;
+  if (!RecordState::is_lease(seen)) return;
   const uint32_t index = RecordState::block(seen);
-  if (index >= control.blocks) return store(record.state, uint64_t{RecordState::kFree});
-  Block& block = control.block(index);
-  const BlockLock lock(block);
-  if (RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen)) {
-    (void)add(block.version, uint64_t{1});
-    note_death(block, slot.pid.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
-               record.end.load(std::memory_order_relaxed));
+  const bool was_written = RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen);
+  if (index >= control.blocks || !was_written) {
+    return publish(record.state, uint64_t{RecordState::kFree});
   }
-  publish(record.state, uint64_t{RecordState::kFree});
+  (void)add(control.block(index).version, uint64_t{1});
+  note_death(control, slot, record, seen);
 }
-
-void move_turn(Block& block) noexcept { publish(block.turn, block.turn.load(std::memory_order_relaxed) + 1); }
 
 constexpr int64_t kPatienceNs = 10'000'000'000;
 constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is left
@@ -70,67 +43,36 @@ bool is_abandoned(const Control& control, uint32_t participant, int64_t patience
          now_ns() - slot.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
-// Nobody is to wait any more for those who open what this participant has sent.
-void drop_sent(Block& block, uint32_t participant) noexcept {
-  for (auto& place : block.sent) {
-    uint32_t number = look(place);
-    if (SentNumber::is_from(number, participant)) (void)exchange(place, number, 0u);
-  }
-  if (!has_bit(block.sent_more_by, participant)) return;
-  const BlockLock lock(block);
-  clear_bit(block.sent_more_by, participant);
-  if (is_empty(block.sent_more_by)) store(block.sent_more, 0u);
-}
-
 // Requires the mutex of its life.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_slot(participant)) return;
   Slot& slot = control.slot(participant);
   if (look(slot.state) == SlotState::kFree) return;
   const uint32_t used = std::min(look(slot.records_used), kRecords);
-  for (uint32_t i = 0; i < used; ++i) drop_record(control, slot, slot.records[i]);
+  std::bitset<kMostBlocks> has_deaths;
+  for (uint32_t i = 0; i < used; ++i) {
+    drop_record(control, slot, slot.records[i]);
+    const uint64_t word = look(slot.records[i].state);
+    const uint32_t block = RecordState::block(word);
+    if (RecordState::kind(word) == RecordState::kDied && block < kMostBlocks) has_deaths.set(block);
+  }
   const uint32_t blocks = std::min(look(control.blocks_used()), control.blocks);
   for (uint32_t i = 0; i < blocks; ++i) {
     Block& block = control.block(i);
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
     drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
-    {
-      // Also where no record was found: a reaper may have died between a record and the wake.
-      const BlockLock lock(block);
-      move_turn(block);
-    }
-    wake(block);
+    // Also where no record was found: a reaper may have died between a record and the wake.
+    (void)add(block.turn, 1u);
+    os::wake_all(block.turn);
     clear_bit(block.waiting, participant);
-    clear_bit(block.present, participant);
+    if (!has_deaths.test(i)) clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
   publish(slot.state, SlotState::kFree);
 }
 
 }  // namespace
-
-void make_robust(pthread_mutex_t* mutex) {
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int result = pthread_mutex_init(mutex, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
-}
-
-RobustLock::RobustLock(pthread_mutex_t& mutex) noexcept : mutex_(mutex) {
-  // The sections are short: to be put asleep and woken costs much more than most of them take.
-  constexpr int kPolls = 100;
-  int result = EBUSY;
-  for (int i = 0; i < kPolls && result == EBUSY; ++i) {
-    result = pthread_mutex_trylock(&mutex);
-    if (result == EBUSY) relax_processor();
-  }
-  if (result == EBUSY) result = pthread_mutex_lock(&mutex);
-  if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex);
-}
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {
   // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
@@ -154,15 +96,25 @@ Identity identity_of(const Slot& slot) {
   return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed), command};
 }
 
-bool note_change(Block& block) noexcept {
-  if (is_empty(block.waiting)) return false;
-  move_turn(block);
-  return true;
-}
-
 void ring(Bell& bell) noexcept {
   (void)add(bell.turn, 1u);
   if (!is_empty(bell.waiting)) os::wake_all(bell.turn);
+}
+
+uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
+  uint32_t n = 0;
+  for (auto& place : block.sent) {
+    uint32_t number = look(place);
+    if (SentNumber::is_from(number, participant) && exchange(place, number, 0u)) ++n;
+  }
+  if (!has_bit(block.sent_more_by, participant)) return n;
+  uint64_t more = look(block.sent_more);
+  clear_bit(block.sent_more_by, participant);
+  // A participant that sends meanwhile has set its bit first, and changes the number for ever.
+  while (is_empty(block.sent_more_by) && count_of_sent_more(more) != 0) {
+    if (exchange(block.sent_more, more, more - count_of_sent_more(more))) return n + count_of_sent_more(more);
+  }
+  return n;
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
@@ -213,6 +165,7 @@ void Participant::join(const os::File& file) {
     throw_error(Code::kSystem, "all ", kParticipants,
                 " places of a shared segment are taken: so many processes use it at a time");
   }
+  keep_deaths();
   write_slot(SlotState::kLive);
 }
 
@@ -222,6 +175,18 @@ uint32_t Participant::take_any_slot(const os::File& file) {
   }
   return kNone;
 }
+
+namespace {
+
+// Deaths that nobody has healed leave a process few records of its own.
+bool has_room(const Slot& slot) noexcept {
+  constexpr auto kLeast = static_cast<std::ptrdiff_t>(kRecords * 4 / 5);
+  return std::ranges::count_if(slot.records, [](const Record& record) {
+           return look(record.state) == RecordState::kFree;
+         }) >= kLeast;
+}
+
+}  // namespace
 
 // Of the calling thread's process from then on.
 bool Participant::take_slot(uint32_t i, const os::File& file) {
@@ -244,11 +209,11 @@ bool Participant::take_slot(uint32_t i, const os::File& file) {
     pthread_mutex_unlock(&life.mutex);
     throw;
   }
-  if (look(slot.state) == SlotState::kFree) {
+  if (look(slot.state) == SlotState::kFree && has_room(slot)) {
     store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
     return true;
   }
-  pthread_mutex_unlock(&life.mutex);  // it is reserved for a child that is being made
+  pthread_mutex_unlock(&life.mutex);  // else it is reserved for a child that is being made
   return false;
 }
 
@@ -300,12 +265,55 @@ uint32_t Participant::take_record() noexcept {
       return i;
     }
   }
-  return kNone;
+  return take_back_deaths() ? take_record() : kNone;
+}
+
+uint32_t Participant::take_record_for_death() noexcept {
+  constexpr int kMost = kRecords / 10;
+  int deaths = 0;
+  for (const auto& word : deaths_) deaths += std::popcount(word.load(std::memory_order_relaxed));
+  const uint32_t i = deaths < kMost || take_back_deaths() ? take_record() : kNone;
+  if (i != kNone) deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  return i;
 }
 
 void Participant::give_record(uint32_t i) noexcept {
   // pairs with: Participant::take_record, "a record that is free"
-  taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_release);
+  taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
+  // pairs with: Participant::begin_record_wait, "a thread that waits for a record"
+  if (record_waits_.load(std::memory_order_seq_cst) == 0) return;
+  // pairs with: Participant::records_given, "a record that is free"
+  records_given_.fetch_add(1, std::memory_order_release);
+  os::wake_all(records_given_);
+}
+
+// Of the processes that had the slot before: their records are taken.
+void Participant::keep_deaths() noexcept {
+  const uint32_t used = std::min(look(slot().records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) {
+    if (look(record(i).state) == RecordState::kFree) continue;
+    taken_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+    deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  }
+}
+
+// Gives the records back whose deaths are healed. True: there were some.
+bool Participant::take_back_deaths() noexcept {
+  bool has_found = false;
+  for (uint32_t w = 0; w < deaths_.size(); ++w) {
+    for (uint64_t left = deaths_[w].load(std::memory_order_relaxed); left != 0; left &= left - 1) {
+      const uint64_t bit = left & (~left + 1);
+      const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
+      uint64_t word = look(record(i).state);
+      // One without bytes is nobody's to change but its slot's owner's.
+      const bool is_healed = word == RecordState::kFree || look(record(i).begin) >= look(record(i).end);
+      if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
+      if (word != RecordState::kFree) (void)exchange(record(i).state, word, uint64_t{RecordState::kFree});
+      give_record(i);
+      has_found = true;
+    }
+  }
+  return has_found;
 }
 
 Participant::Reserved Participant::reserve_for_child(const os::File& file) noexcept {
@@ -355,8 +363,11 @@ void Participant::become_child() noexcept {
   keeper_ = nullptr;
   life_holder_ = engine::this_thread_id();
   for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
+  for (auto& word : deaths_) word.store(0, std::memory_order_relaxed);
+  record_waits_.store(0, std::memory_order_relaxed);
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
+  keep_deaths();
   Life& life = control_.life(index_);
   // By this thread, which is the process' only one and as a rule lives as long as it. Others may have the
   // mutex for a moment, to see that the place is reserved.

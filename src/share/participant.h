@@ -11,6 +11,7 @@
 #include "share/keeper.h"
 #include "share/layout.h"
 #include "share/os.h"
+#include "share/timed_lock.h"
 
 namespace tenon::share {
 
@@ -35,30 +36,6 @@ struct Control {
   }
 };
 
-// Fails with kSystem.
-void make_robust(pthread_mutex_t* mutex);
-
-// Holds a robust mutex. Every store under it leaves what it guards in order, so that what a dead holder
-// leaves needs no repair.
-class RobustLock {
- public:
-  explicit RobustLock(pthread_mutex_t& mutex) noexcept;
-  RobustLock(const RobustLock&) = delete;
-  RobustLock& operator=(const RobustLock&) = delete;
-  ~RobustLock() { pthread_mutex_unlock(&mutex_); }
-
- private:
-  pthread_mutex_t& mutex_;
-};
-
-class BlockLock {
- public:
-  explicit BlockLock(Block& block) noexcept : lock_(block.mutex) {}
-
- private:
-  RobustLock lock_;
-};
-
 // The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
 std::atomic<uint32_t>& life_word(Life& life) noexcept;
 bool is_dead(uint32_t life_word) noexcept;
@@ -73,6 +50,10 @@ struct Identity {
 };
 Identity identity_of(const Slot& slot);
 
+// The handles of a block that this participant has sent keep it no longer: how many there were. Of those that
+// were sent without a number none is dropped while another participant has sent such ones, too.
+uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
+
 // If this participant has died: drops what it held, in all blocks, wakes who waits there, and frees its slot.
 // True: it did, now. Any thread of any process; whoever comes second does nothing. The kernel marks the life
 // of a process when its keeper ends: a thread of it that is inside of a system call just then, one that fills
@@ -81,9 +62,11 @@ bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
 
-// Something was given back: true if somebody may wait for that. Requires the block's lock; wake() after it.
-[[nodiscard]] bool note_change(Block& block) noexcept;
-inline void wake(Block& block) noexcept { os::wake_all(block.turn); }
+// Something was given back: who waits for it looks again.
+inline void note_change(Block& block) noexcept {
+  (void)add(block.turn, 1u);
+  if (!is_empty(block.waiting)) os::wake_all(block.turn);
+}
 
 void ring(Bell& bell) noexcept;
 
@@ -109,7 +92,21 @@ class Participant {
 
   // A free record of this process' own; kNone: none is free.
   uint32_t take_record() noexcept;
+  // The same, for a death that stays in it until others heal it; kNone also where there are many of them.
+  uint32_t take_record_for_death() noexcept;
   void give_record(uint32_t i) noexcept;
+  // A request waits for a free record.
+  void begin_record_wait() noexcept {
+    // pairs with: Participant::give_record, "a thread that waits for a record"
+    record_waits_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  void end_record_wait() noexcept { record_waits_.fetch_sub(1, std::memory_order_relaxed); }
+  // What moves when one is given and somebody waits for it, with its value: a futex.
+  os::Sleep records_given() const noexcept {
+    // pairs with: Participant::give_record, "a record that is free"
+    return {&records_given_, records_given_.load(std::memory_order_acquire)};
+  }
+  bool has_record_waits() const noexcept { return record_waits_.load(std::memory_order_relaxed) != 0; }
   // How many entries and views stand on a record.
   std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
 
@@ -128,6 +125,8 @@ class Participant {
   uint32_t take_any_slot(const os::File& file);
   bool take_slot(uint32_t i, const os::File& file);
   void write_slot(SlotState state) noexcept;
+  void keep_deaths() noexcept;
+  bool take_back_deaths() noexcept;
 
   const Control control_;
   Keeper* keeper_;            // null: in a forked child,
@@ -135,6 +134,10 @@ class Participant {
   uint32_t index_ = kNone;
   uint32_t child_index_ = kNone;
   std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};
+  // Of those that are taken: they hold deaths, or did.
+  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> deaths_{};
+  std::atomic<uint32_t> record_waits_{0};   // threads
+  std::atomic<uint32_t> records_given_{0};  // moves when a record is given and somebody waits: a futex
   std::array<std::atomic<uint32_t>, kRecords> references_{};
 };
 

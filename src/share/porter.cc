@@ -26,6 +26,7 @@ bool Porter::add(ProcessLock& lock, engine::Claim& claim, engine::Entry& entry,
   try {
     const std::scoped_lock locked(lock_);
     waiting_.push_back({&lock, &claim, &entry, attempt});
+    const bool has_record = attempt.record != Participant::kNone;
     if (!is_running_) {
       const BlockedSignals blocked;
       try {
@@ -36,6 +37,7 @@ bool Porter::add(ProcessLock& lock, engine::Claim& claim, engine::Entry& entry,
         return false;
       }
     }
+    if (!has_record) lock.segment().participant().begin_record_wait();
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -53,6 +55,7 @@ bool Porter::cancel(const engine::Entry& entry) noexcept {
     found = *at;
     waiting_.erase(at);
   }
+  if (found.attempt.record == Participant::kNone) found.lock->segment().participant().end_record_wait();
   found.lock->withdraw(found.attempt);
   return true;
 }
@@ -76,12 +79,30 @@ void Porter::run() noexcept {
   }
 }
 
+// Enters a request for which there was no record. False: there is none yet; those that came first have it
+// first.
+bool Porter::begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept {
+  Participant& participant = waiting.lock->segment().participant();
+  const os::Sleep given = participant.records_given();
+  if (waiting.lock->begin(*waiting.claim, *waiting.entry, &waiting.attempt)) {
+    participant.end_record_wait();
+    return true;
+  }
+  const auto is_same = [&](const os::Sleep& word) { return word.word == given.word; };
+  if (words->size() < os::kMostWords && std::ranges::none_of(*words, is_same)) words->push_back(given);
+  return false;
+}
+
 // Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
 bool Porter::look_at_all(std::vector<os::Sleep>* words) noexcept {
   ProcessLock::Obstruction obstruction;
   for (size_t i = 0;;) {
     std::unique_lock locked(lock_);
     if (i >= waiting_.size()) return waiting_.empty();
+    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i], words)) {
+      ++i;
+      continue;
+    }
     const Waiting waiting = waiting_[i];
     uint32_t dead_pid = 0;
     if (waiting.lock->try_grant(waiting.attempt, &obstruction, &dead_pid) == ProcessLock::Look::kBlocked) {

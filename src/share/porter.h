@@ -28,6 +28,8 @@ class Porter {
            const ProcessLock::Attempt& attempt) noexcept;
   // Takes it back. False: it has arrived, or does so now.
   bool cancel(const engine::Entry& entry) noexcept;
+  // It looks at all attempts again.
+  void call() noexcept;
 
  private:
   struct Waiting {
@@ -38,10 +40,9 @@ class Porter {
   };
 
   void run() noexcept;
+  bool begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept;
   bool look_at_all(std::vector<os::Sleep>* words) noexcept;
   void arrive(const Waiting& waiting, uint32_t dead_pid) noexcept;
-  void call() noexcept;
-
   std::mutex lock_;
   std::vector<Waiting> waiting_;  // guarded by lock_
   bool is_running_ = false;       // guarded by lock_

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/one_per_process.h"
 #include "engine/wait.h"
 #include "share/hooked_sleep.h"
 #include "share/porter.h"
@@ -24,9 +26,60 @@ constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
 
-bool overlap(const Record& a, const Record& b) noexcept {
-  return a.begin.load(std::memory_order_relaxed) < b.end.load(std::memory_order_relaxed) &&
-         b.begin.load(std::memory_order_relaxed) < a.end.load(std::memory_order_relaxed);
+// Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
+// it waits for others that wait for these, only as many begin as all their records are there for.
+class Shares {
+ public:
+  static Shares& instance() { return one_per_process<Shares>(); }
+
+  // Of all records of an op, once. False: it is to be tried again after a call of the porter.
+  bool take(engine::Claim& claim) noexcept {
+    if (claim.gate_share != 0) return true;
+    const uint32_t wanted = std::min(count_memories(claim), kAll);
+    for (const bool is_announced : {false, true}) {
+      // pairs with: Shares::give, "shares that are free"
+      uint32_t free = free_.load(std::memory_order_seq_cst);
+      while (free >= wanted) {
+        // pairs with: Shares::give, "shares that are free"
+        if (!free_.compare_exchange_weak(free, free - wanted, std::memory_order_seq_cst)) continue;
+        claim.gate_share = wanted;
+        return true;
+      }
+      // pairs with: Shares::give, "an op that waits for shares"
+      if (!is_announced) is_awaited_.store(true, std::memory_order_seq_cst);
+    }
+    return false;
+  }
+  void give(engine::Claim& claim) noexcept {
+    // pairs with: Shares::take, "shares that are free"
+    free_.fetch_add(std::exchange(claim.gate_share, 0), std::memory_order_seq_cst);
+    // pairs with: Shares::take, "an op that waits for shares"
+    if (is_awaited_.exchange(false, std::memory_order_seq_cst)) Porter::instance().call();
+  }
+
+ private:
+  static constexpr uint32_t kAll = kRecords * 3 / 5;  // the rest is for leases and calls, and for deaths
+
+  static uint32_t count_memories(const engine::Claim& claim) noexcept {
+    uint32_t n = 0;
+    for (size_t i = 0; i < claim.entries.size(); ++i) {
+      const engine::Queue* const queue = claim.entries[i].queue;
+      const auto before = claim.entries.first(i);
+      const auto is_same = [queue](const engine::Entry& e) { return e.queue == queue; };
+      n += queue->gate() != nullptr && std::ranges::none_of(before, is_same) ? 1 : 0;
+    }
+    return std::max(n, 1u);
+  }
+
+  std::atomic<uint32_t> free_{kAll};
+  std::atomic<bool> is_awaited_{false};
+};
+
+// A number for a record and its last ticket.
+uint64_t mix(uint64_t record, uint64_t ticket) noexcept {
+  uint64_t x = (record + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
+  x ^= x >> 29;
+  return x * 0xBF58476D1CE4E5B9 | 1;
 }
 
 void refuse(Refusal* refusal, Refusal::Reason reason) noexcept { refusal->reason = reason; }
@@ -37,7 +90,7 @@ Record& ProcessLock::record(const Attempt& attempt) const noexcept {
   return segment_.participant().record(attempt.record);
 }
 
-ProcessLock::Bytes ProcessLock::bytes_of(const engine::Extent& extent) const noexcept {
+Span ProcessLock::bytes_of(const engine::Extent& extent) const noexcept {
   const Block& b = block();
   const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
   const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
@@ -47,35 +100,74 @@ ProcessLock::Bytes ProcessLock::bytes_of(const engine::Extent& extent) const noe
   return {offset(extent.begin), offset(extent.end)};
 }
 
-// Enters the request: it waits from now on.
-bool ProcessLock::begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
-                        Refusal* refusal) noexcept {
-  Participant& self = segment_.participant();
-  if (self.index() != Participant::kNone) attempt->record = self.take_record();
-  if (attempt->record == Participant::kNone) {
-    refuse(refusal, Refusal::Reason::kTooMany);
-    return false;
-  }
-  attempt->ignores_death = claim.ignores_dead_owner;
+ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const engine::Claim& claim,
+                                           const engine::Entry& entry) noexcept {
   const engine::Asked asked = engine::asked_of(claim, entry);
-  attempt->overwrites = asked.overwrites;
-  Block& b = block();
-  Record& r = record(*attempt);
-  const Bytes bytes = bytes_of(asked.extent);
-  store(r.begin, bytes.begin);
-  store(r.end, bytes.end);
-  store(r.since_ns, engine::coarse_now_ms() * 1'000'000);  // for messages
+  Wanted wanted;
+  wanted.bytes = lock.bytes_of(asked.extent);
+  wanted.is_write = asked.mode == Mode::kWrite;
+  wanted.ignores_death = claim.ignores_dead_owner || asked.overwrites;
   const bool has_owner =
       claim.kind != engine::Kind::kOp && !claim.is_detached.load(std::memory_order_relaxed);
-  store(r.thread, has_owner ? claim.owner.thread : 0u);
-  store(r.task, has_owner ? static_cast<uint32_t>(claim.owner.task) : 0u);
-  const BlockLock lock(b);
-  const uint64_t ticket = b.next_ticket.load(std::memory_order_relaxed);
-  store(b.next_ticket, ticket + 1);
-  store(r.ticket, ticket);
-  set_bit(b.present, self.index());
-  set_bit(b.waiting, self.index());
-  publish(r.state, RecordState::make(index_, Kind::kWaiting, asked.mode == Mode::kWrite));
+  if (has_owner) wanted.owner = claim.owner;
+  return wanted;
+}
+
+// Waits for a record, where this process has none left.
+bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept {
+  Participant& self = segment_.participant();
+  refuse(refusal, Refusal::Reason::kTooMany);
+  if (self.index() == Participant::kNone) return false;
+  attempt->record = self.take_record();
+  if (attempt->record != Participant::kNone || deadline.has_passed()) {
+    return attempt->record != Participant::kNone;
+  }
+  HookedSleep sleep;
+  self.begin_record_wait();
+  while (true) {
+    const os::Sleep given = self.records_given();
+    attempt->record = self.take_record();
+    if (attempt->record != Participant::kNone) break;
+    const int64_t left = deadline.left_ns();
+    if (left <= 0) break;
+    if (sleep.is_interrupted()) {
+      refuse(refusal, Refusal::Reason::kInterrupted);
+      break;
+    }
+    os::sleep_on(&given, 1, std::min(kSliceNs, left));
+    sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
+  }
+  self.end_record_wait();
+  return attempt->record != Participant::kNone;
+}
+
+// Requires that it has a record. It waits from now on.
+void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept {
+  const uint32_t self = segment_.participant().index();
+  attempt->ignores_death = wanted.ignores_death;
+  Block& b = block();
+  Record& r = record(*attempt);
+  // Whoever sees the bytes of this request in the place of those of an earlier one, sees that as ended.
+  publish(r.begin, wanted.bytes.begin);
+  publish(r.end, wanted.bytes.end);
+  store(r.since_ns, engine::coarse_now_ms() * 1'000'000);  // for messages
+  store(r.thread, wanted.owner.thread);
+  store(r.task, static_cast<uint32_t>(wanted.owner.task));
+  set_bit(b.present, self);
+  const uint32_t seen = observe(b.arrivals_seen);
+  announce(r.state, RecordState::make(index_, Kind::kArriving, wanted.is_write));
+  set_bit(b.waiting, self);
+  publish(r.ticket, add(b.next_ticket, uint64_t{1}));
+  announce(r.state, RecordState::make(index_, Kind::kWaiting, wanted.is_write));
+  // Others wait for it that came first, perhaps, and do not know that yet.
+  if (observe(b.arrivals_seen) != seen) note_change(b);
+}
+
+bool ProcessLock::begin(engine::Claim& claim, const engine::Entry& entry, Attempt* attempt) noexcept {
+  if (claim.kind == engine::Kind::kOp && !Shares::instance().take(claim)) return false;
+  attempt->record = segment_.participant().take_record();
+  if (attempt->record == Participant::kNone) return false;
+  write_request(wanted_of(*this, claim, entry), attempt);
   return true;
 }
 
@@ -85,102 +177,86 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   const Control& control = segment_.control();
   Block& b = block();
   Record& own = record(attempt);
-  const uint64_t state = own.state.load(std::memory_order_relaxed);
-  const bool is_write = RecordState::is_write(state);
+  const bool is_write = RecordState::is_write(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
-  obstruction->count = 0;
-  bool has_obstacle = false, is_obstacle_granted = false;
-  const BlockLock lock(b);
-  visit_bits(b.present, [&](uint32_t p) {
-    if (p == self.index() || !control.has_slot(p)) return;
-    const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
-    bool is_in_way = false;
-    for (uint32_t i = 0; i < used; ++i) {
-      const Record& other = slot.records[i];
-      const uint64_t word = look(other.state);
-      const Kind kind = RecordState::kind(word);
-      if (kind == Kind::kFree || RecordState::block(word) != index_) continue;
-      if (!is_write && !RecordState::is_write(word)) continue;
-      const bool is_granted = kind == Kind::kGranted;
-      if (!is_granted && other.ticket.load(std::memory_order_relaxed) > ticket) continue;
-      if (!overlap(own, other)) continue;
-      is_in_way = true;
-      if (has_obstacle && (is_obstacle_granted || !is_granted)) continue;
-      has_obstacle = true;
-      is_obstacle_granted = is_granted;
-      describe(slot, other, &obstruction->obstacle);
-    }
-    if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
-    obstruction->participants[obstruction->count] = p;
-    std::atomic<uint32_t>& life = life_word(control.life(p));
-    obstruction->words[++obstruction->count] = {&life, note_sleeper(life)};
-  });
-  if (obstruction->count != 0) {
-    obstruction->words[0] = {&b.turn, b.turn.load(std::memory_order_relaxed)};
-    return Look::kBlocked;
+  const Span bytes = span_of(own);
+  uint32_t died = 0, death_moves = 0;
+  uint64_t arrivals = 0, told = 0;  // sums over those that arrive
+  while (true) {
+    told = std::exchange(arrivals, 0);
+    // Before the records: what ends after it was looked at, moves the turn.
+    obstruction->words[0] = {&b.turn, observe(b.turn)};
+    obstruction->count = 0;
+    death_moves = observe(b.death_moves);
+    died = 0;
+    bool has_obstacle = false, is_obstacle_granted = false;
+    visit_bits(b.present, [&](uint32_t p) {
+      if (!control.has_slot(p)) return;
+      const Slot& slot = control.slot(p);
+      const uint32_t used = std::min(look(slot.records_used), kRecords);
+      bool is_in_way = false;
+      for (uint32_t i = 0; i < used; ++i) {
+        const Record& other = slot.records[i];
+        const uint64_t word = observe(other.state);
+        const Kind kind = RecordState::kind(word);
+        if (kind == Kind::kFree || RecordState::block(word) != index_) continue;
+        if (kind == Kind::kDied) {
+          if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
+          continue;
+        }
+        if (p == self.index() || (!is_write && !RecordState::is_write(word))) continue;
+        const bool is_granted = kind == Kind::kGranted;
+        if (kind == Kind::kWaiting && look(other.ticket) > ticket) continue;
+        if (!span_of(other).overlaps(bytes)) continue;
+        is_in_way = true;
+        if (kind == Kind::kArriving) arrivals += mix(uint64_t{p} << 8 | i, look(other.ticket));
+        if (has_obstacle && (is_obstacle_granted || !is_granted)) continue;
+        has_obstacle = true;
+        is_obstacle_granted = is_granted;
+        describe(slot, other, &obstruction->obstacle);
+      }
+      if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
+      obstruction->participants[obstruction->count] = p;
+      std::atomic<uint32_t>& life = life_word(control.life(p));
+      obstruction->words[++obstruction->count] = {&life, note_sleeper(life)};
+    });
+    // They move the turn when they have their tickets, or have them by now.
+    const bool has_news = arrivals != 0 && arrivals != told;
+    if (has_news) (void)add(b.arrivals_seen, 1u);
+    if (!has_news && (obstruction->count != 0 || observe(b.death_moves) == death_moves)) break;
   }
-  if (const uint32_t died = death_of_interest(b, attempt, own)) {
+  if (obstruction->count != 0) return Look::kBlocked;
+  if (died != 0 && !attempt.ignores_death) {
     *pid = died;
-    end_wait(b, attempt.record, uint64_t{Kind::kFree});
-    clear_deaths(b, attempt, own);
-    if (note_change(b)) wake(b);
-    self.give_record(attempt.record);
+    withdraw(attempt);
     return Look::kDied;
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
-  end_wait(b, attempt.record, RecordState::make(index_, Kind::kGranted, is_write));
-  // Only now, when its own death would be noted.
-  if (attempt.overwrites) clear_deaths(b, attempt, own);
+  end_wait(attempt.record, RecordState::make(index_, Kind::kGranted, is_write));
   return Look::kGranted;
 }
 
-// The record waits no more. Requires the block's lock.
-void ProcessLock::end_wait(Block& block, uint32_t ended, uint64_t state) noexcept {
+// The record waits no more.
+void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
+  Block& b = block();
+  const auto has_waiting = [&] {
+    const uint32_t used = std::min(look(self.slot().records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const uint64_t word = observe(self.record(i).state);
+      const bool is_waiting =
+          RecordState::kind(word) == Kind::kArriving || RecordState::kind(word) == Kind::kWaiting;
+      if (is_waiting && RecordState::block(word) == index_) return true;
+    }
+    return false;
+  };
   publish(self.record(ended).state, state);
-  const uint32_t used = std::min(look(self.slot().records_used), kRecords);
-  for (uint32_t i = 0; i < used; ++i) {
-    const uint64_t word = look(self.record(i).state);
-    if (RecordState::kind(word) == Kind::kWaiting && RecordState::block(word) == index_) return;
-  }
-  clear_bit(block.waiting, self.index());
-}
-
-// Calls visit with the deaths over bytes of this request that concern it. Who overwrites all that a dead
-// process was writing, heals that, and needs not know.
-template <class Visit>
-void ProcessLock::visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit) {
-  const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
-  const uint64_t own_end = own.end.load(std::memory_order_relaxed);
-  for (Death& death : block.deaths) {
-    const uint64_t begin = death.begin.load(std::memory_order_relaxed);
-    const uint64_t end = death.end.load(std::memory_order_relaxed);
-    if (death.pid.load(std::memory_order_relaxed) == 0 || own_begin >= end || begin >= own_end) continue;
-    const bool covers = own_begin <= begin && end <= own_end;
-    if (attempt.overwrites ? covers : !attempt.ignores_death) visit(death, covers);
-  }
-}
-
-// The process of whose death it is to be told; 0: of none. Requires the block's lock.
-uint32_t ProcessLock::death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept {
-  uint32_t pid = 0;
-  if (attempt.overwrites) return pid;
-  visit_deaths(block, attempt, own,
-               [&](const Death& death, bool) { pid = death.pid.load(std::memory_order_relaxed); });
-  return pid;
-}
-
-// They are told, or healed. Requires the block's lock.
-void ProcessLock::clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept {
-  const uint64_t own_begin = own.begin.load(std::memory_order_relaxed);
-  const uint64_t own_end = own.end.load(std::memory_order_relaxed);
-  visit_deaths(block, attempt, own, [&](Death& death, bool covers) {
-    // Of several deaths in one note those elsewhere are to be told to others: twice rather than never.
-    if (death.is_joined.load(std::memory_order_relaxed) == 0 || covers) return store(death.pid, 0u);
-    if (own_begin <= death.begin.load(std::memory_order_relaxed)) store(death.begin, own_end);
-    if (own_end >= death.end.load(std::memory_order_relaxed)) store(death.end, own_begin);
-  });
+  if (has_waiting()) return;
+  clear_bit(b.waiting, self.index());
+  // Another thread may have begun to wait, and may sleep unannounced.
+  if (!has_waiting()) return;
+  set_bit(b.waiting, self.index());
+  os::wake_all(b.turn);
 }
 
 bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
@@ -194,14 +270,13 @@ bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
 }
 
 void ProcessLock::free_record(uint32_t record) noexcept {
-  Block& b = block();
-  bool has_waiters = false;
-  {
-    const BlockLock lock(b);
-    end_wait(b, record, uint64_t{Kind::kFree});
-    has_waiters = note_change(b);
+  const uint64_t state = segment_.participant().record(record).state.load(std::memory_order_relaxed);
+  if (RecordState::kind(state) == Kind::kGranted) {
+    publish(segment_.participant().record(record).state, uint64_t{Kind::kFree});
+  } else {
+    end_wait(record, uint64_t{Kind::kFree});
   }
-  if (has_waiters) wake(b);
+  note_change(block());
   segment_.participant().give_record(record);
   if (bell_ != nullptr) ring(*bell_);
 }
@@ -219,13 +294,27 @@ bool ProcessLock::is_idle() noexcept {
     const uint32_t used = std::min(look(slot.records_used), kRecords);
     for (uint32_t i = 0; i < used; ++i) {
       const uint64_t word = look(slot.records[i].state);
-      is_idle &= RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_;
+      is_idle &= !RecordState::is_lease(word) || RecordState::block(word) != index_;
     }
   });
   return is_idle;
 }
 
-void ProcessLock::withdraw(const Attempt& attempt) noexcept { free_record(attempt.record); }
+void ProcessLock::withdraw(const Attempt& attempt) noexcept {
+  if (attempt.record != Participant::kNone) free_record(attempt.record);
+}
+
+// Whose number it is, is known in its own PID namespace alone.
+bool ProcessLock::is_stopped(uint32_t pid) const noexcept {
+  const Control& control = segment_.control();
+  bool is_in_sight = false;
+  visit_bits(block().present, [&](uint32_t p) {
+    const Slot& slot = control.slot(p);
+    is_in_sight |= control.has_slot(p) && slot.pid.load(std::memory_order_relaxed) == pid &&
+                   slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace();
+  });
+  return is_in_sight && os::is_stopped(pid);
+}
 
 void ProcessLock::describe_death(uint32_t pid, Refusal* refusal) noexcept {
   refusal->reason = Refusal::Reason::kOwnerDied;
@@ -243,11 +332,19 @@ bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
 bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const Deadline& deadline,
                         Refusal* refusal) noexcept {
   Attempt attempt;
-  if (!begin(claim, entry, &attempt, refusal)) return false;
+  if (!enter(wanted_of(*this, claim, entry), &attempt, deadline, refusal)) return false;
+  entry.pass = attempt.record + 1;
+  return true;
+}
+
+bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Deadline& deadline,
+                        Refusal* refusal) noexcept {
+  if (!take_record(wanted_attempt, deadline, refusal)) return false;
+  write_request(wanted, wanted_attempt);
+  const Attempt& attempt = *wanted_attempt;
   Obstruction obstruction;
   uint32_t pid = 0;
   const auto is_done = [&](Look seen) {
-    if (seen == Look::kGranted) entry.pass = attempt.record + 1;
     if (seen == Look::kDied) describe_death(pid, refusal);
     return seen != Look::kBlocked;
   };
@@ -275,6 +372,7 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
         }
       }
       if (left <= 0) {
+        refusal->obstacle.is_stopped = is_stopped(refusal->obstacle.thread);
         refuse(refusal, Refusal::Reason::kTimeout);
         break;
       }
@@ -288,7 +386,10 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
       refuse(refusal, Refusal::Reason::kInterrupted);
       break;
     }
-    sleep.report([&] { return concat("behind ", text_of(obstruction.obstacle)); });
+    sleep.report([&] {
+      obstruction.obstacle.is_stopped = is_stopped(obstruction.obstacle.thread);
+      return concat("behind ", text_of(obstruction.obstacle));
+    });
   }
   withdraw(attempt);
   return false;
@@ -296,7 +397,14 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
 
 Appended ProcessLock::request(engine::Claim& claim, engine::Entry& entry, Refusal* refusal) noexcept {
   Attempt attempt;
-  if (!begin(claim, entry, &attempt, refusal)) return Appended::kRefused;
+  Participant& self = segment_.participant();
+  const bool has_place = self.index() != Participant::kNone;
+  if (!has_place || self.has_record_waits() || !begin(claim, entry, &attempt)) {
+    // Behind those that wait for a record already.
+    if (has_place && Porter::instance().add(*this, claim, entry, {})) return Appended::kWaiting;
+    refuse(refusal, Refusal::Reason::kTooMany);
+    return Appended::kRefused;
+  }
   Obstruction obstruction;
   uint32_t pid = 0;
   while (true) {
@@ -333,6 +441,29 @@ void ProcessLock::leave(engine::Pass pass, bool has_written) noexcept {
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
+void ProcessLock::dismiss(engine::Claim& claim) noexcept { Shares::instance().give(claim); }
+
+void ProcessLock::heal(const engine::Extent& extent) noexcept {
+  if (segment_.participant().index() == Participant::kNone) return;
+  share::heal(segment_.control(), segment_.participant(), index_, bytes_of(extent));
+}
+
+bool ProcessLock::clear_deaths(const engine::Extent& extent, const Deadline& deadline,
+                               Refusal* refusal) noexcept {
+  const Wanted wanted{bytes_of(extent), true, true, engine::current_actor()};
+  bool has_any = false;
+  visit_records(segment_.control(), index_, [&](const Record& record, uint64_t word) {
+    const bool may_die = RecordState::kind(word) == Kind::kDied || RecordState::is_write(word);
+    has_any |= may_die && span_of(record).overlaps(wanted.bytes);
+  });
+  if (!has_any) return true;
+  Attempt attempt;
+  if (!enter(wanted, &attempt, deadline, refusal)) return false;
+  share::heal(segment_.control(), segment_.participant(), index_, wanted.bytes);
+  free_record(attempt.record);
+  return true;
+}
+
 void ProcessLock::disown(engine::Pass pass) noexcept {
   store(segment_.participant().record(pass - 1).thread, 0u);
 }
@@ -342,8 +473,7 @@ void ProcessLock::visit_others(const engine::Extent& extent,
                                void* context) noexcept {
   const Control& control = segment_.control();
   const uint32_t self = segment_.participant().index();
-  const Bytes bytes = bytes_of(extent);
-  const BlockLock lock(block());
+  const Span bytes = bytes_of(extent);
   visit_bits(block().present, [&](uint32_t p) {
     if (p == self || !control.has_slot(p) || is_dead(look(life_word(control.life(p))))) return;
     const Slot& slot = control.slot(p);
@@ -351,9 +481,8 @@ void ProcessLock::visit_others(const engine::Extent& extent,
     for (uint32_t i = 0; i < used; ++i) {
       const Record& other = slot.records[i];
       const uint64_t word = look(other.state);
-      if (RecordState::kind(word) == Kind::kFree || RecordState::block(word) != index_) continue;
-      if (other.begin.load(std::memory_order_relaxed) >= bytes.end) continue;
-      if (other.end.load(std::memory_order_relaxed) <= bytes.begin) continue;
+      if (!RecordState::is_lease(word) || RecordState::block(word) != index_) continue;
+      if (!span_of(other).overlaps(bytes)) continue;
       Obstacle obstacle;
       describe(slot, other, &obstacle);
       visit(obstacle, context);

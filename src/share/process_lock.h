@@ -2,14 +2,19 @@
 //
 // The lock of a shared storage, by which processes take turns: reads together, a write alone, in the order in
 // which they came; accesses to different bytes do not conflict. Each process writes what it holds and awaits
-// into its own slot. A request is granted by who makes it, as soon as no earlier one of another process is in
-// its way; so nobody depends on a process that may be dead. What a dead process held is dropped by whoever
-// finds it dead.
+// into its own slot. The process that makes a request grants it, as soon as no earlier one of another process
+// is in its way. What a dead process held is dropped by the one that finds it dead. There is no mutex: a
+// process that stops at any point is in the way of requests for the same bytes alone, which name it when
+// their time is over.
+//
+// A request announces itself, takes a ticket, and is then seen with it. A ticket is announced before it is
+// taken, so of two requests that conflict the later one sees the earlier one, and waits for it.
 #pragma once
 
 #include <atomic>
 
 #include "engine/gate.h"
+#include "share/deaths.h"
 #include "share/segment.h"
 
 namespace tenon::share {
@@ -34,6 +39,10 @@ class ProcessLock final : public engine::Gate {
                     void* context) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
+  void dismiss(engine::Claim& claim) noexcept override;
+  void heal(const engine::Extent& extent) noexcept override;
+  bool clear_deaths(const engine::Extent& extent, const Deadline& deadline,
+                    engine::Refusal* refusal) noexcept override;
 
   // What is rung whenever nothing of this process holds the block any more: a channel's.
   void set_bell(Bell* bell) noexcept { bell_ = bell; }
@@ -46,8 +55,7 @@ class ProcessLock final : public engine::Gate {
   // A request that has been entered into this process' slot.
   struct Attempt {
     uint32_t record = Participant::kNone;
-    bool ignores_death = false;
-    bool overwrites = false;
+    bool ignores_death = false;  // or overwrites all bytes
   };
   enum class Look { kGranted, kBlocked, kDied };
   // Who is in the way of a blocked request, and the words on which it sleeps.
@@ -60,6 +68,9 @@ class ProcessLock final : public engine::Gate {
     size_t word_count() const noexcept { return count + 1; }
   };
 
+  // Enters a request that does not wait. False: there is no record for it, or too many ops have requests
+  // already; then it is to be tried again when a record has been given, and after a call of the porter.
+  bool begin(engine::Claim& claim, const engine::Entry& entry, Attempt* attempt) noexcept;
   // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
   Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
   // Takes a request back.
@@ -70,22 +81,24 @@ class ProcessLock final : public engine::Gate {
   static void describe_death(uint32_t pid, engine::Refusal* refusal) noexcept;
 
  private:
-  bool begin(const engine::Claim& claim, const engine::Entry& entry, Attempt* attempt,
-             engine::Refusal* refusal) noexcept;
-  // Counted from the begin of the block.
-  struct Bytes {
-    uint64_t begin;
-    uint64_t end;
+  struct Wanted {
+    Span bytes;  // of the block
+    bool is_write = false;
+    bool ignores_death = false;
+    engine::Actor owner;
   };
-  Bytes bytes_of(const engine::Extent& extent) const noexcept;
+  static Wanted wanted_of(const ProcessLock& lock, const engine::Claim& claim,
+                          const engine::Entry& entry) noexcept;
+  Span bytes_of(const engine::Extent& extent) const noexcept;
   Record& record(const Attempt& attempt) const noexcept;
+  bool take_record(Attempt* attempt, const Deadline& deadline, engine::Refusal* refusal) noexcept;
+  void write_request(const Wanted& wanted, Attempt* attempt) noexcept;
+  bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline,
+             engine::Refusal* refusal) noexcept;
   void free_record(uint32_t record) noexcept;
-  void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;
-  template <class Visit>
-  static void visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit);
-  static uint32_t death_of_interest(Block& block, const Attempt& attempt, const Record& own) noexcept;
-  static void clear_deaths(Block& block, const Attempt& attempt, const Record& own) noexcept;
+  void end_wait(uint32_t ended, uint64_t state) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
+  bool is_stopped(uint32_t pid) const noexcept;
 
   Segment& segment_;
   const uint32_t index_;

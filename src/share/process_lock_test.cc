@@ -70,6 +70,11 @@ class Lock : public testing::Test {
     return turn.reason();
   }
 
+  void overwrite(StandIn& s, size_t begin, size_t end) {
+    Turn turn(in(s), kWrite, begin, end);
+    ASSERT_TRUE(turn.overwriting().acquire());
+  }
+
   StandIn a_{4};
   StandIn b_{a_};
   StandIn c_{a_};
@@ -192,17 +197,39 @@ TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
   EXPECT_EQ(first_told, 0);
 }
 
-TEST_F(Lock, ThereIsAnEndToTheLeasesOfAProcess) {
+TEST_F(Lock, WithoutARecordALeaseWaitsAndARequestIsToldLater) {
   std::vector<std::unique_ptr<Turn>> turns;
   for (uint32_t i = 0; i < kRecords; ++i) {
     turns.push_back(std::make_unique<Turn>(in(a_), kRead));
     ASSERT_TRUE(turns.back()->acquire());
     turns.back()->detach();  // else the next one would be a part of it
   }
-  Turn more(in(a_), kRead);
-  EXPECT_FALSE(more.acquire(0));
-  EXPECT_EQ(more.reason(), Reason::kTooMany);
+  Turn none(in(a_), kRead);
+  EXPECT_FALSE(none.acquire(0));
+  EXPECT_EQ(none.reason(), Reason::kTooMany);
+  Turn late(in(a_), kRead);
+  EXPECT_FALSE(late.acquire(20'000'000));
+  EXPECT_EQ(late.reason(), Reason::kTooMany);
   EXPECT_FALSE(is_granted_now(b_, kWrite));
+
+  Turn more(in(a_), kRead);
+  std::thread thread([&] { EXPECT_TRUE(more.acquire()); });
+  EXPECT_TRUE(comes_true([&] { return a_.segment().participant().has_record_waits(); }));
+  turns.pop_back();
+  thread.join();
+  engine::Request request, second;
+  std::atomic<int> told{0}, second_told{0};
+  Turn asked(in(a_), kRead), withdrawn(in(a_), kRead);
+  ASSERT_EQ(asked.request(&request, &told), Appended::kWaiting);
+  ASSERT_EQ(withdrawn.request(&second, &second_told), Appended::kWaiting);
+  EXPECT_TRUE(withdrawn.cancel());
+  engine::WaitGraph::instance().leave(&second.waiter);
+  turns.pop_back();
+  ASSERT_TRUE(comes_true([&] { return told == 1; }));
+  asked.arrived(request);
+  EXPECT_TRUE(asked.is_held());
+  asked.release();
+  more.release();
   turns.clear();
   EXPECT_TRUE(is_granted_now(b_, kWrite));
 }
@@ -258,7 +285,7 @@ TEST_F(Lock, OneOfThreeInACircleIsToldAndAWaitWithoutACircleIsNot) {
 
 // ---------------------------------------------------------------------------------------------------- deaths
 
-TEST_F(Lock, WhoComesNextIsToldOnceOfAWriterThatDied) {
+TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
   Turn& writer = c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32));
   ASSERT_TRUE(writer.acquire());
   const uint64_t before = version();
@@ -268,50 +295,134 @@ TEST_F(Lock, WhoComesNextIsToldOnceOfAWriterThatDied) {
     Turn ignoring(in(a_), kRead);
     EXPECT_TRUE(ignoring.ignoring().acquire());
   }
-  Turn first(in(b_), kRead);
-  ASSERT_FALSE(first.acquire());
-  EXPECT_EQ(first.reason(), Reason::kOwnerDied);
-  EXPECT_EQ(first.refusal.obstacle.thread, static_cast<uint32_t>(getpid()));
+  for (StandIn* const reader : {&b_, &a_, &b_}) {
+    Turn turn(in(*reader), kRead, 31, 32);
+    ASSERT_FALSE(turn.acquire());
+    EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
+    EXPECT_EQ(turn.refusal.obstacle.thread, static_cast<uint32_t>(getpid()));
+  }
+  EXPECT_NE(version(), before);
+  overwrite(b_, 16, 32);
   EXPECT_EQ(told(a_), std::nullopt);
   EXPECT_EQ(told(b_), std::nullopt);
-  EXPECT_NE(version(), before);
 }
 
-TEST_F(Lock, NobodyIsToldWhenAllIsWrittenAnew) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32)).acquire());
+TEST_F(Lock, AnOverwriteThatFailedHealsNothing) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
   c_.die();
   {
-    Turn part(in(a_), kWrite, 0, 20);
-    EXPECT_TRUE(part.overwriting().acquire());
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.overwriting().acquire());
+    turn.has_failed = true;
   }
+  EXPECT_EQ(told(b_), Reason::kOwnerDied);
   {
-    Turn all(in(b_), kWrite, 16, 40);
-    EXPECT_TRUE(all.overwriting().acquire());
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.ignoring().acquire()) << "and one that overwrites nothing, neither";
   }
-  EXPECT_EQ(told(a_), std::nullopt);
+  EXPECT_EQ(told(b_), Reason::kOwnerDied);
 }
 
-TEST_F(Lock, APartThatWasWrittenAnewHealsNothing) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32)).acquire());
+TEST_F(Lock, ADeathIsToldOfTheBytesThatWereNotWrittenAnew) {
+  const auto expect_told = [&](std::vector<std::pair<size_t, size_t>> dead) {
+    for (size_t i = 0; i < kNbytes; ++i) {
+      const bool is_dead = std::ranges::any_of(dead, [&](auto d) { return d.first <= i && i < d.second; });
+      EXPECT_EQ(told(a_, i, i + 1), is_dead ? std::optional(Reason::kOwnerDied) : std::nullopt)
+          << "byte " << i;
+    }
+  };
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 48)).acquire());
   c_.die();
-  {
-    Turn part(in(a_), kWrite, 0, 20);
-    EXPECT_TRUE(part.overwriting().acquire());
-  }
-  EXPECT_EQ(told(a_), Reason::kOwnerDied);
-}
-
-TEST_F(Lock, EachDeathIsToldOnceToWhoeverTakesItsBytes) {
-  StandIn d{a_};
+  expect_told({{16, 48}});
+  overwrite(a_, 0, 20);
+  expect_told({{20, 48}});
+  overwrite(b_, 40, 64);
+  expect_told({{20, 40}});
+  overwrite(a_, 30, 34);
+  expect_told({{20, 30}, {34, 40}});
+  overwrite(b_, 22, 24);
+  overwrite(b_, 36, 38);
+  expect_told({{20, 22}, {24, 30}, {34, 36}, {38, 40}});
+  a_.die();  // what it has split stays in its slot
+  reap_all(b_.segment().control());
+  StandIn d{b_};
   ASSERT_TRUE(d.use(block_));
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 8)).acquire());
-  ASSERT_TRUE(d.keep(std::make_unique<Turn>(in(d), kWrite, 56, 64)).acquire());
-  c_.die();
-  d.die();
+  EXPECT_EQ(told(d, 24, 30), Reason::kOwnerDied);
+  overwrite(d, 20, 40);
+  EXPECT_EQ(told(d), std::nullopt);
+}
+
+TEST_F(Lock, DeathsAreNeverForgottenHoweverManyThereAre) {
+  constexpr size_t kEach =
+      6;  // leases of each process that dies: more than it may leave as deaths of their own
+  static_assert(kEach > kDeaths);
+  for (size_t first = 0; first < 2; ++first) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block_));
+    for (size_t i = 0; i < kEach; ++i) {
+      const size_t at = first + 4 * i;
+      Turn& turn = d.keep(std::make_unique<Turn>(in(d), kWrite, at, at + 1));
+      ASSERT_TRUE(turn.ignoring().acquire());
+      turn.detach();
+    }
+    d.die();
+  }
   reap_all(a_.segment().control());
-  EXPECT_EQ(told(a_, 60, 61), Reason::kOwnerDied);
-  EXPECT_EQ(told(a_, 60, 61), std::nullopt);
+  EXPECT_LE(count_records(a_.segment(), block_, RecordState::kDied), 2 * kDeaths);
+  for (size_t at = 0; at < 4 * kEach; ++at) {
+    if (at % 4 >= 2) continue;
+    EXPECT_EQ(told(b_, at, at + 1), Reason::kOwnerDied) << at;
+  }
+  EXPECT_EQ(told(b_, 4 * kEach, kNbytes), std::nullopt);
+  overwrite(b_, 0, kNbytes);
+  EXPECT_EQ(told(b_), std::nullopt);
+  EXPECT_EQ(count_records(a_.segment(), block_, RecordState::kDied), 0U);
+}
+
+TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirRecords) {
+  for (size_t i = 0; i < 2 * size_t{kRecords}; ++i) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block_));
+    ASSERT_TRUE(
+        d.keep(std::make_unique<Turn>(in(d), kWrite, i % kNbytes, i % kNbytes + 1)).ignoring().acquire());
+    d.die();
+    reap_all(a_.segment().control());
+  }
+  EXPECT_LE(count_records(a_.segment(), block_, RecordState::kDied), kNbytes) << "the same bytes once";
   EXPECT_EQ(told(a_), Reason::kOwnerDied);
+}
+
+TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 32)).acquire());
+  c_.die();
+  engine::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16});
+  EXPECT_EQ(told(b_, 0, 16), std::nullopt);
+  EXPECT_EQ(told(b_, 16, 32), Reason::kOwnerDied);
+  {
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.ignoring().acquire());
+    engine::clear_failures(in(a_).home, in(a_).extent);  // under a lease of its own
+  }
+  EXPECT_EQ(told(b_), std::nullopt);
+}
+
+TEST_F(Lock, ABlockThatIsTakenAnewHasNoDeaths) {
+  const uint32_t block = a_.take(kNbytes);
+  ASSERT_TRUE(c_.use(block));
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(c_.place(block), kWrite)).acquire());
+  c_.die();
+  reap_all(a_.segment().control());
+  EXPECT_EQ(count_records(a_.segment(), block, RecordState::kDied), 1U);
+  a_.leave(block);
+  ASSERT_TRUE(a_.segment().free_if_unused(block));
+  EXPECT_EQ(count_records(a_.segment(), block, RecordState::kDied), 0U);
+}
+
+TEST_F(Lock, WhatAllIsWrittenAnewIsToldToNobody) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32)).acquire());
+  c_.die();
+  overwrite(a_, 0, 20);
+  overwrite(b_, 16, 40);
   EXPECT_EQ(told(a_), std::nullopt);
 }
 
@@ -338,8 +449,9 @@ TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
     }
     d.die();
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(deaths, mode == kWrite ? 1 : 0);
-    EXPECT_EQ(grants, mode == kWrite ? 3 : 4);
+    EXPECT_EQ(deaths, mode == kWrite ? 4 : 0);
+    EXPECT_EQ(grants, mode == kWrite ? 0 : 4);
+    overwrite(a_, 0, kNbytes);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "share/deaths.h"
 #include "share/process_lock.h"
 
 namespace tenon::share {
@@ -81,7 +82,6 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper
   }
   segment->map(true, plan.node);
   for (uint32_t i = 0; i < kParticipants; ++i) make_robust(&segment->control_.life(i).mutex);
-  for (uint32_t i = 0; i < h.blocks; ++i) make_robust(&segment->block(i).mutex);
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->is_creator_ = true;
   segment->join(keeper);
@@ -148,10 +148,8 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
   if (control_.blocks_used().load(std::memory_order_relaxed) <= i) publish(control_.blocks_used(), i + 1);
   Block& b = block(i);
   const std::scoped_lock uses(uses_lock_);
-  const BlockLock lock(b);
   store(b.begin, begin);
   store(b.nbytes, nbytes);
-  for (Death& death : b.deaths) store(death.pid, 0u);
   set_bit(b.users, participant_->index());
   publish(b.state, BlockState::kUsed);
   uses_[i] = 1;
@@ -163,13 +161,16 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   Block& b = block(index);
   const std::scoped_lock uses(uses_lock_);
   if (uses_[index] == 0) {
-    const BlockLock lock(b);
+    // First the bit, then the state; who frees it, does the opposite: one of both sees the other.
+    set_bit(b.users, participant_->index());
     const bool is_there =
-        look(b.state) == BlockState::kUsed && b.generation.load(std::memory_order_relaxed) == generation &&
+        observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
         b.begin.load(std::memory_order_relaxed) <= data_nbytes() &&
         b.nbytes.load(std::memory_order_relaxed) <= data_nbytes() - b.begin.load(std::memory_order_relaxed);
-    if (!is_there) return false;
-    set_bit(b.users, participant_->index());
+    if (!is_there) {
+      clear_bit(b.users, participant_->index());
+      return false;
+    }
   } else if (b.generation.load(std::memory_order_relaxed) != generation) {
     return false;
   }
@@ -207,13 +208,17 @@ bool Segment::is_creator_alive() const noexcept {
 
 bool Segment::free_if_unused(uint32_t index) noexcept {
   Block& b = block(index);
-  if (!is_empty(b.users)) return false;
-  const BlockLock lock(b);
-  if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_empty(b.users)) return false;
-  for (const auto& number : b.sent) {
-    if (look(number) != 0) return false;
+  const auto is_unused = [&b] {
+    return is_empty(b.users) && count_of_sent_more(look(b.sent_more)) == 0 &&
+           std::ranges::all_of(b.sent, [](const auto& number) { return look(number) == 0; });
+  };
+  if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_unused()) return false;
+  announce(b.state, BlockState::kClosing);
+  if (!is_unused()) {
+    publish(b.state, BlockState::kUsed);
+    return false;
   }
-  if (look(b.sent_more) != 0) return false;
+  forget_deaths(control_, index);
   store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
   publish(b.state, BlockState::kFree);
   return true;
@@ -229,28 +234,14 @@ uint32_t Segment::send(uint32_t index) noexcept {
     uint32_t none = 0;
     if (exchange(place, none, number)) return number;
   }
-  const BlockLock lock(b);
   set_bit(b.sent_more_by, self);
-  (void)add(b.sent_more, 1u);
+  (void)add(b.sent_more, uint64_t{1} << 32 | 1);
   return 0;
 }
 
 uint32_t Segment::revoke(uint32_t index) noexcept {
-  Block& b = block(index);
   const uint32_t self = participant_->index();
-  if (self == Participant::kNone) return 0;
-  uint32_t n = 0;
-  for (auto& place : b.sent) {
-    uint32_t number = look(place);
-    if (SentNumber::is_from(number, self) && exchange(place, number, 0u)) ++n;
-  }
-  if (!has_bit(b.sent_more_by, self)) return n;
-  const BlockLock lock(b);
-  clear_bit(b.sent_more_by, self);
-  if (!is_empty(b.sent_more_by)) return n;  // which of them are others' is not known
-  n += look(b.sent_more);
-  store(b.sent_more, 0u);
-  return n;
+  return self != Participant::kNone ? drop_sent(block(index), self) : 0;
 }
 
 bool Segment::limit(uint32_t index, uint32_t number, const HandleLimits& limits) {
@@ -294,7 +285,7 @@ bool Segment::has_sent() const noexcept {
   const uint32_t self = participant_->index();
   for (uint32_t i = 0; i < header_.blocks && self != Participant::kNone; ++i) {
     const Block& b = block(i);
-    const bool has_more = look(b.sent_more) != 0 && has_bit(b.sent_more_by, self);
+    const bool has_more = count_of_sent_more(look(b.sent_more)) != 0 && has_bit(b.sent_more_by, self);
     const auto is_mine = [self](const auto& number) { return SentNumber::is_from(look(number), self); };
     if (has_more || std::any_of(std::begin(b.sent), std::end(b.sent), is_mine)) return true;
   }
@@ -304,8 +295,8 @@ bool Segment::has_sent() const noexcept {
 void Segment::receive(uint32_t index, uint32_t number) noexcept {
   Block& b = block(index);
   if (number == 0) {
-    uint32_t more = b.sent_more.load(std::memory_order_relaxed);
-    while (more != 0 && !exchange(b.sent_more, more, more - 1)) {
+    uint64_t more = b.sent_more.load(std::memory_order_relaxed);
+    while (count_of_sent_more(more) != 0 && !exchange(b.sent_more, more, more - 1)) {
     }
     return;
   }

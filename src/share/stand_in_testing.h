@@ -75,12 +75,15 @@ class Turn {
   bool cancel() { return engine::cancel(claim_); }
   bool is_held() const { return is_held_; }
   void release() {
-    if (std::exchange(is_held_, false)) engine::release(claim_);
+    if (!std::exchange(is_held_, false)) return;
+    if (!has_failed) engine::settle(claim_, {});
+    engine::release(claim_);
   }
   void detach() { engine::detach(claim_); }
   engine::Refusal::Reason reason() const { return refusal.reason; }
 
   engine::Refusal refusal;
+  bool has_failed = false;
 
  private:
   engine::Entry entry_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "share/deaths.h"
 #include "share/segments.h"
 
 namespace tenon::share {
@@ -34,20 +35,16 @@ Actor actor_of(const Slot& slot, const Record& record) noexcept {
 }
 
 template <class Visit>
-void visit_records(const Control& control, uint32_t participant, Visit visit) {
+void visit_leases(const Control& control, uint32_t participant, Visit visit) {
   if (!control.has_slot(participant)) return;
   const Slot& slot = control.slot(participant);
   const uint32_t used = std::min(look(slot.records_used), kRecords);
   for (uint32_t i = 0; i < used; ++i) {
     const Record& record = slot.records[i];
     const uint64_t state = look(record.state);
-    if (RecordState::kind(state) != Kind::kFree) visit(i, slot, record, state);
+    const Kind kind = RecordState::kind(state);
+    if (kind == Kind::kWaiting || kind == Kind::kGranted) visit(i, slot, record, state);
   }
-}
-
-bool overlap(const Record& a, const Record& b) noexcept {
-  return a.begin.load(std::memory_order_relaxed) < b.end.load(std::memory_order_relaxed) &&
-         b.begin.load(std::memory_order_relaxed) < a.end.load(std::memory_order_relaxed);
 }
 
 // Somebody who waits, and a record in the way: as long as both have their tickets, the one waits for the
@@ -69,18 +66,21 @@ void visit_edges(const Request& request, Visit visit) {
   if (RecordState::kind(state) != Kind::kWaiting) return;
   const uint32_t block = RecordState::block(state);
   if (block >= control.blocks) return;
-  const BlockLock lock(control.block(block));
-  const uint64_t own_ticket = own.ticket.load(std::memory_order_relaxed);
+  const uint64_t own_ticket = look(own.ticket);
+  const Span bytes = span_of(own);
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (p == request.participant) return;
-    visit_records(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
+    visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
       if (RecordState::block(word) != block) return;
       if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
-      const uint64_t ticket = other.ticket.load(std::memory_order_relaxed);
+      const uint64_t ticket = look(other.ticket);
       if (RecordState::kind(word) != Kind::kGranted && ticket > own_ticket) return;
-      if (overlap(own, other)) {
-        visit(Edge{request, own_ticket, {&control, p, i}, ticket}, actor_of(slot, other));
-      }
+      if (!span_of(other).overlaps(bytes)) return;
+      const Actor owner = actor_of(slot, other);
+      // Of one request all the while: each has a ticket of its own.
+      const bool is_same = look(other.ticket) == ticket && look(own.ticket) == own_ticket &&
+                           RecordState::is_lease(look(other.state)) && look(own.state) == state;
+      if (is_same) visit(Edge{request, own_ticket, {&control, p, i}, ticket}, owner);
     });
   });
 }
@@ -93,7 +93,7 @@ std::vector<Request> requests_of(const Actor& actor, const std::vector<const Seg
     for (uint32_t p = 0; p < kParticipants; ++p) {
       if (!control.has_slot(p)) continue;
       if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
-      visit_records(control, p, [&](uint32_t i, const Slot& slot, const Record& record, uint64_t state) {
+      visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& record, uint64_t state) {
         if (RecordState::kind(state) == Kind::kWaiting && actor_of(slot, record) == actor) {
           found.push_back({&control, p, i});
         }

@@ -8,13 +8,13 @@
 // reaping a dead one. The kernel then marks the life words that the dead one held, its own and that of whom
 // it was reaping, in any order, and for each wakes one sleeper if the word says that somebody sleeps on it.
 //
-// A dead owner of the mutex leaves nothing to repair: the model has no state for it. Nothing wakes a sleeper
-// but a wake: no sleep ends by itself.
+// What is done under the mutex here, is done by single stores in the code, which can be stopped between any
+// two: grants shows that. Nothing wakes a sleeper but a wake: no sleep ends by itself. A process that is told of
+// a death overwrites the bytes at once.
 //
 // Law: conflicting leases of living processes never overlap, and disjoint ones run together; whenever nothing
 // moves any more, a living process waits only for leases and claims of living ones; the death of a writer is
-// told once, to the first who takes bytes that it had, before anybody is granted them; a free slot has no
-// record.
+// told to all that ask for bytes that it had, until they are overwritten; a free slot has no lease.
 // variant: SOUND holds
 //
 // BLOCKERS_ONLY sleeps on the life words of the blockers alone: the one sleeper whom a death wakes dies

@@ -305,14 +305,17 @@ def test_a_forked_child_waits_for_its_parent_s_block():
 # ------------------------------------------------------------------------------------------------ deaths
 
 
-def test_the_death_of_a_writer_is_told_once(other):
+def test_the_death_of_a_writer_is_told_until_all_is_overwritten(other):
     arena = tn.Arena(LAYOUTS, shared=True)
     give(other, arena)
     other.ask(ENTER.format("features", "w"))
     other.kill()
-    with pytest.raises(tn.OwnerDied) as caught:
-        arena.use("features", "r").__enter__()
-    assert caught.value.pid == other.pid
+    for _ in range(2):
+        with pytest.raises(tn.OwnerDied) as caught:
+            arena.use("features", "r").__enter__()
+        assert caught.value.pid == other.pid
+    with arena.use("features", overwrite=True) as f:
+        f.A[...] = 1
     with arena.use("features", "r"):
         pass
 
@@ -357,9 +360,11 @@ def test_a_repair_that_fails_leaves_the_arena_free(other):
 
     with pytest.raises(ArithmeticError):
         arena.use("features", on_owner_died=repair).__enter__()
-    with pytest.raises(tn.OpError):
+    with pytest.raises(tn.OwnerDied):
         arena.use("features", "r").__enter__()
-    with arena.use("counts"):
+    with arena.use("counts", overwrite=True):
+        pass
+    with arena.use("counts", "r"):
         pass
 
 
@@ -374,6 +379,8 @@ def test_death_is_ignored_on_request_and_told_to_tasks(other, another):
         assert f.A.shape == (1000,)
     with pytest.raises(tn.OwnerDied):  # who ignores it, leaves it to others
         arena.use("features").__enter__()
+    with arena.use("features", overwrite=True) as f:
+        f.A[...] = 0
     give(another, arena)
     another.ask(ENTER.format("counts", "w"))
     told = []
@@ -430,7 +437,7 @@ def test_random_kills_leave_a_whole_layout_or_are_told():
             try:
                 layout = arena.active
                 field = {"floats": "a", "ints": "b"}[layout]
-                with arena.use(layout, "r", timeout=50) as f:
+                with arena.use(layout, "r", 50, "ignore" if died else "raise") as f:
                     whole = (f[field] == f[field][0]).all() and f.total == f[field].sum()
                     assert whole or died, (seed, layout)
                     assert arena.generation >= generation
@@ -443,7 +450,7 @@ def test_random_kills_leave_a_whole_layout_or_are_told():
                 told += 1
         else:
             raise AssertionError("it was told of the death again and again")
-        with arena.use(layout) as f:  # whole again
+        with arena.use(layout, overwrite=True) as f:  # whole again
             for name in f:
                 f[name][...] = 0
     assert told > 0

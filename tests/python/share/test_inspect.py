@@ -172,7 +172,11 @@ def test_a_killed_holder_is_shown_as_dead_until_somebody_comes(other, label):
         a.tolist()
     found = segment(label)
     assert set(participants(found)) == {os.getpid()}
-    assert (found["leases"], found["arrays"][0]["handles"], found["arrays"][0]["deaths"]) == ([], [], [])
+    assert (found["leases"], found["arrays"][0]["handles"]) == ([], [])
+    death = {"pid": other.pid, "begin": 0, "end": 10, "several": False}
+    assert found["arrays"][0]["deaths"] == [death]
+    a[...] = 0
+    assert segment(label)["arrays"][0]["deaths"] == []
 
 
 def test_a_death_of_which_nobody_was_told_is_shown(other, another, label):

@@ -287,6 +287,7 @@ def test_a_child_that_dies_in_its_block_is_told_of():
             a.tolist()
         except tn.OwnerDied as error:
             print("told")
+        a.clear_error()
         print(a.tolist())
     """) == ["0", "told", "[0, 0, 0]"]
 
@@ -328,6 +329,7 @@ def test_exec_gives_back_what_the_process_held():
             a.tolist()
         except tn.OwnerDied:
             print("told")
+        a.clear_error()
         print(a.tolist(), b.tolist())
     """) == ["another program", "0", "told", "[0, 0, 0] [1, 0, 0]"]
 

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -146,15 +147,40 @@ def test_thousands_of_arrays_live_at_a_time():
 
 def test_many_leases_of_one_process_at_a_time(other):
     a = tn.zeros((400, 4), shared=True)
-    leases = []
+    leases = [row.lease("w") for row in a[:160]]
     with pytest.raises(tn.LeaseConflict, match="as many leases"):
-        for row in a:
-            leases.append(row.lease("w"))
-    assert len(leases) > 100
-    for lease in leases:
+        a[160].lease("w", timeout=0.05)
+    woken = []
+    thread = threading.Thread(target=lambda: woken.append(a[161].lease("w").detach()))
+    thread.start()
+    leases.pop().release()
+    thread.join(SECONDS)
+    assert woken
+    for lease in leases + woken:
         lease.release()
     a[...] = 1
     assert other.ask("a.tolist()[399]", a=a) == [1] * 4
+
+
+def test_any_number_of_ops_may_wait_for_shared_arrays(other):
+    """Ops on one array, on several, and on those that another process has, in one pool of memory."""
+    n = 1000
+    arrays = [tn.zeros(3, "int32", shared=True) for _ in range(n)]
+    other.ask("kept = [a[0].lease('w') for a in arrays]", arrays=arrays[:50])
+    ops = [tn.push(tn.fill, tn.out(a), i) for i, a in enumerate(arrays)]
+    for i in range(n - 3):
+        ops.append(tn.push(add_up, arrays[i], arrays[i + 1], arrays[i + 2], tn.out(arrays[i + 3])))
+    other.ask("[lease.release() for lease in kept]")
+    for op in ops:
+        op.wait(SECONDS)
+    expected = list(range(n))
+    for i in range(n - 3):
+        expected[i + 3] = (expected[i] + expected[i + 1] + expected[i + 2]) % 1000
+    assert [a[0].item() for a in arrays] == expected
+
+
+def add_up(a, b, c, out):
+    out[...] = (a + b + c) % 1000
 
 
 @pytest.mark.slow
