@@ -11,6 +11,7 @@
 #include "share/keeper.h"
 #include "share/layout.h"
 #include "share/os.h"
+#include "share/place_locks.h"
 
 namespace tenon::share {
 
@@ -18,6 +19,7 @@ namespace tenon::share {
 struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
+  PlaceLocks* places = nullptr;  // null: in a copy that is only read
 
   Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
   Slot& slot(uint32_t i) const noexcept {
@@ -61,7 +63,12 @@ class BlockLock {
 
 // The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
 std::atomic<uint32_t>& life_word(Life& life) noexcept;
+// It is marked: the process is ending, or has ended; of those that are not marked it is nearly certain that
+// they live. The kernel marks no more than 2,048 for one thread, and a forked child lives on when the thread
+// that it began with ends.
 bool is_dead(uint32_t life_word) noexcept;
+// The same, for paths that run often; of one that is marked the kernel is asked.
+bool is_alive(const Control& control, uint32_t participant) noexcept;
 // Tells the kernel that somebody will sleep on the word; the value with which to do so.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
@@ -73,10 +80,9 @@ struct Identity {
 };
 Identity identity_of(const Slot& slot);
 
-// If this participant has died: drops what it held, in all blocks, wakes who waits there, and frees its slot.
-// True: it did, now. Any thread of any process; whoever comes second does nothing. The kernel marks the life
-// of a process when its keeper ends: a thread of it that is inside of a system call just then, one that fills
-// shared memory, may write for a moment more.
+// If this participant has died, all of it: drops what it held, in all blocks, wakes who waits there, and frees
+// its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the kernel,
+// marked or not.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
@@ -113,13 +119,14 @@ class Participant {
   // How many entries and views stand on a record.
   std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
 
-  // For forks: a slot for the child, and what becomes of it there. A child without one has none.
+  // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
+  // that has no opening of the file to itself.
   struct Reserved {
     uint32_t index = kNone;
     uint32_t generation = 0;  // of the slot
   };
   Reserved reserve_for_child(const os::File& file) noexcept;
-  void become_child() noexcept;
+  void become_child(bool has_own_opening) noexcept;
   // For a child that will never come. Does nothing if it has come.
   void free_reserved(const Reserved& reserved) noexcept;
 
@@ -127,11 +134,12 @@ class Participant {
   void join(const os::File& file);
   uint32_t take_any_slot(const os::File& file);
   bool take_slot(uint32_t i, const os::File& file);
+  bool come_to_life() noexcept;
   void write_slot(SlotState state) noexcept;
 
   const Control control_;
   Keeper* keeper_;            // null: in a forked child,
-  uint32_t life_holder_ = 0;  // where this thread holds the life
+  uint32_t life_holder_ = 0;  // where this thread holds the mutex of the life
   uint32_t index_ = kNone;
   uint32_t child_index_ = kNone;
   std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/wait.h"
 #include "share/hooked_sleep.h"
+#include "share/patience.h"
 #include "share/porter.h"
 #include "share/walk.h"
 
@@ -23,6 +24,8 @@ using Kind = RecordState::Kind;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
+// For the text that is added to the name of an obstacle.
+constexpr size_t kEndingRoom = sizeof Obstacle().name - sizeof Slot().command - 1;
 
 bool overlap(const Record& a, const Record& b) noexcept {
   return a.begin.load(std::memory_order_relaxed) < b.end.load(std::memory_order_relaxed) &&
@@ -183,14 +186,19 @@ void ProcessLock::clear_deaths(Block& block, const Attempt& attempt, const Recor
   });
 }
 
-bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
+bool ProcessLock::reap_dead(const Obstruction& obstruction, bool only_marked) noexcept {
   bool has_reaped = false;
   for (size_t i = 0; i < obstruction.count; ++i) {
-    if (!is_dead(look(*obstruction.words[i + 1].word))) continue;
-    (void)reap(segment_.control(), obstruction.participants[i]);
-    has_reaped = true;
+    if (only_marked && !is_dead(look(*obstruction.words[i + 1].word))) continue;
+    has_reaped |= reap(segment_.control(), obstruction.participants[i]);
   }
   return has_reaped;
+}
+
+bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
+  const os::Sleep* const lives = obstruction.words + 1;
+  return std::any_of(lives, lives + obstruction.count,
+                     [](const os::Sleep& life) { return is_dead(look(*life.word)); });
 }
 
 void ProcessLock::free_record(uint32_t record) noexcept {
@@ -253,7 +261,7 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
   };
   Look seen = try_grant(attempt, &obstruction, &pid);
   // Who has died already will not end its turn while this one looks.
-  if (seen == Look::kBlocked && reap_dead(obstruction)) seen = try_grant(attempt, &obstruction, &pid);
+  if (seen == Look::kBlocked && reap_dead(obstruction, true)) seen = try_grant(attempt, &obstruction, &pid);
   for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
     relax_processor();
     const os::Sleep& turn = obstruction.words[0];
@@ -262,10 +270,13 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
   if (is_done(seen)) return seen == Look::kGranted;
 
   HookedSleep sleep;
+  EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
     if (!reap_dead(obstruction)) {
+      const bool is_obstacle_ending = is_ending(obstruction);
       refusal->obstacle = obstruction.obstacle;
+      if (is_obstacle_ending) std::strncat(refusal->obstacle.name, ", which is ending", kEndingRoom);
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
@@ -278,17 +289,18 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
         refuse(refusal, Refusal::Reason::kTimeout);
         break;
       }
-      const int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      if (is_obstacle_ending) slice = pace.next_ns(slice);
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
     }
-    (void)reap_dead(obstruction);  // first: the kernel has told nobody else
+    (void)reap_dead(obstruction, true);  // first: the kernel has told nobody else
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
     if (sleep.is_interrupted()) {
       refuse(refusal, Refusal::Reason::kInterrupted);
       break;
     }
-    sleep.report([&] { return concat("behind ", text_of(obstruction.obstacle)); });
+    sleep.report([&] { return concat("behind ", text_of(refusal->obstacle)); });
   }
   withdraw(attempt);
   return false;
@@ -345,7 +357,7 @@ void ProcessLock::visit_others(const engine::Extent& extent,
   const Bytes bytes = bytes_of(extent);
   const BlockLock lock(block());
   visit_bits(block().present, [&](uint32_t p) {
-    if (p == self || !control.has_slot(p) || is_dead(look(life_word(control.life(p))))) return;
+    if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
     const Slot& slot = control.slot(p);
     const uint32_t used = std::min(look(slot.records_used), kRecords);
     for (uint32_t i = 0; i < used; ++i) {
