@@ -420,9 +420,15 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
     if (!has_died) os::sleep_on(words, n, will_be_woken ? slice : pace.next_ns(slice));
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
-      // The kernel has told nobody else, and who died may have died before it rang: this rings for it.
-      const RobustLock lock(state_->mutex);
-      (void)look_at_ends();
+      // The kernel has told nobody else, and who died may have died before it rang.
+      {
+        const RobustLock lock(state_->mutex);
+        (void)look_at_ends();
+      }
+      if (will_be_woken) {  // else the others have been told, and look by themselves
+        ring(state_->items);
+        ring(state_->room);
+      }
     }
     if (attempt()) return;
     if (sleep.is_interrupted())

@@ -366,8 +366,8 @@ void Participant::become_child(bool has_own_opening) noexcept {
   for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
-  // Others may have the lock for a moment, to see that the place is reserved. One that is stopped with it would
-  // have it for long.
+  // Others may have the lock for a moment, to see that the place is reserved. One that is stopped with it
+  // would have it for long.
   const Deadline deadline(kShortPatienceNs);
   bool is_locked = false;
   while (!(is_locked = control_.places->try_lock(index_)) && look(slot().state) == SlotState::kReserved &&

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long to look before sleeping, by what looking has been worth; and how long to sleep where nothing wakes.
+// How long to look before sleeping, by what looking has been worth; and how long to sleep where nothing
+// wakes.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +37,8 @@ class Patience {
   std::atomic<uint32_t> short_waits_{0};
 };
 
-// For the end of a process that has begun to end: looks often at first, and is late by about a quarter of what
-// the end takes. Threads: one.
+// For the end of a process that has begun to end: looks often at first, and is late by about a quarter of
+// what the end takes. Threads: one.
 class EndingPace {
  public:
   // For how long to sleep now, at most most_ns.

@@ -201,6 +201,17 @@ bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
                      [](const os::Sleep& life) { return is_dead(look(*life.word)); });
 }
 
+// So that they look themselves at what this one alone has seen.
+void ProcessLock::wake_others() noexcept {
+  Block& b = block();
+  bool has_waiters = false;
+  {
+    const BlockLock lock(b);
+    has_waiters = note_change(b);
+  }
+  if (has_waiters) wake(b);
+}
+
 void ProcessLock::free_record(uint32_t record) noexcept {
   Block& b = block();
   bool has_waiters = false;
@@ -273,8 +284,8 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
+    const bool is_obstacle_ending = is_ending(obstruction);
     if (!reap_dead(obstruction)) {
-      const bool is_obstacle_ending = is_ending(obstruction);
       refusal->obstacle = obstruction.obstacle;
       if (is_obstacle_ending) std::strncat(refusal->obstacle.name, ", which is ending", kEndingRoom);
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
@@ -293,7 +304,8 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
       if (is_obstacle_ending) slice = pace.next_ns(slice);
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
     }
-    (void)reap_dead(obstruction, true);  // first: the kernel has told nobody else
+    // First: the kernel has told nobody else.
+    if (!reap_dead(obstruction, true) && !is_obstacle_ending && is_ending(obstruction)) wake_others();
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
     if (sleep.is_interrupted()) {

@@ -67,7 +67,7 @@ class ProcessLock final : public engine::Gate {
   // Reaps those in the way that have died. True: one has, so look again. The kernel is asked of each; with
   // only_marked, of those alone that it has marked.
   bool reap_dead(const Obstruction& obstruction, bool only_marked = false) noexcept;
-  // One of those in the way has begun to end.
+  // One of those in the way has begun to end: who sleeps is to look by itself whether it has ended.
   static bool is_ending(const Obstruction& obstruction) noexcept;
   // Sets the obstacle's text for a death.
   static void describe_death(uint32_t pid, engine::Refusal* refusal) noexcept;
@@ -83,6 +83,7 @@ class ProcessLock final : public engine::Gate {
   Bytes bytes_of(const engine::Extent& extent) const noexcept;
   Record& record(const Attempt& attempt) const noexcept;
   void free_record(uint32_t record) noexcept;
+  void wake_others() noexcept;
   void end_wait(Block& block, uint32_t ended, uint64_t state) noexcept;
   template <class Visit>
   static void visit_deaths(Block& block, const Attempt& attempt, const Record& own, Visit visit);
