@@ -27,8 +27,8 @@ class Keeper {
   // Ends the thread: the kernel marks what it holds.
   ~Keeper();
 
-  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread, or the kernel
-  // knows no robust mutexes of this process; and as work fails.
+  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread, or the
+  // kernel knows no robust mutexes of this process; and as work fails.
   void call(const std::function<void()>& work);
 
   // Something small to do. The result: after how long once more; 0: it is done.

@@ -74,8 +74,8 @@ void check_byte_locks(const File& file);                       // fails with kSy
 bool try_lock_byte(const File& file, uint64_t byte) noexcept;  // false: another opening has it
 void unlock_byte(const File& file, uint64_t byte) noexcept;
 bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another opening
-// For a forked child: a new opening in place of the one that it shares with its parent, for the descriptor and
-// for a mapping. False: it cannot be had, and all is as it was.
+// For a forked child: a new opening in place of the one that it shares with its parent, for the descriptor
+// and for a mapping. False: it cannot be had, and all is as it was.
 bool reopen(const File& file) noexcept;
 bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept;
 

@@ -81,8 +81,8 @@ struct Identity {
 Identity identity_of(const Slot& slot);
 
 // If this participant has died, all of it: drops what it held, in all blocks, wakes who waits there, and
-// frees its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the kernel,
-// marked or not.
+// frees its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the
+// kernel, marked or not.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/clock.h"
+
 namespace tenon::share {
 
 // Threads: any; what they note at the same time may get lost.
@@ -37,23 +39,24 @@ class Patience {
   std::atomic<uint32_t> short_waits_{0};
 };
 
-// For the end of a process that has begun to end: looks often at first, and is late by about a quarter of
-// what the end takes. Threads: one.
+// For the end of a process that has begun to end. Looks all the time at first, as most are gone then; later
+// it is late by about a quarter of what the end takes. Threads: one.
 class EndingPace {
  public:
   // For how long to sleep now, at most most_ns.
   int64_t next_ns(int64_t most_ns) noexcept {
-    const int64_t now = next_ns_;
-    next_ns_ = std::min(now + now / 4, kSlowestNs);
-    return std::min(now, most_ns);
+    const int64_t now = now_ns();
+    if (began_ns_ == 0) began_ns_ = now;
+    const int64_t waited = now - began_ns_;
+    return waited < kBusyNs ? 0 : std::min({waited / 4, kSlowestNs, most_ns});
   }
-  void restart() noexcept { next_ns_ = kFirstNs; }
+  void restart() noexcept { began_ns_ = 0; }
 
  private:
-  static constexpr int64_t kFirstNs = 20'000;
+  static constexpr int64_t kBusyNs = 200'000;
   static constexpr int64_t kSlowestNs = 50'000'000;
 
-  int64_t next_ns_ = kFirstNs;
+  int64_t began_ns_ = 0;  // 0: not yet
 };
 
 }  // namespace tenon::share

@@ -301,7 +301,11 @@ bool ProcessLock::enter(const engine::Claim& claim, engine::Entry& entry, const 
         break;
       }
       int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
-      if (is_obstacle_ending) slice = pace.next_ns(slice);
+      if (is_obstacle_ending) {
+        slice = pace.next_ns(slice);
+      } else {
+        pace.restart();
+      }
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
     }
     // First: the kernel has told nobody else.

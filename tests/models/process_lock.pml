@@ -397,6 +397,7 @@ again:
      :: atomic { times_out -> watches[p] = 0; times_out = false; looks = false; break }
      :: !times_out
      fi;
+#ifndef LOOK_FIRST
 #ifndef SILENT
      if
      MAY_DIE
@@ -409,7 +410,6 @@ again:
      :: !found
      fi;
 #endif
-#ifndef LOOK_FIRST
      do
      MAY_DIE
      :: TAKE_LIFE(0) reap()
