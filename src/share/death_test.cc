@@ -163,9 +163,9 @@ void deny(long number, int error) {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-    throw std::runtime_error("no filter");
+  const bool is_set = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  if (!is_set) throw std::runtime_error("no filter");
 }
 
 // Says why it can have no array, if so.
@@ -201,7 +201,7 @@ std::string heard(Peer& peer) {
 }
 pid_t pid_in(const std::string& line) { return std::stoi(line.substr(line.rfind(' ') + 1)); }
 
-// --------------------------------------------------------------------------------------------------- the laws
+// ------------------------------------------------------------------------------------------------- the laws
 
 size_t count_zeros(const api::Array& x) {
   const auto* const bytes = static_cast<const volatile uint8_t*>(x.data());
@@ -296,7 +296,7 @@ TEST(Deaths, AreCollectedInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
   EXPECT_EQ(places, 2U);
 }
 
-// ------------------------------------------------------------------------------------------------ denied calls
+// --------------------------------------------------------------------------------------------- denied calls
 
 struct Denied {
   long number;
