@@ -306,9 +306,9 @@ def test_a_name_whose_maker_was_killed_while_it_wrote_is_free():
 @pytest.mark.slow
 @pytest.mark.parametrize("asleep", [False, True], ids=["soon", "asleep"])
 def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
-    """Its oracle: the time from the end of the process, which takes longer on a busy machine, to the return of
-    the wait in a Python thread, which has to get the GIL for that. The limit is far above what is measured, and
-    below a wait without a wake-up."""
+    """Its oracle: the time from the end of the process, which takes longer on a busy machine, to the return
+    of the wait in a Python thread, which has to get the GIL for that. The limit is far above what is
+    measured, and below a wait without a wake-up."""
     a = tn.zeros(4, "int32", shared=True)
     waits = []
     for _ in range(8):
