@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/wait.h"
 #include "share/collect.h"
 #include "share/peer_testing.h"
 #include "share/segments.h"
@@ -240,6 +241,20 @@ TEST(Deaths, WhileAProcessIsEndingAWaitHasItsTimeLimitAndNamesTheProcess) {
   kill(other, SIGKILL);
   EXPECT_EQ(try_write(x, kPatience).code, TENON_ERR_OWNER_DIED);
   EXPECT_EQ(try_write(x, kPatience, TENON_OVERWRITE).code, TENON_OK);
+}
+
+TEST(Deaths, WhileAProcessIsEndingAWaitCanBeInterrupted) {
+  const std::string name = new_name();
+  const api::Array x = make(name);
+  Peer victim({"address space", name});
+  const pid_t other = pid_in(heard(victim));
+  kill(victim.pid(), SIGKILL);
+  engine::WaitHooks hooks;
+  hooks.poll = [](void*) -> int32_t { return 1; };
+  engine::set_wait_hooks(hooks);
+  EXPECT_EQ(try_write(x, kPatience).code, TENON_ERR_INTERRUPTED);
+  engine::set_wait_hooks({});
+  kill(other, SIGKILL);
 }
 
 TEST(Deaths, AForkedChildLivesOnWhenTheThreadThatItBeganWithEnds) {
