@@ -110,7 +110,7 @@ bool Channel::is_alive(uint32_t p) const noexcept {
   const Control& control = segment_->control();
   const End& end = state_->ends[p];
   return control.has_slot(p) && look(control.slot(p).generation) == look(end.generation) &&
-         look(control.slot(p).state) == share::SlotState::kLive && !is_dead(look(life_word(control.life(p))));
+         look(control.slot(p).state) == share::SlotState::kLive && share::is_alive(control, p);
 }
 
 // Requires the mutex, as all that follow up to try_receive().
@@ -326,13 +326,14 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   return false;
 }
 
-// On what to sleep so that the death of others is seen. False: not all have found room. has_died: somebody
-// has, and is to be forgotten by look_at_ends().
+// On what to sleep so that the death of others is seen. False: not all have found room, or somebody is ending
+// of whose end nothing will wake. has_died: somebody has, and is to be forgotten by look_at_ends().
 bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
   bool is_complete = true;
   for (uint32_t p = 0; p < kParticipants; ++p) {
     if (p == self || look(state_->ends[p].roles) == 0) continue;
+    (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark
     if (!is_alive(p)) {
       *has_died = true;
     } else if (*n == os::kMostWords) {
@@ -340,6 +341,7 @@ bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexc
     } else {
       std::atomic<uint32_t>& life = life_word(segment_->control().life(p));
       words[(*n)++] = {&life, note_sleeper(life)};
+      is_complete &= !is_dead(look(life));
     }
   }
   return is_complete;
@@ -421,6 +423,7 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
   }
   patience.note(spins, false);
   HookedSleep sleep;
+  EndingPace pace;
   struct Waiting {
     Segment& segment;
     Bell& bell;
@@ -435,19 +438,24 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
     size_t n = 0;
     bool has_died = false;
     words[n++] = {&bell.turn, turn};
-    (void)add_lives(words, &n, &has_died);
+    const bool will_be_woken = add_lives(words, &n, &has_died);
+    if (will_be_woken) pace.restart();
     if (attempt()) return;
     const int64_t left = deadline.left_ns();
     if (left <= 0) {
       if (try_once_more(bell, attempt)) return;
       throw_timeout(doing);
     }
-    os::sleep_on(words, n, std::min(kSliceNs, left));
-    if (std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
+    const int64_t slice = std::min(kSliceNs, left);
+    if (!has_died) os::sleep_on(words, n, will_be_woken ? slice : pace.next_ns(slice));
+    if (has_died ||
+        std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel has told nobody else, and who died may have died before it rang.
       if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
-      ring(state_->items);
-      ring(state_->room);
+      if (will_be_woken) {  // else the others have been told, and look by themselves
+        ring(state_->items);
+        ring(state_->room);
+      }
     }
     if (attempt()) return;
     if (sleep.is_interrupted())

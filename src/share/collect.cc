@@ -25,7 +25,7 @@ class Mapped {
     const uint64_t page = std::max<uint64_t>(header.page_nbytes, os::page_nbytes());
     nbytes_ = round_up(control_end(header.blocks), page);
     id_ = header.id;
-    control_ = {os::map(file_, 0, nbytes_, true, page), header.blocks};
+    control_ = {os::map(file_, 0, nbytes_, true, page), header.blocks, &places_};
   }
   Mapped(const Mapped&) = delete;
   Mapped& operator=(const Mapped&) = delete;
@@ -36,6 +36,7 @@ class Mapped {
 
  private:
   os::File file_;
+  PlaceLocks places_{file_};
   size_t nbytes_ = 0;
   SegmentId id_;
   Control control_;

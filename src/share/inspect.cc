@@ -62,7 +62,7 @@ class Look {
   void run() {
     read_header();
     copy_ = std::make_unique<Copy>(control_end(header_.blocks));
-    control_ = {copy_->data(), header_.blocks};
+    control_ = {copy_->data(), header_.blocks, nullptr};
     read(0, copy_->data(), kSlotsAt);
     const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
     read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
@@ -112,8 +112,7 @@ class Look {
       place.state = PlaceReport::State::kReserved;
       if (is_in_sight) place.process = process_of(identity.pid);
     } else {
-      const bool is_gone = is_in_sight && os::start_of(identity.pid) != identity.start;
-      place.process.is_alive = !is_gone && !is_dead(look(life_word(control_.life(p))));
+      place.process.is_alive = os::is_byte_locked(file_, p);
       place.process.is_stopped = is_in_sight && place.process.is_alive && os::is_stopped(identity.pid);
       if (!place.process.is_alive) place.state = PlaceReport::State::kDead;
     }

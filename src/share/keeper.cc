@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/keeper.h"
 
+#include <errno.h>
 #include <pthread.h>
 
+#include <atomic>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +13,33 @@
 #include "base/one_per_process.h"
 
 namespace tenon::share {
+namespace {
+
+// The C library does not say whether the kernel knows the robust mutexes of its threads: one that a thread
+// has left behind tells. Fails with kSystem, std::system_error.
+void check_robust_mutexes() {
+  static std::atomic<bool> are_known{false};
+  if (are_known.load(std::memory_order_relaxed)) return;
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_t mutex;
+  pthread_mutex_init(&mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  std::thread([&mutex] { (void)pthread_mutex_lock(&mutex); }).join();
+  if (pthread_mutex_trylock(&mutex) != EOWNERDEAD) {
+    throw_error(
+        Code::kSystem,
+        "shared memory needs the system call set_robust_list, which fails in this process: others could "
+        "not go on if it died; allow it (a seccomp filter of the container or sandbox denies it?)");
+  }
+  pthread_mutex_consistent(&mutex);
+  pthread_mutex_unlock(&mutex);
+  pthread_mutex_destroy(&mutex);
+  are_known.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 Keeper& Keeper::instance() { return one_per_process<Keeper>(); }
 
@@ -29,6 +58,7 @@ void Keeper::call(const std::function<void()>& work) {
   if (!thread_.joinable()) {
     const BlockedSignals blocked;
     try {
+      check_robust_mutexes();
       thread_ = std::thread([this] { run(); });
     } catch (const std::system_error& e) {
       throw_error(Code::kSystem, "shared memory needs a thread, which cannot be made: ", e.what());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that lives as long as its process and holds the mutexes by which other processes know that it
-// does. The kernel marks them when the process ends in whatever way, so nothing has to be done at its end.
-// It runs no code of others: whoever calls it may hold any lock.
+// A thread that lives as long as its process and holds the mutexes that call other processes when it ends:
+// the kernel marks them and wakes who sleeps on them, in whatever way the process ends. It runs no code of
+// others: whoever calls it may hold any lock.
 #pragma once
 
 #include <chrono>
@@ -24,11 +24,11 @@ class Keeper {
   Keeper() = default;
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
-  // Ends the thread: what it holds, counts as left by somebody who died.
+  // Ends the thread: the kernel marks what it holds.
   ~Keeper();
 
-  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread; and as
-  // work fails.
+  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread, or the
+  // kernel knows no robust mutexes of this process; and as work fails.
   void call(const std::function<void()>& work);
 
   // Something small to do. The result: after how long once more; 0: it is done.

@@ -3,7 +3,8 @@
 // What lies in a segment: one sealed memory file, mapped by several processes.
 //
 //   header          constant from creation on; may come from anyone, so it is copied, then checked
-//   lives           one robust mutex for each participant, held as long as its process lives
+//   lives           one robust mutex for each participant, which wakes others when its process begins to end;
+//                   that it has ended is told by the lock of its place (place_locks.h)
 //   slots           what each participant holds and waits for; written by itself, or by who reaps it
 //   blocks          one for each storage: its lock, and who has it
 //   data            the bytes

@@ -57,6 +57,14 @@ constexpr const char* kMemoryPrefix = "/memfd:";
 
 std::string system_text(int error) { return std::strerror(error); }
 
+// Of a call that failed with this error: fails with kSystem if this process may not make it at all.
+void check_denied(const char* call, int error) {
+  if (error != EPERM && error != ENOSYS) return;
+  throw_error(Code::kSystem, "shared memory needs the system call ", call,
+              ", which fails in this process: ", system_text(error),
+              "; allow it (a seccomp filter of the container or sandbox denies it?)");
+}
+
 size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
 
 std::string megabytes(uint64_t nbytes) {
@@ -182,6 +190,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
   if (fd < 0) {
     const int error = errno;
     check_descriptors(error);
+    check_denied("memfd_create", error);
     throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem,
                 "a memory file cannot be made: ", system_text(error));
   }
@@ -194,12 +203,15 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
 
 void seal(const File& file) {
   if (fcntl(file.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw_error(Code::kSystem, "a memory file cannot be sealed: ", system_text(errno));
+    const int error = errno;
+    check_denied("fcntl(F_ADD_SEALS)", error);
+    throw_error(Code::kSystem, "a memory file cannot be sealed: ", system_text(error));
   }
 }
 
-bool is_sealed(const File& file) noexcept {
+bool is_sealed(const File& file) {
   const int seals = fcntl(file.fd(), F_GET_SEALS);
+  if (seals < 0) check_denied("fcntl(F_GET_SEALS)", errno);
   constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW;
   return seals >= 0 && (seals & kWanted) == kWanted;
 }
@@ -214,6 +226,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
   // What the kernel and others need meanwhile.
   constexpr uint64_t kMargin = uint64_t{32} << 20;
   size_t done = 0;
+  int error = 0;
   Headroom room;
   while (done < nbytes) {
     const size_t step = std::min(kStep, nbytes - done);
@@ -225,7 +238,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
       result = fallocate(file.fd(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step));
     } while (result != 0 && errno == EINTR);
     if (result != 0) {
-      const int error = errno;
+      error = errno;
       room.limit = concat("the system says '", system_text(error), "', and ", room.limit);
       break;
     }
@@ -233,6 +246,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
   }
   if (done == nbytes) return;
   discard(file, offset, done);
+  check_denied("fallocate", error);
   throw_no_memory(what, room);
 }
 
@@ -274,6 +288,61 @@ void make_writable(std::byte* address, size_t nbytes) {
   if (mprotect(address, nbytes, PROT_READ | PROT_WRITE) != 0) {
     throw_error(Code::kSystem, "shared memory cannot be made writable: ", system_text(errno));
   }
+}
+
+namespace {
+
+struct flock lock_of_byte(short kind, uint64_t byte) noexcept {
+  struct flock lock{};
+  lock.l_type = kind;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(byte);
+  lock.l_len = 1;
+  return lock;
+}
+
+}  // namespace
+
+void check_byte_locks(const File& file) {
+  struct flock lock = lock_of_byte(F_WRLCK, 0);
+  if (fcntl(file.fd(), F_OFD_GETLK, &lock) == 0) return;
+  const int error = errno;
+  check_denied("fcntl(F_OFD_SETLK)", error);
+  throw_error(Code::kSystem,
+              "shared memory needs locks of open files (fcntl F_OFD_SETLK), by which others see "
+              "that a process has ended: ",
+              system_text(error));
+}
+
+bool try_lock_byte(const File& file, uint64_t byte) noexcept {
+  const struct flock lock = lock_of_byte(F_WRLCK, byte);
+  return fcntl(file.fd(), F_OFD_SETLK, &lock) == 0;
+}
+
+void unlock_byte(const File& file, uint64_t byte) noexcept {
+  const struct flock lock = lock_of_byte(F_UNLCK, byte);
+  (void)fcntl(file.fd(), F_OFD_SETLK, &lock);
+}
+
+bool is_byte_locked(const File& file, uint64_t byte) noexcept {
+  struct flock lock = lock_of_byte(F_WRLCK, byte);
+  return fcntl(file.fd(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+bool reopen(const File& file) noexcept {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
+  const int own = open(path, O_RDWR | O_CLOEXEC);
+  if (own < 0) return false;
+  const bool is_done = dup3(own, file.fd(), O_CLOEXEC) >= 0;
+  close(own);
+  return is_done;
+}
+
+bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept {
+  const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  return mmap(address, nbytes, protection, MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset)) !=
+         MAP_FAILED;
 }
 
 void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept {

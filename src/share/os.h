@@ -44,7 +44,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages);
 
 // From now on the file keeps its size. Fails with kSystem.
 void seal(const File& file);
-bool is_sealed(const File& file) noexcept;
+bool is_sealed(const File& file);  // fails with kSystem (this process may not ask)
 size_t size_of(const File& file);  // fails with kSystem
 
 // Takes the memory for a range of the file now, so that no later access can fail. Looks before each step at
@@ -66,6 +66,18 @@ void bind_to_node(std::byte* address, size_t nbytes, int node);
 
 // Reads a range of a file into private memory. False: it is not there.
 bool read_at(const File& file, size_t offset, void* to, size_t nbytes) noexcept;
+
+// A lock of one byte of a file belongs to one opening of it: to its descriptor with the copies of this that
+// forks make, and to its mappings. The kernel lets go of it with the last of them: when a process ends or
+// becomes another program, that is after the end of its last thread.
+void check_byte_locks(const File& file);                       // fails with kSystem (there are none)
+bool try_lock_byte(const File& file, uint64_t byte) noexcept;  // false: another opening has it
+void unlock_byte(const File& file, uint64_t byte) noexcept;
+bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another opening
+// For a forked child: a new opening in place of the one that it shares with its parent, for the descriptor
+// and for a mapping. False: it cannot be had, and all is as it was.
+bool reopen(const File& file) noexcept;
+bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept;
 
 size_t page_nbytes() noexcept;
 size_t huge_page_nbytes() noexcept;

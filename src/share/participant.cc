@@ -35,7 +35,7 @@ constexpr int64_t kPatienceNs = 10'000'000'000;
 constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is left
 
 // Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
-// with the mutex of the life.
+// with the lock of the place.
 bool is_abandoned(const Control& control, uint32_t participant, int64_t patience_ns) noexcept {
   if (!control.has_slot(participant)) return false;
   const Slot& slot = control.slot(participant);
@@ -43,7 +43,7 @@ bool is_abandoned(const Control& control, uint32_t participant, int64_t patience
          now_ns() - slot.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
-// Requires the mutex of its life.
+// Requires the lock of its place.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_slot(participant)) return;
   Slot& slot = control.slot(participant);
@@ -80,6 +80,10 @@ std::atomic<uint32_t>& life_word(Life& life) noexcept {
 }
 
 bool is_dead(uint32_t life_word) noexcept { return (life_word & FUTEX_OWNER_DIED) != 0; }
+
+bool is_alive(const Control& control, uint32_t participant) noexcept {
+  return !is_dead(look(life_word(control.life(participant)))) || !control.places->is_free(participant);
+}
 
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
   uint32_t word = look(life_word);
@@ -118,16 +122,12 @@ uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
-  Life& life = control.life(participant);
-  if (!is_dead(look(life_word(life)))) return false;
-  const int result = pthread_mutex_trylock(&life.mutex);
-  if (result == EBUSY) return false;
-  const bool has_died = result == EOWNERDEAD;
-  if (has_died) {
-    clear(control, participant);
-    pthread_mutex_consistent(&life.mutex);
-  }
-  if (result == 0 || has_died) pthread_mutex_unlock(&life.mutex);
+  if (!control.has_slot(participant)) return false;
+  const Slot& slot = control.slot(participant);
+  if (look(slot.state) != SlotState::kLive || !control.places->try_lock(participant)) return false;
+  const bool has_died = look(slot.state) == SlotState::kLive;
+  if (has_died) clear(control, participant);
+  control.places->unlock(participant);
   return has_died;
 }
 
@@ -136,13 +136,9 @@ namespace {
 void reap_all(const Control& control, int64_t patience_ns) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
     if (reap(control, i) || !is_abandoned(control, i, patience_ns)) continue;
-    Life& life = control.life(i);
-    const int result = pthread_mutex_trylock(&life.mutex);
-    const bool has_died = result == EOWNERDEAD;  // it has come after all
-    if (result != 0 && !has_died) continue;
-    if (has_died || is_abandoned(control, i, patience_ns)) clear(control, i);
-    if (has_died) pthread_mutex_consistent(&life.mutex);
-    pthread_mutex_unlock(&life.mutex);
+    if (!control.places->try_lock(i)) continue;  // it has come after all
+    if (is_abandoned(control, i, patience_ns)) clear(control, i);
+    control.places->unlock(i);
   }
 }
 
@@ -156,6 +152,7 @@ Participant::Participant(const Control& control, const os::File& file, Keeper& k
 }
 
 void Participant::join(const os::File& file) {
+  os::check_byte_locks(file);
   index_ = take_any_slot(file);
   if (index_ == kNone) {
     reap_all(control_, kShortPatienceNs);
@@ -166,7 +163,9 @@ void Participant::join(const os::File& file) {
                 " places of a shared segment are taken: so many processes use it at a time");
   }
   keep_deaths();
-  write_slot(SlotState::kLive);
+  if (come_to_life()) return;
+  control_.places->unlock(index_);
+  throw_error(Code::kSystem, "the robust mutex of a place in a shared segment cannot be locked");
 }
 
 uint32_t Participant::take_any_slot(const os::File& file) {
@@ -188,33 +187,43 @@ bool has_room(const Slot& slot) noexcept {
 
 }  // namespace
 
-// Of the calling thread's process from then on.
+// True: with the lock of its place.
 bool Participant::take_slot(uint32_t i, const os::File& file) {
-  Life& life = control_.life(i);
-  const int result = pthread_mutex_trylock(&life.mutex);
-  if (result != 0 && result != EOWNERDEAD) return false;
   Slot& slot = control_.slot(i);
+  const auto is_reserved = [&] {  // for a child that is being made
+    return control_.has_slot(i) && look(slot.state) == SlotState::kReserved;
+  };
+  if (is_reserved() || !control_.places->try_lock(i)) return false;
   try {
     if (!control_.has_slot(i)) {
       os::commit(file, kSlotsAt + i * kSlotStride, kSlotStride, "a place in a shared segment");
       // pairs with: Control::has_slot, "memory of a slot"
-      publish(life.has_slot, 1u);
-    }
-    if (result == EOWNERDEAD) {
-      clear(control_, i);
-      pthread_mutex_consistent(&life.mutex);
+      publish(control_.life(i).has_slot, 1u);
     }
   } catch (...) {
-    if (result == EOWNERDEAD) pthread_mutex_consistent(&life.mutex);
-    pthread_mutex_unlock(&life.mutex);
+    control_.places->unlock(i);
     throw;
   }
-  if (look(slot.state) == SlotState::kFree && has_room(slot)) {
-    store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
-    return true;
+  if (look(slot.state) == SlotState::kLive) clear(control_, i);  // of one that has died
+  if (is_reserved() || !has_room(slot)) {
+    control_.places->unlock(i);
+    return false;
   }
-  pthread_mutex_unlock(&life.mutex);  // else it is reserved for a child that is being made
-  return false;
+  store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
+  return true;
+}
+
+// The kernel will mark the life when this thread ends. Requires the lock of the place.
+bool Participant::come_to_life() noexcept {
+  Life& life = control_.life(index_);
+  try {
+    make_robust(&life.mutex);  // whatever its last holder has left
+  } catch (const Error&) {
+    return false;
+  }
+  if (pthread_mutex_trylock(&life.mutex) != 0) return false;
+  write_slot(SlotState::kLive);
+  return true;
 }
 
 void Participant::write_slot(SlotState state) noexcept {
@@ -242,8 +251,12 @@ void Participant::leave() noexcept {
   Life& life = control_.life(index_);
   clear(control_, index_);
   const auto unlock = [&life] { (void)pthread_mutex_unlock(&life.mutex); };
-  if (keeper_ == nullptr) return unlock();
-  keeper_->call(unlock);  // cannot fail: its thread runs
+  if (keeper_ != nullptr) {
+    keeper_->call(unlock);  // cannot fail: its thread runs
+  } else {
+    unlock();
+  }
+  control_.places->unlock(index_);  // last: the next one makes the mutex anew
 }
 
 uint32_t Participant::take_record() noexcept {
@@ -333,7 +346,7 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   store(control_.slot(i).since_ns, now_ns());
   store(control_.slot(i).pid, os::this_process().pid);
   publish(control_.slot(i).state, SlotState::kReserved);
-  pthread_mutex_unlock(&control_.life(i).mutex);
+  control_.places->unlock(i);
   child_index_ = i;
   const uint32_t blocks = std::min(look(control_.blocks_used()), control_.blocks);
   for (uint32_t b = 0; b < blocks; ++b) {
@@ -345,20 +358,16 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
 
 void Participant::free_reserved(const Reserved& reserved) noexcept {
   if (reserved.index == kNone) return;
-  Life& life = control_.life(reserved.index);
-  const int result = pthread_mutex_trylock(&life.mutex);
-  const bool has_died = result == EOWNERDEAD;  // it has come after all
-  if (result != 0 && !has_died) return;
+  if (!control_.places->try_lock(reserved.index)) return;  // it has come after all
   const Slot& slot = control_.slot(reserved.index);
   const bool has_not_come = look(slot.state) == SlotState::kReserved &&
                             slot.generation.load(std::memory_order_relaxed) == reserved.generation;
-  if (has_died || has_not_come) clear(control_, reserved.index);
-  if (has_died) pthread_mutex_consistent(&life.mutex);
-  pthread_mutex_unlock(&life.mutex);
+  if (has_not_come) clear(control_, reserved.index);
+  control_.places->unlock(reserved.index);
 }
 
-void Participant::become_child() noexcept {
-  index_ = child_index_;
+void Participant::become_child(bool has_own_opening) noexcept {
+  index_ = has_own_opening ? child_index_ : kNone;
   child_index_ = kNone;
   keeper_ = nullptr;
   life_holder_ = engine::this_thread_id();
@@ -368,20 +377,17 @@ void Participant::become_child() noexcept {
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   keep_deaths();
-  Life& life = control_.life(index_);
-  // By this thread, which is the process' only one and as a rule lives as long as it. Others may have the
-  // mutex for a moment, to see that the place is reserved.
-  int result = EBUSY;
-  while ((result = pthread_mutex_trylock(&life.mutex)) == EBUSY &&
-         look(slot().state) == SlotState::kReserved) {
+  // Others may have the lock for a moment, to see that the place is reserved. One that is stopped with it
+  // would have it for long.
+  const Deadline deadline(kShortPatienceNs);
+  bool is_locked = false;
+  while (!(is_locked = control_.places->try_lock(index_)) && look(slot().state) == SlotState::kReserved &&
+         !deadline.has_passed()) {
     sched_yield();
   }
-  if (result == 0 && look(slot().state) == SlotState::kReserved) {
-    write_slot(SlotState::kLive);
-    return;
-  }
-  if (result == EOWNERDEAD) pthread_mutex_consistent(&life.mutex);
-  if (result == 0 || result == EOWNERDEAD) pthread_mutex_unlock(&life.mutex);
+  // The life is held by this thread, which is the process' only one and as a rule lives as long as it.
+  if (is_locked && look(slot().state) == SlotState::kReserved && come_to_life()) return;
+  if (is_locked) control_.places->unlock(index_);
   index_ = kNone;
 }
 

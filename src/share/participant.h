@@ -11,6 +11,7 @@
 #include "share/keeper.h"
 #include "share/layout.h"
 #include "share/os.h"
+#include "share/place_locks.h"
 #include "share/timed_lock.h"
 
 namespace tenon::share {
@@ -19,6 +20,7 @@ namespace tenon::share {
 struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
+  PlaceLocks* places = nullptr;  // null: in a copy that is only read
 
   Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
   Slot& slot(uint32_t i) const noexcept {
@@ -38,7 +40,12 @@ struct Control {
 
 // The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
 std::atomic<uint32_t>& life_word(Life& life) noexcept;
+// It is marked: the process is ending, or has ended; of those that are not marked it is nearly certain that
+// they live. The kernel marks no more than 2,048 for one thread, and a forked child lives on when the thread
+// that it began with ends.
 bool is_dead(uint32_t life_word) noexcept;
+// The same, for paths that run often; of one that is marked the kernel is asked.
+bool is_alive(const Control& control, uint32_t participant) noexcept;
 // Tells the kernel that somebody will sleep on the word; the value with which to do so.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
@@ -54,10 +61,9 @@ Identity identity_of(const Slot& slot);
 // were sent without a number none is dropped while another participant has sent such ones, too.
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
 
-// If this participant has died: drops what it held, in all blocks, wakes who waits there, and frees its slot.
-// True: it did, now. Any thread of any process; whoever comes second does nothing. The kernel marks the life
-// of a process when its keeper ends: a thread of it that is inside of a system call just then, one that fills
-// shared memory, may write for a moment more.
+// If this participant has died, all of it: drops what it held, in all blocks, wakes who waits there, and
+// frees its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the
+// kernel, marked or not.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
@@ -110,13 +116,14 @@ class Participant {
   // How many entries and views stand on a record.
   std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
 
-  // For forks: a slot for the child, and what becomes of it there. A child without one has none.
+  // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
+  // that has no opening of the file to itself.
   struct Reserved {
     uint32_t index = kNone;
     uint32_t generation = 0;  // of the slot
   };
   Reserved reserve_for_child(const os::File& file) noexcept;
-  void become_child() noexcept;
+  void become_child(bool has_own_opening) noexcept;
   // For a child that will never come. Does nothing if it has come.
   void free_reserved(const Reserved& reserved) noexcept;
 
@@ -124,13 +131,14 @@ class Participant {
   void join(const os::File& file);
   uint32_t take_any_slot(const os::File& file);
   bool take_slot(uint32_t i, const os::File& file);
+  bool come_to_life() noexcept;
   void write_slot(SlotState state) noexcept;
   void keep_deaths() noexcept;
   bool take_back_deaths() noexcept;
 
   const Control control_;
   Keeper* keeper_;            // null: in a forked child,
-  uint32_t life_holder_ = 0;  // where this thread holds the life
+  uint32_t life_holder_ = 0;  // where this thread holds the mutex of the life
   uint32_t index_ = kNone;
   uint32_t child_index_ = kNone;
   std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};

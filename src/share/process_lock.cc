@@ -10,6 +10,7 @@
 #include "base/one_per_process.h"
 #include "engine/wait.h"
 #include "share/hooked_sleep.h"
+#include "share/patience.h"
 #include "share/porter.h"
 #include "share/walk.h"
 
@@ -25,6 +26,8 @@ using Kind = RecordState::Kind;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
+// For the text that is added to the name of an obstacle.
+constexpr size_t kEndingRoom = sizeof Obstacle().name - sizeof Slot().command - 1;
 
 // Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
 // it waits for others that wait for these, only as many begin as all their records are there for.
@@ -259,15 +262,23 @@ void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
   os::wake_all(b.turn);
 }
 
-bool ProcessLock::reap_dead(const Obstruction& obstruction) noexcept {
+bool ProcessLock::reap_dead(const Obstruction& obstruction, bool only_marked) noexcept {
   bool has_reaped = false;
   for (size_t i = 0; i < obstruction.count; ++i) {
-    if (!is_dead(look(*obstruction.words[i + 1].word))) continue;
-    (void)reap(segment_.control(), obstruction.participants[i]);
-    has_reaped = true;
+    if (only_marked && !is_dead(look(*obstruction.words[i + 1].word))) continue;
+    has_reaped |= reap(segment_.control(), obstruction.participants[i]);
   }
   return has_reaped;
 }
+
+bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
+  const os::Sleep* const lives = obstruction.words + 1;
+  return std::any_of(lives, lives + obstruction.count,
+                     [](const os::Sleep& life) { return is_dead(look(*life.word)); });
+}
+
+// So that they look themselves at what this one alone has seen.
+void ProcessLock::wake_others() noexcept { note_change(block()); }
 
 void ProcessLock::free_record(uint32_t record) noexcept {
   const uint64_t state = segment_.participant().record(record).state.load(std::memory_order_relaxed);
@@ -350,7 +361,7 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
   };
   Look seen = try_grant(attempt, &obstruction, &pid);
   // Who has died already will not end its turn while this one looks.
-  if (seen == Look::kBlocked && reap_dead(obstruction)) seen = try_grant(attempt, &obstruction, &pid);
+  if (seen == Look::kBlocked && reap_dead(obstruction, true)) seen = try_grant(attempt, &obstruction, &pid);
   for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
     relax_processor();
     const os::Sleep& turn = obstruction.words[0];
@@ -359,10 +370,13 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
   if (is_done(seen)) return seen == Look::kGranted;
 
   HookedSleep sleep;
+  EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
+    const bool is_obstacle_ending = is_ending(obstruction);
     if (!reap_dead(obstruction)) {
       refusal->obstacle = obstruction.obstacle;
+      if (is_obstacle_ending) std::strncat(refusal->obstacle.name, ", which is ending", kEndingRoom);
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
@@ -376,10 +390,16 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
         refuse(refusal, Refusal::Reason::kTimeout);
         break;
       }
-      const int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      if (is_obstacle_ending) {
+        slice = pace.next_ns(slice);
+      } else {
+        pace.restart();
+      }
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
     }
-    (void)reap_dead(obstruction);  // first: the kernel has told nobody else
+    // First: the kernel has told nobody else.
+    if (!reap_dead(obstruction, true) && !is_obstacle_ending && is_ending(obstruction)) wake_others();
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
     if (sleep.is_interrupted()) {
@@ -387,8 +407,8 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
       break;
     }
     sleep.report([&] {
-      obstruction.obstacle.is_stopped = is_stopped(obstruction.obstacle.thread);
-      return concat("behind ", text_of(obstruction.obstacle));
+      refusal->obstacle.is_stopped = is_stopped(refusal->obstacle.thread);
+      return concat("behind ", text_of(refusal->obstacle));
     });
   }
   withdraw(attempt);
@@ -475,7 +495,7 @@ void ProcessLock::visit_others(const engine::Extent& extent,
   const uint32_t self = segment_.participant().index();
   const Span bytes = bytes_of(extent);
   visit_bits(block().present, [&](uint32_t p) {
-    if (p == self || !control.has_slot(p) || is_dead(look(life_word(control.life(p))))) return;
+    if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
     const Slot& slot = control.slot(p);
     const uint32_t used = std::min(look(slot.records_used), kRecords);
     for (uint32_t i = 0; i < used; ++i) {

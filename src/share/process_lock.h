@@ -75,8 +75,11 @@ class ProcessLock final : public engine::Gate {
   Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
   // Takes a request back.
   void withdraw(const Attempt& attempt) noexcept;
-  // Reaps those in the way that have died. True: one has, so look again.
-  bool reap_dead(const Obstruction& obstruction) noexcept;
+  // Reaps those in the way that have died. True: one has, so look again. The kernel is asked of each; with
+  // only_marked, of those alone that it has marked.
+  bool reap_dead(const Obstruction& obstruction, bool only_marked = false) noexcept;
+  // One of those in the way has begun to end: who sleeps is to look by itself whether it has ended.
+  static bool is_ending(const Obstruction& obstruction) noexcept;
   // Sets the obstacle's text for a death.
   static void describe_death(uint32_t pid, engine::Refusal* refusal) noexcept;
 
@@ -96,6 +99,7 @@ class ProcessLock final : public engine::Gate {
   bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline,
              engine::Refusal* refusal) noexcept;
   void free_record(uint32_t record) noexcept;
+  void wake_others() noexcept;
   void end_wait(uint32_t ended, uint64_t state) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
   bool is_stopped(uint32_t pid) const noexcept;

@@ -81,7 +81,6 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper
     os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
   }
   segment->map(true, plan.node);
-  for (uint32_t i = 0; i < kParticipants; ++i) make_robust(&segment->control_.life(i).mutex);
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->is_creator_ = true;
   segment->join(keeper);
@@ -110,6 +109,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, Keeper& 
 void Segment::map(bool is_writable, int node) {
   const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
   control_.blocks = header_.blocks;
+  control_.places = &places_;
   control_.base = os::map(file_, 0, round_up(control_end(header_.blocks), page), true, page);
   data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
@@ -200,10 +200,10 @@ bool Segment::is_used_here(uint32_t index) noexcept {
 
 // The creator has the first slot, as long as it lives.
 bool Segment::is_creator_alive() const noexcept {
-  const uint32_t word = look(life_word(control_.life(0)));
   const Slot& slot = control_.slot(0);
   return slot.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
-         slot.start.load(std::memory_order_relaxed) == header_.creator_start && word != 0 && !is_dead(word);
+         slot.start.load(std::memory_order_relaxed) == header_.creator_start &&
+         look(slot.state) == SlotState::kLive && is_alive(control_, 0);
 }
 
 bool Segment::free_if_unused(uint32_t index) noexcept {
@@ -335,7 +335,14 @@ void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
   limited_.clear();  // the parent's
   limited_count_.store(0, std::memory_order_relaxed);
-  participant_->become_child();
+  // The parent's death is not to be hidden by an opening of the file that the child shares with it.
+  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+  const bool has_own_opening =
+      os::reopen(file_) &&
+      os::remap(file_, 0, control_.base, round_up(control_end(header_.blocks), page), true) &&
+      os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
+  places_.become_child();
+  participant_->become_child(has_own_opening);
   uses_lock_.unlock();
 }
 

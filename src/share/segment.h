@@ -114,6 +114,7 @@ class Segment {
 
   Header header_{};
   os::File file_;
+  PlaceLocks places_{file_};
   Control control_;
   std::byte* data_ = nullptr;
   bool is_writable_ = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot and a
-// keeper. When the keeper's thread ends, the kernel does what it does at the end of a process.
+// keeper. When the keeper's thread ends, the kernel does what it does when a process begins to end.
 #pragma once
 
 #include <fcntl.h>
@@ -142,6 +142,7 @@ class StandIn {
   // As if it were killed: what it holds stays held, and is of no use to it any more.
   void die() {
     keeper_.reset();
+    segment_->control().places->unlock(index());
     // Its mapping and its leases stay, as a dead process' own memory would be gone.
     static auto* const graves = new std::vector<Grave>;
     static std::mutex lock;

@@ -5,18 +5,29 @@
 // that is granted or waits with a lower ticket. Who is blocked reads the turn under the mutex, leaves it, and
 // sleeps on the turn and on the life words of the other processes. Any two processes die, each at any of its
 // steps: as holder of a lease or of the mutex, waiting, asleep, between a change of the turn and the wake, or
-// reaping a dead one. The kernel then marks the life words that the dead one held, its own and that of whom
-// it was reaping, in any order, and for each wakes one sleeper if the word says that somebody sleeps on it.
+// reaping a dead one. Each death has two steps. First the kernel marks the life word of the process, and wakes
+// one sleeper if the word says that somebody sleeps on it; threads inside of system calls may go on writing.
+// Then all threads are gone, and the locks of places that the process had fall: that of its own place, and
+// that of whom it was reaping. This wakes nobody: who goes to sleep on a word that is marked looks by itself
+// whether the lock has fallen. Who was asleep when it was marked wakes all others, so that they do the same.
 //
 // What is done under the mutex here, is done by single stores in the code, which can be stopped between any
 // two: grants shows that. Nothing wakes a sleeper but a wake: no sleep ends by itself. A process that is told of
 // a death overwrites the bytes at once.
 //
-// Law: conflicting leases of living processes never overlap, and disjoint ones run together; whenever nothing
+// Law: conflicting leases never overlap, those of ending processes included, until all their threads are gone,
+// and disjoint ones run together; whenever nothing
 // moves any more, a living process waits only for leases and claims of living ones; the death of a writer is
 // told to all that ask for bytes that it had, until they are overwritten; a free slot has no lease.
 // variant: SOUND holds
 //
+// AT_MARK reaps as soon as the life word is marked: a thread of the dead writer goes on under the next lease.
+// variant: AT_MARK refuted assertion
+// ASLEEP does not look whether the lock of a place has fallen, but waits to be woken.
+// variant: ASLEEP refuted deadlock
+// SILENT wakes nobody when it finds a mark: the dead one had left before it died, and before it woke others;
+// the one sleeper whom the kernel wakes is granted its claim, and nobody reaps.
+// variant: SILENT refuted deadlock
 // BLOCKERS_ONLY sleeps on the life words of the blockers alone: the one sleeper whom a death wakes dies
 // before it reaps, and the other one is never woken. With one death it holds; with a sleep that ends by
 // itself, too, SLICED, even with the two faults after it.
@@ -43,7 +54,7 @@
 // variant: DIED_LATE refuted assertion
 // ONE_FLAG keeps one note that covers several deaths, and takes all of it: a writer's death is not told.
 // variant: ONE_FLAG refuted assertion
-// TWO_REAPERS reaps without holding the life word: the slot has a new owner, whose record the slower one
+// TWO_REAPERS reaps without holding the lock of the place: the slot has a new owner, whose record the slower one
 // drops. REBORN is sound with such new owners.
 // variant: TWO_REAPERS refuted assertion
 // variant: REBORN holds soak
@@ -93,6 +104,7 @@ byte extent[N];              // the ranges as bits
 bool writes[N];
 byte before[N];              // whose records had lower tickets and were not granted, as bits
 byte life[N];                // FREE, 1 + who holds it, DIED
+byte place[N];               // the lock: FREE, 1 + who holds it
 bool has_sleepers[N];        // the bit in the life word that makes the kernel wake somebody
 byte mutex = FREE;           // 1 + who holds it; with nothing to repair, that its owner died is no state
 byte died = 0;               // bit e: a writer of extent e died
@@ -125,7 +137,14 @@ bool are_released = false;   // those who keep their lease for long
 #define USED(p, b) ((b) != (p) && life[b] != FREE)
 #define OTHERS(p) (USED(p, 0) | (USED(p, 1) << 1) | (USED(p, 2) << 2))
 #define WAITS(p, b) ((b) != (p) && state[b] == waiting)
-#define SEES_DEAD(p, s) ((watches[p] & BIT(s)) && life[s] == DIED)
+#define SEES_MARK(p, s) ((watches[p] & BIT(s)) && life[s] == DIED)
+#ifdef AT_MARK
+#define IS_GONE(s) (place[s] == FREE || place[s] == 1 + (s))
+#else
+#define IS_GONE(s) (place[s] == FREE)
+#endif
+#define NEW_MARK(p) (!looks && (SEES_MARK(p, 0) || SEES_MARK(p, 1) || SEES_MARK(p, 2)))
+#define SEES_DEAD(p, s) (SEES_MARK(p, s) && IS_GONE(s))
 #define TOUCHING(e) ((e) == 1 -> 10 : ((e) == 2 -> 12 : 14))
 #define HELD(p, b) (holds[b] && OVERLAP(p, b))
 #define DEAD(p, b) (BLOCKS(p, b) && !alive[b])
@@ -213,7 +232,7 @@ inline give_back() {
 #endif
 }
 
-// who holds the dead one's life word
+// who holds the lock of the dead one's place
 inline reap() {
   if
   MAY_DIE
@@ -266,8 +285,8 @@ inline reap() {
   :: atomic {
        assert(state[s] == none);
        if :: !alive[s] -> extent[s] = 0; writes[s] = false :: else fi;
-       wake_one(s);
        life[s] = FREE;
+       place[s] = FREE;
        has_sleepers[s] = false;
        s = N
      }
@@ -307,9 +326,10 @@ inline sleep() {
   :: atomic {
        true;
        if
-       :: SEES_DEAD(p, 0) || SEES_DEAD(p, 1) || SEES_DEAD(p, 2) || moved[p]
+       :: SEES_DEAD(p, 0) || SEES_DEAD(p, 1) || SEES_DEAD(p, 2) || moved[p] -> looks = true
        :: else ->
           asleep[p] = true;
+          looks = SEES_MARK(p, 0) || SEES_MARK(p, 1) || SEES_MARK(p, 2);
 #ifndef UNANNOUNCED
           has_sleepers[0] = has_sleepers[0] || (watches[p] & 1);
           has_sleepers[1] = has_sleepers[1] || (watches[p] & 2);
@@ -327,6 +347,13 @@ end_asleep:
   MAY_DIE
   :: atomic { !asleep[p] -> has_deadline = false }
   :: atomic { has_deadline -> asleep[p] = false; has_deadline = false; times_out = true }
+#ifndef ASLEEP
+  :: atomic {
+       asleep[p] && looks && (SEES_DEAD(p, 0) || SEES_DEAD(p, 1) || SEES_DEAD(p, 2)) ->
+       asleep[p] = false;
+       has_deadline = false
+     }
+#endif
 #ifdef SLICED
   :: atomic { asleep[p] && STUCK(p) -> asleep[p] = false; has_deadline = false }
 #endif
@@ -336,15 +363,13 @@ end_asleep:
 #ifdef TWO_REAPERS
 #define TAKE_LIFE(s_) atomic { SEES_DEAD(p, s_) -> s = s_ }
 #else
-#define TAKE_LIFE(s_) atomic { SEES_DEAD(p, s_) -> s = s_; life[s] = 1 + p }
+#define TAKE_LIFE(s_) atomic { SEES_DEAD(p, s_) -> s = s_; place[s] = 1 + p }
 #endif
-
-// The kernel: of one robust mutex that p held
-inline leave(s_) { life[s_] == 1 + p -> wake_one(s_); life[s_] = DIED }
+#define FALLS(s_) if :: place[s_] == 1 + p -> place[s_] = FREE :: else fi
 
 proctype process(byte p) {
   byte s = N;
-  bool has_deadline, times_out, found, was_granted, is_told;
+  bool has_deadline, times_out, found, was_granted, is_told, looks;
 again:
 #ifdef CHECK_FIRST
   if
@@ -369,10 +394,22 @@ again:
   :: atomic { state[p] == waiting && !is_told -> skip }
      sleep();
      if
-     :: atomic { times_out -> watches[p] = 0; times_out = false; break }
+     :: atomic { times_out -> watches[p] = 0; times_out = false; looks = false; break }
      :: !times_out
      fi;
 #ifndef LOOK_FIRST
+#ifndef SILENT
+     if
+     MAY_DIE
+     :: atomic { NEW_MARK(p) && mutex == FREE -> found = true; move_turn() }
+     :: atomic { !NEW_MARK(p) -> skip }
+     fi;
+     if
+     MAY_DIE
+     :: atomic { found -> wake_all(); found = false }
+     :: !found
+     fi;
+#endif
      do
      MAY_DIE
      :: TAKE_LIFE(0) reap()
@@ -383,7 +420,7 @@ again:
 #endif
      if
      MAY_DIE
-     :: atomic { mutex == FREE -> watches[p] = 0; evaluate() }
+     :: atomic { mutex == FREE -> watches[p] = 0; looks = false; evaluate() }
      fi
   od;
   if
@@ -412,8 +449,8 @@ die:
     asleep[p] = false;
     watches[p] = 0;
     moved[p] = false;
-    holds[p] = false;
     s = N; has_deadline = false; times_out = false; found = false; was_granted = false; is_told = false;
+    looks = false;
     if
     :: state[p] == granted && writes[p] -> owed = owed | BIT(extent[p])
     :: else
@@ -422,21 +459,18 @@ die:
     :: mutex == 1 + p -> mutex = FREE
     :: else
     fi;
-    if
-    :: leave(0)
-    :: leave(1)
-    :: leave(2)
-    fi
+    wake_one(p);
+    life[p] = DIED
   }
-  do
-  :: atomic { leave(0) }
-  :: atomic { leave(1) }
-  :: atomic { leave(2) }
-  :: else -> break
-  od;
+  atomic {
+    holds[p] = false;
+    FALLS(0);
+    FALLS(1);
+    FALLS(2)
+  }
 #ifdef REBORN
   if
-  :: atomic { life[p] == FREE -> life[p] = 1 + p; alive[p] = true; goto again }
+  :: atomic { life[p] == FREE && place[p] == FREE -> life[p] = 1 + p; place[p] = 1 + p; alive[p] = true; goto again }
   :: true
   fi;
 #endif
@@ -451,7 +485,8 @@ inline claim(p, want_) {
   extent[p] = want_ / 2;
   writes[p] = want_ % 2;
   alive[p] = true;
-  life[p] = 1 + p
+  life[p] = 1 + p;
+  place[p] = 1 + p
 }
 
 // The processes are alike: their claims are in rising order
