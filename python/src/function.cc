@@ -62,38 +62,26 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
          (is_byte(parameter.dtype) && is_byte(dtype));
 }
 
-// An argument of one call: the array and its open view, until the call is over.
-class Pointer {
- public:
-  Pointer(const Function& function, int32_t i, nb::handle value)
-      : array_(pointer_array(function, i, value, Keep::kWritable)) {
-    const Access access = function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite;
-    turn_.view(array_, access, [&] { view_.emplace(array_, access); });
-  }
-  void* data() const noexcept { return array_.data(); }
-
- private:
-  Array array_;
-  Turn turn_;
-  std::optional<HostView> view_;
-};
-
-// pointer keeps the array and its view.
-tenon_value argument_for(const Function& function, int32_t i, nb::handle value,
-                         std::optional<Pointer>& pointer) {
+// Notes the array that a pointer leads to in the turn, which keeps it alive.
+tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Turn& turn) {
   if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
   tenon_value argument{};
-  argument.p = value.is_none() ? nullptr : pointer.emplace(function, i, value).data();
+  argument.p = nullptr;
+  if (value.is_none()) return argument;
+  const Array array = pointer_array(function, i, value, Keep::kWritable);
+  turn.uses(array, function.parameter(i).is_const != 0 ? TENON_READ : TENON_WRITE);
+  argument.p = array.data();
   return argument;
 }
 
 nb::object call_function(const Function& function, const nb::args& arguments) {
   check_argument_count(function, arguments.size());
   std::vector<tenon_value> values(arguments.size());
-  std::vector<std::optional<Pointer>> pointers(values.size());
+  Turn turn;
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers[i]);
+    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], turn);
   }
+  turn.begin("a native function");
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -104,8 +92,9 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
 
 // Whether value would do as argument i. Throws if not.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
-  std::optional<Pointer> pointer;
-  (void)argument_for(function, i, value, pointer);
+  Turn turn;
+  (void)argument_for(function, i, value, turn);
+  turn.begin("a native function");
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {
