@@ -101,8 +101,8 @@ class Lease {
     return array_.as<T, N, Checked>();
   }
 
-  // Idempotent; never waits. True: a view that was taken under the lease lives on, and continues it until it is
-  // destroyed: others wait for it.
+  // Idempotent; never waits. True: a view that was taken under the lease lives on, and continues it until it
+  // is destroyed: others wait for it.
   bool release() noexcept { return tenon_lease_release(&lease_) != 0; }
   // Releases a lease whose writing did not come to its end; see above.
   void fail(const char* message) noexcept { (void)tenon_lease_fail(&lease_, message); }

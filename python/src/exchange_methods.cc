@@ -165,7 +165,8 @@ nb::object to_jax(const Array& self) {
 }  // namespace
 
 void add_exchange_methods(nb::module_& module) {
-  nb::class_<ArrayCall>(module, "ArrayCall", "A call of NumPy's on views of arrays, which it has all at once.")
+  nb::class_<ArrayCall>(module, "ArrayCall",
+                        "A call of NumPy's on views of arrays, which it has all at once.")
       .def(nb::init<const std::string&, nb::iterable, nb::iterable>(), nb::arg("name"), nb::arg("reads"),
            nb::arg("writes"))
       .def("view", &ArrayCall::view, nb::arg("array"))

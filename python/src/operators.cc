@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators and comparisons: NumPy computes them on views of the arrays, in one call. In place they write to the array and
-// give it back; the others give NumPy's results.
+// Operators and comparisons: NumPy computes them on views of the arrays, in one call. In place they write to
+// the array and give it back; the others give NumPy's results.
 #include <algorithm>
 #include <cstddef>
 
@@ -19,7 +19,9 @@ using Ternary = PyObject* (*)(PyObject*, PyObject*, PyObject*);
 // The name of a call, as an argument of a template.
 template <size_t N>
 struct Text {
-  consteval Text(const char (&given)[N]) { std::copy_n(given, N, text); }  // NOLINT(google-explicit-constructor)
+  consteval Text(const char (&given)[N]) {
+    std::copy_n(given, N, text);
+  }  // NOLINT(google-explicit-constructor)
   char text[N];
 };
 
@@ -71,7 +73,9 @@ PyObject* in_place_ternary(PyObject* self, PyObject* right, PyObject* third) noe
 
 PyObject* compare(PyObject* left, PyObject* right, int operation) noexcept {
   return guarded([&] {
-    const auto apply = [operation](PyObject* a, PyObject* b) { return PyObject_RichCompare(a, b, operation); };
+    const auto apply = [operation](PyObject* a, PyObject* b) {
+      return PyObject_RichCompare(a, b, operation);
+    };
     return on_views<"compare">(apply, left, right);
   });
 }
@@ -112,7 +116,8 @@ void add_operators(Parts& parts) {
   parts.add_slot(Py_nb_inplace_floor_divide, in_place<PyNumber_InPlaceFloorDivide, "in_place_floor_divide">);
   parts.add_slot(Py_nb_inplace_remainder, in_place<PyNumber_InPlaceRemainder, "in_place_remainder">);
   parts.add_slot(Py_nb_inplace_power, in_place_ternary<PyNumber_InPlacePower, "in_place_power">);
-  parts.add_slot(Py_nb_inplace_matrix_multiply, in_place<PyNumber_InPlaceMatrixMultiply, "in_place_matrix_multiply">);
+  parts.add_slot(Py_nb_inplace_matrix_multiply,
+                 in_place<PyNumber_InPlaceMatrixMultiply, "in_place_matrix_multiply">);
   parts.add_slot(Py_nb_inplace_lshift, in_place<PyNumber_InPlaceLshift, "in_place_lshift">);
   parts.add_slot(Py_nb_inplace_rshift, in_place<PyNumber_InPlaceRshift, "in_place_rshift">);
   parts.add_slot(Py_nb_inplace_and, in_place<PyNumber_InPlaceAnd, "in_place_and">);

@@ -3,9 +3,9 @@
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
 // unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
 // that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
-// are not there are void, and views that were bound to them are nobody's. Of memory that other processes use, too, the child has
-// nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections
-// only, never for ops.
+// are not there are void, and views that were bound to them are nobody's. Of memory that other processes use,
+// too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
+// for short sections only, never for ops.
 #include "core/fork.h"
 
 #include <pthread.h>

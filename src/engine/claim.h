@@ -68,7 +68,7 @@ struct Entry {
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
-  bool is_ahead = false;  // it was put before others that had come earlier (Queue::insert_before)
+  bool is_ahead = false;      // it was put before others that had come earlier (Queue::insert_before)
   bool holds_memory = false;  // an op's, on memory that is not small
 };
 

@@ -115,7 +115,7 @@ Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
   if (entry.queue->is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
   const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
-  // A view that is asked for counts: else a push would wait for it, and another thread's request for the push.
+  // A view that is asked for counts: else a push would wait for it, and another request for the push.
   const Entry* const request = entry.queue->view_request(entry.mode, entry.extent);
   if (view == nullptr && request == nullptr) return Appended::kGranted;
   if (on_host == OnHost::kRaise) {
@@ -143,9 +143,9 @@ Appended check_views(Entry& entry, Claim& claim, Standing* standing, Refusal* re
     standing->place = queue.first_behind_kept(claim.owner, is_host, entry.mode, entry.extent);
     return Appended::kGranted;
   }
-  const Entry* const kept =
-      is_host ? queue.first_kept(claim.owner, true, entry.mode, entry.extent) : nullptr;
-  if (kept == nullptr || !kept->waits_for_host) return Appended::kGranted;  // the search for deadlocks sees it
+  const Entry* const kept = is_host ? queue.first_kept(claim.owner, true, entry.mode, entry.extent) : nullptr;
+  if (kept == nullptr || !kept->waits_for_host)
+    return Appended::kGranted;  // the search for deadlocks sees it
   return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*kept));
 }
 
@@ -370,7 +370,8 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Refusal* refusal) n
   const bool is_gated = queue.gate() != nullptr;
   Possession has;
   if (is_gated) [[unlikely]] {
-    if (const Appended checked = check_inherited(queue, refusal); checked != Appended::kGranted) return checked;
+    if (const Appended checked = check_inherited(queue, refusal); checked != Appended::kGranted)
+      return checked;
   }
   if (queue.has_entries()) {
     const Appended checked = find_holder(queue, view, may_weaken, &has.holder, refusal);
@@ -383,7 +384,8 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Refusal* refusal) n
       if (checked != Appended::kGranted) return checked;
     }
   }
-  if (has.holder == nullptr && (queue.has_entries() || queue.has_bound_views()) && must_take_turn(queue, view)) {
+  if (has.holder == nullptr && (queue.has_entries() || queue.has_bound_views()) &&
+      must_take_turn(queue, view)) {
     return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {

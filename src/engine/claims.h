@@ -70,8 +70,8 @@ void withdraw(Claim& claim) noexcept;
 // Says of a lease that it belongs to nobody from now on.
 void detach(Claim& claim) noexcept;
 
-// Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one for
-// reading instead of being refused. kWaiting: nothing has happened; it has to take its turn (wait.h).
+// Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one
+// for reading instead of being refused. kWaiting: nothing has happened; it has to take its turn (wait.h).
 Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
 
 // Takes back an open view. Any thread.

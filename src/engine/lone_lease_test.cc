@@ -56,7 +56,8 @@ class LoneLease : public testing::Test {
 // A synchronous call over some cells.
 class Call {
  public:
-  explicit Call(std::initializer_list<Wanted> wanted) : claim_(Kind::kCall, std::span(entries_).first(wanted.size())) {
+  explicit Call(std::initializer_list<Wanted> wanted)
+      : claim_(Kind::kCall, std::span(entries_).first(wanted.size())) {
     size_t i = 0;
     for (const Wanted& w : wanted) describe(w, entries_[i++]);
     claim_.owner.thread = this_thread_id();
@@ -91,8 +92,9 @@ TEST_F(LoneLease, ACallOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
     ASSERT_TRUE(lease.acquire(&refusal, 0)) << "a kept view is in no lease's way";
     EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({read(cell)}).begin(r, kSoon); }),
               Refusal::Reason::kTimeout);
-    EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({write(cell, 0, 2)}).begin(r, kSoon); }),
-              Refusal::Reason::kTimeout);
+    EXPECT_EQ(
+        refused_in_another_thread([&](Refusal* r) { return Call({write(cell, 0, 2)}).begin(r, kSoon); }),
+        Refusal::Reason::kTimeout);
     Call mine({write(cell)});
     EXPECT_TRUE(mine.begin(&refusal, 0)) << "the thread of the lease acts under it";
   }
@@ -199,7 +201,8 @@ TEST_F(LoneLease, WhatWouldWaitForAnOpThatWaitsForViewsIsRefusedIfNoViewAllowsIt
   Sight view(read(cell));
   ASSERT_TRUE(view.open(&refusal));
   const Ref<Op> op = push({write(cell)}, [] {}, OnHost::kWait);
-  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }), Refusal::Reason::kWaitsForHost);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }),
+            Refusal::Reason::kWaitsForHost);
   EXPECT_TRUE(Call({read(cell)}).begin(&refusal));
   view.close();
   wait(op);
@@ -359,7 +362,8 @@ TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
   while (!has_other) std::this_thread::yield();
   await_entries(cell, 1);
   Lease crossed(write(other));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return crossed.acquire(r, kWatchdogNs); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return crossed.acquire(r, kWatchdogNs); }),
+            Refusal::Reason::kDeadlock);
   view.close();
   thread.join();
 }
@@ -376,7 +380,8 @@ TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitFo
   }
   EXPECT_TRUE(Call({read(cell)}).begin(&refusal)) << "it reads what stands before the op";
   EXPECT_EQ(cell.value, 0);
-  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(kWatchdogNs), r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(kWatchdogNs), r); }),
+            Refusal::Reason::kDeadlock);
   view.close();
   wait(op);
   EXPECT_EQ(cell.value, 1);
@@ -434,7 +439,8 @@ TEST_F(BoundView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
   in_another_thread([&] {
     for (int i = 0; i < 2; ++i) {
       Lease lease(read(cell));
-      EXPECT_EQ(reason_of([&](Refusal* r) { return lease.acquire(r, 1'200'000'000); }), Refusal::Reason::kTimeout);
+      EXPECT_EQ(reason_of([&](Refusal* r) { return lease.acquire(r, 1'200'000'000); }),
+                Refusal::Reason::kTimeout);
     }
   });
   ASSERT_EQ(reports.size(), 1u);

@@ -77,7 +77,8 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->holds_memory = entry->claim->kind == Kind::kOp && is_large();
   if (entry->holds_memory) count_holder();
   if (entry->claim->is_for_view) ++view_requests_;
-  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host || bound_views_ != 0)) begin_counting(ready);
+  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host || bound_views_ != 0))
+    begin_counting(ready);
   if (is_counted_) {
     for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
     link_behind(entry, tail_);
@@ -350,9 +351,8 @@ class Accesses {
     last = {std::min(last.begin, extent.begin), std::max(last.end, extent.end)};
   }
   bool conflict_with(Mode mode, const Extent& extent) const noexcept {
-    return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_), [&](const auto& known) {
-      return conflict(known.first, known.second, mode, extent);
-    });
+    return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_),
+                       [&](const auto& known) { return conflict(known.first, known.second, mode, extent); });
   }
 
  private:

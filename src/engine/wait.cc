@@ -152,9 +152,7 @@ class Walk {
   bool is_through_views = false;      // it went over a bound view
 
  private:
-  void follow(const Waiter& waiter) {
-    waiter.waits_for_all ? follow_all() : follow(*waiter.claim);
-  }
+  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.claim); }
 
   // What waits in any queue, and so keeps an op from ending.
   void follow_all() {
@@ -387,7 +385,8 @@ WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
 
 WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
   const int64_t waited_ns = now_ns() - began_ns_;
-  next_look_ns_ = began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
+  next_look_ns_ =
+      began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
   WaitGraph& graph = WaitGraph::instance();
   if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
       graph.is_behind_host(waiter_, obstacle)) {
@@ -412,8 +411,10 @@ void Sleep::report_bound_view() noexcept {
   }
   if (!found) return;
   try {
-    hooks.report(concat(text_of(*found), " outlived its block and keeps others waiting: drop it, or copy what "
-                        "is to be kept").c_str());
+    hooks.report(concat(text_of(*found),
+                        " outlived its block and keeps others waiting: drop it, or copy what "
+                        "is to be kept")
+                     .c_str());
   } catch (const std::bad_alloc&) {
     // The report of long waits names it.
   }

@@ -41,8 +41,8 @@ enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 // Who waits for what. Registered in the graph while it waits; never moves meanwhile.
 struct Waiter {
   Actor actor;
-  bool is_thread = true;   // sleeps in a call; else a task that its thread has put aside
-  Claim* claim = nullptr;  // one of both
+  bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
+  Claim* claim = nullptr;      // one of both
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
