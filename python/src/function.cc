@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,14 +63,27 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
          (is_byte(parameter.dtype) && is_byte(dtype));
 }
 
-// Notes the array that a pointer leads to in the turn, which keeps it alive.
-tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Turn& turn) {
+// What the pointers among the arguments lead to. Functions that write to one array may run in several threads at
+// once, as those of NumPy over views may: they hold views for it, and together keep others from writing. Of memory
+// that other processes use a function has what it writes to for itself.
+struct Pointers {
+  std::deque<HostView> views;
+  Turn turn;
+
+  void add(const Array& array, bool is_read) {
+    const bool is_for_all = !is_shared(array);
+    if (is_for_all) views.emplace_back(array, is_read ? Access::kRead : Access::kWrite);
+    turn.uses(array, is_read || is_for_all ? TENON_READ : TENON_WRITE);
+  }
+};
+
+tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Pointers& pointers) {
   if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
   tenon_value argument{};
   argument.p = nullptr;
   if (value.is_none()) return argument;
   const Array array = pointer_array(function, i, value, Keep::kWritable);
-  turn.uses(array, function.parameter(i).is_const != 0 ? TENON_READ : TENON_WRITE);
+  pointers.add(array, function.parameter(i).is_const != 0);
   argument.p = array.data();
   return argument;
 }
@@ -77,11 +91,11 @@ tenon_value argument_for(const Function& function, int32_t i, nb::handle value, 
 nb::object call_function(const Function& function, const nb::args& arguments) {
   check_argument_count(function, arguments.size());
   std::vector<tenon_value> values(arguments.size());
-  Turn turn;
+  Pointers pointers;
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], turn);
+    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers);
   }
-  turn.begin("a native function");
+  pointers.turn.begin("a native function");
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -92,9 +106,9 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
 
 // Whether value would do as argument i. Throws if not.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
-  Turn turn;
-  (void)argument_for(function, i, value, turn);
-  turn.begin("a native function");
+  Pointers pointers;
+  (void)argument_for(function, i, value, pointers);
+  pointers.turn.begin("a native function");
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {

@@ -223,6 +223,8 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
                                         : check_synchronous(e, claim, &standing, refusal);
     }
     e.next = standing.holder;
+    e.is_overwriting =
+        standing.holder != nullptr && (standing.holder->is_overwrite || standing.holder->is_overwriting);
     e.previous = standing.place;
     if (checked == Appended::kGranted) continue;
     if (refusal != nullptr) refusal->entry = &e;
@@ -429,7 +431,7 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Claim& claim) noexcept {
   for (const Entry& e : claim.entries) {
-    if (e.is_overwrite || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};

@@ -382,7 +382,7 @@ Entry* Queue::first_conflict(Mode mode, const Extent& extent) const noexcept {
 void Queue::add_view(View* view, Entry* holder) noexcept {
   view->queue = this;
   view->holder = holder;
-  view->is_overwriting = holder != nullptr && holder->is_overwrite;
+  view->is_overwriting = holder != nullptr && (holder->is_overwrite || holder->is_overwriting);
   view->is_bound = view->is_reported = false;
   ++(view->mode == Mode::kWrite ? writers_ : readers_);
   link_front(holder != nullptr ? holder->views : views_, view);
