@@ -13,6 +13,7 @@
 #include "dtype.h"
 #include "from_numpy.h"
 #include "ndarray.h"
+#include "tenon/share.hpp"
 #include "turn.h"
 
 namespace tenon::python {

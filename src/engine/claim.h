@@ -68,8 +68,9 @@ struct Entry {
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
-  bool is_ahead = false;      // it was put before others that had come earlier (Queue::insert_before)
-  bool holds_memory = false;  // an op's, on memory that is not small
+  bool is_overwriting = false;  // it acts under one that writes every byte
+  bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
+  bool holds_memory = false;    // an op's, on memory that is not small
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
