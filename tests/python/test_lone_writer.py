@@ -243,6 +243,19 @@ def test_writing_a_read_only_array_by_a_function_is_an_error():
             write()
 
 
+def test_under_an_overwriting_block_functions_write_to_memory_without_a_value():
+    a = tn.zeros(4)
+    with pytest.raises(ZeroDivisionError), a.write():
+        raise ZeroDivisionError
+    with pytest.raises(tn.OpError):
+        np.add(tn.ones(4), 1, out=a)
+    with a.write(overwrite=True):
+        np.add(tn.ones(4), 1, out=a)
+        a += 1
+        np.clip(a, 0, 9, out=a)
+    assert a.tolist() == [3] * 4
+
+
 def test_other_types_of_arrays_are_asked_too():
     class Theirs:
         def __array_function__(self, func, types, args, kwargs):
