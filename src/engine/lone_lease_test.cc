@@ -304,6 +304,15 @@ TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
   next.join();
 }
 
+TEST_F(BoundView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
+  Sight view(write(cell, 0, 4));
+  bind(view, write(cell, 0, 4));
+  Lease all(write(cell));
+  EXPECT_TRUE(all.acquire(&refusal, kWatchdogNs));
+  all.release();
+  EXPECT_TRUE(Call({write(cell, 2, 8)}).begin(&refusal));
+}
+
 TEST_F(BoundView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
   Sight view(read(cell), "train.py:12");
   bind(view, write(cell));

@@ -111,7 +111,8 @@ class Queue {
   void visit_bound_views(const Entry& entry, Visit visit) const {
     if (bound_views_ == 0 || !heeds_bound_views(entry)) return;
     for (View* v = views_; v != nullptr; v = v->next) {
-      if (v->is_bound && conflict(v->mode, v->extent, entry.mode, entry.extent)) visit(*v);
+      if (!v->is_bound || !conflict(v->mode, v->extent, entry.mode, entry.extent)) continue;
+      if (entry.waits_for_host || v->mode == Mode::kRead || !v->actor.includes(entry.claim->owner)) visit(*v);
     }
   }
   // A view for writing that overlaps, of the host or under an entry; or null.

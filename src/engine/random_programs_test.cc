@@ -258,7 +258,7 @@ class Program {
   }
   bool would_wait_for_itself(const Wanted& w) const {
     return !is_covered(w) && std::any_of(views_.begin(), views_.end(), [&](const Opened& v) {
-      return v.is_bound && conflicts(v.access.what, w);
+      return v.is_bound && v.access.what.mode == Mode::kRead && conflicts(v.access.what, w);
     });
   }
   bool is_kept(size_t i) const { return std::find(kept_.begin(), kept_.end(), i) != kept_.end(); }
