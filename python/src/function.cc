@@ -65,8 +65,8 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
 }
 
 // What the pointers among the arguments lead to. Functions that write to one array may run in several threads
-// at once, as those of NumPy over views may: they hold views for it, and together keep others from writing. Of
-// memory that other processes use a function has what it writes to for itself.
+// at once, as those of NumPy over views may: they hold views for it, and together keep others from writing.
+// Of memory that other processes use a function has what it writes to for itself.
 struct Pointers {
   std::deque<HostView> views;
   Turn turn;
