@@ -60,7 +60,7 @@ class Call {
       : claim_(Kind::kCall, std::span(entries_).first(wanted.size())) {
     size_t i = 0;
     for (const Wanted& w : wanted) describe(w, entries_[i++]);
-    claim_.owner.thread = this_thread_id();
+    claim_.owner = actor_of_task(0);
   }
   bool begin(Refusal* refusal, int64_t timeout_ns = kWatchdogNs) {
     return is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
@@ -244,7 +244,7 @@ TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
   });
   EXPECT_EQ(obstacle.party, Obstacle::Party::kHost);
   EXPECT_STREQ(obstacle.site, "train.py:12");
-  EXPECT_EQ(obstacle.thread, this_thread_id());
+  EXPECT_EQ(obstacle.thread, this_thread.number);
   std::thread next([&] {
     Refusal r;
     Lease lease(write(cell));

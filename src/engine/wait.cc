@@ -538,7 +538,7 @@ bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* r
     BlockingClaim turn(Kind::kCall, {&entry, 1});
     turn.is_for_view = true;
     turn.site = view.site;
-    turn.owner.thread = this_thread_id();
+    turn.owner = actor_of_task(0);
     turn.since_ms = coarse_now_ms();
     if (!turn.acquire(deadline, refusal)) return false;
     opened = try_open_view(view, may_weaken, refusal);  // under the turn
