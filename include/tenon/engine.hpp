@@ -101,14 +101,9 @@ class Lease {
     return array_.as<T, N, Checked>();
   }
 
-  // Idempotent; never waits. Fails with LEASE_ESCAPED when a view that was taken under the lease lives on and
-  // work waits behind it: the lease is released, the work waits for the view.
-  void release() {
-    if (tenon_lease_release(&lease_) == 0) return;
-    throw Error(TENON_ERR_LEASE_ESCAPED,
-                "a view that was taken under the lease lives on, and work waits behind it: destroy it before "
-                "the lease is released, or copy what is to be kept");
-  }
+  // Idempotent; never waits. True: a view that was taken under the lease lives on, and continues it until it
+  // is destroyed: others wait for it.
+  bool release() noexcept { return tenon_lease_release(&lease_) != 0; }
   // Releases a lease whose writing did not come to its end; see above.
   void fail(const char* message) noexcept { (void)tenon_lease_fail(&lease_, message); }
   void fail(const std::string& message) noexcept { fail(message.c_str()); }

@@ -398,7 +398,8 @@ typedef struct tenon_lease_options {
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
 
-/* Idempotent, from any thread; never waits. Not 0: a view of it lives on, in the way of others that wait. */
+/* Idempotent, from any thread; never waits. Not 0: a view that was taken under it lives on. Until that is
+ * closed, it continues the lease: others wait for it, and the lease's thread acts under it. */
 TENON_API int32_t tenon_lease_release(tenon_lease* lease);
 
 /* Releases a lease whose writing did not end: the memory holds no value until it is overwritten. */
@@ -537,6 +538,15 @@ TENON_API int32_t tenon_engine_help(void);
 
 /* Waits until no op is unfinished. Fails as tenon_op_wait, but not with OP: tenon_failures_take. */
 TENON_API tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error);
+
+/* A call that uses arrays from now on until its end, in the thread that begins and ends it: it waits until it
+ * has all of them, at once. What its thread does to them meanwhile acts under it; views that are opened then
+ * may live on. uses: without flags. name: of the call, and site: for messages; copied; site may be NULL.
+ * Fails with VALUE, BUFFER (writing to a read-only array), and as tenon_view_open. \since 0.2 */
+typedef struct tenon_call tenon_call;
+TENON_API tenon_status tenon_call_begin(const char* name, const char* site, int32_t n, const tenon_use* uses,
+                                        tenon_call** out, tenon_error* error);
+TENON_API void tenon_call_end(tenon_call* call); /* once; NULL does nothing */
 
 /* Waits until the writes (or all uses) that were pushed before are done. Fails as tenon_lease_acquire. */
 TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns,

@@ -14,6 +14,6 @@
 
 /* The C ABI. A new major breaks callers; a new minor only adds. */
 #define TENON_ABI_MAJOR 0
-#define TENON_ABI_MINOR 1
+#define TENON_ABI_MINOR 2
 
 #endif /* TENON_VERSION_H_ */

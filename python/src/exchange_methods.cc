@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Methods that hand an NDArray to NumPy, PyTorch and JAX by name, and the hooks through which NumPy asks.
-#include <deque>
+#include <nanobind/stl/string.h>
+
+#include <string>
 
 #include "dlpack_capsule.h"
 #include "elements.h"
@@ -15,54 +17,53 @@
 namespace tenon::python {
 namespace {
 
-// NumPy asks the buffer protocol first and forgets why that failed: the same request here raises it again.
+// A copy is made in a call of its own. Else NumPy has asked the buffer protocol first, and forgets why that
+// failed: the same request here raises it again.
 nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
+  const bool is_copy = !copy.is_none() && nb::cast<bool>(nb::bool_(copy));
+  const auto has_dtype = [&dtype](const nb::object& view) {
+    return dtype.is_none() || dtype.equal(view.attr("dtype"));
+  };
+  if (is_copy || (copy.is_none() && !dtype.is_none())) {
+    Turn turn;
+    turn.reads(object.object.ptr());
+    turn.begin("array");
+    const nb::object view = turn.view_of(object.object.ptr());
+    if (!has_dtype(view)) return view.attr("astype")(dtype);
+    if (is_copy) return view.attr("copy")();
+  }
   raise_refused_buffer(object.object.ptr());
   nb::object view = numpy_view(object.array());
-  const bool is_cast = !dtype.is_none() && !dtype.equal(view.attr("dtype"));
-  const bool is_copy = !copy.is_none() && nb::cast<bool>(nb::bool_(copy));
-  if (is_cast && !copy.is_none() && !is_copy) {
+  if (!has_dtype(view)) {
     raise(PyExc_ValueError, "copy=False was asked for, but %S elements become %S only by a copy",
           view.attr("dtype").ptr(), dtype.ptr());
   }
-  if (is_cast) return view.attr("astype")(dtype);
-  return is_copy ? view.attr("copy")() : view;
+  return view;
 }
 
-// Of an NDArray a NumPy view, in a new one of the turns.
-nb::object with_view(nb::handle value, Access access, std::deque<Turn>& turns) {
-  if (!is_ndarray(value.ptr())) return nb::borrow(value);
-  const Array array = share(value.ptr());
-  return turns.emplace_back().view(array, access, [&] { return numpy_view(array); });
-}
-
-nb::object with_views(nb::handle values, Access access, std::deque<Turn>& turns) {
+nb::tuple with_views(nb::handle values, Turn& turn) {
   nb::list result;
-  for (nb::handle value : values) result.append(with_view(value, access, turns));
+  for (nb::handle value : values) result.append(turn.view_of(value.ptr()));
   return nb::tuple(result);
 }
 
 nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args inputs, nb::kwargs keywords) {
-  std::deque<Turn> turns;
-  nb::dict options;  // goes before the turns do
-  for (const auto& [name, value] : keywords) options[name] = value;
+  Turn turn;
   const nb::object out = keywords.contains("out") ? nb::object(keywords["out"]) : nb::object();
+  const nb::object where = keywords.contains("where") ? nb::object(keywords["where"]) : nb::object();
   if (out.is_valid()) {
-    for (nb::handle target : out) {
-      if (is_ndarray(target.ptr())) check_writable(share(target.ptr()));
-    }
-    options["out"] = with_views(out, Access::kWrite, turns);
+    for (nb::handle target : out) turn.writes(target.ptr());
   }
-  if (keywords.contains("where")) {
-    options["where"] = with_view(nb::object(keywords["where"]), Access::kRead, turns);
-  }
-  nb::object first;
-  if (text_of(method) == "at" && is_ndarray(nb::object(inputs[0]).ptr())) {
-    const nb::object target(inputs[0]);  // ufunc.at() writes to its first argument
-    check_writable(share(target.ptr()));
-    first = with_view(target, Access::kWrite, turns);
-  }
-  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs, Access::kRead, turns), **options);
+  if (where.is_valid()) turn.reads(where.ptr());
+  // ufunc.at() writes to its first argument.
+  if (text_of(method) == "at" && nb::len(inputs) != 0) turn.writes(nb::object(inputs[0]).ptr());
+  for (nb::handle input : inputs) turn.reads(input.ptr());
+  turn.begin(nb::cast<std::string>(nb::object(ufunc.attr("__name__"))).c_str());
+  nb::dict options;  // goes before the turn does
+  for (const auto& [name, value] : keywords) options[name] = value;
+  if (out.is_valid()) options["out"] = with_views(out, turn);
+  if (where.is_valid()) options["where"] = turn.view_of(where.ptr());
+  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs, turn), **options);
   if (!out.is_valid()) return result;
   // What the caller gave as out comes back as such.
   if (nb::len(out) == 1) return is_ndarray(nb::object(out[0]).ptr()) ? nb::object(out[0]) : result;
@@ -72,6 +73,27 @@ nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args in
   }
   return nb::tuple(results);
 }
+
+nb::object array_function(nb::handle, nb::object function, nb::object types, nb::object arguments,
+                          nb::object keywords) {
+  return nb::module_::import_("tenon._array_functions").attr("call")(function, types, arguments, keywords);
+}
+
+// A call as tenon/_array_functions.py makes it.
+class ArrayCall {
+ public:
+  ArrayCall(const std::string& name, nb::iterable reads, nb::iterable writes) {
+    for (nb::handle array : writes) turn_.writes(array.ptr());
+    for (nb::handle array : reads) turn_.reads(array.ptr());
+    turn_.begin(name.c_str());
+  }
+  nb::object view(nb::handle array) { return turn_.view_of(array.ptr()); }
+  bool has_lent_views() const { return turn_.has_lent_views(); }
+  void end() { turn_.end(); }
+
+ private:
+  Turn turn_;
+};
 
 bool has_negative_stride(const Array& array) {
   for (size_t i = 0; i < array.strides().size(); ++i) {
@@ -143,6 +165,14 @@ nb::object to_jax(const Array& self) {
 }  // namespace
 
 void add_exchange_methods(nb::module_& module) {
+  nb::class_<ArrayCall>(module, "ArrayCall",
+                        "A call of NumPy's on views of arrays, which it has all at once.")
+      .def(nb::init<const std::string&, nb::iterable, nb::iterable>(), nb::arg("name"), nb::arg("reads"),
+           nb::arg("writes"))
+      .def("view", &ArrayCall::view, nb::arg("array"))
+      .def("has_lent_views", &ArrayCall::has_lent_views,
+           "Something else refers to a view of the call, or stands on one.")
+      .def("end", &ArrayCall::end);
   module.def(
       "torch_tensors", torch_tensors, nb::arg("arrays"), nb::arg("trust") = false,
       nb::sig("def torch_tensors(arrays: tuple[NDArray, ...], trust: bool = False) -> tuple[Any, ...]"),
@@ -172,6 +202,9 @@ void add_exchange_methods(nb::module_& module) {
   def_method(
       "__array_ufunc__", array_ufunc,
       nb::sig("def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any"));
+  def_method("__array_function__", array_function, nb::arg("func"), nb::arg("types"), nb::arg("args"),
+             nb::arg("kwargs"),
+             nb::sig("def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any"));
 }
 
 }  // namespace tenon::python

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "dtype.h"
 #include "from_numpy.h"
 #include "ndarray.h"
+#include "tenon/share.hpp"
 #include "turn.h"
 
 namespace tenon::python {
@@ -62,38 +64,39 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
          (is_byte(parameter.dtype) && is_byte(dtype));
 }
 
-// An argument of one call: the array and its open view, until the call is over.
-class Pointer {
- public:
-  Pointer(const Function& function, int32_t i, nb::handle value)
-      : array_(pointer_array(function, i, value, Keep::kWritable)) {
-    const Access access = function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite;
-    turn_.view(array_, access, [&] { view_.emplace(array_, access); });
-  }
-  void* data() const noexcept { return array_.data(); }
+// What the pointers among the arguments lead to. Functions that write to one array may run in several threads
+// at once, as those of NumPy over views may: they hold views for it, and together keep others from writing.
+// Of memory that other processes use a function has what it writes to for itself.
+struct Pointers {
+  std::deque<HostView> views;
+  Turn turn;
 
- private:
-  Array array_;
-  Turn turn_;
-  std::optional<HostView> view_;
+  void add(const Array& array, bool is_read) {
+    const bool is_for_all = !is_shared(array);
+    if (is_for_all) views.emplace_back(array, is_read ? Access::kRead : Access::kWrite);
+    turn.uses(array, is_read || is_for_all ? TENON_READ : TENON_WRITE);
+  }
 };
 
-// pointer keeps the array and its view.
-tenon_value argument_for(const Function& function, int32_t i, nb::handle value,
-                         std::optional<Pointer>& pointer) {
+tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Pointers& pointers) {
   if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
   tenon_value argument{};
-  argument.p = value.is_none() ? nullptr : pointer.emplace(function, i, value).data();
+  argument.p = nullptr;
+  if (value.is_none()) return argument;
+  const Array array = pointer_array(function, i, value, Keep::kWritable);
+  pointers.add(array, function.parameter(i).is_const != 0);
+  argument.p = array.data();
   return argument;
 }
 
 nb::object call_function(const Function& function, const nb::args& arguments) {
   check_argument_count(function, arguments.size());
   std::vector<tenon_value> values(arguments.size());
-  std::vector<std::optional<Pointer>> pointers(values.size());
+  Pointers pointers;
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers[i]);
+    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers);
   }
+  pointers.turn.begin("a native function");
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -104,8 +107,9 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
 
 // Whether value would do as argument i. Throws if not.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
-  std::optional<Pointer> pointer;
-  (void)argument_for(function, i, value, pointer);
+  Pointers pointers;
+  (void)argument_for(function, i, value, pointers);
+  pointers.turn.begin("a native function");
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {

@@ -244,6 +244,10 @@ void empty_numpy_view(nb::handle view, bool is_alone, const char* site) {
   if (is_alone) const nb::object released = nb::steal(std::exchange(fields.base, nullptr));
 }
 
+bool is_used_elsewhere_than_here(nb::handle view) noexcept {
+  return Py_REFCNT(view.ptr()) != 1 || Py_REFCNT(fields_of(view).base) != 1;
+}
+
 bool may_view_ndarray(PyObject* exporter) {
   if (Py_TYPE(exporter) == view_holder_type) return true;
   if (!PyMemoryView_Check(exporter)) return true;  // a capsule, a tensor: the memory map knows

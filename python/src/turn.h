@@ -1,45 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that work on views of arrays for as long as they run: operators, ufuncs, native functions. A view of
-// an array that other processes use, too, needs a lease. Code that has one goes on under it; for other code
-// the call takes a lease of its own, as every call does that needs no view.
+// Calls that let NumPy or a native function work on views of arrays: operators, ufuncs, array functions. They
+// take their turn as every call does, for all of their arrays at once, also with those that other processes
+// use.
 #pragma once
 
-#include "python.h"
-#include "tenon/share.hpp"
-#include "waiting.h"
+#include <utility>
+#include <vector>
+
+#include "elements.h"
+#include "ndarray.h"
+#include "numpy_view.h"
+#include "sites.h"
 
 namespace tenon::python {
 
-// Outlives the views that are opened in it. Requires the GIL.
+// Outlives the views that are opened in it, or leaves them to ordinary code. Requires the GIL. One thread.
 class Turn {
  public:
   Turn() = default;
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  ~Turn() { (void)tenon_lease_release(&lease_); }
+  ~Turn() { end(); }
 
-  // What open() returns, which opens views of the array for this access.
-  template <class Open>
-  auto view(const Array& array, Access access, Open open) {
-    try {
-      return open();
-    } catch (const Error& e) {
-      if (e.code() != TENON_ERR_LEASE_CONFLICT || !is_shared(array)) throw;
+  // Before begin(). Of objects that are no NDArrays nothing is noted.
+  void uses(const Array& array, int32_t access) {
+    for (tenon_use& use : uses_) {
+      if (use.array != array.get()) continue;
+      if (access == TENON_WRITE) use.access = access;
+      return;
     }
-    tenon_lease_options options{};
-    options.struct_size = sizeof options;
-    options.access = static_cast<int32_t>(access);
-    options.task = current_task();
-    options.timeout_ns = TENON_DEFAULT_TIMEOUT;
-    array_ = array;
-    call(tenon_lease_acquire, &lease_, array_.get(), &options);
-    return open();
+    arrays_.push_back(array);
+    uses_.push_back({array.get(), access, 0});
+  }
+  void reads(PyObject* object) {
+    if (is_ndarray(object)) uses(share(object), TENON_READ);
+  }
+  // Throws ValueError for one that is read-only.
+  void writes(PyObject* object) {
+    if (!is_ndarray(object)) return;
+    check_writable(share(object));
+    uses(share(object), TENON_WRITE);
+  }
+  // Waits until all of them are this call's.
+  void begin(const char* name) {
+    if (uses_.empty()) return;
+    call(tenon_call_begin, name, current_site(), static_cast<int32_t>(uses_.size()), uses_.data(), &call_);
+  }
+  // Then: a NumPy view of an NDArray, read-only if it is only read; another object as it is.
+  nb::object view_of(PyObject* object) {
+    if (!is_ndarray(object)) return nb::borrow(object);
+    for (auto& [array, view] : views_) {
+      if (array == object) return view;
+    }
+    const Array array = share(object);
+    views_.emplace_back(object, is_written(object) ? writable_numpy_view(array) : numpy_view(array));
+    return views_.back().second;
+  }
+  // Something else refers to a view, or stands on one.
+  bool has_lent_views() const noexcept {
+    for (const auto& [array, view] : views_) {
+      if (is_used_elsewhere_than_here(view)) return true;
+    }
+    return false;
+  }
+  void end() noexcept {
+    views_.clear();
+    tenon_call_end(std::exchange(call_, nullptr));
   }
 
  private:
-  Array array_;
-  tenon_lease lease_ = TENON_LEASE_INIT;
+  bool is_written(PyObject* object) const noexcept {
+    for (const tenon_use& use : uses_) {
+      if (use.array == array_of(object)) return use.access == TENON_WRITE;
+    }
+    return false;
+  }
+
+  std::vector<Array> arrays_;  // of uses_
+  std::vector<tenon_use> uses_;
+  tenon_call* call_ = nullptr;
+  std::vector<std::pair<PyObject*, nb::object>> views_;
 };
 
 }  // namespace tenon::python

@@ -108,14 +108,12 @@ void HostView::open(Storage& storage, engine::Extent extent, Access access, cons
   Refusal refusal;
   Ref<Array> keep;  // the caller's reference may go while it waits
   const char* const doing = access == Access::kWrite ? "write" : "read";
-  switch (engine::open_view(view_, may_weaken, &refusal)) {
+  switch (engine::try_open_view(view_, may_weaken, &refusal)) {
     case engine::Appended::kGranted: break;
     case engine::Appended::kRefused: throw_refusal(refusal, doing, array);
     case engine::Appended::kWaiting:
       keep = Ref<Array>::share(const_cast<Array*>(array));
-      if (!engine::is_over(engine::wait_for_view(view_, Deadline(-1), &refusal.obstacle), &refusal)) {
-        throw_refusal(refusal, doing, array);
-      }
+      if (!engine::open_view(view_, may_weaken, Deadline(-1), &refusal)) throw_refusal(refusal, doing, array);
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
@@ -134,26 +132,29 @@ void HostView::close() noexcept {
   storage->release();
 }
 
-HostCall::HostCall(const char* name, std::initializer_list<Use> uses)
-    : claim_(engine::Kind::kCall, std::span(entries_).first(uses.size())),
+HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
+    : many_(uses.size() > kFew ? std::make_unique<engine::Entry[]>(uses.size()) : nullptr),
+      claim_(engine::Kind::kCall, {}),
       exceptions_(std::uncaught_exceptions()) {
+  engine::Entry* const entries = many_ != nullptr ? many_.get() : few_.data();
   size_t n = 0;
   for (const Use& use : uses) {
     if (use.array.size() == 0) continue;
-    engine::Entry& entry = entries_[n++];
+    engine::Entry& entry = entries[n++];
     entry.home = &use.array.storage().home();
     entry.extent = use.array.extent();
     entry.mode = mode_of(use.access);
     entry.is_overwrite = use.is_overwrite;
   }
-  claim_.entries = std::span(entries_).first(n);
+  claim_.entries = std::span(entries, n);
+  claim_.site = site;
   claim_.name = name;
   claim_.owner = engine::actor_of_task(0);
   claim_.since_ms = engine::coarse_now_ms();
   claim_.heeds_gate_timeout = true;
   Refusal refusal;
   if (!claim_.acquire(Deadline(-1), &refusal)) {
-    const Use* refused = uses.end() - 1;
+    const Use* refused = &uses.back();
     for (const Use& use : uses) {
       if (refusal.entry != nullptr && refusal.entry->home == &use.array.storage().home()) refused = &use;
     }

@@ -8,6 +8,8 @@
 #include <array>
 #include <atomic>
 #include <initializer_list>
+#include <memory>
+#include <span>
 
 #include "base/error.h"
 #include "core/array.h"
@@ -57,7 +59,8 @@ class HostView {
   engine::View view_;
 };
 
-// A call that uses one or two arrays while it lives.
+// A call that uses some arrays while it lives: it has all of them at once. What its thread does to them
+// meanwhile, views included, acts under it.
 class HostCall {
  public:
   struct Use {
@@ -66,14 +69,19 @@ class HostCall {
     bool is_overwrite = false;  // every byte of the array's extent will be written
   };
 
-  // Waits; fails as HostView::open.
-  HostCall(const char* name, std::initializer_list<Use> uses);
+  // Waits; fails as HostView::open. name and site live as long as the call; site may be null.
+  HostCall(const char* name, std::initializer_list<Use> uses)
+      : HostCall(name, nullptr, std::span(uses.begin(), uses.size())) {}
+  HostCall(const char* name, const char* site, std::span<const Use> uses);
   HostCall(const HostCall&) = delete;
   HostCall& operator=(const HostCall&) = delete;
   ~HostCall();
 
  private:
-  std::array<engine::Entry, 2> entries_;
+  static constexpr size_t kFew = 2;
+
+  std::array<engine::Entry, kFew> few_;
+  std::unique_ptr<engine::Entry[]> many_;  // if there are more
   engine::BlockingClaim claim_;
   int exceptions_;
 };

@@ -2,10 +2,10 @@
 //
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
 // unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
-// that was forked inside of a body ends when it comes back from that. Leases and
-// calls of the threads that are not there are void. Of memory that other processes use, too, the child has
-// nothing: all leases there are void, and its views are inherited ones. The handlers wait for short sections
-// only, never for ops.
+// that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
+// are not there are void, and views that were bound to them are nobody's. Of memory that other processes use,
+// too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
+// for short sections only, never for ops.
 #include "core/fork.h"
 
 #include <pthread.h>
@@ -92,13 +92,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
   }
   (void)ready.take_all();
   if (queue.gate() != nullptr) queue.mark_views_inherited();
-  engine::ReadyList none;
-  for (engine::View* view = queue.first_view(); view != nullptr;) {
-    engine::View* const next = view->next;
-    const bool waits = view->is_open.load(std::memory_order_relaxed) == 0;
-    if (waits && view->thread != engine::this_thread_id()) queue.remove_view(view, &none);
-    view = next;
-  }
+  queue.unbind_views_of_others(engine::this_thread_id());
 }
 
 void in_child() {

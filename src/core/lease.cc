@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/lease.h"
 
+#include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -13,6 +16,45 @@ namespace {
 
 const char* doing(Access access) noexcept {
   return access == Access::kWrite ? "lease for writing" : "lease for reading";
+}
+
+bool is_logged() noexcept {
+  static const bool is_wanted = [] {
+    const char* const topics = std::getenv("TENON_DEBUG");
+    return topics != nullptr && std::string_view(topics).find("leases") != std::string_view::npos;
+  }();
+  return is_wanted;
+}
+
+bool is_new_site(const char* site) {
+  static auto* const lock = new std::mutex;
+  static auto* const sites = new std::set<std::string>;
+  const std::scoped_lock held(*lock);
+  return sites->insert(site).second;
+}
+
+// TENON_DEBUG=leases: says, once for each line, that the lease was granted beside a view that another thread
+// keeps. What is read or written through that one is not ordered by the lease.
+[[gnu::cold]] void log_view_beside(const engine::Entry& entry, const engine::Claim& claim) noexcept {
+  const auto report = engine::wait_hooks().report;
+  if (report == nullptr || claim.site == nullptr || claim.entries.empty()) return;
+  std::optional<engine::Obstacle> found;
+  {
+    engine::Queue& queue = engine::lock_home(*entry.home);
+    const std::unique_lock lock(queue.lock, std::adopt_lock);
+    for (const engine::View* v = queue.first_view(); v != nullptr && !found; v = v->next) {
+      if (v->is_bound || v->actor.thread == claim.owner.thread) continue;
+      if (engine::conflict(v->mode, v->extent, entry.mode, entry.extent)) found = engine::Obstacle::of(*v);
+    }
+  }
+  try {
+    if (!found || !is_new_site(claim.site)) return;
+    report(concat("the lease of ", claim.site, " was granted beside ", text_of(*found),
+                  ": use that view under a lease, too")
+               .c_str());
+  } catch (const std::bad_alloc&) {
+    // It is said the next time.
+  }
 }
 
 }  // namespace
@@ -79,6 +121,8 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
+  if (is_logged()) [[unlikely]]
+    log_view_beside(entry_, claim_);
   return std::nullopt;
 }
 
@@ -135,6 +179,8 @@ void Lease::check() {
     throw_refusal(refusal, doing(access()), nullptr);
   }
   drop_request();
+  if (is_logged()) [[unlikely]]
+    log_view_beside(entry_, claim_);
   if (!accepts_failure_) check_value();
 }
 

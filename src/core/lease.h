@@ -64,7 +64,7 @@ class Lease {
            entry_.extent.contains(array.extent());
   }
 
-  // True if a view that was taken under it is in the way of work that waits.
+  // True if a view that was taken under it lives on, and continues it.
   bool release() noexcept;
   // The memory holds no value from now on.
   bool fail(std::string_view message);

@@ -45,6 +45,11 @@ struct Actor {
   friend bool operator==(const Actor& a, const Actor& b) noexcept {
     return a.thread == b.thread && a.task == b.task;
   }
+  // What belongs to this actor belongs to the other one, too: what a thread took outside of tasks is all of
+  // its tasks'.
+  bool includes(const Actor& other) const noexcept {
+    return thread == other.thread && (task == 0 || task == other.task);
+  }
 };
 
 inline Actor actor_of_task(uint64_t task) noexcept {

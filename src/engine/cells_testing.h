@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <mutex>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "engine/engine.h"
@@ -181,10 +183,7 @@ class Sight {
   }
   // Waits for what was pushed before; false: refused.
   bool open(Refusal* refusal, int64_t timeout_ns = -1) {
-    const Appended opened = open_view(view_, false, refusal);
-    is_open_ = opened == Appended::kGranted ||
-               (opened == Appended::kWaiting &&
-                is_over(wait_for_view(view_, Deadline(timeout_ns), &refusal->obstacle), refusal));
+    is_open_ = open_view(view_, false, Deadline(timeout_ns), refusal);
     return is_open_;
   }
   void close() {
@@ -199,6 +198,17 @@ class Sight {
   View view_;
   bool is_open_ = false;
 };
+
+// Until so many entries stand in the queue of a cell: a thread that is to wait there does.
+inline void await_entries(Cell& cell, size_t n) {
+  const auto count = [&cell] {
+    const std::scoped_lock lock(cell.queue.lock);
+    size_t entries = 0;
+    for (const Entry* e = cell.queue.first(); e != nullptr; e = e->next) ++entries;
+    return entries;
+  };
+  while (count() < n) std::this_thread::yield();
+}
 
 // For waits that would else hang when a law is broken: a watchdog, no limit on how fast things are.
 constexpr int64_t kWatchdogNs = 60'000'000'000;

@@ -64,15 +64,20 @@ struct Entry {
   Entry* previous = nullptr;
   View* views = nullptr;  // taken under this entry
   uint64_t sequence = 0;  // 0: it stands in no queue, because its claim acts without it
-  uint32_t blockers = 0;  // in a counted queue: earlier entries that conflict
+  uint32_t blockers = 0;  // in a counted queue: entries that conflict and are earlier, or later and granted
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
-  bool holds_memory = false;  // an op's, on memory that is not small
+  bool is_overwriting = false;  // it acts under one that writes every byte
+  bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
+  bool holds_memory = false;    // an op's, on memory that is not small
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
-// process are one party. Never moves while it is open.
+// process are one party, but for the bound ones. Never moves while it is open.
+//
+// A view that outlives the lease under which it was taken is bound to the actor of that lease until it is
+// closed: claims of other actors wait for it as they waited for the lease, and that actor acts under it.
 struct View {
   // Set before it is opened.
   Home* home = nullptr;
@@ -86,12 +91,10 @@ struct View {
   View* previous = nullptr;
   Entry* holder = nullptr;      // the entry under which it was taken; null: the host's own
   bool is_overwriting = false;  // under an entry that writes every byte
-  Pass pass = kNoPass;          // in a gated queue
-  uint64_t sequence = 0;
-  uint32_t blockers = 0;             // earlier entries that must end first
-  std::atomic<uint32_t> is_open{0};  // 1 from then on: a futex
-  uint32_t thread = 0;               // its id
-  uint32_t number = 0;               // the kernel's, for messages
+  bool is_bound = false;
+  bool is_reported = false;  // as bound, and in the way of others
+  Pass pass = kNoPass;       // in a gated queue
+  Actor actor;               // the thread that opened it; of a bound view: the owner of its lease
   int64_t opened_ms = 0;
 };
 
@@ -130,6 +133,7 @@ class Claim {
   const Kind kind;
   bool heeds_host = false;          // an op that must not run beside conflicting host views
   bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
+  bool is_for_view = false;         // a call that opens a view as soon as it is granted
 
   // Set by append(): some of its entries stand on memory that other processes use, too.
   bool is_gated = false;
@@ -163,8 +167,6 @@ class ReadyList {
     end_ = &claim->next_ready;
   }
   bool is_empty() const noexcept { return first_ == nullptr; }
-  // Views that waited have been opened: whoever sleeps on the queue's turns is to be woken.
-  bool has_opened_views = false;
   // In the order in which they became ready.
   Claim* take_all() noexcept {
     Claim* const all = first_;

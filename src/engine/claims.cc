@@ -6,7 +6,6 @@
 #include <new>
 #include <utility>
 
-#include "base/futex.h"
 #include "engine/gate.h"
 
 namespace tenon::engine {
@@ -114,24 +113,51 @@ Appended check_inherited(const Queue& queue, Refusal* refusal) noexcept {
 Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
   entry.waits_for_host = false;
   if (entry.queue->is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
-  if (on_host == OnHost::kIgnore || !entry.queue->has_views()) return Appended::kGranted;
+  if (on_host == OnHost::kIgnore) return Appended::kGranted;
   const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
-  if (view == nullptr) return Appended::kGranted;
-  if (on_host == OnHost::kRaise) return refuse(refusal, Refusal::Reason::kHostView, Obstacle::of(*view));
+  // A view that is asked for counts: else a push would wait for it, and another request for the push.
+  const Entry* const request = entry.queue->view_request(entry.mode, entry.extent);
+  if (view == nullptr && request == nullptr) return Appended::kGranted;
+  if (on_host == OnHost::kRaise) {
+    return refuse(refusal, Refusal::Reason::kHostView,
+                  view != nullptr ? Obstacle::of(*view) : Obstacle::of(*request));
+  }
   entry.waits_for_host = true;
   return Appended::kGranted;
 }
 
-// Synchronous code: a lease or a call. Marks the entries that need no place in the queue.
-Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* refusal) noexcept {
+// Where an entry of synchronous code is to stand: under its holder, before a place, or else at the end.
+struct Standing {
+  Entry* holder = nullptr;
+  Entry* place = nullptr;
+};
+
+// The caller holds views for which others wait: it goes before them, or they would wait for each other. What
+// has been granted it waits for.
+Appended check_views(Entry& entry, Claim& claim, Standing* standing, Refusal* refusal) noexcept {
+  Queue& queue = *entry.queue;
+  const bool is_host = claim.kind == Kind::kCall;
+  // Not before it matters: to ask for the task takes long.
+  if (is_host && queue.has_bound_views()) claim.owner = current_actor();
+  if (queue.is_covered(claim.owner, is_host, entry.mode, entry.extent)) {
+    standing->place = queue.first_behind_kept(claim.owner, is_host, entry.mode, entry.extent);
+    return Appended::kGranted;
+  }
+  const Entry* const kept = is_host ? queue.first_kept(claim.owner, true, entry.mode, entry.extent) : nullptr;
+  if (kept == nullptr || !kept->waits_for_host)
+    return Appended::kGranted;  // the search for deadlocks sees it
+  return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*kept));
+}
+
+// Synchronous code: a lease or a call.
+Appended check_synchronous(Entry& entry, Claim& claim, Standing* standing, Refusal* refusal) noexcept {
   Queue& queue = *entry.queue;
   entry.waits_for_host = false;
-  *holder = nullptr;
   if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (queue.has_entries()) {
     Entry* const own = queue.holder_for(entry.extent, entry.mode);
     if (own != nullptr && Queue::allows(*own, entry.extent, entry.mode)) {
-      *holder = own;
+      standing->holder = own;
       return Appended::kGranted;
     }
     if (own != nullptr && own->mode == Mode::kRead && entry.mode == Mode::kWrite) {
@@ -139,23 +165,14 @@ Appended check_synchronous(Entry& entry, Kind kind, Entry** holder, Refusal* ref
     }
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
-  if (kind == Kind::kCall && queue.gate() != nullptr) [[unlikely]] {
+  if (claim.kind == Kind::kCall && queue.gate() != nullptr) [[unlikely]] {
     const Possession has = possession_in(queue, entry.mode, entry.extent);
-    *holder = has.holder;
-    if (has.view != nullptr) {
-      share_pass(queue, has.view->pass, entry);
-      if (queue.first_conflict(entry.mode, entry.extent, false) != nullptr) entry.sequence = 0;
-    }
-    if (has) return Appended::kGranted;
+    standing->holder = has.holder;
+    if (has.holder != nullptr) return Appended::kGranted;
+    if (has.view != nullptr) share_pass(queue, has.view->pass, entry);
   }
-  if (kind == Kind::kLease || !queue.has_entries() || !queue.has_views()) return Appended::kGranted;
-  if (queue.host_holds(entry.mode, entry.extent)) {
-    entry.sequence = 0;
-    return Appended::kGranted;
-  }
-  const Entry* const waiting = queue.first_conflict(entry.mode, entry.extent, true);
-  if (waiting == nullptr) return Appended::kGranted;
-  return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*waiting));
+  if (!queue.has_entries() && !queue.has_bound_views()) return Appended::kGranted;
+  return check_views(entry, claim, standing, refusal);
 }
 
 }  // namespace
@@ -196,16 +213,19 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   claim.is_gated = is_gated;
   if (entries.size() > 1) merge_wholes(entries);
   for (Entry& e : entries) {
-    Entry* holder = nullptr;
+    Standing standing;
     if (e.sequence == 0) continue;
     Appended checked = Appended::kGranted;
     if (is_gated) [[unlikely]]
       checked = check_inherited(*e.queue, refusal);
     if (checked == Appended::kGranted) [[likely]] {
       checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
-                                        : check_synchronous(e, claim.kind, &holder, refusal);
+                                        : check_synchronous(e, claim, &standing, refusal);
     }
-    e.next = holder;
+    e.next = standing.holder;
+    e.is_overwriting =
+        standing.holder != nullptr && (standing.holder->is_overwrite || standing.holder->is_overwriting);
+    e.previous = standing.place;
     if (checked == Appended::kGranted) continue;
     if (refusal != nullptr) refusal->entry = &e;
     unlock_queues(entries);
@@ -224,7 +244,9 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     if (e.sequence == 0) {
       ++granted;
     } else if (e.next == nullptr) {
-      granted += e.queue->append(&e, &ready) ? 1 : 0;
+      const bool is_granted =
+          e.previous != nullptr ? e.queue->insert_before(&e, e.previous) : e.queue->append(&e, &ready);
+      granted += is_granted ? 1 : 0;
     } else {
       // What is taken under a lease of nobody's outlives it, when another thread gives that back.
       const bool is_of_nobody = e.next->claim->is_detached.load(std::memory_order_relaxed);
@@ -251,14 +273,12 @@ bool release(Claim& claim, ReadyList* ready) noexcept {
   for (Entry& e : claim.entries) {
     if (e.sequence == 0) continue;
     Queue& queue = *e.queue;
-    ready->has_opened_views = false;
     queue.lock.lock();
     if (e.is_queued) {  // a fork may have taken it out
       if (e.mode == Mode::kWrite) queue.note_write();
       has_escaped |= queue.remove(&e, ready);
     }
     queue.lock.unlock();
-    if (ready->has_opened_views) futex_wake_all(queue.turns);
   }
   return has_escaped;
 }
@@ -282,9 +302,6 @@ bool take_out(Claim& claim, IsTo is_to) noexcept {
     if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(claim.entries);
-  if (ready.has_opened_views) {
-    for (Entry& e : claim.entries) futex_wake_all(e.queue->turns);
-  }
   if (!ready.is_empty()) notify(ready);
   return is_taken;
 }
@@ -326,67 +343,68 @@ Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, 
   return Appended::kGranted;
 }
 
-// A view of gated memory stands under something that has a pass, or joins a view that does.
-Appended open_gated_view(Queue& queue, View& view, bool may_weaken, Refusal* refusal) noexcept {
+// What stands in the way of a view of ordinary code: an entry of another actor, granted or not, or a view
+// that is bound to one.
+bool must_take_turn(const Queue& queue, const View& view) noexcept {
+  if (queue.first_conflict(view.mode, view.extent) != nullptr) return true;
+  return queue.bound_conflict(view.mode, view.extent) != nullptr &&
+         !queue.is_covered(current_actor(), false, view.mode, view.extent);
+}
+
+// Of gated memory: a view stands under something that has a pass, or joins a view that does.
+Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
+                         Refusal* refusal) noexcept {
+  *has = possession_in(queue, view.mode, view.extent);
+  if (!*has && may_weaken) {
+    view.mode = Mode::kRead;
+    *has = possession_in(queue, view.mode, view.extent);
+  }
+  return *has ? Appended::kGranted : refuse(refusal, Refusal::Reason::kNoPossession, {});
+}
+
+// With the lock of the queue.
+Appended try_open(Queue& queue, View& view, bool may_weaken, Refusal* refusal) noexcept {
   if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
-  Appended checked = check_inherited(queue, refusal);
+  if (view.extent.end == 0) {  // no byte: nothing is in its way
+    queue.add_view(&view, nullptr);
+    return Appended::kGranted;
+  }
+  const bool is_gated = queue.gate() != nullptr;
   Possession has;
-  if (checked == Appended::kGranted) checked = find_holder(queue, view, may_weaken, &has.holder, refusal);
-  if (checked != Appended::kGranted) return checked;
+  if (is_gated) [[unlikely]] {
+    if (const Appended checked = check_inherited(queue, refusal); checked != Appended::kGranted)
+      return checked;
+  }
+  if (queue.has_entries()) {
+    const Appended checked = find_holder(queue, view, may_weaken, &has.holder, refusal);
+    if (checked != Appended::kGranted) return checked;
+  }
   if (has.holder == nullptr) {
     if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
-    has = possession_in(queue, view.mode, view.extent);
-    if (!has && may_weaken) {
-      view.mode = Mode::kRead;
-      has = possession_in(queue, view.mode, view.extent);
+    if (is_gated) [[unlikely]] {
+      const Appended checked = find_possession(queue, view, may_weaken, &has, refusal);
+      if (checked != Appended::kGranted) return checked;
     }
   }
-  if (!has) return refuse(refusal, Refusal::Reason::kNoPossession, {});
-  view.pass = has.pass();
-  queue.gate()->share(view.pass);
-  (void)queue.add_view(&view, has.holder, true);
+  if (has.holder == nullptr && (queue.has_entries() || queue.has_bound_views()) &&
+      must_take_turn(queue, view)) {
+    return Appended::kWaiting;
+  }
+  if (is_gated) [[unlikely]] {
+    view.pass = has.pass();
+    queue.gate()->share(view.pass);
+  }
+  queue.add_view(&view, has.holder);
   return Appended::kGranted;
 }
 
 }  // namespace
 
-Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
-  view.thread = this_thread_id();
-  view.number = this_thread.number;
+Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
+  view.actor = actor_of_task(0);
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
-  if (queue.gate() != nullptr && view.extent.end != 0) [[unlikely]] {
-    const Appended opened = open_gated_view(queue, view, may_weaken, refusal);
-    queue.lock.unlock();
-    return opened;
-  }
-  Entry* holder = nullptr;
-  bool may_join = true;
-  Appended result = Appended::kGranted;
-  if (queue.is_gone()) {
-    result = refuse(refusal, Refusal::Reason::kMoved, {});
-  } else if (view.extent.end == 0) {
-    // No byte: nothing is in its way.
-  } else if (queue.has_entries() || is_undeclared(queue)) {
-    result = find_holder(queue, view, may_weaken, &holder, refusal);
-    if (result == Appended::kGranted && holder == nullptr) {
-      may_join = queue.host_holds(view.mode, view.extent);
-      const Entry* const waiting = queue.first_conflict(view.mode, view.extent, true);
-      if (is_undeclared(queue)) {
-        result = refuse(refusal, Refusal::Reason::kUndeclared, {});
-      } else if (!may_join && waiting != nullptr) {
-        result = refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*waiting));
-      }
-    }
-  }
-  if (result == Appended::kGranted && !queue.add_view(&view, holder, may_join)) {
-    result = Appended::kWaiting;
-    if (this_thread.running != 0) {
-      ReadyList none;  // nothing can wait for what has just come
-      queue.remove_view(&view, &none);
-      result = refuse(refusal, Refusal::Reason::kInBody, {});
-    }
-  }
+  const Appended result = try_open(queue, view, may_weaken, refusal);
   queue.lock.unlock();
   return result;
 }
@@ -413,7 +431,7 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Claim& claim) noexcept {
   for (const Entry& e : claim.entries) {
-    if (e.is_overwrite || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};

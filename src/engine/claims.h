@@ -55,7 +55,7 @@ struct Refusal {
 Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept;
 
 // Gives a granted claim back, or one that is waited for by nobody. True if a view that was taken under it
-// lives on and is in the way of work that waits, or of other processes.
+// lives on: under a lease it is bound then, and others wait for it.
 bool release(Claim& claim) noexcept;
 
 // The same; what becomes ready is put on the list instead of being told.
@@ -70,11 +70,11 @@ void withdraw(Claim& claim) noexcept;
 // Says of a lease that it belongs to nobody from now on.
 void detach(Claim& claim) noexcept;
 
-// Opens a view: at once, or after the earlier entries that conflict. may_weaken: under a lease for reading a
-// writable view becomes one for reading instead of being refused. Told to wait, the caller does (wait.h).
-Appended open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
+// Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one
+// for reading instead of being refused. kWaiting: nothing has happened; it has to take its turn (wait.h).
+Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
 
-// Takes back a view, open or not. Any thread.
+// Takes back an open view. Any thread.
 void close_view(View& view) noexcept;
 
 // A view or a lease that was taken under one of the claim's entries lives.

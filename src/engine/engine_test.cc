@@ -205,7 +205,7 @@ TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   View view;
   describe(read(a), view);
   view.site = "loader.py:7";
-  ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
+  ASSERT_EQ(try_open_view(view, false, &refusal), Appended::kGranted);
   const Ref<Op> op = make({write(b), write(a)}, [](Op* self) { self->complete(); });
   EXPECT_FALSE(submit(op, OnHost::kRaise, &refusal));
   EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
@@ -228,10 +228,7 @@ TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
     Refusal refusal;
     View view;
     describe(read(cell), view);
-    const Appended opened = open_view(view, false, &refusal);
-    if (opened == Appended::kWaiting) {
-      ASSERT_EQ(wait_for_view(view, Deadline(-1), &refusal.obstacle), WaitEnd::kOver);
-    }
+    ASSERT_TRUE(open_view(view, false, Deadline(-1), &refusal));
     EXPECT_EQ(cell.value, 9);
     close_view(view);
   });
@@ -248,7 +245,7 @@ TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
   ASSERT_TRUE(lease.acquire(&refusal));
   View view;
   describe(write(cell), view);
-  ASSERT_EQ(open_view(view, false, &refusal), Appended::kGranted);
+  ASSERT_EQ(try_open_view(view, false, &refusal), Appended::kGranted);
   const Ref<Op> op = push({write(cell)}, [] {});
   ASSERT_TRUE(op);
   EXPECT_TRUE(lease.release());
@@ -329,20 +326,18 @@ TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
   Sight escaping(read(cell));
   ASSERT_TRUE(escaping.open(&refusal));
   const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
-  View behind;
   std::thread viewer([&] {
     Refusal r;
-    describe(read(cell), behind);
-    ASSERT_EQ(open_view(behind, false, &r), Appended::kWaiting);
+    Sight behind(read(cell));
+    EXPECT_TRUE(behind.open(&r, kWatchdogNs)) << "op and view wait for each other";
+    EXPECT_EQ(cell.value, 5);
   });
-  viewer.join();
+  await_entries(cell, 3);
   EXPECT_TRUE(lease.release());
   EXPECT_FALSE(op->is_done());
   escaping.close();
   EXPECT_TRUE(op->wait(Deadline(kWatchdogNs), &refusal)) << "op and view wait for each other";
-  EXPECT_EQ(wait_for_view(behind, Deadline(kWatchdogNs), &refusal.obstacle), WaitEnd::kOver);
-  EXPECT_EQ(cell.value, 5);
-  close_view(behind);
+  viewer.join();
 }
 
 // The refusal is for who would wait for the host. Work that waited for it once, and for nothing of the host's

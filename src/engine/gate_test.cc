@@ -156,7 +156,7 @@ TEST_P(GatesOn, AViewNeedsPossession) {
     EXPECT_EQ(reason_of([&](Refusal* r) { return writer.open(r); }), Refusal::Reason::kNoPossession);
     View weakened;
     describe(write(here_[0]), weakened);
-    EXPECT_EQ(open_view(weakened, true, &refusal), Appended::kGranted);
+    EXPECT_EQ(try_open_view(weakened, true, &refusal), Appended::kGranted);
     EXPECT_EQ(weakened.mode, Mode::kRead);
     close_view(weakened);
   }).join();

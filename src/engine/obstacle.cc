@@ -34,7 +34,11 @@ std::string process_text(const Obstacle& o) {
 Obstacle Obstacle::of(const Entry& entry) noexcept {
   Obstacle o;
   const Claim& claim = *entry.claim;
-  o.party = claim.kind == Kind::kOp ? Party::kOp : claim.kind == Kind::kLease ? Party::kLease : Party::kCall;
+  switch (claim.kind) {
+    case Kind::kOp: o.party = Party::kOp; break;
+    case Kind::kLease: o.party = Party::kLease; break;
+    case Kind::kCall: o.party = claim.is_for_view ? Party::kHost : Party::kCall;
+  }
   o.mode = entry.mode;
   o.is_granted = entry.is_granted && !entry.needs_pass;
   o.thread = claim.owner.number;
@@ -48,8 +52,8 @@ Obstacle Obstacle::of(const View& view) noexcept {
   Obstacle o;
   o.party = Party::kHost;
   o.mode = view.mode;
-  o.is_granted = view.is_open.load(std::memory_order_relaxed) != 0;
-  o.thread = view.number;
+  o.is_granted = true;
+  o.thread = view.actor.number;
   o.since_ms = view.opened_ms;
   copy_text(o.site, sizeof o.site, view.site);
   return o;

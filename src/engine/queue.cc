@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/queue.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace tenon::engine {
 namespace {
 
 bool is_own(const Claim& claim) noexcept {
-  switch (claim.kind) {
-    case Kind::kOp: return &claim == this_thread.running_claim;
-    case Kind::kCall: return false;
-    case Kind::kLease: break;
-  }
+  if (claim.kind == Kind::kOp) return &claim == this_thread.running_claim;
   if (claim.is_detached.load(std::memory_order_relaxed) || claim.born_in != this_thread.running) return false;
   if (claim.owner.thread != this_thread_id()) return false;
-  return claim.owner.task == 0 || claim.owner.task == current_task();
+  // What a thread does inside of a call of its own belongs to the call, whatever task it is.
+  return claim.kind == Kind::kCall || claim.owner.task == 0 || claim.owner.task == current_task();
 }
 
 template <class T>
@@ -74,13 +73,16 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->sequence = next_sequence_++;
   entry->blockers = 0;
   entry->is_granted = false;
+  entry->is_ahead = false;
   entry->holds_memory = entry->claim->kind == Kind::kOp && is_large();
   if (entry->holds_memory) count_holder();
-  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host)) begin_counting(ready);
+  if (entry->claim->is_for_view) ++view_requests_;
+  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host || bound_views_ != 0))
+    begin_counting(ready);
   if (is_counted_) {
     for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
     link_behind(entry, tail_);
-    if (entry->blockers != 0 || !host_allows(*entry)) return false;
+    if (entry->blockers != 0 || !views_allow(*entry)) return false;
     mark_granted(entry);
     return true;
   }
@@ -94,25 +96,40 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   return false;
 }
 
+bool Queue::insert_before(Entry* entry, Entry* place) noexcept {
+  entry->queue = this;
+  entry->views = nullptr;
+  entry->holds_memory = false;
+  entry->sequence = place->sequence;
+  entry->blockers = 0;
+  entry->is_granted = false;
+  entry->is_ahead = true;
+  ++ahead_;
+  if (entry->claim->is_for_view) ++view_requests_;
+  for (const Entry* e = head_; e != place; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
+  for (Entry* e = place; e != nullptr; e = e->next) {
+    if (conflicts(*entry, *e)) ++(e->is_granted ? entry : e)->blockers;
+  }
+  link_behind(entry, place->previous);
+  if (entry->blockers != 0 || !views_allow(*entry)) return false;
+  mark_granted(entry);
+  return true;
+}
+
 void Queue::insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept {
   entry->queue = this;
   entry->views = nullptr;
   entry->holds_memory = false;
+  entry->is_ahead = false;
+  if (entry->claim->is_for_view) ++view_requests_;
   entry->sequence = holder->sequence;
   entry->blockers = 0;
   if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
   link_behind(entry, holder);
   mark_granted(entry);
-  if (is_counted_) {
-    for (Entry* e = entry->next; e != nullptr; e = e->next) {
-      if (!e->is_granted && conflicts(*entry, *e)) ++e->blockers;
-    }
-  }
-  for (View* v = waiting_views_ != 0 ? views_ : nullptr; v != nullptr; v = v->next) {
-    const bool waits = v->is_open.load(std::memory_order_relaxed) == 0;
-    if (waits && v->sequence > entry->sequence && conflict(v->mode, v->extent, entry->mode, entry->extent)) {
-      ++v->blockers;
-    }
+  if (!is_counted_) return;
+  for (Entry* e = ahead_ != 0 ? head_ : entry->next; e != nullptr; e = e->next) {
+    if (!e->is_granted && conflicts(*entry, *e)) ++e->blockers;
   }
 }
 
@@ -120,13 +137,11 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
   Entry* const next = entry->next;
   unlink(entry);
   if (entry->holds_memory) uncount_holder();
+  if (entry->is_ahead) --ahead_;
+  if (entry->claim->is_for_view) --view_requests_;
   const Moved moved = entry->views != nullptr ? move_views_to_host(entry) : Moved{};
-  if (waiting_views_ != 0) open_waiting_views(*entry, ready);
   if (is_counted_) {
-    for (Entry* e = next; e != nullptr; e = e->next) {
-      if (e->is_granted || !conflicts(*entry, *e)) continue;
-      if (--e->blockers == 0 && host_allows(*e)) grant(e, ready);
-    }
+    grant_behind(*entry, next, ready);
     if (head_ == nullptr) is_counted_ = false;
   } else {
     if (entry->is_granted) {
@@ -140,7 +155,15 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
       advance(ready);
     }
   }
-  return moved.is_in_the_way || (moved.is_any && gate_ != nullptr);
+  return moved.is_any;
+}
+
+// next: the one that stood behind it. What stands before it waits for it only if it was put there afterwards.
+void Queue::grant_behind(const Entry& removed, Entry* next, ReadyList* ready) noexcept {
+  for (Entry* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
+    if (e->is_granted || !conflicts(removed, *e)) continue;
+    if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  }
 }
 
 void Queue::advance(ReadyList* ready) noexcept {
@@ -162,37 +185,31 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
     for (const Entry* earlier = head_; earlier != e; earlier = earlier->next) {
       e->blockers += conflicts(*e, *earlier) ? 1 : 0;
     }
-    if (e->blockers == 0 && host_allows(*e)) grant(e, ready);
+    if (e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
 }
 
-void Queue::open_waiting_views(const Entry& removed, ReadyList* ready) noexcept {
-  for (View* v = views_; v != nullptr; v = v->next) {
-    if (v->is_open.load(std::memory_order_relaxed) != 0 || v->sequence <= removed.sequence) continue;
-    if (!conflict(v->mode, v->extent, removed.mode, removed.extent) || --v->blockers != 0) continue;
-    --waiting_views_;
-    ready->has_opened_views = true;
-    // pairs with: open_view, "what the entries before the view have written"
-    v->is_open.store(1, std::memory_order_release);
-  }
-  if (ready->has_opened_views) turns.fetch_add(1, std::memory_order_relaxed);
-}
-
-// The views go to another entry of the same actor that allows them, else to the host. True if one of these
-// is in the way of work that waits.
+// The views go to another entry of the same actor that allows them, else to the host.
 Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
   Moved moved;
+  const Claim& claim = *entry->claim;
   while (View* const view = entry->views) {
     unlink_from(entry->views, view);
     Entry* const outer = holder_for(view->extent, view->mode);
     view->holder = outer != nullptr && allows(*outer, view->extent, view->mode) ? outer : nullptr;
     link_front(view->holder != nullptr ? view->holder->views : views_, view);
-    moved.is_any |= view->holder == nullptr;
-    for (Entry* e = view->holder != nullptr ? nullptr : head_; e != nullptr; e = e->next) {
-      if (e->is_granted || !e->claim->heeds_host) continue;
-      if (!conflict(view->mode, view->extent, e->mode, e->extent)) continue;
-      e->waits_for_host = true;
-      moved.is_in_the_way = true;
+    if (view->holder != nullptr) continue;
+    moved.is_any = true;
+    if (claim.kind == Kind::kLease) {
+      view->is_bound = true;
+      ++bound_views_;
+      // A lease of nobody's is continued by the thread that took the view.
+      if (!claim.is_detached.load(std::memory_order_relaxed)) view->actor = claim.owner;
+    }
+    for (Entry* e = head_; e != nullptr; e = e->next) {
+      if (e->is_granted || !conflict(view->mode, view->extent, e->mode, e->extent)) continue;
+      if (e->claim->heeds_host) e->waits_for_host = true;
+      moved.is_in_the_way |= e->waits_for_host || heeds_bound_views(*e);
     }
   }
   return moved;
@@ -249,6 +266,12 @@ View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
   return nullptr;
 }
 
+const View* Queue::bound_conflict(Mode mode, const Extent& extent) const noexcept {
+  const View* v = bound_views_ != 0 ? views_ : nullptr;
+  while (v != nullptr && !(v->is_bound && conflict(v->mode, v->extent, mode, extent))) v = v->next;
+  return v;
+}
+
 const View* Queue::first_writer(const Extent& extent) const noexcept {
   const auto find = [&extent](const View* v) {
     while (v != nullptr && (v->mode != Mode::kWrite || !v->extent.overlaps(extent))) v = v->next;
@@ -259,49 +282,110 @@ const View* Queue::first_writer(const Extent& extent) const noexcept {
   return found;
 }
 
-bool Queue::host_holds(Mode mode, const Extent& extent) const noexcept {
+const Entry* Queue::view_request(Mode mode, const Extent& extent) const noexcept {
+  const Entry* e = view_requests_ != 0 ? head_ : nullptr;
+  while (e != nullptr && !(e->claim->is_for_view && conflict(mode, extent, e->mode, e->extent))) e = e->next;
+  return e;
+}
+
+bool Queue::is_covered(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
-    const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;
-    if (is_open && (v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent))
-      return true;
+    if ((v->mode == Mode::kRead && mode == Mode::kWrite) || !v->extent.contains(extent)) continue;
+    if (v->is_bound ? v->actor.includes(actor) : is_host) return true;
   }
   return false;
 }
 
-bool Queue::is_host_in_the_way(const Entry& entry) const noexcept {
+// Ops heed bound views as all others: by waits_for_host.
+bool Queue::heeds_bound_views(const Entry& entry) const noexcept {
+  if (entry.claim->kind == Kind::kOp) return entry.waits_for_host;
+  return !is_covered(entry.claim->owner, false, entry.mode, entry.extent);
+}
+
+View* Queue::view_in_the_way(const Entry& entry) const noexcept {
+  if (entry.waits_for_host) return host_conflict(entry.mode, entry.extent);
+  View* first = nullptr;
+  visit_bound_views(entry, [&first](View& v) { first = first == nullptr ? &v : first; });
+  return first;
+}
+
+// It waits for a view of this actor's, or (is_host) of the host's, or for one that the host has asked for.
+bool Queue::is_kept(const Entry& entry, Actor actor, bool is_host) const noexcept {
+  if (entry.is_granted) return false;
+  bool is_kept = false;
+  visit_bound_views(entry, [&](const View& v) { is_kept |= v.actor.includes(actor); });
+  if (is_kept || !is_host || !entry.waits_for_host) return is_kept;
   for (const View* v = views_; v != nullptr; v = v->next) {
-    const bool is_open = v->is_open.load(std::memory_order_relaxed) != 0;
-    if (!is_open && v->sequence > entry.sequence) continue;
-    if (conflict(v->mode, v->extent, entry.mode, entry.extent)) return true;
+    if (!v->is_bound && conflict(v->mode, v->extent, entry.mode, entry.extent)) return true;
+  }
+  for (const Entry* e = view_requests_ != 0 ? entry.previous : nullptr; e != nullptr; e = e->previous) {
+    if (e->claim->is_for_view && conflict(e->mode, e->extent, entry.mode, entry.extent)) return true;
   }
   return false;
 }
 
-Entry* Queue::first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept {
+Entry* Queue::first_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
+  if (views_ == nullptr && view_requests_ == 0) return nullptr;
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (is_for_host && (e->is_granted || host_allows(*e))) continue;
-    if (conflict(mode, extent, e->mode, e->extent)) return e;
+    if (conflict(mode, extent, e->mode, e->extent) && is_kept(*e, actor, is_host)) return e;
   }
   return nullptr;
 }
 
-bool Queue::add_view(View* view, Entry* holder, bool may_join) noexcept {
+namespace {
+
+// Accesses with which others may conflict. Of more than it has room for it knows what contains them.
+class Accesses {
+ public:
+  void add(Mode mode, const Extent& extent) noexcept {
+    for (size_t i = 0; i < n_; ++i) {
+      const auto& [known_mode, known] = all_[i];
+      if ((known_mode == Mode::kWrite || mode == Mode::kRead) && known.contains(extent)) return;
+    }
+    if (n_ < all_.size()) {
+      all_[n_++] = {mode, extent};
+      return;
+    }
+    auto& [last_mode, last] = all_.back();
+    if (mode == Mode::kWrite) last_mode = mode;
+    last = {std::min(last.begin, extent.begin), std::max(last.end, extent.end)};
+  }
+  bool conflict_with(Mode mode, const Extent& extent) const noexcept {
+    return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_),
+                       [&](const auto& known) { return conflict(known.first, known.second, mode, extent); });
+  }
+
+ private:
+  std::array<std::pair<Mode, Extent>, 8> all_;
+  size_t n_ = 0;
+};
+
+}  // namespace
+
+Entry* Queue::first_behind_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
+  if (views_ == nullptr && view_requests_ == 0) return nullptr;
+  Accesses kept;
+  for (Entry* e = head_; e != nullptr; e = e->next) {
+    if (e->is_granted || (!kept.conflict_with(e->mode, e->extent) && !is_kept(*e, actor, is_host))) continue;
+    if (conflict(mode, extent, e->mode, e->extent)) return e;
+    kept.add(e->mode, e->extent);
+  }
+  return nullptr;
+}
+
+Entry* Queue::first_conflict(Mode mode, const Extent& extent) const noexcept {
+  Entry* e = head_;
+  while (e != nullptr && !conflict(mode, extent, e->mode, e->extent)) e = e->next;
+  return e;
+}
+
+void Queue::add_view(View* view, Entry* holder) noexcept {
   view->queue = this;
   view->holder = holder;
-  view->is_overwriting = holder != nullptr && holder->is_overwrite;
-  view->sequence = next_sequence_++;
-  view->blockers = 0;
+  view->is_overwriting = holder != nullptr && (holder->is_overwrite || holder->is_overwriting);
+  view->is_bound = view->is_reported = false;
   ++(view->mode == Mode::kWrite ? writers_ : readers_);
-  if (holder == nullptr && head_ != nullptr && !may_join) {
-    for (const Entry* e = head_; e != nullptr; e = e->next) {
-      view->blockers += conflict(view->mode, view->extent, e->mode, e->extent) ? 1 : 0;
-    }
-  }
   link_front(holder != nullptr ? holder->views : views_, view);
-  const bool is_open = view->blockers == 0;
-  view->is_open.store(is_open ? 1 : 0, std::memory_order_relaxed);
-  if (!is_open) ++waiting_views_;
-  return is_open;
 }
 
 void Queue::remove_view(View* view, ReadyList* ready) noexcept {
@@ -311,10 +395,18 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   if (view->pass == kInheritedPass) --inherited_views_;
   --(view->mode == Mode::kWrite ? writers_ : readers_);
   if (view->mode == Mode::kWrite) note_write();
-  if (view->is_open.load(std::memory_order_relaxed) == 0) --waiting_views_;
+  if (view->is_bound) --bound_views_;
   if (!is_of_host || !is_counted_) return;
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (!e->is_granted && e->blockers == 0 && host_allows(*e)) grant(e, ready);
+    if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  }
+}
+
+void Queue::unbind_views_of_others(uint32_t thread) noexcept {
+  for (View* v = bound_views_ != 0 ? views_ : nullptr; v != nullptr; v = v->next) {
+    if (!v->is_bound || v->actor.thread == thread) continue;
+    v->is_bound = false;
+    --bound_views_;
   }
 }
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The queue of one stretch of memory: entries in the order in which they were appended, granted when no
-// earlier entry that conflicts is unfinished; and the views of the host, which stand beside it.
+// earlier entry that conflicts is unfinished; and the views of the host, which stand beside it. Ops may wait
+// for all views, leases and calls wait for the bound views of others (claim.h).
 //
 // Two ways of counting. While every entry covers all of the memory, the granted ones are a run at the front,
 // and three words say who may be next. The first entry that covers a part of the memory, or that has to wait
-// for the host, makes the queue a counted one until it is empty: each entry then counts the earlier ones that
-// it conflicts with.
+// for views, makes the queue a counted one until it is empty: each entry then counts the ones that it waits
+// for.
+//
+// Who holds a view does not wait for those who wait for that view: its entry is put before the first of them.
 #pragma once
 
 #include <atomic>
@@ -37,8 +40,6 @@ class Queue {
  public:
   SpinLock lock;
 
-  // Shared. Moves and wakes when views that waited have been opened: a futex.
-  std::atomic<uint32_t> turns{0};
   // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
   std::atomic<bool> has_poison{false};
 
@@ -62,7 +63,8 @@ class Queue {
 
   bool has_entries() const noexcept { return head_ != nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
-  // Views of both kinds, those that wait included.
+  bool has_bound_views() const noexcept { return bound_views_ != 0; }
+  // Views of both kinds.
   uint32_t readers() const noexcept { return readers_; }
   uint32_t writers() const noexcept { return writers_; }
   Entry* first() const noexcept { return head_; }
@@ -70,11 +72,12 @@ class Queue {
 
   // Puts an entry at the end. True if it is granted.
   bool append(Entry* entry, ReadyList* ready) noexcept;
+  // Puts an entry before one that waits for views. True if it is granted.
+  bool insert_before(Entry* entry, Entry* place) noexcept;
   // Puts a granted entry right behind the one that it acts under.
   void insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept;
   // Takes an entry out, granted or not, and grants what it was in the way of. Views that were taken under it
-  // become the host's. True if such a view is in the way of an entry that waits: it waits for the host then;
-  // or, in a gated queue, in the way of other processes.
+  // become the host's; under a lease also bound. True if there is such a view.
   bool remove(Entry* entry, ReadyList* ready) noexcept;
 
   // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: the
@@ -92,15 +95,37 @@ class Queue {
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
 
+  // After a fork, in the child: views of threads that are not there are nobody's.
+  void unbind_views_of_others(uint32_t thread) noexcept;
+
   // The host's view that conflicts, or null.
   View* host_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A bound view that conflicts, or null.
+  const View* bound_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A call that is to open a view that conflicts, or null.
+  const Entry* view_request(Mode mode, const Extent& extent) const noexcept;
+  // The view that keeps this entry, whose turn among the entries has come, from being granted; null: none.
+  View* view_in_the_way(const Entry& entry) const noexcept;
+  // Calls visit for each bound view for which this entry waits.
+  template <class Visit>
+  void visit_bound_views(const Entry& entry, Visit visit) const {
+    if (bound_views_ == 0 || !heeds_bound_views(entry)) return;
+    for (View* v = views_; v != nullptr; v = v->next) {
+      if (!v->is_bound || !conflict(v->mode, v->extent, entry.mode, entry.extent)) continue;
+      if (entry.waits_for_host || v->mode == Mode::kRead || !v->actor.includes(entry.claim->owner)) visit(*v);
+    }
+  }
   // A view for writing that overlaps, of the host or under an entry; or null.
   const View* first_writer(const Extent& extent) const noexcept;
-  // A view of the host covers extent and allows mode: another one joins it.
-  bool host_holds(Mode mode, const Extent& extent) const noexcept;
-  // The first entry that conflicts; with is_for_host, the first such that a view of the host keeps from being
-  // granted.
-  Entry* first_conflict(Mode mode, const Extent& extent, bool is_for_host) const noexcept;
+  // A view covers extent and allows mode: one that is bound to the actor; for the host one that is bound to
+  // nobody, too.
+  bool is_covered(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts and waits for a view of those that is_covered() looks at; or null.
+  Entry* first_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts and waits for such a view, or for an entry here that does; or null.
+  Entry* first_behind_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts, or null.
+  Entry* first_conflict(Mode mode, const Extent& extent) const noexcept;
   // Both entries cover all of the memory.
   bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
 
@@ -111,9 +136,8 @@ class Queue {
     return seen_to_;
   }
 
-  // Adds a view: under holder, or joining the host (may_join), or waiting for the entries that conflict.
-  // True if it is open.
-  bool add_view(View* view, Entry* holder, bool may_join) noexcept;
+  // Adds an open view: under holder, or (null) of the host.
+  void add_view(View* view, Entry* holder) noexcept;
   // Takes a view out and grants what waited for it.
   void remove_view(View* view, ReadyList* ready) noexcept;
 
@@ -143,19 +167,19 @@ class Queue {
   static bool conflicts(const Entry& a, const Entry& b) noexcept {
     return a.claim != b.claim && conflict(a.mode, a.extent, b.mode, b.extent);
   }
-  // Nothing of the host's is in the way of this entry, whose turn among the entries has come.
-  bool host_allows(const Entry& entry) const noexcept {
-    return !entry.waits_for_host || !is_host_in_the_way(entry);
+  // No view is in the way of this entry, whose turn among the entries has come.
+  bool views_allow(const Entry& entry) const noexcept {
+    return views_ == nullptr || view_in_the_way(entry) == nullptr;
   }
-  // A view that waits is in the way of what comes after it: what came before, it waits for.
-  bool is_host_in_the_way(const Entry& entry) const noexcept;
+  bool heeds_bound_views(const Entry& entry) const noexcept;
+  bool is_kept(const Entry& entry, Actor actor, bool is_host) const noexcept;
   void link_behind(Entry* entry, Entry* place) noexcept;
   void unlink(Entry* entry) noexcept;
   void mark_granted(Entry* entry) noexcept;
   void grant(Entry* entry, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
-  void open_waiting_views(const Entry& removed, ReadyList* ready) noexcept;
+  void grant_behind(const Entry& removed, Entry* next, ReadyList* ready) noexcept;
   // What has become of the views under an entry that ends: some are the host's own now, and some of those
   // keep an entry waiting.
   struct Moved {
@@ -187,8 +211,11 @@ class Queue {
   uint32_t active_readers_ = 0;
   uint32_t active_writers_ = 0;
 
-  View* views_ = nullptr;  // the host's: open ones and those that wait
-  uint32_t waiting_views_ = 0;
+  uint32_t ahead_ = 0;          // entries that are ahead
+  uint32_t view_requests_ = 0;  // entries of calls that are to open a view
+
+  View* views_ = nullptr;  // the host's
+  uint32_t bound_views_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
   uint32_t inherited_views_ = 0;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -24,6 +25,7 @@ constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
 constexpr int64_t kWalkNs = 1'000'000;         // most waits are over before that
 constexpr int64_t kViewsNs = kSliceNs;
+constexpr int64_t kBoundViewNs = 1'000'000'000;  // a block that ended so long ago
 constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
@@ -83,12 +85,12 @@ void WaitGraph::enter(Waiter* waiter) noexcept {
   first_ = waiter;
 }
 
-bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle) noexcept {
+bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) noexcept {
   const std::scoped_lock lock(lock_);
   try {
     // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
     // was. An edge of a true circle stays.
-    return has_cycle(waiter, obstacle) && has_cycle(waiter, obstacle);
+    return has_cycle(waiter, obstacle, is_through_views) && has_cycle(waiter, obstacle, is_through_views);
   } catch (const std::bad_alloc&) {
     return false;  // without memory for the walk it waits; the report of long waits names the obstacle
   }
@@ -145,20 +147,12 @@ class Walk {
     return (this->*what).has_value();
   }
 
-  std::optional<Obstacle> own_lease;  // of whoever the walk started from
-  std::optional<Obstacle> host_view;  // for which an op waits
+  std::optional<Obstacle> own_lease;  // or bound view, of whoever the walk started from
+  std::optional<Obstacle> host_view;  // for which something waits
+  bool is_through_views = false;      // it went over a bound view
 
  private:
-  void follow(const Waiter& waiter) {
-    if (waiter.waits_for_all) return follow_all();
-    if (waiter.claim != nullptr) return follow(*waiter.claim);
-    const View& view = *waiter.view;
-    const std::scoped_lock lock(view.queue->lock);
-    if (view.is_open.load(std::memory_order_relaxed) != 0) return;
-    for (const Entry* e = view.queue->first(); e != nullptr; e = e->next) {
-      if (e->sequence < view.sequence && conflict(view.mode, view.extent, e->mode, e->extent)) visit(*e);
-    }
-  }
+  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.claim); }
 
   // What waits in any queue, and so keeps an op from ending.
   void follow_all() {
@@ -185,10 +179,28 @@ class Walk {
         if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
       }
       if (excludes_all) seen_to = std::max(seen_to, entry.sequence);
-      if (!entry.waits_for_host) continue;
-      const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
-      if (view != nullptr) host_view = Obstacle::of(*view);
+      for (const Entry* e = entry.is_ahead ? entry.next : nullptr; e != nullptr; e = e->next) {
+        if (e->is_granted && e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) {
+          visit(*e);
+        }
+      }
+      if (const View* const view = entry.queue->view_in_the_way(entry)) host_view = Obstacle::of(*view);
+      entry.queue->visit_bound_views(entry, [this](const View& view) { visit(view); });
     }
+  }
+
+  // Under the lock of the view's queue.
+  void visit(const View& bound) {
+    is_through_views = true;
+    if (is_from(bound.actor)) {
+      own_lease = Obstacle::of(bound);
+    } else {
+      add(bound.actor);
+    }
+  }
+
+  void add(Actor actor) {
+    if (std::find(actors_.begin(), actors_.end(), actor) == actors_.end()) actors_.push_back(actor);
   }
 
   // Under the lock of the entry's queue.
@@ -207,7 +219,7 @@ class Walk {
       own_lease = Obstacle::of(entry);
       return;
     }
-    if (std::find(actors_.begin(), actors_.end(), owner) == actors_.end()) actors_.push_back(owner);
+    add(owner);
   }
 
   // While a thread sleeps, none of its tasks goes on.
@@ -230,13 +242,30 @@ class Walk {
 
 }  // namespace
 
-bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle) {
-  return Walk(waiter, first_, ++walks_).meets(&Walk::own_lease, obstacle);
+bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) {
+  Walk walk(waiter, first_, ++walks_);
+  const bool is_found = walk.meets(&Walk::own_lease, obstacle);
+  if (is_through_views != nullptr) *is_through_views = walk.is_through_views;
+  return is_found;
 }
 
 bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) {
   return Walk(waiter, first_, ++walks_).meets(&Walk::host_view, obstacle);
 }
+
+namespace {
+
+// A circle through views that nobody refers to any more is none: those are closed first.
+bool is_true_deadlock(const Waiter& waiter, Obstacle* obstacle, void* token) noexcept {
+  WaitGraph& graph = WaitGraph::instance();
+  bool is_through_views = false;
+  if (!graph.is_deadlock(waiter, obstacle, &is_through_views)) return false;
+  if (!is_through_views || hooks.is_alone == nullptr) return true;
+  (void)hooks.is_alone(token);
+  return graph.is_deadlock(waiter, obstacle);
+}
+
+}  // namespace
 
 namespace detail {
 
@@ -248,17 +277,18 @@ bool describe_what_blocks(const Entry& entry, Obstacle* obstacle) noexcept {
   *obstacle = Obstacle::of(entry);
   if (entry.is_granted) return false;
   const Entry* e = entry.queue->first();
-  while (e != &entry &&
-         (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent))) {
-    e = e->next;
+  for (bool is_behind = false; e != nullptr; e = e->next) {
+    is_behind |= e == &entry;
+    if (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent)) continue;
+    if (!is_behind || (entry.is_ahead && e->is_granted)) break;
   }
-  const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
-  if (e != &entry) {
+  const View* const view = entry.queue->view_in_the_way(entry);
+  if (e != nullptr) {
     *obstacle = Obstacle::of(*e);
-  } else if (entry.waits_for_host && view != nullptr) {
+  } else if (view != nullptr) {
     *obstacle = Obstacle::of(*view);
   }
-  return e != &entry || view != nullptr;
+  return e != nullptr || view != nullptr;
 }
 
 // Of all ops: who blocks the first one found that waits, else one that runs.
@@ -286,9 +316,9 @@ void Note::open(const Waiter& waiter) noexcept {
     const char* site = nullptr;
     if (waiter.waits_for_all) {
       name << (waiter.is_pusher ? "wait for room to push" : "wait for all ops");
-    } else if (waiter.view != nullptr) {
+    } else if (waiter.claim->is_for_view) {
       name << "wait to take a view";
-      site = waiter.view->site;
+      site = waiter.claim->site;
     } else {
       const Claim& claim = *waiter.claim;
       if (claim.kind == Kind::kOp) {
@@ -308,12 +338,6 @@ void Note::open(const Waiter& waiter) noexcept {
 void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
   if (obstacle == nullptr) return;
   if (waiter.waits_for_all) return describe_any_op(obstacle);
-  if (waiter.view != nullptr) {
-    const std::scoped_lock lock(waiter.view->queue->lock);
-    const Entry* const e = waiter.view->queue->first_conflict(waiter.view->mode, waiter.view->extent, false);
-    if (e != nullptr) *obstacle = Obstacle::of(*e);
-    return;
-  }
   for (const Entry& entry : waiter.claim->entries) {
     if (entry.sequence == 0) continue;
     const std::scoped_lock lock(entry.queue->lock);
@@ -356,19 +380,44 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ob
 WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;
   walked_ns_ = now_ns();
-  return WaitGraph::instance().is_deadlock(waiter_, obstacle) ? WaitEnd::kDeadlock : WaitEnd::kOver;
+  return is_true_deadlock(waiter_, obstacle, token_) ? WaitEnd::kDeadlock : WaitEnd::kOver;
 }
 
 WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
   const int64_t waited_ns = now_ns() - began_ns_;
-  next_look_ns_ = began_ns_ + (waited_ns / kReportNs + 1) * kReportNs;
+  next_look_ns_ =
+      began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
   WaitGraph& graph = WaitGraph::instance();
   if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
       graph.is_behind_host(waiter_, obstacle)) {
     return WaitEnd::kDeadlock;
   }
+  if (waited_ns >= kBoundViewNs) report_bound_view();
   if (waited_ns >= kReportNs) report(waited_ns);
   return WaitEnd::kOver;
+}
+
+// Once for each view.
+void Sleep::report_bound_view() noexcept {
+  if (hooks.report == nullptr || waiter_.claim == nullptr) return;
+  std::optional<Obstacle> found;
+  for (const Entry& entry : waiter_.claim->entries) {
+    if (entry.sequence == 0 || found) continue;
+    const std::scoped_lock lock(entry.queue->lock);
+    if (!entry.is_queued || entry.is_granted) continue;
+    entry.queue->visit_bound_views(entry, [&found](View& view) {
+      if (!std::exchange(view.is_reported, true)) found = Obstacle::of(view);
+    });
+  }
+  if (!found) return;
+  try {
+    hooks.report(concat(text_of(*found),
+                        " outlived its block and keeps others waiting: drop it, or copy what "
+                        "is to be kept")
+                     .c_str());
+  } catch (const std::bad_alloc&) {
+    // The report of long waits names it.
+  }
 }
 
 void Sleep::report(int64_t waited_ns) noexcept {
@@ -383,19 +432,6 @@ void Sleep::report(int64_t waited_ns) noexcept {
 }
 
 }  // namespace detail
-
-WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) noexcept {
-  Waiter waiter;
-  waiter.actor = current_actor();
-  waiter.view = &view;
-  const auto is_over = [&view](uint32_t) {
-    // pairs with: Queue::open_waiting_views, "what the entries before the view have written"
-    return view.is_open.load(std::memory_order_acquire) != 0;
-  };
-  const WaitEnd end = wait(waiter, view.queue->turns, is_over, deadline, obstacle);
-  if (end != WaitEnd::kOver) close_view(view);
-  return end;
-}
 
 void BlockingClaim::become_ready() noexcept {
   if (request_ != nullptr) {
@@ -477,7 +513,7 @@ Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
   bool is_hopeless = true;
   if (this_thread.running != 0) {
     refusal->reason = Refusal::Reason::kInBody;
-  } else if (graph.is_deadlock(request->waiter, &refusal->obstacle)) {
+  } else if (is_true_deadlock(request->waiter, &refusal->obstacle, nullptr)) {
     refusal->reason = Refusal::Reason::kDeadlock;
   } else {
     is_hopeless = false;
@@ -490,6 +526,25 @@ Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
   if (request->parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
   graph.leave(&request->waiter);
   return Appended::kGranted;
+}
+
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept {
+  Appended opened = try_open_view(view, may_weaken, refusal);
+  while (opened == Appended::kWaiting) {
+    Entry entry;
+    entry.home = view.home;
+    entry.extent = view.extent;
+    entry.mode = view.mode;
+    BlockingClaim turn(Kind::kCall, {&entry, 1});
+    turn.is_for_view = true;
+    turn.site = view.site;
+    turn.owner = actor_of_task(0);
+    turn.since_ms = coarse_now_ms();
+    if (!turn.acquire(deadline, refusal)) return false;
+    opened = try_open_view(view, may_weaken, refusal);  // under the turn
+    release(turn);
+  }
+  return opened == Appended::kGranted;
 }
 
 }  // namespace tenon::engine

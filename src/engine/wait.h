@@ -41,9 +41,8 @@ enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 // Who waits for what. Registered in the graph while it waits; never moves meanwhile.
 struct Waiter {
   Actor actor;
-  bool is_thread = true;   // sleeps in a call; else a task that its thread has put aside
-  Claim* claim = nullptr;  // one of the three
-  const View* view = nullptr;
+  bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
+  Claim* claim = nullptr;      // one of both
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
@@ -60,9 +59,10 @@ class WaitGraph {
   void enter(Waiter* waiter) noexcept;
   void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
 
-  // This waiter, which has entered, waits for itself; obstacle is the lease of its own in the way.
-  bool is_deadlock(const Waiter& waiter, Obstacle* obstacle) noexcept;
-  // Some op, on whose end this waiter's wait depends, waits for a view of the host to be closed: obstacle.
+  // This waiter, which has entered, waits for itself; obstacle is the lease or bound view of its own in the
+  // way. is_through_views: the way led over a bound view, which may be one that nobody refers to.
+  bool is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views = nullptr) noexcept;
+  // Something, on whose end this waiter's wait depends, waits for a view to be closed: obstacle.
   bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
@@ -72,7 +72,7 @@ class WaitGraph {
 
  private:
   WaitGraph() = default;
-  bool has_cycle(const Waiter& waiter, Obstacle* obstacle);
+  bool has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views);
   bool finds_host(const Waiter& waiter, Obstacle* obstacle);
 
   SpinLock lock_;
@@ -108,6 +108,7 @@ class Sleep {
  private:
   WaitEnd look_at_own_leases(Obstacle* obstacle) noexcept;
   WaitEnd look_at_views(Obstacle* obstacle) noexcept;
+  void report_bound_view() noexcept;
   void report(int64_t waited_ns) noexcept;
 
   const Waiter& waiter_;
@@ -166,9 +167,6 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
   return end;
 }
 
-// Waits until a view that was told to wait is open. When it is not, it has been closed.
-WaitEnd wait_for_view(View& view, const Deadline& deadline, Obstacle* obstacle) noexcept;
-
 // Of a task that goes on when its claim is granted. Lives until then, or until the claim has been taken back.
 struct Request {
   void (*done)(void* context) = nullptr;
@@ -207,5 +205,8 @@ class BlockingClaim final : public Claim {
   std::atomic<uint32_t> is_ready_{0};
   Request* request_ = nullptr;
 };
+
+// As try_open_view(); what is in its way it waits for, as a call does. False: it is not open.
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept;
 
 }  // namespace tenon::engine

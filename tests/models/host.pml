@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Host: the views of a process' ordinary code, two threads that are one party, against two ops pushed over
-// two queues. A new view that needs no more than the host holds joins at once, past all entries. Any other
-// is a request: from the moment it asks, pushes see it like a view, and it waits for the unfinished
+// two queues. A new view that needs no more than the host holds joins at once: ops that conflict wait for the
+// host then. Any other is a request: from the moment it asks, pushes see it like a view, and it waits for the unfinished
 // conflicting entries that were there. It raises instead if one of those, or what that one waits for,
 // waits for the host. A push that conflicts with the host raises, or waits until the views and requests
 // that it found are gone. The first thread keeps its views while the other one asks: the threads of a
-// process may well wait for each other. (Block leases and host views do not conflict; leases are in
-// leases.pml.)
+// process may well wait for each other. (How views and calls take turns with leases is in bound.pml.)
 //
 // Law: a granted op and a conflicting view never overlap; every request and every op ends.
 // variant: SOUND holds
