@@ -7,11 +7,15 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import signal
+import socket
 import threading
 import time
 
+import denials
 import numpy as np
+from oracle import MOST_ITEMS, ROW_WORDS, ROWS, Board, Violation, check_equal
 
 import tenon as tn
 from tenon import _core
@@ -105,9 +109,20 @@ def overwrite_until_one_fails(arrays):
     return outcomes
 
 
+def collect():
+    """As `tenon gc`."""
+    return json.loads(_core.collect_shared())
+
+
+def segments_named(prefix):
+    """What `tenon ls` shows of shared memory whose name begins so."""
+    segments = json.loads(_core.describe_shared())["segments"]
+    return [segment for segment in segments if (segment["name"] or "").startswith(prefix)]
+
+
 def places_of(pid):
     """How many places a process has, after `tenon gc`."""
-    json.loads(_core.collect_shared())
+    collect()
     segments = json.loads(_core.describe_shared())["segments"]
     return sum(p["pid"] == pid for s in segments for p in s["participants"] or ())
 
@@ -175,6 +190,56 @@ def send_to_a_process_that_dies(nbytes):
     return left
 
 
+def damaged_memory(name, seed):
+    """Makes an array of this name, and turns some bits in the header of its memory file."""
+    chance = random.Random(seed)
+    _kept["victim"] = tn.ones(100, "int64", shared=name)
+    (file,) = (
+        int(fd)
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")
+        and os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:tenon")
+    )
+    header_nbytes = 4096
+    for _ in range(chance.choice((1, 3, 30))):
+        at = chance.choice((chance.randrange(256), chance.randrange(header_nbytes)))
+        os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ (1 << chance.randrange(8))]), at)
+
+
+def damaged_handle(seed):
+    """The pickle of an array that this process keeps, with some bits of the handle turned."""
+    chance = random.Random(seed)
+    _kept["victim"] = tn.ones(100, "int64", shared=True)
+    data = bytearray(pickle.dumps(_kept["victim"]))
+    begin = data.index(b"TNHANDL")
+    for _ in range(chance.choice((1, 3, 10))):
+        data[begin + chance.randrange(96)] ^= 1 << chance.randrange(8)
+    return bytes(data)
+
+
+def use_whatever_is_there(get):
+    """The outcomes of all that can be done with an array that may be damaged."""
+    tn.set_lock_timeout(0.2)
+    made = []
+    outcomes = [outcome(lambda: made.append(get()))]
+    for use in (
+        lambda array: len(array.tolist()),
+        lambda array: array.leases(),
+        lambda array: array.__setitem__(..., 1),
+        lambda array: array.lease("w", timeout=0.1).release(),
+        lambda array: pickle.dumps(array),
+        lambda array: array.shared,
+    ):
+        outcomes += [outcome(lambda use=use, array=array: use(array)) for array in made]
+    made.clear()
+    return [*outcomes, outcome(list_shared), outcome(collect)]
+
+
+def list_shared():
+    """As `tenon ls`."""
+    return len(json.loads(_core.describe_shared())["segments"])
+
+
 def shared_memory_nbytes():
     """Memory of the files of shared arrays that this process has open."""
     total = 0
@@ -183,3 +248,310 @@ def shared_memory_nbytes():
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:tenon"):
                 total += os.stat(f"/proc/self/fd/{name}").st_blocks * 512
     return total
+
+
+# ------------------------------------------------------------------------------------------- the long chaos
+
+LOCK_SECONDS = 0.5  # that calls wait for other processes
+
+
+def make_world(name):
+    """What all actors share, pickled. This process keeps it, and looks at the end whether it is whole."""
+    tn.set_lock_timeout(LOCK_SECONDS)
+    _kept["world"] = world = {
+        "rows": tn.zeros((ROWS, ROW_WORDS), "int64", shared=True),
+        "cells": tn.zeros((4, ROW_WORDS), "int64", shared=f"{name}.cells"),
+        "queue": tn.Channel({"at": ("i8", (2,)), "x": ("i8", (256,))}, slots=32),
+        "latest": tn.Channel({"x": ("i8", (256,))}, slots=40, mode="latest"),
+        "arena": tn.Arena({"i": {"x": ("i8", (512,))}, "f": {"y": ("f4", (1024,))}}, shared=True),
+    }
+    return pickle.dumps(world)
+
+
+def check_world(board_file, actors, slots, deaths):
+    """At the end, when no actor is left: every row has a value, and what was acknowledged is there."""
+    tn.set_lock_timeout(10)
+    board, world = Board(board_file, actors, slots), _kept["world"]
+    values = []
+    for row in world["rows"]:
+        with row.read(on_owner_died=heal) as v:
+            values.append(check_equal(v, "a row at the end"))
+    board.check_rows(values)
+    while True:
+        try:
+            note_item(board, world["queue"].recv(timeout=0))
+        except (TimeoutError, EOFError):
+            break
+        except tn.OwnerDied:
+            continue
+    board.check_items(deaths)
+    _kept.clear()
+    gc.collect()
+    return values
+
+
+def heal(values, _):
+    """The words of a row that was half written differ by one."""
+    values[...] = values.max()
+
+
+def note_item(board, item):
+    with item:
+        actor, n = item.at.tolist()
+        if check_equal(np.asarray(item.x), "an item") != actor * MOST_ITEMS + n:
+            raise Violation(f"item {n} of actor {actor} has the values of another one")
+        board.seen[actor, n] += 1
+        if board.seen[actor, n] != 1:
+            raise Violation(f"item {n} of actor {actor} came {board.seen[actor, n]} times")
+
+
+# What an actor does, with the weight of each.
+CALLS = {
+    "increment": 20,
+    "read": 20,
+    "hold_two_rows": 5,
+    "lease_and_view": 5,
+    "overwrite_cells": 8,
+    "read_cells": 8,
+    "push_ops": 8,
+    "send_item": 12,
+    "receive_item": 12,
+    "publish": 5,
+    "look": 5,
+    "use_arena": 8,
+    "attach": 3,
+    "make_arrays": 3,
+    "send_handle": 3,
+    "open_handle": 3,
+    "fork": 2,
+    "feed": 1,
+    "list": 1,
+}
+
+
+class Actor:
+    """Makes random calls until the board says stop, and checks the laws of oracle.py in each."""
+
+    def __init__(self, board, number, slot, world, mailbox, name, seed):
+        self.board, self.number, self.slot, self.name = board, number, slot, name
+        self.mailbox, self.random = mailbox, random.Random(seed)
+        self.counts = {}
+        for part, value in world.items():
+            setattr(self, part, value)
+
+    # What the contract lets a call say when others die, stop and compete.
+    EXPECTED = (TimeoutError, tn.OwnerDied, tn.DeadlockError, tn.LeaseConflict, tn.OpError, EOFError)
+
+    def run(self, also_expected=()):
+        names, weights = list(CALLS), list(CALLS.values())
+        expected = self.EXPECTED + also_expected
+        self.board.pid[self.number] = os.getpid()
+        while not self.board.stop[0]:
+            (call,) = self.random.choices(range(len(names)), weights)
+            self.board.begin(self.number, call)
+            try:
+                getattr(self, names[call])()
+                result = "done"
+            except expected as error:
+                result = type(error).__name__
+            self.board.end(self.number)
+            self.counts[result] = self.counts.get(result, 0) + 1
+        return self.counts
+
+    # ---------------------------------------------------------------------------------- rows that count
+
+    @contextlib.contextmanager
+    def noted(self, row, mode):
+        """Inside of a lease of the row: the board knows who has it."""
+        try:
+            if mode == "w":
+                self.board.got_for_writing(row)
+            else:
+                self.board.got_for_reading(row, self.slot)
+            yield
+        except Violation as error:
+            error.add_note(f"{list(CALLS)[self.board.call[self.number]]}: {self.rows[row].leases()}")
+            raise
+        finally:
+            self.board.gives_back(row, self.slot)
+
+    def add_one(self, row, v):
+        before = check_equal(v, f"row {row}")
+        self.board.begun[self.number, row] += 1
+        v[: ROW_WORDS // 2] += 1
+        v[ROW_WORDS // 2 :] += 1
+        if check_equal(v, f"row {row}, under a lease,") != before + 1:
+            raise Violation(f"row {row} was {before} and is {v[0]}: another process has written it")
+
+    def any_row(self):
+        return self.random.randrange(ROWS)
+
+    def increment(self):
+        row = self.any_row()
+        with self.rows[row].write(on_owner_died=heal) as v, self.noted(row, "w"):
+            self.add_one(row, v)
+        self.board.acknowledged[self.number, row] += 1
+
+    def read(self):
+        row = self.any_row()
+        with self.rows[row].read(on_owner_died=heal) as v, self.noted(row, "r"):
+            check_equal(v, f"row {row}")
+
+    def hold_two_rows(self):
+        """In any order, so that processes come to wait for each other."""
+        first, second = self.random.sample(range(ROWS), 2)
+        with self.rows[first].write(on_owner_died=heal) as v, self.noted(first, "w"):
+            self.add_one(first, v)
+            try:
+                with self.rows[second].read(on_owner_died=heal) as w, self.noted(second, "r"):
+                    check_equal(w, f"row {second}")
+            except (TimeoutError, tn.DeadlockError):
+                pass
+        self.board.acknowledged[self.number, first] += 1
+
+    def lease_and_view(self):
+        row = self.any_row()
+        lease = self.rows[row].lease("w", timeout=self.random.choice((0.0, 0.1)), on_owner_died=heal)
+        try:
+            with self.noted(row, "w"):
+                v = np.asarray(self.rows[row])
+                self.add_one(row, v)
+                del v
+        finally:
+            lease.release()
+        self.board.acknowledged[self.number, row] += 1
+
+    # ---------------------------------------------------------------------------- calls and pushed ops
+
+    def overwrite_cells(self):
+        self.cells[self.random.randrange(4)] = self.random.randrange(1 << 40)
+
+    def read_cells(self):
+        cell = self.random.randrange(4)
+        check_equal(np.array(self.cells[cell].tolist()), f"cell {cell}")
+
+    def push_ops(self):
+        cell = self.cells[self.random.randrange(4)]
+        try:
+            write = tn.push(tn.fill, tn.out(cell), self.random.randrange(1 << 40))
+            seen = tn.push(np.copy, cell)
+            write.wait()
+            check_equal(seen.result(), "a cell in an op")
+        except tn.OpError:
+            cell[...] = 0  # heals what a failed op was to write
+            raise
+
+    # --------------------------------------------------------------------------------- channels, arenas
+
+    def send_item(self):
+        n = int(self.board.sent[self.number])
+        if n == MOST_ITEMS:
+            return
+        with self.queue.loan(timeout=0.05) as item:
+            item.at[...] = self.number, n
+            item.x[...] = self.number * MOST_ITEMS + n
+        self.board.sent[self.number] = n + 1
+
+    def receive_item(self):
+        note_item(self.board, self.queue.recv(timeout=0.02))
+
+    def publish(self):
+        with self.latest.loan(timeout=0.2) as item:
+            item.x[...] = self.random.randrange(1 << 40)
+
+    def look(self):
+        with self.latest.recv(timeout=0.01) as item:
+            check_equal(np.asarray(item.x), "the latest item")
+
+    def use_arena(self):
+        layout, mode = self.random.choice("if"), self.random.choice("rw")
+        field = {"i": "x", "f": "y"}[layout]
+        with self.arena.use(layout, mode, on_owner_died=heal_arena) as fields:
+            values = getattr(fields, field)
+            if mode == "w":
+                values[...] = self.random.randrange(1 << 20)
+            else:
+                check_equal(values, f"layout {layout} of the arena")
+
+    # ------------------------------------------------------------------------- handles, names, processes
+
+    def attach(self):
+        cells = tn.attach(f"{self.name}.cells", readonly=self.random.random() < 0.3)
+        check_equal(np.array(cells[0].tolist()), "cell 0")
+
+    def make_arrays(self):
+        n = self.random.randrange(1, 50_000)
+        for name in (True, f"{self.name}.{self.number}.{self.slot}"):
+            array = tn.full(n, 7, "int64", shared=name)
+            if check_equal(np.array(array.tolist()), "an array of its own") != 7:
+                raise Violation("an array of its own has other values")
+
+    def send_handle(self):
+        array = tn.full(1000, self.number, "int64", shared=True)
+        with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+            self.mailbox.send(pickle.dumps((self.number, array)))
+
+    def open_handle(self):
+        try:
+            sender, array = pickle.loads(self.mailbox.recv(1 << 16))
+        except (BlockingIOError, FileNotFoundError):
+            return  # there is none, or its sender has ended
+        if check_equal(np.array(array.tolist()), "an array that was sent") != sender:
+            raise Violation(f"the array that actor {sender} has sent has other values")
+
+    def fork(self):
+        """The child takes part by itself, and has none of the parent's leases."""
+        row = self.any_row()
+        block = self.rows[row].write(on_owner_died=heal)
+        with block if self.random.random() < 0.3 else contextlib.nullcontext():
+            child = os.fork()
+            if child == 0:
+                self.work_in_child()
+        status = os.waitpid(child, 0)[1]
+        if status not in (0, signal.SIGKILL):
+            raise Violation(f"a forked child has ended with status {status}")
+
+    def work_in_child(self):
+        denials.die_with_parent()
+        status = 0
+        try:
+            for call in (self.increment, self.read, self.read_cells):
+                with contextlib.suppress(*self.EXPECTED):
+                    call()
+        except BaseException as error:
+            print(f"in a forked child: {error!r}", flush=True)
+            status = 1
+        os._exit(status)
+
+    def feed(self):
+        schema = tn.schema(x=("i8", (64,)))
+        has_processes = self.random.random() < 0.5
+        with tn.Feed(fill_batch, schema, workers=1, processes=has_processes, batches=4) as feed:
+            for n, batch in enumerate(feed):
+                if check_equal(np.asarray(batch.x), "a batch") != n:
+                    raise Violation(f"batch {n} holds another one")
+
+    def list(self):
+        json.loads(_core.describe_shared() if self.random.random() < 0.5 else _core.collect_shared())
+
+
+def fill_batch(batch):
+    batch.x[...] = batch.index
+
+
+def heal_arena(values, _):
+    values[...] = 0
+
+
+def act(files, shape, number, slot, world, name, seed, denial):
+    """An actor's life: everything from its seed. files: the board, the mailbox."""
+    tn.set_lock_timeout(LOCK_SECONDS)
+    board = Board(files[0], *shape)
+    mailbox = socket.socket(fileno=files[1])
+    actor = Actor(board, number, slot, pickle.loads(world), mailbox, name, seed)
+    if denial == "files":
+        denials.leave(files=actor.random.randrange(0, 12))
+    elif denial is not None:
+        denials.deny(denial)
+    # What was denied is said; nothing else may follow from it.
+    return actor.run((OSError, MemoryError, tn.TenonError, RuntimeError) if denial is not None else ())

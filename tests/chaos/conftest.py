@@ -20,8 +20,8 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    with Nursery() as nursery:
+def nursery(tmp_path_factory):
+    with Nursery(tmp_path_factory.mktemp("runtime")) as nursery:
         yield nursery
 
 

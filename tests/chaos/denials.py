@@ -3,8 +3,10 @@
 
 import ctypes
 import errno
+import os
 import platform
 import resource
+import signal
 import struct
 
 # Numbers of the calls on x86-64 and AArch64.
@@ -53,8 +55,6 @@ def deny(*names, error=errno.EPERM):
 def leave(files=None, address_mib=None, processes=None):
     """No more than so many further descriptors, MiB of addresses, processes and threads of this user."""
     if files is not None:
-        import os
-
         limit = max(int(name) for name in os.listdir("/proc/self/fd")) + 1 + files
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if address_mib is not None:
@@ -70,3 +70,9 @@ def leave_this_network():
     """From now on in a network namespace of its own. False: that is not allowed here."""
     new_network = 0x40000000
     return ctypes.CDLL(None).unshare(new_network) == 0
+
+
+def die_with_parent():
+    """Kills this process when the one that has forked it ends."""
+    parent_death_signal = 1
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)

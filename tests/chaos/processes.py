@@ -100,6 +100,10 @@ class Child:
         """Has it write its Python stacks to the test's stderr."""
         self._signal(signal.SIGUSR2)
 
+    def has_answered(self):
+        """Whether there is something to be read: an answer, or its end."""
+        return bool(select.select([self._link], [], [], 0)[0])
+
     def has_ended(self, seconds=0.0):
         return bool(select.select([self._pidfd], [], [], seconds)[0])
 
@@ -124,13 +128,20 @@ class Child:
 class Nursery:
     """Where children come from. As a context manager it ends with the block, and every child with it."""
 
-    def __init__(self):
+    def __init__(self, runtime_folder):
+        """runtime_folder: for files of the running programs, which nobody else uses."""
         self._link, theirs = socket.socketpair()
         self._link.settimeout(SECONDS)
+        self._mark = f"{os.getpid()}.{id(self)}"
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "OPENBLAS_NUM_THREADS": "1",
+                "XDG_RUNTIME_DIR": str(runtime_folder),
+                "TENON_CHAOS_MARK": self._mark,
+            },
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
@@ -156,6 +167,17 @@ class Nursery:
         child = Child(self, pid, pidfd, ours)
         self.children.append(child)
         return child
+
+    def processes_left(self):
+        """All that descend from the nursery, told by their environment, but for itself and its children."""
+        mark, known = f"TENON_CHAOS_MARK={self._mark}\0".encode(), {self._process.pid}
+        known.update(child.pid for child in self.children)
+        left = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
+                    left.append(int(folder.name))
+        return sorted(set(left) - known)
 
     def _order(self, *order):
         send(self._link, order)
@@ -209,12 +231,12 @@ def _serve(link, files):
 
 def _raise_children(link):
     """The nursery: forks, and waits for those that have ended."""
-    import ctypes
     import faulthandler
 
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-    die_with_parent = 1
-    prctl(die_with_parent, signal.SIGKILL)
+    from denials import die_with_parent
+
+    parent = os.getpid()
+    die_with_parent()
     faulthandler.register(signal.SIGUSR2)
     while True:
         try:
@@ -227,7 +249,7 @@ def _raise_children(link):
         _, files, _, _ = socket.recv_fds(link, 1, number)
         pid = os.fork()
         if pid == 0:
-            prctl(die_with_parent, signal.SIGKILL)
+            die_with_parent()
             if os.getppid() != parent:
                 os._exit(0)
             link.close()

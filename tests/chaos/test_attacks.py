@@ -201,6 +201,28 @@ def test_the_memory_of_a_handle_for_a_process_that_died_is_free_within_a_second(
     assert left < 8 << 20, f"{left >> 20} of 64 MiB are still taken"
 
 
+@pytest.mark.parametrize("what", ["memory", "handle"])
+def test_damaged_memory_and_handles_are_errors_and_end_no_process(child, chance, what):
+    """Bits are turned in the header of a memory file, or in a handle, before a stranger opens it."""
+    stranger = child()
+    for i in range(rounds(6, 1000)):
+        maker, seed = child(), chance.randrange(1 << 32)
+        name = f"tenon.chaos.damaged.{os.getpid()}.{i}"
+        if what == "memory":
+            maker.ask("actors.damaged_memory(name, seed)", name=name, seed=seed)
+            stranger.start("actors.use_whatever_is_there(lambda: tn.attach(name))", name=name)
+        else:
+            handle = maker.ask("actors.damaged_handle(seed)", seed=seed)
+            stranger.start("actors.use_whatever_is_there(lambda: actors.opened(handle))", handle=handle)
+        try:
+            stranger.answer(20.0)
+        except (EOFError, TimeoutError) as error:
+            pytest.fail(
+                f"round {i}, seed {seed}: the process has ended or hangs: {error!r}, {stranger.end()}"
+            )
+        maker.kill()
+
+
 # --------------------------------------------------------------------------------------------- threads
 
 
