@@ -41,7 +41,7 @@ class Attack:
         self.wakes = {}  # slot -> when it goes on
         self.went_on = {}  # slot -> when it did
         self.numbers = 0
-        self.counts = {"kills": 0, "stops": 0, "denials": 0, "calls": 0}
+        self.counts = {"kills": 0, "stops": 0, "denials": 0, "sieges": 0, "calls": 0}
 
     def fill_slots(self):
         for slot in set(range(SLOTS)) - set(self.living):
@@ -66,16 +66,32 @@ class Attack:
             self.numbers += 1
 
     def strike(self):
-        """One attack on one actor."""
+        """One attack on one actor: it is killed, also while it is stopped, or stopped for a while."""
         slot = self.chance.randrange(SLOTS)
-        _, child = self.living[slot]
-        if slot in self.wakes or self.chance.random() < 0.5:
+        if slot in self.wakes or len(self.wakes) == SLOTS // 2 or self.chance.random() < 0.5:
             self.end(slot)
-        elif len(self.wakes) < SLOTS // 2:
-            child.stop()
-            self.counts["stops"] += 1
-            is_long = self.chance.random() < 0.05
-            self.wakes[slot] = time.monotonic() + (CALL_SECONDS + 3 if is_long else self.chance.uniform(0, 2))
+        else:
+            self.stop(slot, self.chance.uniform(0, 2))
+
+    def stop(self, slot, seconds):
+        self.living[slot][1].stop()
+        self.counts["stops"] += 1
+        self.wakes[slot] = time.monotonic() + seconds
+
+    def besiege(self):
+        """Some actors are stopped wherever they are, until each of the others has ended some calls: nobody
+        waits for a stopped process for longer than a call's timeout."""
+        for slot in self.chance.sample(range(SLOTS), 2):
+            if slot not in self.wakes:
+                self.stop(slot, 10 * CALL_SECONDS)
+            time.sleep(self.chance.uniform(0, 0.01))
+        numbers = [number for slot, (number, _) in self.living.items() if slot not in self.wakes]
+        before = self.board.calls[numbers].copy()
+        while (self.board.calls[numbers] < before + 5).any():
+            self.check()
+            time.sleep(0.01)
+        self.counts["sieges"] += 1
+        self.wake(everybody=True)
 
     def end(self, slot):
         number, child = self.living.pop(slot)
@@ -160,7 +176,10 @@ def test_chaos(nursery, chance):
             time.sleep(chance.uniform(0.002, 0.08))
             attack.wake()
             attack.check()
-            attack.strike()
+            if chance.random() < 0.03:
+                attack.besiege()
+            else:
+                attack.strike()
         attack.fill_slots()
         attack.close()
         attack.check_nothing_is_left()
