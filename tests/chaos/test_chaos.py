@@ -146,8 +146,7 @@ class Attack:
             self.bury(child)
         self.living.clear()
         self.counts["calls"] = int(self.board.calls.sum())
-        deaths = self.counts["kills"]
-        self.anchor.ask(f"actors.check_world(files[0], {MOST_ACTORS}, {SLOTS}, {deaths})")
+        self.anchor.ask(f"actors.check_world(files[0], {MOST_ACTORS}, {SLOTS})")
         self.anchor.end()
         self.nursery.children.remove(self.anchor)
 

@@ -204,6 +204,12 @@ TENON_CALL(int, bind, (int fd, const sockaddr* address, unsigned n), (fd, addres
 TENON_CALL(int, eventfd, (unsigned value, int flags), (value, flags), EMFILE, -1)
 TENON_CALL(ssize_t, pread, (int fd, void* out, size_t n, off_t at), (fd, out, n, at), EIO, -1)
 TENON_CALL(ssize_t, write, (int fd, const void* data, size_t n), (fd, data, n), ENOSPC, -1)
+TENON_CALL(ssize_t, pwrite, (int fd, const void* data, size_t n, off_t at), (fd, data, n, at), ENOSPC, -1)
+TENON_CALL(int, lstat, (const char* path, struct stat* out), (path, out), ENOMEM, -1)
+TENON_CALL(int, fstatat, (int folder, const char* path, struct stat* out, int flags),
+           (folder, path, out, flags), ENOMEM, -1)
+TENON_CALL(DIR*, fdopendir, (int fd), (fd), ENOMEM, nullptr)
+TENON_CALL(int, unlinkat, (int folder, const char* path, int flags), (folder, path, flags), EPERM, -1)
 TENON_CALL(int, mkdir, (const char* path, mode_t mode), (path, mode), ENOSPC, -1)
 TENON_CALL(int, rename, (const char* from, const char* to), (from, to), ENOSPC, -1)
 TENON_CALL(int, flock, (int fd, int operation), (fd, operation), ENOLCK, -1)
@@ -214,18 +220,23 @@ TENON_CALL(int, pthread_create,
            (pthread_t * thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument),
            (thread, attributes, run, argument), EAGAIN, EAGAIN)
 
-__attribute__((visibility("default"))) int open(const char* path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  const auto mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : mode_t{0};
-  va_end(rest);
-  static auto* const real = original<int(const char*, int, ...)>("open");
-  if (has_to_fail(Kind::kSystem, "open")) {
-    errno = EMFILE;
-    return -1;
+// The mode is there only where a file may be made; elsewhere it is whatever lies in its place, unused.
+#define TENON_OPEN(name, parameters, arguments, last)                     \
+  __attribute__((visibility("default"))) int name parameters {            \
+    va_list rest;                                                         \
+    va_start(rest, last);                                                 \
+    const auto mode = static_cast<mode_t>(va_arg(rest, unsigned));        \
+    va_end(rest);                                                         \
+    static int(*const real) parameters = original<int parameters>(#name); \
+    if (has_to_fail(Kind::kSystem, #name)) {                              \
+      errno = EMFILE;                                                     \
+      return -1;                                                          \
+    }                                                                     \
+    return real arguments;                                                \
   }
-  return real(path, flags, mode);
-}
+
+TENON_OPEN(open, (const char* path, int flags, ...), (path, flags, mode), flags)
+TENON_OPEN(openat, (int folder, const char* path, int flags, ...), (folder, path, flags, mode), flags)
 
 // Locks of files and seals; other commands are not failed.
 __attribute__((visibility("default"))) int fcntl(int fd, int command, ...) {
@@ -235,7 +246,8 @@ __attribute__((visibility("default"))) int fcntl(int fd, int command, ...) {
   va_end(rest);
   static auto* const real = original<int(int, int, ...)>("fcntl");
   const bool may_fail = command == F_ADD_SEALS || command == F_GET_SEALS || command == F_SETLK ||
-                        command == F_OFD_SETLK || command == F_DUPFD_CLOEXEC;
+                        command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW ||
+                        command == F_DUPFD_CLOEXEC;
   if (may_fail && has_to_fail(Kind::kSystem, "fcntl")) {
     errno = ENOLCK;
     return -1;

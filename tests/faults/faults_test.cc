@@ -340,7 +340,7 @@ void note(Report& report, const std::string& problem) {
 }
 
 // What is wrong with the error that the current exception is; "": it is a clear one.
-std::string reason_why_unclear(Report& report) {
+std::string reason_why_unclear(Kind kind, Report& report) {
   try {
     throw;
   } catch (const api::OpError& e) {
@@ -349,6 +349,9 @@ std::string reason_why_unclear(Report& report) {
   } catch (const api::Error& e) {
     (void)std::snprintf(report.message, sizeof report.message, "%s", e.what());
     if (e.code() == TENON_ERR_INTERNAL) return std::string("an error without a reason: ") + e.what();
+    // Of a system call it may say what the call was to find out: that a name is not there.
+    const bool is_of_memory = e.code() == TENON_ERR_NO_MEMORY || e.code() == TENON_ERR_SYSTEM;
+    if (kind == Kind::kMemory && !is_of_memory) return std::string("it blames something else: ") + e.what();
     return e.what()[0] != '\0' ? "" : "an error without a message";
   } catch (const std::bad_alloc&) {  // of a container of the scenario itself
     return "";
@@ -394,7 +397,7 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   try {
     scenario.run(told);
   } catch (...) {
-    unclear = reason_why_unclear(report);
+    unclear = reason_why_unclear(kind, report);
   }
   report.calls = tenon::faults::disarm();
   if (const char* const call = tenon::faults::failed_call()) {
