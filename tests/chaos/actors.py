@@ -269,6 +269,12 @@ def make_world(name):
     return pickle.dumps(world)
 
 
+def overwrite_world():
+    """The outcomes of a whole overwrite of each array."""
+    world = _kept["world"]
+    return [outcome(lambda k=k: world[k].__setitem__(..., 0)) for k in ("rows", "cells", "tape")]
+
+
 def check_world(board_file, actors, slots):
     """At the end, when no actor is left: every row has a value, and what was acknowledged is there."""
     tn.set_lock_timeout(10)
@@ -548,15 +554,38 @@ def heal_arena(values, _):
     values[...] = 0
 
 
-def act(files, shape, number, slot, world, name, seed, denial):
-    """An actor's life: everything from its seed. files: the board, the mailbox."""
+# What was denied is said in one of these; nothing else may follow from it.
+OF_DENIALS = (OSError, MemoryError, tn.TenonError, RuntimeError)
+
+
+def make_actor(files, shape, number, slot, world, name, seed):
+    """files: the board, the mailbox."""
     tn.set_lock_timeout(LOCK_SECONDS)
-    board = Board(files[0], *shape)
     mailbox = socket.socket(fileno=files[1])
-    actor = Actor(board, number, slot, pickle.loads(world), mailbox, name, seed)
+    return Actor(Board(files[0], *shape), number, slot, pickle.loads(world), mailbox, name, seed)
+
+
+def act(denial, **how):
+    """An actor's life: everything from its seed. denial: of a system call, or of files; or None."""
+    actor = make_actor(**how)
     if denial == "files":
-        denials.leave(files=actor.random.randrange(0, 12))
+        denials.leave_descriptors(actor.random.randrange(0, 12))
     elif denial is not None:
         denials.deny(denial)
-    # What was denied is said; nothing else may follow from it.
-    return actor.run((OSError, MemoryError, tn.TenonError, RuntimeError) if denial is not None else ())
+    return actor.run(OF_DENIALS if denial is not None else ())
+
+
+def act_in_want(want, calls, **how):
+    """So many random calls in a process that lacks something; their outcomes."""
+    actor = make_actor(**how)
+    want(actor.random)
+    outcomes = {}
+    for _ in range(calls):
+        (call,) = actor.random.choices(list(CALLS), list(CALLS.values()))
+        try:
+            getattr(actor, call)()
+            result = "done"
+        except Actor.EXPECTED + OF_DENIALS as error:
+            result = type(error).__name__
+        outcomes[result] = outcomes.get(result, 0) + 1
+    return outcomes

@@ -21,6 +21,7 @@ NUMBERS = {
     "eventfd2": (290, 19),
     "socket": (41, 198),
     "bind": (49, 200),
+    "clone": (56, 220),
     "clone3": (435, 435),
     "kcmp": (312, 272),
 }
@@ -52,18 +53,23 @@ def deny(*names, error=errno.EPERM):
             raise OSError(ctypes.get_errno(), "prctl")
 
 
-def leave(files=None, address_mib=None, processes=None):
-    """No more than so many further descriptors, MiB of addresses, processes and threads of this user."""
-    if files is not None:
-        limit = max(int(name) for name in os.listdir("/proc/self/fd")) + 1 + files
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    if address_mib is not None:
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        limit = used + (address_mib << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+def leave_descriptors(n):
+    """This process can open n further files."""
+    limit = max(int(name) for name in os.listdir("/proc/self/fd")) + 1 + n
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+
+def leave_addresses(mib):
+    """This process can map so many further MiB."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    limit = used + (mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def leave_no_threads():
+    """This process can begin neither threads nor processes."""
+    deny("clone", "clone3", error=errno.EAGAIN)
 
 
 def leave_this_network():

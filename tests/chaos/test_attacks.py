@@ -6,12 +6,14 @@ They are short forms of what has broken an earlier version. `TENON_SOAK=1` makes
 
 import errno
 import os
+import socket
 import threading
 import time
 
 import numpy as np
 import pytest
 from denials import COLUMN
+from oracle import Board
 from processes import SECONDS
 
 import tenon as tn
@@ -103,6 +105,36 @@ def test_without_a_system_call_deaths_are_seen_or_the_first_use_says_so(child, c
     heir.ask("a = actors.opened(handle); tn.set_lock_timeout(5)", handle=handle)
     victim.end()
     assert heir.ask("actors.outcome(lambda: a.tolist())") == "OwnerDied"
+
+
+WANTS = {
+    "descriptors": "lambda chance: denials.leave_descriptors(chance.randrange(12))",
+    "addresses": "lambda chance: denials.leave_addresses(chance.randrange(64))",
+    "threads": "lambda chance: denials.leave_no_threads()",
+}
+
+
+@pytest.mark.skipif(COLUMN is None, reason="the numbers of system calls are not known here")
+@pytest.mark.parametrize("round_", range(rounds(1, 50)))
+@pytest.mark.parametrize("want", WANTS)
+def test_a_process_in_want_gets_errors_and_harms_no_other(child, chance, want, round_):
+    board, mailbox = Board.make(1, 1), socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    mailbox[0].setblocking(False)
+    rich, poor = child(board.file), child(board.file, mailbox[0].fileno())
+    name = f"tenon.chaos.want.{os.getpid()}"
+    how = {
+        "shape": (1, 1),
+        "number": 0,
+        "slot": 0,
+        "world": rich.ask("actors.make_world(name)", name=name),
+        "name": name,
+        "seed": chance.randrange(1 << 32),
+    }
+    outcomes = poor.ask(f"actors.act_in_want({WANTS[want]}, 200, files=files, **how)", how=how)
+    print(outcomes)
+    assert rich.ask("actors.overwrite_world()") == ["None"] * 3
+    poor.end()
+    assert rich.ask("actors.overwrite_world()") == ["None"] * 3
 
 
 # ------------------------------------------------------------------------------------------------ stops

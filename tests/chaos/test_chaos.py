@@ -50,7 +50,7 @@ class Attack:
             denial = self.chance.choice(DENIALS) if is_denied else None
             self.counts["denials"] += is_denied
             child.start(
-                "actors.act(files, **how)",
+                "actors.act(files=files, **how)",
                 how={
                     "shape": (MOST_ACTORS, SLOTS),
                     "number": self.numbers,

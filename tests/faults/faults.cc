@@ -173,7 +173,7 @@ void* __wrap_aligned_alloc(size_t alignment, size_t n) {
   return has_to_fail(Kind::kMemory, "aligned_alloc") ? nullptr : __real_aligned_alloc(alignment, n);
 }
 
-// ------------------------------------------------------------------ system calls, by a symbol of this program
+// ----------------------------------------------------------------- system calls, by a symbol of this program
 // So also those that the C++ library makes: files that are streams, and threads.
 
 #define TENON_CALL(result, name, parameters, arguments, error, failure)         \

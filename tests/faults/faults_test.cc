@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Law: whatever allocation or system call of the library fails, once, the program is left whole. Each scenario
-// below is run with failure number 1, 2, 3, ... until it meets none, each time in a process of its own, so
-// that also what happens at the first use fails. Oracle, after each failure:
+// Law: whatever allocation or system call of the library fails, once, the program is left whole. Each
+// scenario below is run with failure number 1, 2, 3, ... until it meets none, each time in a process of its
+// own, so that also what happens at the first use fails. Oracle, after each failure:
 //   - the process lives, and the call ends: it has worked all the same, or it says what was wrong;
 //   - the same scenario works at once afterwards, so no lock, name, turn or place is lost;
 //   - then no storage, view, op, block, lease or handle is left; under LeakSanitizer, no memory either;
 //   - another process gets the shared array for writing.
 //
-// Prints how many allocations and calls each scenario has. A loop's calls count three times, with TENON_SOAK=1
-// all. TENON_FAULTS_FROM=n begins with failure n.
+// Prints how many allocations and calls each scenario has. A loop's calls count three times, with
+// TENON_SOAK=1 all. TENON_FAULTS_FROM=n begins with failure n.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
