@@ -51,13 +51,6 @@ using api::Array;
 using tenon::faults::Kind;
 using namespace std::chrono_literals;
 
-// ThreadSanitizer's forked children can have no threads.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kHasThreadsInChildren = false;
-#else
-constexpr bool kHasThreadsInChildren = true;
-#endif
-
 constexpr unsigned kWatchdogSeconds = 60;
 constexpr long kMostFailures = 5000;  // a scenario that goes on for ever is a defect of this test
 
@@ -489,13 +482,11 @@ class EachFailure : public testing::TestWithParam<Case> {
 };
 
 TEST_P(EachFailure, OfAnAllocationLeavesTheProgramWhole) {
-  if (!kHasThreadsInChildren) GTEST_SKIP() << "a forked child can have no threads here";
   const long n = run_all(Kind::kMemory);
   std::printf("%s: %ld allocations\n", GetParam().name, n);
 }
 
 TEST_P(EachFailure, OfASystemCallLeavesTheProgramWhole) {
-  if (!kHasThreadsInChildren) GTEST_SKIP() << "a forked child can have no threads here";
   const long n = run_all(Kind::kSystem);
   std::printf("%s: %ld system calls\n", GetParam().name, n);
 }
