@@ -49,6 +49,7 @@ class Attack:
             is_denied = COLUMN is not None and self.chance.random() < 0.1
             denial = self.chance.choice(DENIALS) if is_denied else None
             self.counts["denials"] += is_denied
+            self.board.begin(self.numbers, len(CALLS))
             child.start(
                 "actors.act(files=files, **how)",
                 how={
@@ -126,7 +127,7 @@ class Attack:
             if is_in_call and now - began > CALL_SECONDS:
                 child.show_where_it_is()
                 time.sleep(0.5)
-                call = list(CALLS)[self.board.call[number]]
+                call = [*CALLS, "its start"][self.board.call[number]]
                 pytest.fail(
                     f"actor {number} has been in '{call}' for {now - began:.0f} s: its calls have timeouts"
                 )
@@ -141,7 +142,7 @@ class Attack:
             except TimeoutError:
                 child.show_where_it_is()
                 time.sleep(0.5)
-                call = list(CALLS)[self.board.call[number]]
+                call = [*CALLS, "its start"][self.board.call[number]]
                 pytest.fail(f"actor {number} does not come to its end: it is in '{call}'")
             self.bury(child)
         self.living.clear()
