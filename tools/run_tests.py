@@ -145,7 +145,15 @@ def soak(report, environment):
         build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
         command = ("ctest", "--preset", preset, "--timeout", SOAK_SECONDS)
         report.step(f"ctest, soak, {preset}", *command, **counts)
-    command = (environment.python, "-m", "pytest", "-o", f"timeout={SOAK_SECONDS}", "tests/python")
+    command = (
+        environment.python,
+        "-m",
+        "pytest",
+        "-o",
+        f"timeout={SOAK_SECONDS}",
+        "tests/python",
+        "tests/chaos",
+    )
     report.step("pytest, soak", *command, **counts)
 
 

@@ -218,23 +218,29 @@ void Engine::set_executor(const std::string& name, int workers) {
   if (this_thread.running != 0) {
     throw_error(Code::kLeaseConflict, "the body of an op cannot change the engine: it would wait for itself");
   }
-  std::unique_ptr<Executor> fresh = make_executor(wanted, workers);
+  // Stopped if it does not come into use.
+  struct Fresh {
+    std::unique_ptr<Executor> executor;
+    ~Fresh() {
+      if (executor) executor->stop();
+    }
+  } fresh{make_executor(wanted, workers)};
   const Change change(*this);
   Refusal refusal;
-  if (wait_all(Deadline(kChangeTimeoutNs), &refusal)) return exchange_executor(std::move(fresh), wanted);
-  fresh->stop();
+  if (wait_all(Deadline(kChangeTimeoutNs), &refusal)) return exchange_executor(&fresh.executor, wanted);
   const Code code = refusal.reason == Refusal::Reason::kDeadlock      ? Code::kDeadlock
                     : refusal.reason == Refusal::Reason::kInterrupted ? Code::kInterrupted
                                                                       : Code::kTimeout;
   throw_error(code, "the engine cannot be changed while ops are unfinished: ", text_of(refusal.obstacle));
 }
 
-void Engine::exchange_executor(std::unique_ptr<Executor> fresh, const std::string& name) {
+// Takes fresh, or fails and leaves it.
+void Engine::exchange_executor(std::unique_ptr<Executor>* fresh, std::string name) {
   const std::scoped_lock lock(change_);
   former_.reserve(former_.size() + 1);
   // pairs with: Engine::executor, "an executor is complete"
-  std::unique_ptr<Executor> old(executor_.exchange(fresh.release(), std::memory_order_acq_rel));
-  name_ = name;
+  std::unique_ptr<Executor> old(executor_.exchange(fresh->release(), std::memory_order_acq_rel));
+  name_.swap(name);
   if (!old) return;
   old->stop();
   former_.push_back(std::move(old));

@@ -93,7 +93,7 @@ class Engine {
   bool begin_push(Refusal* refusal) noexcept;
   bool wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
                      Refusal* refusal) noexcept;
-  void exchange_executor(std::unique_ptr<Executor> fresh, const std::string& name);
+  void exchange_executor(std::unique_ptr<Executor>* fresh, std::string name);
 
   // Shared.
   std::atomic<Executor*> executor_{nullptr};

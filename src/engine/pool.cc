@@ -5,8 +5,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
-#include <system_error>
 
 #include "base/blocked_signals.h"
 #include "base/clock.h"
@@ -82,7 +82,7 @@ void Pool::start_threads() {
   const BlockedSignals blocked;
   try {
     for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { work(i); });
-  } catch (const std::system_error& e) {
+  } catch (const std::exception& e) {  // of the system, or std::bad_alloc
     const size_t started = threads_.size();
     end_all();
     for (std::thread& thread : threads_) thread.join();

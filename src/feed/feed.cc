@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include "base/blocked_signals.h"
@@ -106,7 +106,7 @@ void Feed::start_workers() {
   crew_->expect(count);
   try {
     for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, crew_, worker);
-  } catch (const std::system_error& e) {
+  } catch (const std::exception& e) {  // of the system, or std::bad_alloc
     crew_->dismiss();
     for (std::thread& thread : *threads_) thread.join();
     throw_error(Code::kSystem, "feed: cannot start worker ", threads_->size() + 1, " of ", count, ": ",

@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <sstream>
 
@@ -169,12 +170,14 @@ bool is_number(const char* text) noexcept {
 
 template <class Visit>
 void visit_numbers(const std::string& folder, Visit visit) {
-  DIR* const entries = opendir(folder.c_str());
+  struct Close {
+    void operator()(DIR* entries) const noexcept { closedir(entries); }
+  };
+  const std::unique_ptr<DIR, Close> entries(opendir(folder.c_str()));
   if (entries == nullptr) return check_descriptors(errno);
-  while (const dirent* entry = readdir(entries)) {
+  while (const dirent* entry = readdir(entries.get())) {
     if (is_number(entry->d_name)) visit(static_cast<uint32_t>(std::strtoul(entry->d_name, nullptr, 10)));
   }
-  closedir(entries);
 }
 
 }  // namespace

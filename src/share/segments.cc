@@ -212,6 +212,7 @@ Segment* Segments::find(const SegmentId& id) noexcept {
 }
 
 Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
+  auto use = std::make_unique<Use>(Use{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
     throw_error(Code::kNotFound,
@@ -225,7 +226,6 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
     (void)segment.leave(block);  // not its last use
     return living;
   }
-  auto use = std::make_unique<Use>(Use{&segment, block, segment.header().id});
   try {
     Ref<Storage> storage =
         Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use, &segment.lock(block)});
@@ -535,7 +535,12 @@ std::string Segments::handle_of(const Array& array) {
   handle.shape.assign(array.shape().begin(), array.shape().end());
   handle.strides.assign(array.strides().begin(), array.strides().end());
   handle.number = segment.send(use->block);
-  return handle.encode();
+  try {
+    return handle.encode();
+  } catch (...) {
+    segment.receive(use->block, handle.number);  // nobody else can
+    throw;
+  }
 }
 
 uint32_t Segments::revoke(const Array& array) {

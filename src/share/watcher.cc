@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
-#include <system_error>
 #include <thread>
 
 #include "base/blocked_signals.h"
@@ -80,7 +80,7 @@ bool Watcher::add(Watch& watch) {
       const BlockedSignals blocked;
       try {
         std::thread([this] { run(); }).detach();
-      } catch (const std::system_error& e) {
+      } catch (const std::exception& e) {  // of the system, or std::bad_alloc
         watches_.pop_back();
         throw_error(Code::kSystem,
                     "the descriptor of a channel needs a thread, which cannot be made: ", e.what());

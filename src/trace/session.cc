@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -27,8 +28,10 @@ struct Session {
   int fd = -1;  // < 0: no trace runs
 };
 
+// Never destroyed, and made without an allocation, which could fail here.
 Session& session() noexcept {
-  static auto* const one = new Session;
+  alignas(Session) static std::byte room[sizeof(Session)];
+  static auto* const one = new (room) Session;
   return *one;
 }
 

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that a test starts, tells what to do, stops and kills.
+
+A `Nursery` is an interpreter without threads that has imported what is needed; it forks a `Child` for each
+order, in milliseconds. It has no shared array itself, so its children are strangers to each other. A child
+runs the code that it is told, and answers. Signals go by a pidfd, so never to another process that has the
+same number.
+"""
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 60.0  # for any one answer: only a process that hangs takes so long
+
+
+def send(link, value):
+    data = pickle.dumps(value)
+    link.sendall(struct.pack("!Q", len(data)) + data)
+
+
+def receive(link):
+    """The next value; EOFError: the other end has gone."""
+
+    def read(n):
+        data = b""
+        while len(data) < n:
+            part = link.recv(n - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    return pickle.loads(read(*struct.unpack("!Q", read(8))))
+
+
+class Child:
+    """One process. As a context manager it is killed at the end of the block."""
+
+    def __init__(self, nursery, pid, pidfd, link):
+        self._nursery, self.pid, self._pidfd, self._link = nursery, pid, pidfd, link
+        self._link.settimeout(SECONDS)
+        self.is_stopped = self.was_killed = False
+        self.status = None  # as of waitpid; None: it was not waited for
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def start(self, code, **values):
+        """Has it run code, in which the values are names; `answer` is to follow."""
+        send(self._link, (code, values))
+
+    def answer(self, seconds=SECONDS):
+        """The value of the code. Its exception is raised here; EOFError: the process has ended."""
+        self._link.settimeout(seconds)
+        try:
+            is_value, value = receive(self._link)
+        except ConnectionResetError:
+            raise EOFError from None
+        if not is_value:
+            raise value
+        return value
+
+    def ask(self, code, seconds=SECONDS, **values):
+        self.start(code, **values)
+        return self.answer(seconds)
+
+    def says(self):
+        """One letter that the code has sent with `say`."""
+        self._link.settimeout(SECONDS)
+        return self._link.recv(1)
+
+    def kill(self):
+        self.was_killed = True
+        self._signal(signal.SIGKILL)
+
+    def stop(self):
+        """Returns when it sleeps (or has ended)."""
+        self._signal(signal.SIGSTOP)
+        self.is_stopped = True
+        while state_of(self.pid) not in "TtZX" and not self.has_ended():
+            time.sleep(0.0002)
+
+    def go_on(self):
+        self._signal(signal.SIGCONT)
+        self.is_stopped = False
+
+    def show_where_it_is(self):
+        """Has it write its Python stacks to the test's stderr."""
+        self._signal(signal.SIGUSR2)
+
+    def has_answered(self):
+        """Whether there is something to be read: an answer, or its end."""
+        return bool(select.select([self._link], [], [], 0)[0])
+
+    def has_ended(self, seconds=0.0):
+        return bool(select.select([self._pidfd], [], [], seconds)[0])
+
+    def end(self):
+        """Kills it if need be, and returns its status."""
+        if self.status is None:
+            if not self.has_ended():
+                self.kill()
+            if not self.has_ended(SECONDS):
+                raise TimeoutError(f"process {self.pid} does not end although it was killed")
+            self.status = self._nursery._order("wait", self.pid)
+            os.close(self._pidfd)
+            self._link.close()
+        return self.status
+
+    def _signal(self, number):
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+
+class Nursery:
+    """Where children come from. As a context manager it ends with the block, and every child with it."""
+
+    def __init__(self, runtime_folder):
+        """runtime_folder: for files of the running programs, which nobody else uses."""
+        self._link, theirs = socket.socketpair()
+        self._link.settimeout(SECONDS)
+        self._mark = f"{os.getpid()}.{id(self)}"
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={
+                **os.environ,
+                "OPENBLAS_NUM_THREADS": "1",
+                "XDG_RUNTIME_DIR": str(runtime_folder),
+                "TENON_CHAOS_MARK": self._mark,
+            },
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.children = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for child in self.children:
+            child.end()
+        self._link.close()
+        self._process.wait(SECONDS)
+
+    def child(self, *files):
+        """A new process, which has the files as descriptors `files`."""
+        ours, theirs = socket.socketpair()
+        send(self._link, ("fork", len(files) + 1))
+        socket.send_fds(self._link, [b"."], [theirs.fileno(), *files])
+        _, (pidfd,), _, _ = socket.recv_fds(self._link, 1, 1)
+        pid = receive(self._link)
+        theirs.close()
+        child = Child(self, pid, pidfd, ours)
+        self.children.append(child)
+        return child
+
+    def processes_left(self):
+        """All that descend from the nursery, told by their environment, but for itself and its children."""
+        mark, known = f"TENON_CHAOS_MARK={self._mark}\0".encode(), {self._process.pid}
+        known.update(child.pid for child in self.children)
+        left = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
+                    left.append(int(folder.name))
+        return sorted(set(left) - known)
+
+    def _order(self, *order):
+        send(self._link, order)
+        return receive(self._link)
+
+
+def state_of(pid):
+    """As ps shows it: R, S, D, T (stopped), Z (dead, not waited for); X: it is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+# --------------------------------------------------------------------- in the nursery and its children
+
+
+def _serve(link, files):
+    """A child: runs what it is told until the test lets go of it."""
+    names = {"os": os, "sys": sys, "time": time, "files": files, "say": lambda letter: link.send(letter)}
+    names["names"] = names
+    exec("import numpy as np, tenon as tn, actors, denials", names)
+    while True:
+        try:
+            code, values = receive(link)
+        except EOFError:
+            os._exit(0)
+        except BaseException as error:  # a value could not be opened
+            send(link, (False, RuntimeError(f"{type(error).__name__}: {error}")))
+            continue
+        names.update(values)
+        del values
+        answer = None
+        try:
+            try:
+                compiled = compile(code, "<told>", "eval")
+            except SyntaxError:
+                exec(compile(code, "<told>", "exec"), names)
+            else:
+                answer = eval(compiled, names)
+            told = (True, answer)
+        except BaseException as error:
+            error.__traceback__ = error.__context__ = None
+            told = (False, error)
+        try:
+            send(link, told)
+        except (TypeError, AttributeError, pickle.PicklingError):
+            send(link, (True, repr(told[1])))
+        told = answer = None
+
+
+def _raise_children(link):
+    """The nursery: forks, and waits for those that have ended."""
+    import faulthandler
+
+    from denials import die_with_parent
+
+    parent = os.getpid()
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR2)
+    while True:
+        try:
+            order, number = receive(link)
+        except EOFError:
+            return
+        if order == "wait":
+            send(link, os.waitpid(number, 0)[1])
+            continue
+        _, files, _, _ = socket.recv_fds(link, 1, number)
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            if os.getppid() != parent:
+                os._exit(0)
+            link.close()
+            _serve(socket.socket(fileno=files[0]), files[1:])
+        for file in files:
+            os.close(file)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(link, [b"."], [pidfd])
+        os.close(pidfd)
+        send(link, pid)
+
+
+if __name__ == "__main__":
+    import numpy
+
+    import tenon  # noqa: F401
+    from tenon import _core  # noqa: F401
+
+    assert numpy and len(os.listdir("/proc/self/task")) == 1, "a fork would not have the other threads"
+    _raise_children(socket.socket(fileno=int(sys.argv[1])))

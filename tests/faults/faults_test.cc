@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Law: whatever allocation or system call of the library fails, once, the program is left whole. Each
+// scenario below is run with failure number 1, 2, 3, ... until it meets none, each time in a process of its
+// own, so that also what happens at the first use fails. Oracle, after each failure:
+//   - the process lives, and the call ends: it has worked all the same, or it says what was wrong;
+//   - the same scenario works at once afterwards, so no lock, name, turn or place is lost;
+//   - then no storage, view, op, block, lease or handle is left; under LeakSanitizer, no memory either;
+//   - another process gets the shared array for writing.
+//
+// Prints how many allocations and calls each scenario has. A loop's calls count three times, with
+// TENON_SOAK=1 all. TENON_FAULTS_FROM=n begins with failure n.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "faults.h"
+#include "share/segments.h"
+#include "tenon/arena.hpp"
+#include "tenon/channel.hpp"
+#include "tenon/dlpack.h"
+#include "tenon/engine.hpp"
+#include "tenon/feed.hpp"
+#include "tenon/share.hpp"
+#include "tenon/trace.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
+namespace {
+
+namespace api = tenon::api0;
+namespace share = tenon::share;
+using api::Array;
+using tenon::faults::Kind;
+using namespace std::chrono_literals;
+
+constexpr unsigned kWatchdogSeconds = 60;
+constexpr long kMostFailures = 5000;  // a scenario that goes on for ever is a defect of this test
+
+const api::DType kDouble = api::dtype_of<double>();
+
+void expect(bool is_true, const char* what) {
+  if (!is_true) throw api::Error(TENON_ERR_INTERNAL, what);
+}
+
+// ------------------------------------------------------------------------------ what another process shares
+
+// A process that has shared arrays before a scenario begins, and that asks for them afterwards.
+class Neighbour {
+ public:
+  // What it tells the others.
+  struct Told {
+    size_t handle_nbytes;
+    std::byte handle[TENON_MAX_HANDLE_NBYTES];
+    char name[64];
+  };
+
+  Neighbour() {
+    told_ = static_cast<Told*>(
+        mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    int to[2], from[2];
+    if (told_ == MAP_FAILED || pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) abort();
+    const pid_t tester = getpid();
+    pid_ = fork();
+    if (pid_ == 0) {
+      (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != tester) _exit(1);
+      close(to[1]);
+      close(from[0]);
+      serve(to[0], from[1]);
+    }
+    close(to[0]);
+    close(from[1]);
+    to_ = to[1];
+    from_ = from[0];
+    char letter = 0;
+    if (read(from_, &letter, 1) != 1) abort();
+  }
+  ~Neighbour() {
+    close(to_);
+    (void)waitpid(pid_, nullptr, 0);
+    close(from_);
+  }
+  Neighbour(const Neighbour&) = delete;
+  Neighbour& operator=(const Neighbour&) = delete;
+
+  const Told& told() const { return *told_; }
+  // Whether it gets both arrays for writing, each within 5 s.
+  bool gets_its_arrays() const {
+    char letter = '?';
+    if (::write(to_, &letter, 1) != 1 || ::read(from_, &letter, 1) != 1) return false;
+    return letter == 'y';
+  }
+
+ private:
+  [[noreturn]] void serve(int in, int out) const {
+    api::SharedOptions options;
+    options.name = "faults_test." + std::to_string(getpid());
+    const Array named = api::zeros_shared({100}, kDouble, options),
+                unnamed = api::zeros_shared({100}, kDouble);
+    const std::vector<std::byte> handle = api::send(unnamed);
+    std::memcpy(told_->handle, handle.data(), handle.size());
+    told_->handle_nbytes = handle.size();
+    std::memcpy(told_->name, options.name.c_str(), options.name.size() + 1);
+    char letter = '!';
+    while (::write(out, &letter, 1) == 1 && ::read(in, &letter, 1) == 1) {
+      try {
+        for (const Array& a : {named, unnamed}) {
+          const api::Lease lease(a, api::Access::kWrite, TENON_OVERWRITE, 5s);
+        }
+        letter = 'y';
+      } catch (const api::Error&) {
+        letter = 'n';
+      }
+    }
+    _exit(0);
+  }
+
+  Told* told_ = nullptr;
+  pid_t pid_ = 0;
+  int to_ = -1, from_ = -1;
+};
+
+// ------------------------------------------------------------------------------------------- the scenarios
+
+using Scenario = std::function<void(const Neighbour::Told&)>;
+
+void make_array(const Neighbour::Told&) {
+  const Array a = Array::zeros<double>({100, 3});
+  const Array big = Array::empty<double>({200'000});
+  const api::Index items[] = {api::slice(2, 50)};
+  a.index(items).copy_to(Array::zeros<double>({48, 3}));
+}
+
+void import_memory(const Neighbour::Told&) {
+  std::vector<double> x(1000), y(1000);
+  const Array a = Array::borrow(x.data(), {1000});
+  const Array again = Array::borrow(x.data() + 10, {100});  // joins the same account
+  const Array b = Array::adopt(std::move(y));
+  const api::HostView view(b, api::Access::kWrite);
+}
+
+void exchange_dlpack(const Neighbour::Told&) {
+  const Array a = Array::zeros<double>({4, 5});
+  Array::from_dlpack(a.to_dlpack());
+  DLManagedTensorVersioned* const tensor = a.to_dlpack();
+  tensor->deleter(tensor);
+}
+
+void lease(const Neighbour::Told&) {
+  const Array a = Array::zeros<double>({100});
+  {
+    const api::Lease writing = a.write();
+    writing.view<double, 1>()(0) = 1;
+    const api::Lease nested = a.read();
+  }
+  const api::Lease reading = a.read();
+  expect(reading.view<const double, 1>()(0) == 1, "the value is there");
+}
+
+void push_and_run(const Neighbour::Told&) {
+  const Array a = Array::zeros<int64_t>({1}), b = Array::zeros<int64_t>({1});
+  api::Op op;
+  for (int i = 0; i < 8; ++i) {
+    op = api::push([](api::View<int64_t, 1> x, api::View<const int64_t, 1>) { x(0) += 1; }, api::write(a),
+                   api::read(b));
+  }
+  op.wait();
+  const int64_t value = a.as<const int64_t, 1>()(0);
+  expect(value == 8, "every op has run once");
+}
+
+void engine_of_one_thread(const Neighbour::Told&) {
+  api::call(tenon_engine_set, "pool", 1);
+  const Array a = Array::zeros<int64_t>({1});
+  api::push([](api::View<int64_t, 1> x) { x(0) = 1; }, api::write(a)).wait();
+}
+
+void create_shared(const Neighbour::Told&) {
+  const Array a = api::zeros_shared({1000}, kDouble);
+  a.write().view<double, 1>()(0) = 1;
+  (void)api::push([](api::View<double, 1> x) { x(0) += 1; }, api::write(a)).wait();
+  expect(a.read().view<const double, 1>()(0) == 2, "the values are there");
+}
+
+void create_named(const Neighbour::Told&) {
+  api::SharedOptions options;
+  options.name = "faults_test.own." + std::to_string(getpid());
+  const Array a = api::zeros_shared({1000}, kDouble, options);
+  a.write().view<double, 1>()(0) = 1;
+}
+
+void attach_named(const Neighbour::Told& neighbour) {
+  const Array a = api::attach(neighbour.name);
+  a.write().view<double, 1>()(0) = 1;
+}
+
+void open_handle(const Neighbour::Told& neighbour) {
+  const Array a = api::open({neighbour.handle, neighbour.handle_nbytes});
+  a.write().view<double, 1>()(0) = 1;
+}
+
+void send_handle(const Neighbour::Told&) {
+  const Array a = api::zeros_shared({1000}, kDouble);
+  tenon_handle handle;
+  api::call(tenon_shared_send, a.get(), &handle);
+  const auto open = [&] {
+    (void)api::open({reinterpret_cast<const std::byte*>(handle.data), handle.nbytes});
+  };
+  try {
+    open();
+  } catch (...) {
+    open();  // a handle that nobody has opened would keep the array
+    throw;
+  }
+}
+
+void use_channel(const Neighbour::Told&) {
+  const std::vector<api::Field> fields{api::field<double>("x", {100})};
+  const api::Channel channel = api::Channel::create(fields, 3);
+  api::Item loan = channel.loan(5s);
+  loan.array(0).as<double, 1>()(0) = 1;
+  loan.send();
+  const std::optional<api::Item> got = channel.receive(5s);
+  expect(got.has_value() && got->array(0).as<const double, 1>()(0) == 1, "what was sent has come");
+}
+
+void watch_channel(const Neighbour::Told&) {
+  const std::vector<api::Field> fields{api::field<double>("x", {100})};
+  const api::Channel channel = api::Channel::create(fields, 3);
+  expect(channel.descriptor() >= 0, "there is a descriptor");
+}
+
+void use_arena(const Neighbour::Told&) {
+  const std::vector<api::ArenaLayout> layouts{{"a", {api::field<double>("x", {100})}},
+                                              {"b", {api::field<float>("y", {300})}}};
+  const api::Arena arena = api::Arena::create_shared(layouts);
+  {
+    const api::ArenaUse use = arena.use("a", api::Access::kWrite);
+  }
+  {
+    const api::ArenaUse use = arena.use("b", api::Access::kWrite);
+  }
+}
+
+int fill(double* x, uint64_t index) {
+  x[0] = static_cast<double>(index);
+  return 0;
+}
+
+void run_feed(const Neighbour::Told&) {
+  const api::Schema schema{api::field<double>("x", {10})};
+  const api::Function function =
+      api::Function::from_address(reinterpret_cast<void*>(fill), "int fill(double *x, uint64_t index)", true);
+  api::Feed feed(function.bind(schema, {}), schema, {.workers = 2, .batches = 4});
+  uint64_t n = 0;
+  for (const api::Batch batch : feed.epoch()) {
+    expect(batch["x"].as<const double, 1>()(0) == static_cast<double>(n), "each batch holds its own number");
+    ++n;
+  }
+  expect(n == 4, "every batch has come");
+}
+
+void trace_session(const Neighbour::Told& neighbour) {
+  api::Trace trace("/dev/null", 100);
+  push_and_run(neighbour);
+  (void)trace.stop();
+}
+
+void describe_and_collect(const Neighbour::Told&) {
+  (void)api::describe_shared();
+  (void)api::collect_shared();
+}
+
+struct Case {
+  const char* name;
+  void (*run)(const Neighbour::Told&);
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+};
+constexpr Case kCases[] = {
+    {"MakeArray", make_array},
+    {"ImportMemory", import_memory},
+    {"ExchangeDlpack", exchange_dlpack},
+    {"Lease", lease},
+    {"PushAndRun", push_and_run},
+    {"EngineOfOneThread", engine_of_one_thread},
+    {"CreateShared", create_shared},
+    {"CreateNamed", create_named},
+    {"AttachNamed", attach_named},
+    {"OpenHandle", open_handle},
+    {"SendHandle", send_handle},
+    {"UseChannel", use_channel},
+    {"WatchChannel", watch_channel},
+    {"UseArena", use_arena},
+    {"RunFeed", run_feed},
+    {"TraceSession", trace_session},
+    {"DescribeAndCollect", describe_and_collect},
+};
+
+// --------------------------------------------------------------------------------- one run with one failure
+
+// What the child process has come to, in memory that its parent reads.
+struct Report {
+  bool has_failed;    // the call, if one was to fail
+  bool is_complete;   // the child has come to its end
+  long calls;         // that were counted
+  char call[32];      // that has failed
+  char message[512];  // of the error that it led to; "": none
+  char problem[640];  // "": the law holds
+};
+
+void note(Report& report, const std::string& problem) {
+  if (report.problem[0] == '\0') {
+    (void)std::snprintf(report.problem, sizeof report.problem, "%s", problem.c_str());
+  }
+}
+
+// What is wrong with the error that the current exception is; "": it is a clear one.
+std::string reason_why_unclear(Kind kind, Report& report) {
+  try {
+    throw;
+  } catch (const api::OpError& e) {
+    (void)std::snprintf(report.message, sizeof report.message, "%s", e.what());
+    return e.what()[0] != '\0' ? "" : "an error without a message";
+  } catch (const api::Error& e) {
+    (void)std::snprintf(report.message, sizeof report.message, "%s", e.what());
+    if (e.code() == TENON_ERR_INTERNAL) return std::string("an error without a reason: ") + e.what();
+    // Of a system call it may say what the call was to find out: that a name is not there.
+    const bool is_of_memory = e.code() == TENON_ERR_NO_MEMORY || e.code() == TENON_ERR_SYSTEM;
+    if (kind == Kind::kMemory && !is_of_memory) return std::string("it blames something else: ") + e.what();
+    return e.what()[0] != '\0' ? "" : "an error without a message";
+  } catch (const std::bad_alloc&) {  // of a container of the scenario itself
+    return "";
+  } catch (const std::exception& e) {
+    return std::string("an exception that is none of the library's: ") + e.what();
+  }
+}
+
+std::string what_is_left() {
+  tenon_statistics now{};
+  now.struct_size = sizeof now;
+  tenon_statistics_get(&now);
+  using share::look;
+  uint32_t records = 0, blocks = 0, sent = 0;
+  share::Segments::instance().visit([&](share::Segment& segment) {
+    const share::Control& control = segment.control();
+    for (uint32_t p = 0; p < share::kParticipants; ++p) {
+      if (!control.has_slot(p)) continue;
+      const share::Slot& slot = control.slot(p);
+      if (look(slot.pid) != static_cast<uint32_t>(getpid())) continue;
+      for (const share::Record& r : slot.records) records += look(r.state) != 0 ? 1 : 0;
+    }
+    if (segment.header().creator_pid != static_cast<uint32_t>(getpid())) return;
+    for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
+      const share::Block& block = control.block(i);
+      blocks += look(block.state) == share::BlockState::kUsed ? 1 : 0;
+      for (const auto& number : block.sent) sent += look(number) != 0 ? 1 : 0;
+      sent += look(block.sent_more);
+    }
+  });
+  const bool is_clean = now.storages == 0 && now.regions == 0 && now.heap_nbytes == 0 && now.views == 0 &&
+                        tenon_engine_unfinished() == 0 && records == 0 && blocks == 0 && sent == 0;
+  if (is_clean) return "";
+  return tenon::concat(now.storages, " storages, ", now.regions, " regions, ", now.heap_nbytes, " bytes, ",
+                       now.views, " views, ", tenon_engine_unfinished(), " ops, ", records, " leases, ",
+                       blocks, " blocks, ", sent, " handles are left");
+}
+
+// The child: the scenario with its failure number n, then without; then nothing is left.
+void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& told, Report& report) {
+  tenon::faults::arm(kind, n, std::getenv("TENON_SOAK") != nullptr ? 0 : 3);
+  std::string unclear;
+  try {
+    scenario.run(told);
+  } catch (...) {
+    unclear = reason_why_unclear(kind, report);
+  }
+  report.calls = tenon::faults::disarm();
+  if (const char* const call = tenon::faults::failed_call()) {
+    report.has_failed = true;
+    (void)std::snprintf(report.call, sizeof report.call, "%s", call);
+  } else if (report.message[0] != '\0') {
+    note(report, tenon::concat("it fails where nothing was made to fail: ", report.message));
+  }
+  if (!unclear.empty()) note(report, unclear);
+  while (api::take_failure()) continue;
+  try {
+    scenario.run(told);
+  } catch (const std::exception& e) {
+    note(report, tenon::concat("it does not work afterwards: ", e.what()));
+  }
+  while (api::take_failure()) continue;
+  share::Segments::nudge();
+  // The keeper gives back what nobody uses, soon.
+  std::string left = what_is_left();
+  const auto end = std::chrono::steady_clock::now() + 5s;
+  while (!left.empty() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(1ms);
+    left = what_is_left();
+  }
+  if (!left.empty()) note(report, left);
+#if defined(__SANITIZE_ADDRESS__)
+  if (__lsan_do_recoverable_leak_check() != 0) note(report, "memory has leaked (see above)");
+#endif
+  report.is_complete = true;
+}
+
+void show_failure_and_die(int signal) {
+  constexpr char kText[] = "the call that failed was made at:\n";
+  (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+  tenon::faults::print_backtrace(STDERR_FILENO);
+  (void)::signal(signal, SIG_DFL);
+  (void)raise(signal);
+}
+
+class EachFailure : public testing::TestWithParam<Case> {
+ protected:
+  // Runs the scenario with each failure of a kind; returns how many there are.
+  long run_all(Kind kind) {
+    const char* const from = std::getenv("TENON_FAULTS_FROM");
+    for (long n = from != nullptr ? std::atol(from) : 1; n < kMostFailures; ++n) {
+      const Report report = run_one(kind, n);
+      if (!report.has_failed && report.is_complete) return report.calls;
+    }
+    ADD_FAILURE() << "there is no end";
+    return kMostFailures;
+  }
+
+ private:
+  Report run_one(Kind kind, long n) {
+    *report_ = {};
+    const pid_t pid = fork();
+    if (pid == 0) {
+      for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGALRM})
+        (void)::signal(signal, show_failure_and_die);
+      (void)alarm(kWatchdogSeconds);
+      attempt(GetParam(), kind, n, neighbour_.told(), *report_);
+      if (report_->problem[0] != '\0') show_failure();
+      _exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    const std::string where =
+        tenon::concat("failure ", n, ", of ", report_->call, " (\"", report_->message, "\")");
+    if (WIFSIGNALED(status)) {
+      ADD_FAILURE() << where << ": the process "
+                    << (WTERMSIG(status) == SIGALRM ? "hangs" : strsignal(WTERMSIG(status)));
+      report_->has_failed = true;  // go on with the next one
+    } else {
+      EXPECT_EQ(status, 0) << where;
+      EXPECT_STREQ(report_->problem, "") << where;
+    }
+    EXPECT_TRUE(neighbour_.gets_its_arrays()) << where << ": a lease is lost for other processes";
+    return *report_;
+  }
+  static void show_failure() {
+    constexpr char kText[] = "the call that failed was made at:\n";
+    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+    tenon::faults::print_backtrace(STDERR_FILENO);
+  }
+
+  Neighbour neighbour_;
+  Report* report_ = static_cast<Report*>(
+      mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+};
+
+TEST_P(EachFailure, OfAnAllocationLeavesTheProgramWhole) {
+  const long n = run_all(Kind::kMemory);
+  std::printf("%s: %ld allocations\n", GetParam().name, n);
+}
+
+TEST_P(EachFailure, OfASystemCallLeavesTheProgramWhole) {
+  const long n = run_all(Kind::kSystem);
+  std::printf("%s: %ld system calls\n", GetParam().name, n);
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, EachFailure, testing::ValuesIn(kCases),
+                         [](const testing::TestParamInfo<Case>& c) { return std::string(c.param.name); });
+
+}  // namespace
