@@ -323,7 +323,7 @@ class NDArray:
         Parameters
         ----------
         on_owner_died : {'raise', 'ignore'} or callable
-            Of a shared array that a process was writing when it died: raise OwnerDied, once for all who come; go on
+            Of a shared array that a process was writing when it died: raise OwnerDied, until it is overwritten; go on
             with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
 
         Raises
@@ -681,7 +681,7 @@ def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool) -> 
 class ArrayCall:
     """A call of NumPy's on views of arrays, which it has all at once."""
 
-    def __init__(self, name: str, reads: Iterable, writes: Iterable) -> None: ...
+    def __init__(self, name: str, reads: Iterable[Any], writes: Iterable) -> None: ...
 
     def view(self, array: object) -> object: ...
 

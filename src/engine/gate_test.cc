@@ -192,7 +192,8 @@ TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
   Sight view(write(here_[0], 0, 4));
   ASSERT_TRUE(view.open(&refusal));
   lease.release();
-  std::thread([&] { EXPECT_TRUE(call(write(here_[0], 1, 3))); }).join();
+  EXPECT_TRUE(call(write(here_[0], 1, 3))) << "the view continues the lease for the thread that took it";
+  std::thread([&] { EXPECT_FALSE(call(write(here_[0], 1, 3), kSoon)); }).join();
   EXPECT_EQ(late_.turns_taken(), before + 1);
 }
 

@@ -360,19 +360,26 @@ TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
   Sight view(write(cell));
   bind(view, write(cell));
   std::atomic<bool> has_other{false};
+  std::atomic<bool> is_told{false};
+  // The one that closes the circle is told: which one that is, depends on their speed.
+  const auto is_deadlock = [](Lease& lease) {
+    Refusal r;
+    if (lease.acquire(&r, kWatchdogNs)) return false;
+    EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+    return true;
+  };
   std::thread thread([&] {
     Refusal r;
     Lease mine(write(other));
     ASSERT_TRUE(mine.acquire(&r));
     has_other = true;
     Lease crossed(write(cell));
-    EXPECT_TRUE(crossed.acquire(&r, kWatchdogNs)) << "this one can go on when the view is closed";
+    is_told = is_deadlock(crossed);
   });
   while (!has_other) std::this_thread::yield();
   await_entries(cell, 1);
   Lease crossed(write(other));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return crossed.acquire(r, kWatchdogNs); }),
-            Refusal::Reason::kDeadlock);
+  EXPECT_TRUE(is_deadlock(crossed) || is_told);
   view.close();
   thread.join();
 }

@@ -49,6 +49,28 @@ static void leases(void) {
   tenon_array_release(array);
 }
 
+/* A call has several arrays at once, as long as it lasts. */
+static void calls(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_array *from = client_counting(2, 2), *to = client_counting(2, 2), *fixed = NULL;
+  tenon_use uses[2] = {{from, TENON_READ, 0}, {to, TENON_WRITE, 0}};
+  tenon_holder holders[4];
+  tenon_call* call = NULL;
+  OK(tenon_call_begin("add", "client_ops.c", 2, uses, &call, &error));
+  CHECK(tenon_array_holders(from, 4, holders) == 1 && holders[0].access == TENON_READ);
+  CHECK(tenon_array_holders(to, 4, holders) == 1 && holders[0].access == TENON_WRITE);
+  CHECK(strcmp(holders[0].name, "add") == 0 && strcmp(holders[0].site, "client_ops.c") == 0);
+  tenon_call_end(call);
+  tenon_call_end(NULL);
+  CHECK(tenon_array_holders(from, 4, holders) == 0 && tenon_array_holders(to, 4, holders) == 0);
+  OK(tenon_array_readonly(to, &fixed, &error));
+  uses[1].array = fixed;
+  FAILS(TENON_ERR_BUFFER, tenon_call_begin("add", NULL, 2, uses, &call, &error));
+  tenon_array_release(fixed);
+  tenon_array_release(from);
+  tenon_array_release(to);
+}
+
 /* A lease whose writing failed leaves memory without a value, until all of it is written. */
 static void failed_leases(void) {
   tenon_error error = TENON_ERROR_INIT;
@@ -294,6 +316,7 @@ void client_ops(void) {
   hooks.begin = nothing;
   tenon_set_wait_hooks(&hooks);
   leases();
+  calls();
   failed_leases();
   requests();
   traces();
