@@ -676,12 +676,15 @@ def test_weak_references_and_registries_do_not_grow(shared):
 
 
 @pytest.mark.parametrize("how", ["write", "lease"])
-def test_who_would_wait_for_a_view_is_told_on_what_it_hangs(how):
-    a = tn.ones(4)
-    view = np.asarray(a)
-    op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
-    calls = {"write": lambda: a.write().__enter__(), "lease": lambda: a.lease("w")}
-    with pytest.raises(tn.DeadlockError, match=r"It hangs on: variable `view` of test_who_would_wait"):
-        calls[how]()
-    del view
-    op.wait()
+def test_who_would_wait_for_a_view_is_told_on_what_it_hangs(how, in_a_process_with_one_thread):
+    def wait_for_own_view():
+        a = tn.ones(4)
+        view = np.asarray(a)
+        op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
+        calls = {"write": lambda: a.write().__enter__(), "lease": lambda: a.lease("w")}
+        with pytest.raises(tn.DeadlockError, match=r"It hangs on: variable `view` of .*wait_for_own_view"):
+            calls[how]()
+        del view
+        op.wait()
+
+    in_a_process_with_one_thread(wait_for_own_view)

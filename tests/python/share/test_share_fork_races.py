@@ -94,11 +94,14 @@ def test_a_fork_inside_of_a_body_whose_child_ends_there():
 def test_forks_that_fail_use_up_no_place():
     assert run("""
         import ctypes, resource
+        tn.zeros(4, "int32")[0] = 1  # what is imported later cannot be read by then
+        import asyncio, tenon._pickle, tenon._endings, tenon._search, tenon.share
+        os.setgid(12345)
+        os.setuid(12345)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: this process may open its own files anew
         a = tn.zeros(4, "int32", shared=True)
         b = tn.zeros(4, "int32", shared=f"failing-{os.getpid()}")
         a[0] = b[0] = 1  # starts the threads of the library
-        os.setgid(12345)
-        os.setuid(12345)
         limits = resource.getrlimit(resource.RLIMIT_NPROC)
         resource.setrlimit(resource.RLIMIT_NPROC, (0, limits[1]))
         failed = 0
