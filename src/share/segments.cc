@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -126,14 +127,10 @@ void Segments::look_at_ended_uses() {
 }
 
 void Segments::note_left(const SegmentId& id, uint32_t block) noexcept {
-  try {
-    if (Pool* const pool = pool_of(id)) {
-      pool->note_left(block);
-    } else {
-      leaving_.insert(id);
-    }
-  } catch (const std::bad_alloc&) {
-    // It stays open until this process ends.
+  if (Pool* const pool = pool_of(id)) {
+    pool->note_left(block);
+  } else if (auto node = staying_.extract(id)) {
+    leaving_.insert(std::move(node));
   }
 }
 
@@ -145,7 +142,7 @@ void Segments::sweep_some() {
     auto at = leaving_.upper_bound(last_looked_at_);
     if (at == leaving_.end()) at = leaving_.begin();
     last_looked_at_ = *at;
-    if (try_close(last_looked_at_)) leaving_.erase(at);
+    (void)try_close(at);
   }
   if (pools_.empty()) return;
   next_pool_ = (next_pool_ + 1) % pools_.size();
@@ -168,26 +165,26 @@ bool Segments::sweep_all() {
   }
   for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
   for (auto at = leaving_.begin(); at != leaving_.end();) {
-    if (!try_close(*at)) {
-      is_unfinished = true;
-      ++at;
-      continue;
-    }
-    at = leaving_.erase(at);
+    const auto next = std::next(at);
+    is_unfinished |= !try_close(at);
+    at = next;
   }
   return is_unfinished;
 }
 
-// True: the segment is closed, or in use, so that it is not to be looked at any more.
-bool Segments::try_close(const SegmentId& id) {
-  const auto at = open_.find(id);
-  if (at == open_.end() || pool_of(id) != nullptr) return true;
+// Of leaving_. True: the segment is closed, or in use, so that it is not to be looked at any more.
+bool Segments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
+  const auto at = open_.find(*leaving);
   Segment& segment = *at->second;
-  if (segment.users() != 0) return true;
+  if (pool_of(*leaving) != nullptr || segment.users() != 0) {
+    staying_.insert(leaving_.extract(leaving));
+    return true;
+  }
   if (!segment.participant().can_leave()) return false;
   // What comes by a handle from a process that lives, comes again.
   const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
   if (comes_again || segment.has_sent()) return false;
+  leaving_.erase(leaving);
   open_.erase(at);
   return true;
 }
@@ -200,9 +197,10 @@ Pool* Segments::pool_of(const SegmentId& id) noexcept {
 
 Segment& Segments::add(std::unique_ptr<Segment> segment) {
   const SegmentId id = segment->header().id;
+  std::set<SegmentId> leaving{id};  // first: what is open is in one of the sets
   const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
   if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
-  leaving_.insert(id);  // until it is used
+  leaving_.merge(leaving);  // until it is used
   return *at->second;
 }
 
@@ -430,10 +428,11 @@ Pool& Segments::new_pool(uint64_t nbytes) {
     if (e.code() != Code::kNoMemory) throw;
     segment = make(std::max(kSmallPoolNbytes, round_up(nbytes, kSmallPoolNbytes)));
   }
+  // First what may fail: a segment of this process that has no pool would be of no use to anybody.
   pools_.reserve(pools_.size() + 1);
-  Segment& added = add(std::move(segment));
-  pools_.push_back(std::make_unique<Pool>(added));
-  return *pools_.back();
+  auto pool = std::make_unique<Pool>(*segment);
+  (void)add(std::move(segment));
+  return *pools_.emplace_back(std::move(pool));
 }
 
 // The memory file of a segment, as some process has it open; empty: nobody who can be seen has.
@@ -670,11 +669,7 @@ void Segments::become_child() noexcept {
   for (const auto& [id, segment] : open_) segment->become_child();
   forks_.clear();
   fork_writer_ = os::File();  // last: the parent sees that this child has come
-  try {
-    for (const auto& [id, segment] : open_) leaving_.insert(id);
-  } catch (const std::bad_alloc&) {
-    // They stay open.
-  }
+  leaving_.merge(staying_);
   lock_.unlock();
 }
 

@@ -105,7 +105,7 @@ class Segments {
   void note_left(const SegmentId& id, uint32_t block) noexcept;
   void sweep_some();
   bool sweep_all();
-  bool try_close(const SegmentId& id);
+  bool try_close(std::set<SegmentId>::iterator leaving) noexcept;
   Pool* pool_of(const SegmentId& id) noexcept;
   Pool& new_pool(uint64_t nbytes);
   Segment& add(std::unique_ptr<Segment> segment);
@@ -137,10 +137,12 @@ class Segments {
   // Guarded by lock_.
   std::map<SegmentId, std::unique_ptr<Segment>> open_;
   std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process has made
-  std::set<SegmentId> leaving_;               // of open_: those that nothing here may use any more
-  int64_t swept_at_ns_ = 0;                   // all of it
-  SegmentId last_looked_at_;                  // of leaving_, by sweep_some()
-  size_t next_pool_ = 0;                      // which the next call of sweep_some() looks at
+  // Each of open_ is in one of the two. It goes from one to the other with its node, which needs no memory.
+  std::set<SegmentId> leaving_;  // those that nothing here may use any more
+  std::set<SegmentId> staying_;
+  int64_t swept_at_ns_ = 0;   // all of it
+  SegmentId last_looked_at_;  // of leaving_, by sweep_some()
+  size_t next_pool_ = 0;      // which the next call of sweep_some() looks at
   std::vector<Fork> forks_;
   os::File fork_writer_;  // between the handlers of a fork
   bool has_cleaned_names_ = false;
