@@ -103,6 +103,10 @@ Span ProcessLock::bytes_of(const engine::Extent& extent) const noexcept {
   return {offset(extent.begin), offset(extent.end)};
 }
 
+ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), index_(block) {
+  (void)Shares::instance();  // made here, where it may fail
+}
+
 ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const engine::Claim& claim,
                                            const engine::Entry& entry) noexcept {
   const engine::Asked asked = engine::asked_of(claim, entry);

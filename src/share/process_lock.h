@@ -22,7 +22,7 @@ namespace tenon::share {
 // One for each block in each process. Threads: any.
 class ProcessLock final : public engine::Gate {
  public:
-  ProcessLock(Segment& segment, uint32_t block) noexcept : segment_(segment), index_(block) {}
+  ProcessLock(Segment& segment, uint32_t block);  // fails with std::bad_alloc
   ProcessLock(const ProcessLock&) = delete;
   ProcessLock& operator=(const ProcessLock&) = delete;
 
