@@ -27,7 +27,7 @@ void* first_element(const DLTensor& tensor) {
     throw_error(Code::kBuffer, "byte_offset ", tensor.byte_offset,
                 " of a DLPack tensor overflows its address ", address_text(tensor.data));
   }
-  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  return reinterpret_cast<void*>(address + tensor.byte_offset);
 }
 
 // Calls body. What is out of range in a tensor's fields is the producer's fault, not the caller's argument:

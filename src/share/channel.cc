@@ -539,13 +539,16 @@ Ref<Array> Item::array(int32_t field) {
   memory.is_readonly = is_readonly_;
   if (part.nbytes == 0) memory.extent_nbytes = 0;
   retain();
+  Ref<Storage> storage;
   try {
-    return Array::over(Storage::adopt(memory), part.dtype, Dims(part.shape),
-                       is_readonly_ ? uint32_t{TENON_READONLY} : 0);
+    storage = Storage::adopt(memory);
   } catch (...) {
     release();
     throw;
   }
+  // From here on the storage's deleter does it.
+  return Array::over(std::move(storage), part.dtype, Dims(part.shape),
+                     is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }
 
 void Channel::close() noexcept {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "base/error.h"
 
@@ -235,18 +236,20 @@ size_t remove_names_of_the_dead() noexcept {
     std::string path;
     const os::File folder = open_directory(&path, NameLock::Make::kNo);
     if (!folder) return 0;
-    const int fd = fcntl(folder.fd(), F_DUPFD_CLOEXEC, 0);
-    DIR* const entries = fd >= 0 ? fdopendir(fd) : nullptr;
-    if (entries == nullptr) {
-      const os::File closed(fd);
-      return 0;
-    }
     std::vector<std::string> names;
-    while (const dirent* entry = readdir(entries)) {
-      const std::string text = entry->d_name;
-      if (text.rfind(kPrefix, 0) == 0) names.push_back(text.substr(std::strlen(kPrefix)));
+    {
+      const int fd = fcntl(folder.fd(), F_DUPFD_CLOEXEC, 0);
+      const auto close = [](DIR* open) { closedir(open); };
+      const std::unique_ptr<DIR, decltype(close)> entries(fd >= 0 ? fdopendir(fd) : nullptr);
+      if (entries == nullptr) {
+        const os::File closed(fd);
+        return 0;
+      }
+      while (const dirent* entry = readdir(entries.get())) {
+        const std::string text = entry->d_name;
+        if (text.rfind(kPrefix, 0) == 0) names.push_back(text.substr(std::strlen(kPrefix)));
+      }
     }
-    closedir(entries);
     for (const std::string& name : names) {
       const NameLock lock(name, NameLock::Make::kNo);
       removed += lock.state() == NameLock::State::kLocked && !lock.is_kept() ? 1 : 0;
