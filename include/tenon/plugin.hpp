@@ -301,7 +301,7 @@ constexpr bool is_threadsafe() {
 // pthread_exit through: a process whose handlers stop that would be aborted; Tenon makes a failure of it.
 // Such an unwinding has no object: the handler's reference is null.
 template <class Body>
-[[gnu::no_sanitize("null")]] int32_t guarded(char* message, size_t message_size, Body&& body) {
+[[gnu::noinline, gnu::no_sanitize("null")]] int32_t guarded(char* message, size_t message_size, Body&& body) {
   try {
     return body();
 #if defined(__GLIBCXX__)
