@@ -168,8 +168,7 @@ void add_exchange_methods(nb::module_& module) {
   nb::class_<ArrayCall>(module, "ArrayCall",
                         "A call of NumPy's on views of arrays, which it has all at once.")
       .def(nb::init<const std::string&, nb::iterable, nb::iterable>(), nb::arg("name"), nb::arg("reads"),
-           nb::arg("writes"),
-           nb::sig("def __init__(self, name: str, reads: Iterable[Any], writes: Iterable[Any]) -> None"))
+           nb::arg("writes"), nb::sig("def __init__(self, name: str, reads: Any, writes: Any) -> None"))
       .def("view", &ArrayCall::view, nb::arg("array"))
       .def("has_lent_views", &ArrayCall::has_lent_views,
            "Something else refers to a view of the call, or stands on one.")
