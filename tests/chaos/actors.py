@@ -348,11 +348,20 @@ class Actor:
             setattr(self, part, value)
 
     # What the contract lets a call say when others die, stop and compete.
-    EXPECTED = (TimeoutError, tn.OwnerDied, tn.DeadlockError, tn.LeaseConflict, tn.OpError, EOFError)
+    EXPECTED = expected = (
+        TimeoutError,
+        tn.OwnerDied,
+        tn.DeadlockError,
+        tn.LeaseConflict,
+        tn.OpError,
+        EOFError,
+    )
+
+    expected = EXPECTED  # and what it means to an actor that is denied calls
 
     def run(self, also_expected=()):
         names, weights = list(CALLS), list(CALLS.values())
-        expected = self.EXPECTED + also_expected
+        self.expected = self.EXPECTED + also_expected
         self.board.pid[self.number] = os.getpid()
         while not self.board.stop[0]:
             (call,) = self.random.choices(range(len(names)), weights)
@@ -360,7 +369,7 @@ class Actor:
             try:
                 getattr(self, names[call])()
                 result = "done"
-            except expected as error:
+            except self.expected as error:
                 result = type(error).__name__
             self.board.end(self.number)
             self.counts[result] = self.counts.get(result, 0) + 1
@@ -527,7 +536,7 @@ class Actor:
         status = 0
         try:
             for call in (self.increment, self.read, self.read_cells):
-                with contextlib.suppress(*self.EXPECTED):
+                with contextlib.suppress(*self.expected):
                     call()
         except BaseException as error:
             print(f"in a forked child: {error!r}", flush=True)
