@@ -347,8 +347,8 @@ class Actor:
         for part, value in world.items():
             setattr(self, part, value)
 
-    # What the contract lets a call say when others die, stop and compete; expected has also what it says in an
-    # actor that is denied something.
+    # What the contract lets a call say when others die, stop and compete; expected has also what it says in
+    # an actor that is denied something.
     EXPECTED = expected = (
         TimeoutError,
         tn.OwnerDied,
