@@ -391,10 +391,13 @@ class Wakes : public Stress {
     Stress::TearDown();
   }
 
-  // begin makes something to wait for, wait waits in several threads, end ends it when they sleep.
+  static constexpr int kThreads = 4;
+
+  // begin makes something to wait for, wait waits in several threads, end ends it when they sleep. late_per_round:
+  // what a loaded machine explains; lost wakes make kThreads.
   static void run(const std::function<void()>& begin, const std::function<void()>& wait,
-                  const std::function<bool()>& is_over, const std::function<void()>& end) {
-    constexpr int kThreads = 4;
+                  const std::function<bool()>& is_over, const std::function<void()>& end,
+                  double late_per_round = 0.5) {
     const int rounds = static_cast<int>(soaked(25, 2'000));
     for (int round = 0; round < rounds; ++round) {
       begin();
@@ -412,7 +415,7 @@ class Wakes : public Stress {
       for (std::thread& waiter : waiters) waiter.join();
     }
     wait_all();
-    EXPECT_LT(late, rounds / 2) << "sleepers were not woken";
+    EXPECT_LT(late, rounds * late_per_round) << "sleepers were not woken";
   }
 };
 
@@ -474,7 +477,8 @@ TEST_F(Wakes, WhoWaitsForRoomIsWoken) {
         p.push();
         Engine::instance().set_limits(1, 0);
       },
-      [&] { engine::push({write(others)}, [] {}); }, [&] { return p.is_over.load(); }, [&] { p.end(); });
+      [&] { engine::push({write(others)}, [] {}); }, [&] { return p.is_over.load(); }, [&] { p.end(); },
+      kThreads - 1);  // the room is for one at a time, so the others may rightly wait when it is over
   Engine::instance().set_limits(10'000, 0);
 }
 
