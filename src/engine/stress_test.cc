@@ -393,8 +393,8 @@ class Wakes : public Stress {
 
   static constexpr int kThreads = 4;
 
-  // begin makes something to wait for, wait waits in several threads, end ends it when they sleep. late_per_round:
-  // what a loaded machine explains; lost wakes make kThreads.
+  // begin makes something to wait for, wait waits in several threads, end ends it when they sleep.
+  // late_per_round: what a loaded machine explains; lost wakes make kThreads.
   static void run(const std::function<void()>& begin, const std::function<void()>& wait,
                   const std::function<bool()>& is_over, const std::function<void()>& end,
                   double late_per_round = 0.5) {
