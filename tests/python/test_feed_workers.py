@@ -511,7 +511,7 @@ def test_nothing_grows_with_feeds_of_processes():
         once()
     deadline = time.monotonic() + 20
     while held() != before and time.monotonic() < deadline:
-        time.sleep(0.05)  # the descriptor by which a forked child says that it has come is closed a moment later
+        time.sleep(0.05)  # a descriptor tells whether a forked child has come, and is closed later
     assert held() == before
 
 
