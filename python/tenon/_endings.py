@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends of blocks: what becomes of the arrays that a block gave, and of the memory under them.
 
-The array of a block loses its elements, whoever refers to it. It lets go of the memory too, unless something
+The array of a block loses its elements, whatever refers to it. It lets go of the memory too, unless something
 refers to it that may know the memory's address, such as a tensor: then it is *unsettled* until that has gone.
 """
 

@@ -254,7 +254,7 @@ class Workers:
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
         if self._context is None:
-            # Here, where a failure is told to whoever makes the feed: it needs a file descriptor.
+            # Here, where the constructor of the feed reports a failure: it needs a file descriptor.
             native = NativeWorker(link, self._schema)
             thread = threading.Thread(
                 target=_run_thread,

@@ -9,7 +9,8 @@
 // for views, makes the queue a counted one until it is empty: each entry then counts the ones that it waits
 // for.
 //
-// Who holds a view does not wait for those who wait for that view: its entry is put before the first of them.
+// A caller that holds a view does not wait for entries that wait for that view: its own entry is put before
+// the first of them.
 #pragma once
 
 #include <atomic>
