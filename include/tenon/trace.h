@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trace.h - the part of the C ABI that writes what goes on in this process as a timeline. Included by
- * tenon.h.
+ * trace.h - the part of the C ABI that records a timeline of this process. Included by tenon.h.
  *
- * The file is what Perfetto (ui.perfetto.dev) and chrome://tracing open: ops, leases, the fills and slots of
- * feeds, and waits, each from when to when. docs/trace.md says what stands where.
+ * The file can be opened in Perfetto (ui.perfetto.dev) and chrome://tracing. It contains ops, leases, the
+ * fills and slots of feeds, and waits, each with start and end. docs/trace.md describes its contents.
  *
  * \since 0.1
  */
@@ -18,20 +17,20 @@ extern "C" {
 #endif
 
 typedef struct tenon_trace_counts {
-  uint64_t events; /* ops, leases, fills, batches in slots and waits that were kept */
-  uint64_t lost;   /* that came when the trace was full */
+  uint64_t events; /* recorded ops, leases, fills, batches in slots and waits */
+  uint64_t lost;   /* events after the trace was full */
 } tenon_trace_counts;
 
 #define TENON_TRACE_CAPACITY 200000
 
-/* Begins a trace of this process; the file is made (or emptied) now, and written by tenon_trace_end. Of more
- * than capacity events (at least 1, less than 2^22) the first ones are kept. Each takes about 400 bytes of
- * memory, from when it comes to the end of the trace. A forked child has no trace. Fails with VALUE (one runs
- * already; capacity), NOT_FOUND (no such folder), SYSTEM (the file cannot be written), NO_MEMORY. */
+/* Begins a trace of this process. The file is created or truncated now, and written by tenon_trace_end. The
+ * first `capacity` events are recorded (at least 1, less than 2^22). Each takes about 400 bytes of memory
+ * until the end of the trace. A forked child has no trace. Fails with VALUE (a trace is already running;
+ * capacity), NOT_FOUND (no such folder), SYSTEM (the file cannot be written), NO_MEMORY. */
 TENON_API tenon_status tenon_trace_begin(const char* path, uint64_t capacity, tenon_error* error);
 
-/* Ends it and writes the file. counts: may be NULL. In any case no trace runs afterwards. Fails with VALUE
- * (none runs), SYSTEM (the file could not be written), NO_MEMORY. */
+/* Ends the trace and writes the file. counts: may be NULL. No trace runs afterwards, also after a failure.
+ * Fails with VALUE (no trace is running), SYSTEM (the file could not be written), NO_MEMORY. */
 TENON_API tenon_status tenon_trace_end(tenon_trace_counts* counts, tenon_error* error);
 
 #ifdef __cplusplus
