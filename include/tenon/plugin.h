@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin.h - for authors of generators: a shared library that fills batches, with state of its own for each
- * worker, a configuration and error texts. C99; there is nothing to link. In C++: tenon/plugin.hpp.
+ * plugin.h - for authors of generators: a shared library that fills batches, with a separate state for each
+ * worker, a configuration and error texts. C99; no linking is needed. For C++: tenon/plugin.hpp.
  *
  *     static const tenon_plugin table = {sizeof(tenon_plugin), TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE,
  *                                        0, "digits", digits_open, digits_describe, digits_fill,
  *                                        digits_close};
  *     TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) { return &table; }
  *
- * Who calls what, and in which thread:
+ * Calls and threads:
  *
- *  - Each worker (a thread or a process) has a state of its own. It calls open before its first fill, then
- *    describe, then fill for one batch after the other. No two calls with one state run at a time, so that
- *    a state needs no lock.
- *  - Without TENON_PLUGIN_THREADSAFE one worker thread runs, and with it one state. With it several states
- *    are in use at a time, each by its own worker: what they share (globals, the libraries below) must
- *    bear that.
- *  - A state is also opened to be described only, with worker -1, in the thread that makes the generator:
- *    open, describe, close. It is never filled.
- *  - close is called once for every open that succeeded, after the state's last fill, when the feed is
- *    closed; the thread that does so may be another worker's.
- *  - A library stays loaded for ever.
+ *  - Each worker (a thread or a process) has its own state. It calls open before its first fill, then
+ *    describe, then fill for one batch after another. Two calls with one state never run at the same time,
+ *    so a state needs no lock.
+ *  - Without TENON_PLUGIN_THREADSAFE there is one worker thread with one state. With it, several states are
+ *    used at the same time, each by its own worker. Everything that they share (globals, other libraries)
+ *    must be thread-safe.
+ *  - A state with worker -1 is opened only for describe, in the thread that makes the generator: open,
+ *    describe, close. fill is never called with it.
+ *  - close is called once for every successful open, after the last fill of the state, when the feed is
+ *    closed. The calling thread may be that of another worker.
+ *  - A library is never unloaded.
  *
- * open, describe and fill return 0, or a code that is not 0, and may write a reason into message
- * (message_size bytes with the NUL). A fill or an open that fails is an error at the place of its batch; a
- * worker whose open has failed tries again at its next batch. C++ exceptions must not leave any of them.
+ * open, describe and fill return 0 on success. Otherwise they may write the reason to message (message_size
+ * bytes including the NUL). A failure of fill or open is raised at the position of its batch. A worker whose
+ * open has failed tries again at its next batch. C++ exceptions must not leave any of the functions.
  *
  * \since 0.1
  */
@@ -43,13 +43,13 @@
 extern "C" {
 #endif
 
-/* The form of the table and of the structs below. A host refuses a library of another number. */
+/* The version of the table and of the structs below. A library with another version is refused. */
 #define TENON_PLUGIN_ABI 1
 
-/* Several states may be in use at a time. */
+/* Several states may be used at the same time. */
 #define TENON_PLUGIN_THREADSAFE 1
 
-/* The one symbol that the library exports, also where it is compiled with -fvisibility=hidden. */
+/* Exports the only symbol of the library, also if it is compiled with -fvisibility=hidden. */
 #if defined(__GNUC__)
 #define TENON_PLUGIN_EXPORT __attribute__((visibility("default")))
 #else
@@ -60,66 +60,66 @@ extern "C" {
 typedef struct tenon_plugin_field {
   const char* name;  /* an identifier */
   const char* dtype; /* "float32", "int64", "uint8", "bool", ... or NumPy's "f4", "i8", "u1" */
-  int32_t ndim;      /* >= 1: axis 0 counts the rows, the same for every field */
+  int32_t ndim;      /* >= 1: axis 0 counts the rows; equal for all fields */
   const int64_t* shape;
 } tenon_plugin_field;
 
-/* What open is told. Lives as long as the state, with all that it points to. */
+/* The argument of open. It is valid as long as the state, with everything that it points to. */
 typedef struct tenon_plugin_setup {
   uint32_t struct_size;
-  int32_t worker;     /* from 0; -1: to be described only */
+  int32_t worker;     /* counts from 0; -1: only for describe */
   uint64_t seed;      /* of the feed */
-  const char* config; /* a JSON object, "{}" where the user gave none */
-  /* The schema of the batches, dtypes by their long names; NULL where nobody but describe knows it yet. */
+  const char* config; /* a JSON object; "{}" if the user gave none */
+  /* The schema of the batches, with the long names of dtypes; NULL if only describe knows it. */
   const tenon_plugin_field* fields;
   int32_t n_fields;
   int32_t reserved;
 } tenon_plugin_setup;
 
-/* One batch to be filled. */
+/* A request to fill one batch. */
 typedef struct tenon_plugin_request {
   uint32_t struct_size;
   int32_t worker;
   uint64_t index; /* of the batch in its epoch */
-  uint64_t epoch; /* from 0 */
-  uint64_t seed; /* a function of (the feed's seed, epoch, index) alone: the same for any number of workers */
+  uint64_t epoch; /* counts from 0 */
+  uint64_t seed;  /* depends only on the feed's seed, epoch and index, not on the number of workers */
   int64_t rows;
-  void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, old contents */
+  void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, with old contents */
   int32_t n_fields;
   int32_t reserved;
 } tenon_plugin_request;
 
 typedef struct tenon_plugin {
-  uint32_t struct_size; /* these two keep their place in every ABI */
+  uint32_t struct_size; /* struct_size and abi keep their offsets in every version */
   uint32_t abi;         /* TENON_PLUGIN_ABI */
   uint32_t flags;       /* TENON_PLUGIN_THREADSAFE */
   uint32_t reserved;    /* 0 */
-  const char* name;     /* for messages; NULL: the file's */
-  /* *state may stay NULL. A state that is given together with a failure is not closed. */
+  const char* name;     /* for messages; NULL: the name of the file */
+  /* *state may stay NULL. If open fails, close is not called for the state. */
   int32_t (*open)(const tenon_plugin_setup* setup, void** state, char* message, size_t message_size);
-  /* The fields; they live until close. The same for every state of one configuration. The entry may be
-   * NULL: then the user must give a schema. */
+  /* Returns the fields, which are valid until close. They must be equal for all states of one configuration.
+   * describe may be NULL: then the user must give a schema. */
   int32_t (*describe)(void* state, const tenon_plugin_field** fields, int32_t* n_fields, char* message,
                       size_t message_size);
   int32_t (*fill)(void* state, const tenon_plugin_request* request, char* message, size_t message_size);
   void (*close)(void* state);
 } tenon_plugin;
 
-/* What the library defines. The table lives for ever. */
+/* The function that the library defines. The table must never be freed. */
 TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void);
 
 /* ------------------------------------------------------------------------------- configuration
  *
- * Looks a key up in the configuration, without a JSON library. Each returns 1 with the value, 0 where there
- * is no such key (the value is left: set it to the default before), or -1 where it is of another kind, or
- * does not fit. */
+ * These functions look up a key in the configuration, without a JSON library. Each returns 1 and the value, 0 if
+ * there is no such key (the value does not change, so set it to the default before), or -1 if the value has
+ * another type or does not fit. */
 
 static inline const char* tenon_plugin_past_blanks(const char* at) {
   while (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r') ++at;
   return at;
 }
 
-/* Past the value that begins here: a string, a number, a word, a list, an object. */
+/* The position after the value that begins here: a string, a number, a word, a list or an object. */
 static inline const char* tenon_plugin_past_value(const char* at) {
   int depth = 0;
   do {
@@ -145,7 +145,7 @@ static inline const char* tenon_plugin_past_value(const char* at) {
   return at;
 }
 
-/* The text that begins with the key's value, or NULL. Keys with escapes are not found. */
+/* The text that begins with the value of the key, or NULL. Keys with escapes are not found. */
 static inline const char* tenon_plugin_find(const char* config, const char* key) {
   const size_t key_size = strlen(key);
   const char* at = tenon_plugin_past_blanks(config);
@@ -177,7 +177,7 @@ static inline int tenon_plugin_integer(const char* config, const char* key, int6
   return 1;
 }
 
-/* With a point, whatever the locale, as JSON has it: strtod must run in a locale that has one, too. */
+/* The decimal separator is a point, as in JSON. strtod must run in a locale that uses a point, too. */
 static inline int tenon_plugin_number(const char* config, const char* key, double* value) {
   const char* const at = tenon_plugin_find(config, key);
   char* end = NULL;
@@ -214,7 +214,7 @@ static inline int32_t tenon_plugin_hex4(const char* digits) {
   return value;
 }
 
-/* One character of UTF-8 as 1 to 4 bytes; returns how many. */
+/* Writes one character as 1 to 4 bytes of UTF-8; returns the number of bytes. */
 static inline int tenon_plugin_encode(int32_t character, char* out) {
   const int n = character < 0x80 ? 1 : character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
   static const unsigned char heads[5] = {0, 0x00, 0xC0, 0xE0, 0xF0};
@@ -227,8 +227,8 @@ static inline int tenon_plugin_encode(int32_t character, char* out) {
   return n;
 }
 
-/* The next character of a string: its bytes in UTF-8 (at most 4) and their number, 0 at the string's end, -1
- * where it is damaged. */
+/* The next character of a string: writes its bytes in UTF-8 (at most 4) and returns their number, 0 at the
+ * end of the string, or -1 if the string is malformed. */
 static inline int tenon_plugin_character(const char** at, char* bytes) {
   static const char names[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char* c = *at;
@@ -258,7 +258,8 @@ static inline int tenon_plugin_character(const char** at, char* bytes) {
   return tenon_plugin_encode(character, bytes);
 }
 
-/* The string in UTF-8 with a NUL; size: of value, at least 1. A failure may leave a piece of it there. */
+/* The string in UTF-8 with a NUL. size: the size of value, at least 1. After a failure, value may contain a
+ * part of the string. */
 static inline int tenon_plugin_string(const char* config, const char* key, char* value, size_t size) {
   const char* at = tenon_plugin_find(config, key);
   size_t length = 0;
