@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arenas on top of the C ABI: what tenon/share.h says, holds here.
+// C++ wrapper of arenas. tenon/share.h has the rules.
 #ifndef TENON_ARENA_HPP_
 #define TENON_ARENA_HPP_
 
@@ -28,24 +28,24 @@ struct ArenaLayout {
 
 class ArenaUse;
 
-// One buffer that holds the arrays of one layout at one time and those of another one at another time. One
-// counted handle. Threads: as handles of tenon.h.
+// One buffer that holds the arrays of one layout at a time. A reference-counted handle. Threads: as for
+// handles of tenon.h.
 class Arena {
  public:
-  // In this process' own memory.
+  // In private memory of this process.
   static Arena create(std::span<const ArenaLayout> layouts) { return create(layouts, nullptr); }
   static Arena create_shared(std::span<const ArenaLayout> layouts, const SharedOptions& options = {}) {
     const tenon_shared_options raw = detail::raw_options(options);
     return create(layouts, &raw);
   }
-  // Over the memory of an array, which it keeps.
+  // Over the memory of an array, which it keeps alive.
   static Arena over(std::span<const ArenaLayout> layouts, const Array& buffer) {
     const Described described(layouts);
     tenon_arena* made = nullptr;
     call(tenon_arena_over, described.size(), described.data(), buffer.get(), &made);
     return Arena(made);
   }
-  // The arena of another process, in its memory, which was attached or opened here.
+  // The arena of another process. memory: its memory, attached or opened here.
   static Arena open(const Array& memory) {
     tenon_arena* made = nullptr;
     call(tenon_arena_open, memory.get(), &made);
@@ -53,18 +53,18 @@ class Arena {
   }
 
   tenon_arena* get() const noexcept { return handle_.get(); }
-  // To be sent; empty for an arena over an array.
+  // The array to send to other processes; empty for an arena over an array.
   Array memory() const { return Array::steal(tenon_arena_memory(get())); }
   uint64_t nbytes() const noexcept { return tenon_arena_nbytes(get()); }
   uint64_t total_nbytes() const noexcept { return tenon_arena_total_nbytes(get()); }
-  // The name of the layout that it has; "" before the first use.
+  // The name of the current layout; "" before the first use.
   std::string active() const {
     const char* const name = tenon_arena_layout(get(), tenon_arena_active(get(), nullptr)).name;
     return name != nullptr ? name : "";
   }
 
-  // The arrays of a layout, as long as the result lives. For writing it changes the layout if need be. flags:
-  // TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED. Fails as tenon_arena_use.
+  // Gives access to the arrays of a layout as long as the result exists. A write changes the layout if
+  // necessary. flags: TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED. Fails as tenon_arena_use.
   ArenaUse use(const std::string& layout, Access access = Access::kWrite, uint32_t flags = 0,
                std::chrono::nanoseconds timeout = forever,
                std::source_location where = std::source_location::current()) const;
@@ -112,8 +112,7 @@ class ArenaUse {
     }
   }
 
-  // An array of the layout, to be used, and views of it to be destroyed, as long as this lives. Fails with
-  // NOT_FOUND.
+  // An array of the layout. Use it, and destroy its views, while this object exists. Fails with NOT_FOUND.
   Array array(std::string_view name) const {
     const int32_t n = tenon_arena_layout(arena_.get(), layout_).n;
     for (int32_t i = 0; i < n; ++i) {
@@ -127,7 +126,7 @@ class ArenaUse {
 
  private:
   friend class Arena;
-  // What must not move.
+  // The members that must not move.
   struct Held {
     explicit Held(const std::source_location& where) : site(where) {}
     tenon_lease lease = TENON_LEASE_INIT;

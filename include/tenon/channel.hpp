@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Channels on top of the C ABI: what tenon/share.h says, holds here.
+// C++ wrapper of channels. tenon/share.h has the rules.
 #ifndef TENON_CHANNEL_HPP_
 #define TENON_CHANNEL_HPP_
 
@@ -30,14 +30,15 @@ enum class WhenFull : int32_t {
   kRaise = TENON_WHEN_FULL_RAISE,
 };
 
-// A slot to be filled and sent, or to be read: one counted reference. Dropped without being sent it is lost.
+// A slot that was loaned or received: a reference-counted handle. A loan that is destroyed without send() is
+// lost.
 class Item {
  public:
   explicit Item(tenon_item* handle, tenon_channel* channel) : handle_(handle), channel_(channel) {
     tenon_channel_retain(channel);
   }
 
-  // Keeps the item; of a loan not to be used after send(). Fails with INDEX, NOT_FOUND.
+  // The array keeps the item. Do not use the array of a loan after send(). Fails with INDEX, NOT_FOUND.
   Array array(int32_t field) const {
     tenon_array* array = nullptr;
     call(tenon_item_array, handle_.get(), field, &array);
@@ -51,7 +52,7 @@ class Item {
   }
   uint64_t sequence() const noexcept { return tenon_item_sequence(handle_.get()); }
 
-  // Hands a loan on. Fails with VALUE (it is none), LEASE_ESCAPED (an open view of it: it is dropped then).
+  // Sends a loan. Fails with VALUE (not a loan), LEASE_ESCAPED (a view of it is open; it is then dropped).
   void send() { call(tenon_item_send, handle_.get()); }
 
  private:
@@ -59,7 +60,7 @@ class Item {
   detail::Handle<tenon_channel, tenon_channel_retain, tenon_channel_release> channel_;
 };
 
-// One counted handle. Threads: any.
+// A reference-counted handle. Threads: any.
 class Channel {
  public:
   static Channel create(std::span<const Field> fields, int32_t slots, ChannelMode mode = ChannelMode::kQueue,
@@ -73,7 +74,7 @@ class Channel {
          &made);
     return Channel(made);
   }
-  // In the memory of another process' channel, which was attached or opened here.
+  // The channel of another process. memory: its memory, attached or opened here.
   static Channel open(const Array& memory) {
     tenon_channel* made = nullptr;
     call(tenon_channel_open, memory.get(), &made);
@@ -81,7 +82,7 @@ class Channel {
   }
 
   tenon_channel* get() const noexcept { return handle_.get(); }
-  Array memory() const { return Array::steal(tenon_channel_memory(get())); }  // to be sent
+  Array memory() const { return Array::steal(tenon_channel_memory(get())); }  // to send to other processes
 
   // A free slot. Fails as tenon_channel_loan.
   Item loan(std::chrono::nanoseconds timeout = forever) const {
@@ -89,7 +90,7 @@ class Channel {
     call(tenon_channel_loan, get(), detail::timeout_ns(timeout), static_cast<const char*>(nullptr), &item);
     return Item(item, get());
   }
-  // The next item; nothing: all producers have closed the channel. Fails as tenon_channel_receive.
+  // The next item; empty if all producers have closed the channel. Fails as tenon_channel_receive.
   std::optional<Item> receive(std::chrono::nanoseconds timeout = forever) const {
     tenon_item* item = nullptr;
     tenon_error error = TENON_ERROR_INIT;
@@ -99,7 +100,7 @@ class Channel {
     if (status != TENON_OK) detail::throw_reported(status, error);
     return Item(item, get());
   }
-  // For poll() and its kind, as tenon_channel_fd: kRead to receive, kWrite to lend.
+  // A descriptor for poll() and similar functions, as tenon_channel_fd: kRead to receive, kWrite to loan.
   int descriptor(Access access = Access::kRead) const {
     int32_t fd = -1;
     call(tenon_channel_fd, get(), static_cast<int32_t>(access), &fd);

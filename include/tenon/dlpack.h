@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The structs of DLPack 1.3, declared from its specification for programs that do not have the official
- * header at hand. It takes the official include guard: whichever of the two comes first is used, and
- * both describe the same memory (a test compares every size and offset).
+ * The structs of DLPack 1.3, declared from its specification for programs without the official header. This
+ * file uses the official include guard, so the header that is included first is used. Both declare the same
+ * memory layout (a test compares every size and offset).
  *
  * Specification: https://dmlc.github.io/dlpack/latest/c_api.html
  */
@@ -101,7 +101,7 @@ typedef struct DLManagedTensor {
   void (*deleter)(struct DLManagedTensor* self);
 } DLManagedTensor;
 
-/* Up to and including flags the layout holds for every major version. */
+/* The layout up to and including flags is the same in every major version. */
 typedef struct DLManagedTensorVersioned {
   DLPackVersion version;
   void* manager_ctx;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// engine.hpp - the part of tenon.hpp for leases and for work that is pushed:
+// engine.hpp - the part of tenon.hpp for leases and ops:
 //
 //     auto a = tenon::Array::empty<float>({1000});
 //     tenon::push([](tenon::View<float, 1> out) { fill(out.span()); }, tenon::overwrite(a));
@@ -10,8 +10,7 @@
 //     auto lease = a.write();
 //     lease.view<float, 1>()(3) = 7;
 //
-// Functions throw tenon::Error; tenon::OpError where an op has failed. Who may touch what, and when:
-// docs/contract.md.
+// Functions throw tenon::Error, or tenon::OpError if an op has failed. docs/contract.md has the access rules.
 #ifndef TENON_ENGINE_HPP_
 #define TENON_ENGINE_HPP_
 
@@ -42,7 +41,7 @@ inline namespace api0 {
 
 namespace detail {
 
-// "loader.cc:12"; of a path that is too long the end.
+// "loader.cc:12". A path that is too long is truncated at its beginning.
 class Site {
  public:
   explicit Site(const std::source_location& where) noexcept {
@@ -63,15 +62,14 @@ class Site {
 
 // ------------------------------------------------------------------------------------- leases
 
-// A turn in the queue of an array's memory, from construction to release() or the end of the scope. What the
-// thread that took it does to the array meanwhile acts under it; pushed work that conflicts waits behind it.
-// A scope that is left by an exception fails a lease for writing: the memory holds no value until it is
-// overwritten as a whole.
-// Neither copied nor moved, because the queue points to it: `auto lease = array.write();`. Allocates nothing.
-// Threads: it belongs to the one that took it; release, fail and detach from any.
+// A lease of an array, held from construction to release() or the end of the scope. Accesses of its thread to
+// the array use the lease. Conflicting ops that are pushed meanwhile wait for it. If an exception leaves the
+// scope of a write lease, the memory holds no value until all of it is overwritten.
+// It cannot be copied or moved, because the queue points to it: `auto lease = array.write();`. It allocates
+// nothing. Threads: it belongs to the thread that took it. Any thread may call release, fail and detach.
 class Lease {
  public:
-  // Waits for its turn. flags: TENON_OVERWRITE. Fails as tenon_lease_acquire.
+  // Waits until the lease is granted. flags: TENON_OVERWRITE. Fails as tenon_lease_acquire.
   Lease(const Array& array, Access access, uint32_t flags = 0, std::chrono::nanoseconds timeout = forever,
         std::source_location where = std::source_location::current())
       : array_(array), access_(access), site_(where) {
@@ -95,19 +93,19 @@ class Lease {
 
   const Array& array() const noexcept { return array_; }
 
-  // A typed view of the array, to be destroyed before the lease is released; see Array::as.
+  // A typed view of the array. Destroy it before the lease is released. See Array::as.
   template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
   View<T, N, Checked> view() const {
     return array_.as<T, N, Checked>();
   }
 
-  // Idempotent; never waits. True: a view that was taken under the lease lives on, and continues it until it
-  // is destroyed: others wait for it.
+  // Idempotent; never waits. Returns true if a view that was taken under the lease is still open. That view
+  // continues the lease until it is destroyed: other threads wait for it.
   bool release() noexcept { return tenon_lease_release(&lease_) != 0; }
-  // Releases a lease whose writing did not come to its end; see above.
+  // Releases a lease whose write was not completed; see above.
   void fail(const char* message) noexcept { (void)tenon_lease_fail(&lease_, message); }
   void fail(const std::string& message) noexcept { fail(message.c_str()); }
-  // From now on it belongs to nobody: any thread may release it, and no deadlock is seen in it.
+  // Removes the owner: any thread may release the lease, and deadlocks through it are not detected.
   void detach() noexcept { tenon_lease_detach(&lease_); }
 
  private:
@@ -130,8 +128,8 @@ inline Lease Array::overwrite(std::chrono::nanoseconds timeout, std::source_loca
 
 // ---------------------------------------------------------------------------------------- ops
 
-// Work that was pushed. A default-constructed Op is empty and may only be assigned to, tested and destroyed;
-// letting go of one changes nothing about the work. Threads: as handles of tenon.h.
+// Work that was pushed. A default-constructed Op is empty and may only be assigned to, tested and destroyed.
+// Destroying an Op has no effect on the work. Threads: as for handles of tenon.h.
 class Op {
  public:
   Op() noexcept = default;
@@ -145,17 +143,18 @@ class Op {
   tenon_op* get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return get() != nullptr; }
 
-  // Waits until it is done; without a timeout it runs it in this thread if it is ready. Fails with OpError
-  // (its body failed, or what it reads), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
+  // Waits until the op is done. Without a timeout, this thread runs the op if it is ready. Fails with OpError
+  // (the body, or memory that it reads, has failed), TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an
+  // op).
   void wait(std::chrono::nanoseconds timeout = forever) const {
     call(tenon_op_wait, get(), detail::timeout_ns(timeout));
   }
   bool is_done() const noexcept { return tenon_op_is_done(get()) != 0; }
-  // Why it has no result; empty: it is not done, or has succeeded.
+  // The reason why it has no result; empty if it is not done, or has succeeded.
   Failure failure() const { return Failure::steal(tenon_op_failure(get())); }
 
-  // Calls function() once, when it is done, on the thread that ends it; at once if it is. An exception out of
-  // it ends the program. Fails with NO_MEMORY.
+  // Calls function() once when the op is done, on the thread that ends it. If the op is already done, calls
+  // it at once. An exception of function terminates the program. Fails with NO_MEMORY.
   template <class Function>
     requires std::invocable<Function&>
   void on_done(Function function) const {
@@ -174,13 +173,13 @@ class Op {
 
 namespace detail {
 
-// Ends an op with what was thrown.
+// Fails an op with the current exception.
 inline void fail_with(tenon_op* op, const std::exception_ptr& cause) noexcept {
   std::unique_ptr<std::exception_ptr> payload;
   try {
     payload = std::make_unique<std::exception_ptr>(cause);
   } catch (const std::bad_alloc&) {
-    // The text of the failure remains.
+    // Without the payload: the text of the failure remains.
   }
   const auto fail = [&](int32_t op_code, const char* text) {
     const auto drop_payload = payload != nullptr ? drop<std::exception_ptr> : nullptr;
@@ -199,10 +198,10 @@ inline void fail_with(tenon_op* op, const std::exception_ptr& cause) noexcept {
 
 }  // namespace detail
 
-// The end of an op whose body does not end it by returning: taken as the body's last parameter, it completes
-// or fails the op later, from any thread. Dropped without that, and while the body does not run, it fails the
-// op. The first of complete, fail and an exception of the body counts; what comes later does nothing.
-// Moved, not copied. Whoever holds it may use the arrays of the op through Array::data() until then.
+// Ends an op after its body has returned. As the last parameter of the body, it completes or fails the op
+// later, on any thread. If it is destroyed without that, while the body does not run, the op fails. The first
+// of complete, fail and an exception of the body takes effect; later ones have no effect. It can be moved,
+// but not copied. Its holder may use the arrays of the op through Array::data() until the op is ended.
 class Completion {
  public:
   Completion(Completion&&) noexcept = default;
@@ -215,7 +214,7 @@ class Completion {
     if (tenon_op* const op = take()) tenon_op_fail(op, op_code, message, nullptr, nullptr);
   }
   void fail(const std::string& message, int32_t op_code = 0) noexcept { fail(message.c_str(), op_code); }
-  // With an exception, which becomes the cause.
+  // Fails the op with an exception, which becomes the cause.
   void fail(const std::exception_ptr& cause) noexcept {
     if (tenon_op* const op = take()) detail::fail_with(op, cause);
   }
@@ -224,8 +223,8 @@ class Completion {
   template <class Body, class Arrays>
   friend class PushedBody;
 
-  // The op until it has been ended. Held by the token, and by the body while it runs: who lets go last, with
-  // the op not ended, fails it.
+  // The op, until it has been ended. The token holds it, and the body holds it while it runs. The last
+  // release fails an op that was not ended.
   struct State {
     explicit State(tenon_op* running) noexcept : op(running) {}
     State(const State&) = delete;
@@ -251,7 +250,8 @@ class Completion {
   std::shared_ptr<State> state_;
 };
 
-// What an op does to an array: a parameter of push. where: the line that messages about the op name.
+// The use of an array by an op: a parameter of push. where: the line of the program, for messages about the
+// op.
 template <Access kAccess>
 struct Use {
   Array array;
@@ -266,13 +266,13 @@ inline Use<Access::kRead> read(Array array, std::source_location where = std::so
 inline Use<Access::kWrite> write(Array array, std::source_location where = std::source_location::current()) {
   return {std::move(array), 0, where};
 }
-// Every element is written before any is read.
+// The op writes every element before it reads any.
 inline Use<Access::kWrite> overwrite(Array array,
                                      std::source_location where = std::source_location::current()) {
   return {std::move(array), TENON_OVERWRITE, where};
 }
 
-// The same without a type for the access: for numbers of arrays that are known at run time only.
+// The same without a type for the access, for a number of arrays that is known only at run time.
 //     std::vector<tenon::AnyUse> uses;
 //     for (const auto& part : parts) uses.push_back(tenon::read(part));
 struct AnyUse {
@@ -286,11 +286,11 @@ struct AnyUse {
   std::source_location where;
 };
 
-// What happens where the views of ordinary code conflict with an op.
+// The behaviour if views of ordinary code conflict with an op.
 enum class OnConflict : int32_t {
   kRaise = TENON_CONFLICT_RAISE,   // the push fails with LEASE_CONFLICT, and nothing is queued
-  kWait = TENON_CONFLICT_WAIT,     // the op waits until they are closed
-  kIgnore = TENON_CONFLICT_IGNORE  // the caller promises that nobody uses them before the op is done
+  kWait = TENON_CONFLICT_WAIT,     // the op waits until the views are closed
+  kIgnore = TENON_CONFLICT_IGNORE  // the caller promises not to use the views before the op is done
 };
 
 struct PushOptions {
@@ -347,7 +347,7 @@ constexpr bool takes_completion() {
   return false;
 }
 
-// A parameter of a body: how it is made of an array, and whether an array will do.
+// A parameter of a body: how it is made from an array, and whether an array is valid for it.
 template <class P>
 struct Argument {
   static constexpr bool is_known = false;
@@ -380,8 +380,8 @@ void check_argument(const Array& array) {
 
 }  // namespace detail
 
-// What the engine holds of a pushed callable, until the op is done or the push is refused. Arrays:
-// std::array, or std::vector of a number that is known at run time.
+// The data of a pushed callable, until the op is done or the push is refused. Arrays: std::array, or
+// std::vector if the number is known only at run time.
 template <class Body, class Arrays>
 class PushedBody {
  public:
@@ -459,7 +459,7 @@ constexpr void check_signature() {
                 "the result of a body is void, or int where it takes no Completion");
 }
 
-// The parameters of a body that are made of arrays.
+// The parameters of a body that are made from arrays.
 template <class Body>
 inline constexpr size_t arguments_of = ParametersOf<Body>::kCount - (takes_completion<Body>() ? 1 : 0);
 
@@ -484,15 +484,13 @@ Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span
 
 }  // namespace detail
 
-// Queues body as an op that does to arrays what the uses say, and returns at once. It is called once, on a
-// thread of the engine, unless something that it reads has failed; it is destroyed once in every case, before
-// the op is done.
-// Its parameters: none; or for each use a View (of const elements where the op only reads) or a const
-// Array&; and behind them a Completion if the op goes on after the body has returned. Its result: none, or an
-// int that is not 0 when it has failed. What it throws, of whatever type, is the op's failure. It may not
-// wait, may not touch other arrays and may not keep views.
-// Fails with LEASE_CONFLICT, BUFFER (writing to a read-only array), TYPE and VALUE (an array that cannot be
-// viewed as the body's parameter says), CLOSED.
+// Queues body as an op with the given uses of arrays, and returns at once. body is called once, on a thread
+// of the engine, unless memory that it reads has failed. It is always destroyed once, before the op is done.
+// Parameters of body: none; or for each use a View (of const elements if the op only reads) or a const
+// Array&. A Completion may follow them if the op continues after the body has returned. Result of body: void,
+// or an int that is not 0 for failure. An exception of any type is the failure of the op. The body may not
+// wait, may not use other arrays and may not keep views. Fails with LEASE_CONFLICT, BUFFER (a write to a
+// read-only array), TYPE and VALUE (an array that does not match the body's parameter), CLOSED.
 template <class Body, Access... kAccess>
 Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
   detail::check_signature<Body>();
@@ -511,8 +509,8 @@ Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
                            described);
 }
 
-// The same for a number of arrays that is known at run time. The parameters of the body: none, or
-// std::span<const Array>, the arrays in the order of the uses; and behind it perhaps a Completion. What it
+// The same for a number of arrays that is known only at run time. Parameters of body: none, or
+// std::span<const Array> with the arrays in the order of the uses; a Completion may follow. Arrays that it
 // writes must be named by write() or overwrite().
 template <class Body>
 Op push(const PushOptions& options, Body body, std::span<const AnyUse> uses) {
@@ -536,7 +534,7 @@ Op push(const PushOptions& options, Body body, std::span<const AnyUse> uses) {
   return detail::push_body(options, std::move(body), std::move(arrays), described);
 }
 
-// The same; messages name the line of the first use.
+// The same. Messages name the line of the first use.
 template <class Body, Access kFirst, Access... kAccess>
 Op push(Body body, Use<kFirst> first, Use<kAccess>... uses) {
   const PushOptions options{.where = first.where};
@@ -556,17 +554,18 @@ Op push(Body body, std::source_location where = std::source_location::current())
 
 // ------------------------------------------------------------------------------------- engine
 
-// Waits until no op is unfinished, and runs ops meanwhile. Does not throw for ops that failed; see
-// take_failure(). Fails with TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
+// Waits until all ops are done, and runs ops meanwhile. Does not throw for failed ops; see take_failure().
+// Fails with TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op).
 inline void wait_all(std::chrono::nanoseconds timeout = forever) {
   call(tenon_wait_all, detail::timeout_ns(timeout));
 }
 
-// The oldest failure that has not been taken; empty: none is left.
+// Takes the oldest failure; empty if there is none.
 inline Failure take_failure() { return Failure::steal(tenon_failures_take()); }
 
-// name: "pool", "inline", "seeded:N" or "default"; workers: 0 for one for each processor. Waits for all ops
-// first. Fails with VALUE, TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an op), SYSTEM.
+// Selects the engine. name: "pool", "inline", "seeded:N" or "default". workers: 0 means one for each
+// processor. Waits for all ops first. Fails with VALUE, TIMEOUT, DEADLOCK, LEASE_CONFLICT (in the body of an
+// op), SYSTEM.
 inline void set_engine(const char* name, int32_t workers = 0) { call(tenon_engine_set, name, workers); }
 inline void set_engine(const std::string& name, int32_t workers = 0) { set_engine(name.c_str(), workers); }
 

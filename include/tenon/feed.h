@@ -86,7 +86,7 @@ typedef struct tenon_generator {
    * feed forks, and the child calls fill. Called from a thread of the feed. */
   int32_t (*start)(void* context, int32_t worker, const char* link, int64_t* pid, char* message,
                    size_t message_size);
-  /* Waits for the end of such a process; *status as from waitpid. NULL: the feed calls waitpid. */
+  /* Called after the end of such a process; sets *status as waitpid does. NULL: the feed calls waitid. */
   void (*reap)(void* context, int32_t worker, int64_t pid, int32_t* status);
   /* Called in a process that the feed has forked, before it ends. */
   void (*leave)(void* context, int32_t worker);

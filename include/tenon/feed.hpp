@@ -7,7 +7,7 @@
 //     tenon::Feed feed(fill.bind(schema), schema, {.workers = 1, .slots = 5, .batches = 100});
 //     for (tenon::Batch batch : feed.epoch()) train(batch["data"], batch["label"]);
 //
-// Functions throw tenon::Error. Handles are values: copying one copies a reference.
+// Functions throw tenon::Error. Copying a handle copies a reference.
 #ifndef TENON_FEED_HPP_
 #define TENON_FEED_HPP_
 
@@ -53,7 +53,7 @@ class Schema {
 
   tenon_schema* get() const noexcept { return handle_.get(); }
   int32_t size() const noexcept { return tenon_schema_field_count(get()); }
-  // Name and shape live as long as the schema.
+  // Name and shape are valid as long as the schema.
   tenon_field operator[](int32_t i) const noexcept { return tenon_schema_field(get(), i); }
   // The position of a field. Fails with NOT_FOUND.
   int32_t find(std::string_view name) const {
@@ -63,7 +63,7 @@ class Schema {
     throw Error(TENON_ERR_NOT_FOUND, "the schema has no field '" + std::string(name) + "'");
   }
   int64_t rows() const noexcept { return tenon_schema_rows(get()); }
-  // The payload of a batch.
+  // The payload bytes of a batch.
   uint64_t nbytes() const noexcept { return tenon_schema_nbytes(get()); }
 
  private:
@@ -74,7 +74,7 @@ class Schema {
 
 // --------------------------------------------------------------------------------- generators
 
-// What a generator written in C++ is asked to fill. Lives during the call only.
+// The request to a generator written in C++. Valid only during the call.
 class FillRequest {
  public:
   FillRequest(const tenon_fill_request& request, const Schema& schema) noexcept
@@ -82,12 +82,12 @@ class FillRequest {
 
   uint64_t index() const noexcept { return request_.index; }
   uint64_t epoch() const noexcept { return request_.epoch; }
-  // A function of the feed's seed, epoch and index alone.
+  // Depends only on the feed's seed, epoch and index.
   uint64_t seed() const noexcept { return request_.seed; }
   int32_t worker() const noexcept { return request_.worker; }
   int64_t rows() const noexcept { return request_.n; }
 
-  // The elements of a field, to be written. Fails with NOT_FOUND (name), TYPE (dtype).
+  // The elements of a field, for writing. Fails with NOT_FOUND (name), TYPE (dtype).
   template <class T>
   std::span<T> field(std::string_view name) const {
     const int32_t i = schema_.find(name);
@@ -106,13 +106,14 @@ class FillRequest {
   const Schema& schema_;
 };
 
-// Owns a tenon_generator until a feed takes it over. Moved, not copied.
+// Owns a tenon_generator until a feed takes ownership. Can be moved, but not copied.
 class Generator {
  public:
   explicit Generator(const tenon_generator& owned) noexcept : value_(owned) {}
 
   // A callable void(const FillRequest&) or int(const FillRequest&). A result that is not 0, or an exception
-  // (its text, code -1), is the failure of that batch. With is_threadsafe several workers call it at a time.
+  // (with its text and the code -1), is the failure of the batch. With is_threadsafe several workers call it
+  // at the same time.
   template <class Fill>
     requires std::invocable<Fill&, const FillRequest&>
   Generator(Fill fill, Schema schema, bool is_threadsafe = false, const char* name = "generator") {
@@ -135,7 +136,7 @@ class Generator {
   }
 
   const tenon_generator& get() const noexcept { return value_; }
-  // The feed owns it now.
+  // The feed has taken ownership.
   void release() noexcept { value_ = {}; }
 
  private:
@@ -172,11 +173,11 @@ class Generator {
 
 // ---------------------------------------------------------------------------------- functions
 
-// A value for a parameter that is the same in every call: an array for a pointer, else a number.
+// A parameter with the same value in every call: an array for a pointer, else a number.
 class Constant {
  public:
   Constant(std::string name, Array array) : name_(std::move(name)), value_(std::move(array)) {}
-  // Of the parameter's kind already.
+  // The value already has the kind of the parameter.
   Constant(std::string name, tenon_value value) : name_(std::move(name)), value_(value) {}
   template <class T>
     requires std::is_arithmetic_v<T>
@@ -196,7 +197,7 @@ class Constant {
 
 class Function {
  public:
-  // path: a library; nullptr for a symbol of the process. Without is_threadsafe one call runs at a time.
+  // path: a library; nullptr: a symbol of the process. Without is_threadsafe one call runs at a time.
   static Function load(const char* path, const char* prototype, bool is_threadsafe = false) {
     tenon_function* made = nullptr;
     call(tenon_function_load, path, prototype, flags(is_threadsafe), &made);
@@ -212,18 +213,19 @@ class Function {
   const char* name() const noexcept { return tenon_function_name(get()); }
   const char* prototype() const noexcept { return tenon_function_prototype(get()); }
   int32_t parameter_count() const noexcept { return tenon_function_parameter_count(get()); }
-  // The name lives as long as the function.
+  // The name is valid as long as the function.
   tenon_parameter parameter(int32_t i) const noexcept { return tenon_function_parameter(get(), i); }
   tenon_parameter result() const noexcept { return tenon_function_parameter(get(), -1); }
 
-  // Calls it in this thread with arguments of the parameters' kinds. Fails with OP when a status result is
-  // not 0, VALUE (count).
+  // Calls the function in this thread, with arguments of the parameters' kinds. Fails with OP (a status
+  // result is not 0), VALUE (number of arguments).
   tenon_value call_with(std::span<const tenon_value> arguments) const {
     tenon_value value{};
     call(tenon_function_call, get(), static_cast<int32_t>(arguments.size()), arguments.data(), &value);
     return value;
   }
-  // The same; numbers become what the parameter is. Fails with TYPE (a pointer for a number or the reverse).
+  // The same. Numbers are converted to the type of the parameter. Fails with TYPE (a pointer for a number or
+  // the reverse).
   template <class... Arguments>
     requires((std::is_arithmetic_v<Arguments> || std::is_pointer_v<Arguments> ||
               std::is_null_pointer_v<Arguments>) &&
@@ -311,7 +313,7 @@ struct Plugin {
   Generator generator;
   Schema schema;
 
-  // seed: the feed's. wanted: the schema, for a plug-in that does not describe its fields. Failures: as
+  // seed: the seed of the feed. wanted: the schema, for a plug-in that does not describe its fields. Fails as
   // tenon_plugin_open.
   static Plugin open(const char* path, const char* config = "{}", uint64_t seed = 0,
                      const Schema* wanted = nullptr) {
@@ -326,7 +328,7 @@ struct Plugin {
 
 // -------------------------------------------------------------------------------------- feeds
 
-// A delivered batch. It, its arrays and their views keep the slot; copies share it.
+// A delivered batch. The batch, its arrays and their views keep the slot. Copies share it.
 class Batch {
  public:
   // Takes over a reference that the caller owns.
@@ -339,7 +341,7 @@ class Batch {
   Array operator[](int32_t i) const noexcept { return Array::steal(tenon_batch_array(get(), i)); }
   // Fails with NOT_FOUND.
   Array operator[](std::string_view name) const { return (*this)[schema_.find(name)]; }
-  // What the generator has attached; valid as long as the batch.
+  // The bytes that the generator attached; valid as long as the batch.
   std::span<const std::byte> attachment() const noexcept {
     uint64_t nbytes = 0;
     const void* const bytes = tenon_batch_attachment(get(), &nbytes);
@@ -367,19 +369,19 @@ enum class OnStarved : int32_t {
 struct FeedOptions {
   int32_t workers = 1;
   int32_t slots = 0;     // 0: workers + 4
-  int64_t batches = -1;  // per epoch; -1: an epoch does not end
+  int64_t batches = -1;  // per epoch; -1: no end
   uint64_t seed = 0;
   bool has_processes = false;   // workers are processes
-  bool is_round_robin = false;  // batch i is filled by worker i modulo workers
+  bool is_round_robin = false;  // worker i modulo workers fills batch i
   OnError on_error = OnError::kRaise;
   int32_t retries = 2;
   OnStarved on_starved = OnStarved::kWait;
-  std::chrono::nanoseconds fill_timeout{0};  // of one batch; 0: for ever
-  uint64_t attachment_nbytes = 0;            // room for bytes that travel with a batch
-  bool has_shared_slots = false;             // in a memory file, also for threads
+  std::chrono::nanoseconds fill_timeout{0};  // for one batch; 0: no limit
+  uint64_t attachment_nbytes = 0;            // capacity for bytes that are passed with a batch
+  bool has_shared_slots = false;             // slots lie in a memory file, also for threads
 };
 
-// Moved, not copied. Destruction closes it, waiting at most a second for the generator.
+// Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
 class Feed {
  public:
   class Epoch;
@@ -405,27 +407,27 @@ class Feed {
     handle_.reset(made);
   }
 
-  // Begins the next epoch; for (Batch batch : feed.epoch()). Ends it when the range is destroyed.
+  // Begins the next epoch: for (Batch batch : feed.epoch()). The destructor of the range ends the epoch.
   Epoch epoch();
 
   void begin() { call(tenon_feed_begin, handle_.get()); }
   void end() noexcept { tenon_feed_end(handle_.get()); }
-  // The next epoch that is begun is this one, from this batch on.
+  // Sets the epoch and the batch at which the next epoch begins.
   void seek(uint64_t epoch, uint64_t index) noexcept { tenon_feed_seek(handle_.get(), epoch, index); }
-  // Epoch and index of the batch that next() would give, or that begin() would begin with.
+  // Epoch and index of the batch that next() would return, or with which begin() would begin.
   std::pair<uint64_t, uint64_t> position() const noexcept {
     std::pair<uint64_t, uint64_t> at;
     tenon_feed_position(handle_.get(), &at.first, &at.second);
     return at;
   }
-  // Of the last OP that next() failed with.
+  // The details of the last OP failure of next().
   tenon_feed_failure failure() const noexcept {
     tenon_feed_failure failure{};
     failure.struct_size = sizeof failure;
     tenon_feed_failure_get(handle_.get(), &failure);
     return failure;
   }
-  // Nothing at the end of the epoch. Fails with TIMEOUT, OP (at the batch's place), CLOSED.
+  // Empty at the end of the epoch. Fails with TIMEOUT, OP (at the position of the batch), CLOSED.
   std::optional<Batch> next(std::chrono::nanoseconds timeout = forever) {
     tenon_batch* batch = nullptr;
     call(tenon_feed_next, handle_.get(), detail::timeout_ns(timeout), &batch);
@@ -453,7 +455,7 @@ class Feed {
   std::unique_ptr<tenon_feed, Releaser> handle_;
 };
 
-// The batches of one epoch as an input range, for one pass.
+// The batches of one epoch as an input range; it can be iterated once.
 class Feed::Epoch {
  public:
   class Iterator {
@@ -463,7 +465,7 @@ class Feed::Epoch {
 
     Iterator() noexcept = default;
     explicit Iterator(Feed& feed) : feed_(&feed), batch_(feed.next()) {}
-    // Gives the batch away: the slot is free again as soon as the loop's body is done with it.
+    // Moves the batch out, so the slot is free again after the body of the loop.
     Batch operator*() const { return std::move(*batch_); }
     Iterator& operator++() {
       batch_.reset();

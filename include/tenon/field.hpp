@@ -18,7 +18,7 @@ inline namespace api0 {
 struct Field {
   std::string name;
   DType dtype;
-  std::vector<int64_t> shape;  // in the schema of a feed axis 0 counts the rows of the batch
+  std::vector<int64_t> shape;  // in the schema of a feed, axis 0 counts the rows of the batch
 };
 
 template <class T>
@@ -27,7 +27,7 @@ Field field(std::string name, std::vector<int64_t> shape) {
 }
 
 namespace detail {
-// As the C ABI has them: valid as long as the fields.
+// The fields as structs of the C ABI; valid as long as the fields.
 inline std::vector<tenon_field> describe(std::span<const Field> fields) {
   std::vector<tenon_field> described;
   for (const Field& f : fields) {

@@ -110,9 +110,9 @@ TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void);
 
 /* ------------------------------------------------------------------------------- configuration
  *
- * These functions look up a key in the configuration, without a JSON library. Each returns 1 and the value, 0 if
- * there is no such key (the value does not change, so set it to the default before), or -1 if the value has
- * another type or does not fit. */
+ * These functions look up a key in the configuration, without a JSON library. Each returns 1 and the value, 0
+ * if there is no such key (the value does not change, so set it to the default before), or -1 if the value
+ * has another type or does not fit. */
 
 static inline const char* tenon_plugin_past_blanks(const char* at) {
   while (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r') ++at;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plugin.hpp - generators as C++20 classes in a shared library of their own; there is nothing to link. The
-// table of plugin.h is made from the class, exceptions become error texts:
+// plugin.hpp - generators as C++20 classes in a separate shared library; no linking is needed. The macro
+// makes the table of plugin.h from the class and converts exceptions to error texts:
 //
 //     struct Noise {
 //       static constexpr bool is_threadsafe = true;
@@ -16,13 +16,13 @@
 //     };
 //     TENON_PLUGIN(Noise)
 //
-// Each worker has an object of its own, made before its first batch and used by one thread at a time. The
+// Each worker has its own object, which is made before its first batch and used by one thread at a time. The
 // class may have
-//   - static Schema schema() or schema(const Config&): the fields; without it users must give a schema;
+//   - static Schema schema() or schema(const Config&): the fields; without it the user must give a schema;
 //   - a constructor that takes const Setup&, const Config& or nothing;
-//   - is_threadsafe = true: several objects may run at a time. Otherwise one worker runs.
-// Its operator() takes the request and a view for each field, in order; dtypes and numbers of axes are
-// checked when the object is made. It returns nothing, or an int32_t that is 0 for success.
+//   - is_threadsafe = true: several objects may run at the same time. Otherwise there is one worker.
+// Its operator() takes the request and a view for each field, in order. Dtypes and numbers of axes are
+// checked when the object is made. It returns void, or an int32_t that is 0 for success.
 #ifndef TENON_PLUGIN_HPP_
 #define TENON_PLUGIN_HPP_
 
@@ -51,7 +51,7 @@
 
 #include "tenon/plugin.h"
 
-// Element access is checked unless NDEBUG says that this is a release build.
+// Element access is checked unless NDEBUG is defined.
 #ifdef NDEBUG
 #define TENON_CHECKED_VIEWS false
 #else
@@ -64,12 +64,12 @@ namespace plugin {
 
 // ------------------------------------------------------------------------------ configuration
 
-// What the user gave, by key. Members throw std::runtime_error with the key's name.
+// The configuration that the user gave. Members throw std::runtime_error with the name of the key.
 class Config {
  public:
   explicit Config(std::string text) : text_(std::move(text)) {}
 
-  // The JSON object, for a JSON library.
+  // The text of the JSON object, for a JSON library.
   const std::string& text() const noexcept { return text_; }
   bool has(const std::string& key) const noexcept { return at(key) != nullptr; }
 
@@ -156,7 +156,7 @@ constexpr const char* integer_name() {
 
 }  // namespace detail
 
-// The dtype that a C++ type stands for. Specialise it for your own 16-bit float.
+// The dtype of a C++ type. Specialize it for your own 16-bit float.
 template <class T>
 struct DTypeName;
 template <std::integral T>
@@ -186,7 +186,7 @@ struct DTypeName<std::complex<double>> {
 
 struct Field {
   std::string name;
-  std::string dtype;           // its long name: "float32", "bfloat16", ...
+  std::string dtype;           // long name: "float32", "bfloat16", ...
   std::vector<int64_t> shape;  // axis 0 counts the rows of the batch
 };
 
@@ -197,8 +197,8 @@ Field field(std::string name, std::vector<int64_t> shape) {
   return {std::move(name), DTypeName<T>::value, std::move(shape)};
 }
 
-// The elements of a field, in C order, to be written. With Checked, an index outside throws
-// std::out_of_range. Lives during the call only.
+// The elements of a field, in C order, for writing. With Checked, an index out of range throws
+// std::out_of_range. Valid only during the call.
 template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
 class View {
  public:
@@ -250,18 +250,18 @@ class View {
 
 // --------------------------------------------------------------------------------- generators
 
-// What a constructor is told. Lives as long as the object.
+// The argument of a constructor. Valid as long as the object.
 struct Setup {
   const Config& config;
-  int32_t worker;  // from 0
+  int32_t worker;  // counts from 0
   uint64_t seed;   // of the feed
   std::span<const tenon_plugin_field> fields;
 };
 
 struct Request {
   uint64_t index;  // of the batch in its epoch
-  uint64_t epoch;  // from 0
-  uint64_t seed;   // a function of (the feed's seed, epoch, index) alone
+  uint64_t epoch;  // counts from 0
+  uint64_t seed;   // depends only on the feed's seed, epoch and index
   int64_t rows;
   int32_t worker;
 };
@@ -297,9 +297,9 @@ constexpr bool is_threadsafe() {
   return false;
 }
 
-// Runs body and turns what it throws into a code and a text. Throws nothing itself, but lets the unwinding of
-// pthread_exit through: a process whose handlers stop that would be aborted; Tenon makes a failure of it.
-// Such an unwinding has no object: the handler's reference is null.
+// Runs body and converts an exception to a code and a text. It throws nothing, but passes the unwinding of
+// pthread_exit on: a handler that stops this unwinding would abort the process, and Tenon converts it to a
+// failure. Such an unwinding has no exception object: the reference in the handler is null.
 template <class Body>
 [[gnu::noinline, gnu::no_sanitize("null")]] int32_t guarded(char* message, size_t message_size, Body&& body) {
   try {
@@ -322,8 +322,8 @@ inline std::string field_text(const tenon_plugin_field& field) {
   return text + (field.ndim == 1 ? ",)" : ")");
 }
 
-// One state of the plug-in: the object together with what it was made from. The object of a state that is
-// described only is not made.
+// One state of the plug-in: the object and the data from which it was made. A state that is only described
+// has no object.
 template <class Generator>
 class State {
   using Views = typename Signature<decltype(&Generator::operator())>::Tuple;
@@ -451,7 +451,7 @@ constexpr tenon_plugin table(const char* name) {
 }  // namespace api0
 }  // namespace tenon
 
-// Makes this library the plug-in that runs the class. Once, outside of all namespaces.
+// Makes this library a plug-in that runs the class. Use it once, outside of all namespaces.
 #define TENON_PLUGIN(Generator)                                                                  \
   extern "C" TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) {                  \
     static constexpr tenon_plugin table = ::tenon::plugin::detail::table<Generator>(#Generator); \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays that several processes use, on top of the C ABI: what tenon/share.h says, holds here.
+// C++ wrapper of shared arrays. tenon/share.h has the rules.
 #ifndef TENON_SHARE_HPP_
 #define TENON_SHARE_HPP_
 
@@ -18,9 +18,9 @@
 namespace tenon {
 inline namespace api0 {
 
-// How a shared array is made.
+// Options of a shared array.
 struct SharedOptions {
-  std::string name{};  // for attach() in other processes; "": it goes to them by its handle
+  std::string name{};  // for attach() in other processes; "": no name, only handles
   bool has_huge_pages = false;
   bool is_populated = false;
   int numa_node = -1;  // -1: any
@@ -52,7 +52,7 @@ inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const Share
 }
 }  // namespace detail
 
-// New memory in C order that can be shared. Fails as tenon_shared_create.
+// New shared memory in C order. Fails as tenon_shared_create.
 inline Array empty_shared(Shape shape, DType dtype = {}, const SharedOptions& options = {}) {
   return detail::create_shared(shape, dtype, 0, options);
 }
@@ -69,7 +69,7 @@ inline Array attach(const std::string& name, bool is_readonly = false) {
 
 inline bool is_shared(const Array& array) noexcept { return tenon_array_is_shared(array.get()) != 0; }
 
-// What another process needs to open the array: bytes to be sent by any way.
+// The data with which another process opens the array. It can be sent over any connection.
 inline std::vector<std::byte> send(const Array& array) {
   tenon_handle handle;
   call(tenon_shared_send, array.get(), &handle);
@@ -77,9 +77,8 @@ inline std::vector<std::byte> send(const Array& array) {
   return {bytes, bytes + handle.nbytes};
 }
 
-// Until when a handle that this process has sent keeps its array, at most: as long as the process receiver
-// lives (0: any process may receive it), and for so long (< 0: without an end; 0: no longer). Fails with
-// NOT_FOUND, VALUE.
+// Limits how long a handle of this process keeps its array: while the process receiver runs (0: any process
+// may receive it), and at most for the timeout (< 0: no limit; 0: not any more). Fails with NOT_FOUND, VALUE.
 inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
                          std::chrono::nanoseconds timeout = std::chrono::nanoseconds(-1)) {
   tenon_handle given{};
@@ -87,8 +86,7 @@ inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
   std::memcpy(given.data, handle.data(), given.nbytes);
   call(tenon_handle_limit, &given, receiver, timeout.count());
 }
-// The handles of the array that this process has sent, and nobody has opened, keep it no longer: their
-// number.
+// Ends the effect of all unopened handles of the array that this process has sent. Returns their number.
 inline uint32_t revoke(const Array& array) {
   uint32_t count = 0;
   call(tenon_shared_revoke, array.get(), &count);
@@ -108,21 +106,22 @@ struct TextFree {
 inline std::string take_text(char* text) { return std::unique_ptr<char, TextFree>(text).get(); }
 }  // namespace detail
 
-// What shared memory there is and who has it: a JSON document. Fails as tenon_shared_describe.
+// Describes the shared memory of this user and its participants as a JSON document. Fails as
+// tenon_shared_describe.
 inline std::string describe_shared() {
   char* text = nullptr;
   call(tenon_shared_describe, &text);
   return detail::take_text(text);
 }
-// Gives back what dead processes held; what was done: a JSON document.
+// Releases what dead processes held. Returns a JSON document that lists what was released.
 inline std::string collect_shared() {
   char* text = nullptr;
   call(tenon_shared_collect, &text);
   return detail::take_text(text);
 }
 
-// How long calls, and leases of which nothing else is said, wait for other processes; negative: for ever.
-// Returns what it was.
+// Sets how long calls, and leases without their own timeout, wait for other processes; negative: no limit.
+// Returns the previous value.
 inline std::chrono::nanoseconds set_lock_timeout(std::chrono::nanoseconds timeout) noexcept {
   return std::chrono::nanoseconds(tenon_set_lock_timeout(timeout.count()));
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tenon.hpp - C++20 over the C ABI (tenon.h): counted handles, exceptions, typed views. Header-only;
-// everything here is a thin layer whose calls end in tenon_* functions, so that programs built with
-// different compilers may share arrays through one libtenon.
+// tenon.hpp - a C++20 wrapper of the C ABI (tenon.h): reference-counted handles, exceptions, typed views.
+// Header-only. Every function calls tenon_* functions, so programs built with different compilers can share
+// arrays through one libtenon.
 //
-// An Array is a value: copying it copies a handle, never elements. Functions throw tenon::Error.
+// Copying an Array copies a handle, never elements. Functions throw tenon::Error.
 #ifndef TENON_TENON_HPP_
 #define TENON_TENON_HPP_
 
@@ -28,7 +28,7 @@
 #include "tenon/dlpack.h"
 #include "tenon/tenon.h"
 
-// Element access of typed views is checked unless NDEBUG says that this is a release build.
+// Element access of typed views is checked unless NDEBUG is defined.
 #ifdef NDEBUG
 #define TENON_CHECKED_VIEWS false
 #else
@@ -36,7 +36,7 @@
 #endif
 
 namespace tenon {
-// Versioned, so that these types never meet others of the same name at link time.
+// Versioned, so that these types do not collide with those of other versions at link time.
 inline namespace api0 {
 
 // ------------------------------------------------------------------------------------- errors
@@ -47,7 +47,7 @@ class Error : public std::runtime_error {
       : std::runtime_error(message), code_(code), op_code_(op_code) {}
 
   tenon_status code() const noexcept { return code_; }
-  // With TENON_ERR_OP: what the user's function returned.
+  // With TENON_ERR_OP: the result of the user's function.
   int32_t op_code() const noexcept { return op_code_; }
 
  private:
@@ -57,7 +57,8 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-// Deletes the T behind a payload of tenon.h. T is part of the name: other standard libraries' are others.
+// Deletes the T behind a payload of tenon.h. T is part of the symbol name, so other standard libraries have
+// other symbols.
 template <class T>
 void drop(void* dropped) {
   delete static_cast<T*>(dropped);
@@ -65,7 +66,7 @@ void drop(void* dropped) {
 
 }  // namespace detail
 
-// Why an op, or memory that was to be written, has no value. Copies share it; a default-constructed one is
+// The reason why an op has no result, or memory holds no value. Copies share it. A default-constructed one is
 // empty and may only be assigned to, tested and destroyed.
 class Failure {
  public:
@@ -80,11 +81,11 @@ class Failure {
   tenon_failure* get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return handle_ != nullptr; }
   const char* message() const noexcept { return tenon_failure_message(get()); }
-  // The name of the op that failed first, and where it was pushed.
+  // The name of the op that failed first, and the line that pushed it.
   const char* op() const noexcept { return tenon_failure_op(get()); }
   const char* site() const noexcept { return tenon_failure_site(get()); }
   int32_t op_code() const noexcept { return tenon_failure_code(get()); }
-  // What the body of the op threw; empty when it was not C++ code that threw it.
+  // The exception of the op's body; empty if it was not thrown by C++ code.
   std::exception_ptr cause() const noexcept {
     const void* const payload = tenon_failure_payload(get(), detail::drop<std::exception_ptr>);
     return payload != nullptr ? *static_cast<const std::exception_ptr*>(payload) : nullptr;
@@ -94,14 +95,14 @@ class Failure {
   std::shared_ptr<tenon_failure> handle_;
 };
 
-// The value that was asked for does not exist, because the op that was to make it has failed.
+// Thrown if a requested value does not exist, because the op that was to compute it has failed.
 class OpError : public Error {
  public:
   OpError(const std::string& message, Failure failure)
       : Error(TENON_ERR_OP, message, failure.op_code()), failure_(std::move(failure)) {}
 
   const Failure& failure() const noexcept { return failure_; }
-  // Throws what the body of the op threw; where that is not known, this error.
+  // Throws the exception of the op's body; if it is not known, this error.
   [[noreturn]] void rethrow_cause() const {
     if (const std::exception_ptr cause = failure_.cause()) std::rethrow_exception(cause);
     throw *this;
@@ -124,8 +125,8 @@ namespace detail {
 
 }  // namespace detail
 
-// Calls a function of tenon.h whose last parameter is the error; throws what it reports: an OpError where an
-// op has failed, else an Error.
+// Calls a function of tenon.h whose last parameter is the error. If it fails, throws OpError if an op has
+// failed, else Error.
 template <class Function, class... Arguments>
 void call(Function* function, Arguments... arguments) {
   tenon_error error;  // only what is read below is set: clearing the text would cost more than the call
@@ -138,7 +139,7 @@ void call(Function* function, Arguments... arguments) {
 
 // ------------------------------------------------------------------------------------- dtypes
 
-// The element type that a C++ type stands for. Specialise it for your own 16-bit float.
+// The dtype of a C++ type. Specialize it for your own 16-bit float.
 template <class T>
 struct DTypeOf;
 
@@ -203,7 +204,7 @@ constexpr DType dtype_of() noexcept {
 
 // ------------------------------------------------------------------- parameters of functions
 
-// A shape as an argument: {2, 3}, a vector, a span. Refers to its source; not for keeping.
+// A shape as an argument: {2, 3}, a vector, a span. It refers to its source, so do not store it.
 class Shape {
  public:
   Shape(std::initializer_list<int64_t> list) noexcept : entries_(list.begin(), list.size()) {}
@@ -229,7 +230,7 @@ struct Index : tenon_index {
   explicit constexpr Index(tenon_index item) noexcept : tenon_index(item) {}
 };
 
-// start:stop:step with Python's meaning of negative bounds; leave out with TENON_OMITTED.
+// start:stop:step. Negative bounds have the same meaning as in Python. TENON_OMITTED omits a bound.
 inline Index slice(int64_t start = TENON_OMITTED, int64_t stop = TENON_OMITTED, int64_t step = 1) noexcept {
   return Index(tenon_index{TENON_INDEX_SLICE, 0, start, stop, step});
 }
@@ -243,7 +244,7 @@ enum class Copy : int32_t {
   kAlways = TENON_COPY_ALWAYS
 };
 
-// As a timeout: no end. Any other time below zero has passed already.
+// As a timeout: no limit. Any other negative timeout has already passed.
 inline constexpr std::chrono::nanoseconds forever{-1};
 
 namespace detail {
@@ -252,7 +253,7 @@ inline int64_t timeout_ns(std::chrono::nanoseconds timeout) noexcept {
   return timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
 }
 
-// One counted handle of tenon.h. Empty after default construction and after a move.
+// A reference-counted handle of tenon.h. Empty after default construction and after a move.
 template <class T, void (*Retain)(T*), void (*Release)(T*)>
 class Handle {
  public:
@@ -283,7 +284,7 @@ class Lease;  // tenon/engine.hpp
 
 // ------------------------------------------------------------------------------------- arrays
 
-// Memory that was moved out of an array. It goes back to where it came from when this ends.
+// Memory that was moved out of an array. The destructor calls its deleter.
 class Memory {
  public:
   explicit Memory(const tenon_memory& memory) noexcept : memory_(memory) {}
@@ -304,8 +305,8 @@ class Memory {
   tenon_memory memory_;
 };
 
-// One counted handle; a default-constructed Array is empty (get() == nullptr) and may only be assigned
-// to, tested and destroyed. Threads: as handles of tenon.h.
+// A reference-counted handle. A default-constructed Array is empty (get() == nullptr) and may only be
+// assigned to, tested and destroyed. Threads: as for handles of tenon.h.
 class Array {
  public:
   Array() noexcept = default;
@@ -331,7 +332,7 @@ class Array {
     return steal(handle);
   }
   tenon_array* get() const noexcept { return handle_; }
-  // Hands the reference to the caller.
+  // Transfers the reference to the caller.
   [[nodiscard]] tenon_array* detach() noexcept { return std::exchange(handle_, nullptr); }
   explicit operator bool() const noexcept { return handle_ != nullptr; }
 
@@ -347,19 +348,20 @@ class Array {
     return create(shape, dtype_of<T>(), TENON_ZEROED);
   }
 
-  // Existing memory in C order, which outlives every array on it. const elements: read-only.
+  // Existing memory in C order, which must outlive every array on it. const elements: read-only.
   template <class T>
   static Array borrow(T* data, Shape shape) {
     return adopt_described(describe_memory(data, shape));
   }
-  // Existing memory, kept alive by owner: a shared_ptr, unique_ptr, container or anything else whose
-  // destruction ends the memory. It is destroyed after the last array and view, on the thread of that one.
+  // Existing memory that owner keeps alive: a shared_ptr, unique_ptr, container or another object whose
+  // destructor frees the memory. owner is destroyed after the last array and view, on the thread that drops
+  // it.
   template <class T, class Owner>
     requires(!std::is_lvalue_reference_v<Owner>)
   static Array adopt(T* data, Shape shape, Owner&& owner) {
     return adopt_described(describe_memory(data, shape), std::forward<Owner>(owner));
   }
-  // The elements of a vector, which moves into the array; shape defaults to its length.
+  // The elements of a vector, which is moved into the array. shape defaults to its length.
   template <class T>
     requires(!std::is_same_v<T, bool>)
   static Array adopt(std::vector<T>&& elements) {
@@ -375,7 +377,7 @@ class Array {
     adoption.extent_nbytes = owner->size() * sizeof(T);
     return adopt_described(adoption, std::move(owner));
   }
-  // Memory described in full (strides, dtype, flags); adoption.owner and .deleter are set here.
+  // Memory with a full description (strides, dtype, flags). This function sets adoption.owner and .deleter.
   template <class Owner>
     requires(!std::is_lvalue_reference_v<Owner>)
   static Array adopt_described(tenon_adoption adoption, Owner&& owner) {
@@ -405,7 +407,7 @@ class Array {
   uint64_t version() const noexcept { return tenon_array_version(handle_); }
   tenon_view_count views() const noexcept { return tenon_array_views(handle_); }
 
-  // Windows on the same memory.
+  // Arrays on the same memory.
   Array index(std::span<const tenon_index> items) const {
     return made([&](auto out) {
       call(tenon_array_index, handle_, static_cast<int32_t>(items.size()), items.data(), out);
@@ -460,16 +462,17 @@ class Array {
     return made([&](auto out) { call(tenon_array_readonly, handle_, out); });
   }
 
-  // The same window outside of the contract; an array as this one on new memory. See tenon.h.
+  // An array on the same elements that does not take part in the queue; an array with the same shape and
+  // dtype on new memory. See tenon.h.
   Array unchecked() const {
     return made([&](auto out) { call(tenon_array_unchecked, handle_, out); });
   }
   Array renewed() const {
     return made([&](auto out) { call(tenon_array_renew, handle_, out); });
   }
-  // Takes the memory out of the array, and of every other on it. site: lives for ever; may be null.
+  // Moves the memory out of the array and of every other array on it. site: never freed; may be null.
   Memory move_out(const char* site = nullptr) const;
-  // Where that was done; null: it was not.
+  // The site of the move; null if the memory was not moved.
   const char* moved_at() const noexcept { return tenon_array_moved_at(handle_); }
 
   // Elements.
@@ -483,13 +486,12 @@ class Array {
     call(tenon_array_fill, handle_, static_cast<const void*>(&value), dtype_of<T>());
   }
 
-  // A typed, N-dimensional view, open until it is destroyed. Fails with TYPE (the dtype is another),
-  // VALUE (the number of axes is another), BUFFER (read-only and T is not const).
+  // A typed, N-dimensional view, which is open until it is destroyed. Fails with TYPE (other dtype), VALUE
+  // (other number of axes), BUFFER (the array is read-only and T is not const).
   template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
   View<T, N, Checked> as() const;
 
-  // A turn in the queue of the memory; see Lease, in tenon/engine.hpp. overwrite: every element is written
-  // before any is read.
+  // A lease; see Lease in tenon/engine.hpp. overwrite: every element is written before any element is read.
   Lease read(std::chrono::nanoseconds timeout = forever,
              std::source_location where = std::source_location::current()) const;
   Lease write(std::chrono::nanoseconds timeout = forever,
@@ -500,14 +502,13 @@ class Array {
   // Wait until the writes, or all uses, that were pushed before are done.
   void wait_to_read(std::chrono::nanoseconds timeout = forever) const { wait(Access::kRead, timeout); }
   void wait_to_write(std::chrono::nanoseconds timeout = forever) const { wait(Access::kWrite, timeout); }
-  // Why the elements hold no value; empty: they hold one.
+  // The reason why the elements hold no value; empty if they hold values.
   Failure failure() const { return Failure::steal(tenon_array_failure(handle_)); }
-  // The elements hold a value again, because the caller says so.
+  // Declares the elements valid again.
   void clear_error() const noexcept { tenon_array_clear_error(handle_); }
 
-  // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller calls the tensor's deleter, or hands
-  // the tensor to a consumer that does.
-  // site: where the memory is lent, for messages; a text that outlives the tensor.
+  // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller must call the tensor's deleter, or pass the
+  // tensor to a consumer that calls it. site: the line of the program, for messages; must outlive the tensor.
   DLManagedTensorVersioned* to_dlpack(uint32_t flags = 0, const char* site = nullptr) const {
     DLManagedTensorVersioned* tensor = nullptr;
     call(tenon_array_to_dlpack, handle_, flags, site, &tensor);
@@ -518,7 +519,7 @@ class Array {
     call(tenon_array_to_dlpack_legacy, handle_, flags, site, &tensor);
     return tensor;
   }
-  // The tensor is consumed in every case. flags: TENON_READONLY.
+  // Always consumes the tensor, also on failure. flags: TENON_READONLY.
   static Array from_dlpack(DLManagedTensorVersioned* tensor, uint32_t flags = 0) {
     return made([&](auto out) { call(tenon_array_from_dlpack, tensor, flags, out); });
   }
@@ -559,10 +560,10 @@ class Array {
 
 // -------------------------------------------------------------------------------------- views
 
-// Announces raw access to an array's memory for as long as it lives, and keeps the memory alive.
+// An open view: raw access to an array's memory until it is destroyed. Keeps the memory alive.
 class HostView {
  public:
-  // site: where it is taken, for messages; lives as long as the view.
+  // site: the line of the program, for messages; must exist as long as the view.
   HostView(const Array& array, Access access, const char* site = nullptr) {
     call(tenon_view_open, &view_, array.get(), static_cast<int32_t>(access), site);
   }
@@ -570,16 +571,16 @@ class HostView {
   HostView& operator=(const HostView&) = delete;
   ~HostView() { close(); }
 
-  // Idempotent; from any thread.
+  // Idempotent. May be called from any thread.
   void close() noexcept { tenon_view_close(&view_); }
 
  private:
   tenon_view view_ = TENON_VIEW_INIT;
 };
 
-// Elements of type T (const T: for reading) on N axes; holds the array and an open HostView. Neither
-// copied nor moved: `auto v = array.as<float, 2>();`. With Checked, v(i, j) outside of the array throws
-// Error with code TENON_ERR_INDEX. Threads: as a raw pointer.
+// Elements of type T (const T: read-only) with N axes. It holds the array and an open HostView. It cannot be
+// copied or moved: `auto v = array.as<float, 2>();`. With Checked, v(i, j) throws Error with code
+// TENON_ERR_INDEX if an index is out of range. Threads: as for a raw pointer.
 template <class T, size_t N, bool Checked = TENON_CHECKED_VIEWS>
 class View {
  public:
@@ -594,7 +595,7 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // The array, if it can be viewed so. Fails with TYPE, VALUE.
+  // Returns the array if it has this dtype and number of axes. Fails with TYPE, VALUE.
   static const Array& check(const Array& array) {
     if (array.dtype() != dtype_of<T>()) {
       throw Error(TENON_ERR_TYPE, "array of " + array.dtype().name() + " viewed as " + dtype_of<T>().name() +
@@ -628,7 +629,7 @@ class View {
   bool is_contiguous() const noexcept { return array_.is_contiguous(); }
   const Array& array() const noexcept { return array_; }
 
-  // All elements in C order. Fails with VALUE when they do not lie so.
+  // All elements in C order. Fails with VALUE if the array is not C-contiguous.
   std::span<T> span() const {
     if (!is_contiguous()) {
       throw Error(TENON_ERR_VALUE,

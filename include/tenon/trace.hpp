@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A timeline of what goes on in this process, on top of the C ABI: what tenon/trace.h says, holds here.
+// C++ wrapper of timelines. tenon/trace.h has the rules.
 #ifndef TENON_TRACE_HPP_
 #define TENON_TRACE_HPP_
 
@@ -13,7 +13,8 @@
 namespace tenon {
 inline namespace api0 {
 
-// Runs from its construction to stop(), or to its end, which tells of no failure to write the file.
+// A trace, from construction to stop() or destruction. The destructor does not report a failure to write the
+// file.
 class Trace {
  public:
   explicit Trace(const std::string& path, uint64_t capacity = TENON_TRACE_CAPACITY) {
@@ -25,7 +26,7 @@ class Trace {
     if (is_running_) (void)tenon_trace_end(nullptr, nullptr);
   }
 
-  // Once. Fails as tenon_trace_end.
+  // May be called once. Fails as tenon_trace_end.
   tenon_trace_counts stop() {
     tenon_trace_counts counts{};
     is_running_ = false;
