@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Array memory lent between C libraries, NumPy, PyTorch and JAX, without copies."""
+"""Arrays whose memory C libraries, NumPy, PyTorch, JAX and other processes share without copies."""
 
 import sys as _sys
 

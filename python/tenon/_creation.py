@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that make arrays: in new memory, aligned to at least 64 bytes, from data, at addresses."""
+"""Functions that create arrays: in new memory, aligned to at least 64 bytes, from data, and at addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _check_device(device: str) -> None:
 def empty(
     shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
 ) -> NDArray:
-    """New memory with whatever was in it before.
+    """A new array with undefined elements, C-contiguous, aligned to at least 64 bytes.
 
     Parameters
     ----------
@@ -34,19 +34,20 @@ def empty(
     dtype : dtype, str or another dtype
     device : {'cpu'}
     shared : bool, str or Shared
-        True: other processes of this user can use the same memory: a pickled array is a handle on it. A name:
-        they can also `attach` to it. All of the memory is taken by this call, and lives as long as some
-        process uses it; nothing is left behind, however they end. Accesses take turns with those of the other
-        processes, and views need a lease (`NDArray.read`, `NDArray.write`, `NDArray.lease`).
+        True: other processes of this user can map the memory; the pickle of the array is a handle on it. A
+        name: other processes can also `attach` to it. This call allocates all of the memory. The memory
+        exists as long as some process uses it, and nothing remains afterwards. Accesses take turns with
+        those of other processes, and views need a lease (`NDArray.read`, `NDArray.write`,
+        `NDArray.lease`).
 
     Raises
     ------
     ValueError
         The shape is negative or too large, the device is unknown, or the name is taken.
     MemoryError
-        The memory is not there.
+        There is not enough memory.
     OSError
-        No file descriptor is left for shared memory.
+        There is no free file descriptor for shared memory.
     """
     _check_device(device)
     return _create(shape, dtype, False, shared)
@@ -55,7 +56,7 @@ def empty(
 def zeros(
     shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
 ) -> NDArray:
-    """New memory, all zero. Parameters and errors as of `empty`."""
+    """A new array filled with zeros. Parameters and errors are those of `empty`."""
     _check_device(device)
     return _create(shape, dtype, True, shared)
 
@@ -67,14 +68,14 @@ def full(
     device: str = "cpu",
     shared: bool | str | Shared = False,
 ) -> NDArray:
-    """New memory with one value everywhere.
+    """A new array filled with one value.
 
     Parameters
     ----------
     fill_value : number or array
-        Broadcast to the shape. An int that the dtype cannot hold is an OverflowError.
+        Broadcast to the shape. An int that does not fit the dtype raises OverflowError.
 
-    The others, and the errors, are those of `empty`.
+    The other parameters, and the errors, are those of `empty`.
     """
     array = empty(shape, dtype, device, shared)
     array[...] = fill_value
@@ -84,28 +85,28 @@ def full(
 def ones(
     shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
 ) -> NDArray:
-    """New memory, all one. Parameters and errors as of `empty`."""
+    """A new array filled with ones. Parameters and errors are those of `empty`."""
     return full(shape, 1, dtype, device, shared)
 
 
 def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """A new array with the elements of ``data``.
+    """A new array with a copy of the elements of ``data``.
 
     Parameters
     ----------
     data : NDArray, array of another library, buffer, number or nested list
     dtype : dtype, str or another dtype, optional
-        The data's own if left out; of numbers and lists NumPy's choice.
+        Default: the dtype of the data; for numbers and lists, the dtype that NumPy selects.
 
     Returns
     -------
     NDArray
-        Shares nothing with ``data``.
+        It shares no memory with ``data``.
 
     Raises
     ------
     TypeError
-        The data are no numbers.
+        The data are not numbers.
     """
     _check_device(device)
     source = _core.share(data)
@@ -113,22 +114,22 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDA
 
 
 def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """``data`` as an array, on its own memory where possible.
+    """``data`` as an array, without a copy if possible.
 
     Parameters
     ----------
     data : NDArray, array of another library, buffer, number or nested list
-        An NDArray is returned as it is. A NumPy array keeps its flags: both sides may write (`from_numpy`
-        lends it to one). Byte-swapped and unaligned arrays, and lists, are copied.
+        An NDArray is returned unchanged. A NumPy array shares its memory and stays writable, so both sides
+        may write (`from_numpy` allows only one). Byte-swapped and unaligned arrays, and lists, are copied.
     dtype : dtype, str or another dtype, optional
-        Another dtype than the data's makes a copy.
+        If it differs from the dtype of the data, the elements are copied.
 
     Raises
     ------
     TypeError
-        The data are no numbers.
+        The data are not numbers.
     BufferError
-        The data's library refuses to export them.
+        The library of the data refuses to export them.
     """
     _check_device(device)
     source = _core.share(data)
@@ -136,26 +137,26 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> N
 
 
 def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`empty` with the shape, and unless given the dtype, of an array."""
+    """`empty` with the shape of an array, and with its dtype if none is given."""
     like = _core.share(prototype)
     return empty(like.shape, like.dtype if dtype is None else dtype, device)
 
 
 def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`zeros` with the shape, and unless given the dtype, of an array."""
+    """`zeros` with the shape of an array, and with its dtype if none is given."""
     like = _core.share(prototype)
     return zeros(like.shape, like.dtype if dtype is None else dtype, device)
 
 
 def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`ones` with the shape, and unless given the dtype, of an array."""
+    """`ones` with the shape of an array, and with its dtype if none is given."""
     return full_like(prototype, 1, dtype, device)
 
 
 def full_like(
     prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str = "cpu"
 ) -> NDArray:
-    """`full` with the shape, and unless given the dtype, of an array."""
+    """`full` with the shape of an array, and with its dtype if none is given."""
     like = _core.share(prototype)
     return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device)
 
@@ -169,21 +170,21 @@ def from_pointer(
     deleter: Callable[[Any], object] | None = None,
     readonly: bool = False,
 ) -> NDArray:
-    """An array over memory at an address.
+    """An array over existing memory at an address, without a copy.
 
     Parameters
     ----------
     address : int
-        Of element 0. Nobody can check it: a wrong one ends the process.
+        The address of element 0. It cannot be checked: a wrong address crashes the process.
     shape : int or sequence of ints
     dtype : dtype, str or another dtype
     strides : sequence of ints, optional
-        In bytes; C order if left out.
+        In bytes; default: C order.
     owner : object, optional
-        Kept alive as long as the array or a view of it lives.
+        Kept alive as long as the array or a view of it exists.
     deleter : callable, optional
-        Called once with the address after the last array and view has gone; a function of ctypes gets it as a
-        ``c_void_p``. It does not run when this call fails.
+        Called once with the address after the last array and view are gone. A ctypes function gets the
+        address as a ``c_void_p``. The deleter is not called if this function fails.
     readonly : bool
 
     Raises

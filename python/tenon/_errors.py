@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of Tenon's own. Elsewhere it raises what Python users expect: ValueError, TypeError,
+"""The exceptions of Tenon. In other cases it raises the built-in exceptions: ValueError, TypeError,
 BufferError, IndexError, MemoryError, TimeoutError."""
 
 import sys
@@ -8,29 +8,29 @@ from typing import Any
 
 
 class TenonError(Exception):
-    """Base class of the exceptions that only Tenon has."""
+    """Base class of the exceptions that Tenon defines."""
 
 
 class OpError(TenonError):
-    """Code of the user failed: a native function, a generator.
+    """User code failed: an op, a native function or a generator.
 
     Attributes
     ----------
     code : int
-        What the function returned; 0 when it failed in another way.
+        The result of the function; 0 if it failed in another way.
     op : str or None
         The name of the function or op.
     site : str or None
-        Where the op was pushed.
+        The line that pushed the op.
     kind : str or None
-        Of a feed: ``"failed"``, ``"died"`` (the worker process ended) or ``"hung"`` (longer than
+        For a feed: ``"failed"``, ``"died"`` (the worker process ended) or ``"hung"`` (it took longer than
         ``fill_timeout``).
     epoch, index : int or None
-        Of a feed: the batch.
+        For a feed: the batch.
     worker, pid : int or None
-        Of a feed: the worker, and its process, if it is one.
+        For a feed: the worker, and its process if it is a process.
     exit_signal, exit_code : int or None
-        Of a feed: how the process ended.
+        For a feed: the signal or the exit code of the process.
     """
 
     op: str | None = None
@@ -52,29 +52,29 @@ class OpError(TenonError):
 
 
 class LeaseConflict(TenonError):
-    """Somebody holds the memory in a way that excludes what was asked for. The message says who, and since
-    where."""
+    """A holder of the memory excludes the requested access. The message names the holder and the line of the
+    program that took it."""
 
 
 class LeaseEscaped(TenonError):
-    """A view outlived the lease, or the op's body, under which it was taken."""
+    """A view outlived the lease or the op's body under which it was taken."""
 
 
 class DeadlockError(TenonError):
-    """The wait would never end: what it waits for waits for a lease of the caller's own."""
+    """The wait would never end, because what it waits for waits for a lease of the caller."""
 
 
 class MovedError(TenonError):
-    """The memory has been moved out of the array."""
+    """The memory was moved out of the array."""
 
 
 class OwnerDied(TenonError):
-    """A process that held shared memory for writing has died: what it was writing may be half written.
+    """A process died while it held shared memory for writing. The bytes may be half written.
 
     Attributes
     ----------
     pid : int
-        Of that process.
+        The process that died.
     """
 
     def __init__(self, message: str = "", pid: int = 0) -> None:

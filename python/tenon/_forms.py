@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds of this process and of others have in common: their batches in the form that a loop wants."""
+"""The common part of feeds of this process and of other processes: batches in several forms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._core import Schema, torch_tensors
 
 
 class Forms:
-    """Batches of a feed as NumPy, torch and JAX arrays, and as what MXNet and ONNX Runtime take."""
+    """Batches of a feed as NumPy, torch and JAX arrays, as DataBatches, and as inputs of ONNX Runtime."""
 
     schema: Schema
     batches: int | None
@@ -23,31 +23,32 @@ class Forms:
         raise TypeError(f"a {type(self).__name__} is not for async loops: iterate it in a thread")
 
     def numpy(self) -> Batches:
-        """Epochs of tuples of NumPy arrays, one for each field, on the slot's memory."""
+        """Epochs of tuples of NumPy arrays, one for each field. They lie on the slot; nothing is copied."""
         return Batches(self, _tuple_of(lambda array: array.numpy()))
 
     def torch(self, device: Any = None, trust: bool = False) -> Batches:
-        """Epochs of tuples of torch tensors, one for each field, on the slot's memory.
+        """Epochs of tuples of torch tensors, one for each field. They lie on the slot.
 
         Parameters
         ----------
         device : optional
-            None or "cpu": tensors on the slot. Another device of PyTorch's: copies there.
+            None or "cpu": tensors on the slot. Another device of PyTorch: copies on that device.
         trust : bool
-            Of batches that several processes read: the promise not to write the tensors, which PyTorch cannot
-            hold read-only; a write ends the process. Without it they are copies. Other batches are writable.
+            For batches that several processes read: you promise not to write to the tensors, because PyTorch
+            has no read-only tensors. A write ends the process. Without the promise, the tensors are copies.
+            It has no effect on other batches, which are writable.
         """
         if device is None or str(device) == "cpu":
             return Batches(self, lambda batch: torch_tensors(batch.arrays, trust))
         return Batches(self, _tuple_of(lambda array: array.torch(True).to(device)))
 
     def jax(self) -> Batches:
-        """Epochs of tuples of JAX arrays, one for each field, on the slot's memory. JAX never writes it.
+        """Epochs of tuples of JAX arrays, one for each field. They lie on the slot. JAX never writes.
 
         Raises
         ------
         ValueError
-            A field has 64-bit elements, which JAX takes only with ``jax_enable_x64``.
+            A field has 64-bit elements, which JAX supports only with ``jax_enable_x64``.
         """
         from ._jax import check_width
 
@@ -58,29 +59,29 @@ class Forms:
     def onnxruntime(
         self, session: Any, outputs: Sequence[str] | None = None, fields: Sequence[str] = ()
     ) -> Batches:
-        """Epochs of what an ONNX Runtime session makes of the batches. It reads them where they are.
+        """Epochs of the outputs of an ONNX Runtime session. The session reads the slots directly.
 
-        Each input of the model takes the field of its name; fields of other names are not given to it. A
-        batch is held until the run is over.
+        Each input of the model takes the field with its name. Other fields are not passed to it. A batch is
+        held until the run is over.
 
         Parameters
         ----------
         session : onnxruntime.InferenceSession
         outputs : sequence of str, optional
-            Names of the outputs that are wanted, in this order. None: all, in the model's order.
+            Names of the requested outputs, in this order. None: all outputs, in the order of the model.
         fields : sequence of str
-            Fields that follow the outputs, on the slot: ``fields=["label"]``.
+            Fields that follow the outputs: ``fields=["label"]``. Their arrays lie on the slot.
 
         Returns
         -------
         Batches
-            Of tuples of NumPy arrays. Outputs lie in memory of ONNX Runtime's, new for each batch.
+            Tuples of NumPy arrays. Outputs lie in memory that ONNX Runtime allocates for each batch.
 
         Raises
         ------
         ValueError
-            An input that is no field, or whose dtype or shape is not the field's; an output that is no
-            tensor of numbers; a name that does not exist.
+            An input has no field, or its dtype or shape differs from the field; an output is not a tensor of
+            numbers; a name does not exist.
         """
         from ._consumers import session_runner
 

@@ -41,17 +41,17 @@ class _Use:
 
 
 def out(array: NDArray) -> Any:
-    """Says in the arguments of `push` that the op writes every element of ``array`` and reads none."""
+    """Wraps an argument of `push`: the op writes every element of ``array`` and reads none."""
     return _Use(array, is_overwrite=True)
 
 
 def inout(array: NDArray) -> Any:
-    """Says in the arguments of `push` that the op reads and writes ``array``."""
+    """Wraps an argument of `push`: the op reads and writes ``array``."""
     return _Use(array, is_overwrite=False)
 
 
 class Op:
-    """Work that was pushed. Awaitable: ``await op`` gives its result.
+    """Work that was pushed. In asyncio, ``await op`` returns its result.
 
     Attributes
     ----------
@@ -63,23 +63,23 @@ class Op:
         self.name = name
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the op is done. Without a timeout it runs the op in this thread if that is ready.
+        """Waits until the op is done. Without a timeout, this thread runs the op if it is ready.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds; None waits as long as it takes.
+            Seconds. None: no limit.
 
         Raises
         ------
         OpError
-            The op failed, or one before it whose output it reads.
+            The op failed, or an earlier op failed whose output it reads.
         DeadlockError
-            The op waits behind a lease of the caller's own.
+            The op waits for a lease of the caller.
         TimeoutError
-            The time has passed.
+            The op is not done after ``timeout`` seconds.
         KeyboardInterrupt
-            Ctrl-C. If it came while a body ran in this thread, the op of that has failed by it.
+            Ctrl-C was pressed. If this thread was running the body of an op, that op has failed.
         """
         self._native.wait(timeout)
         error = self._error()
@@ -87,16 +87,16 @@ class Op:
             raise error
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the op's function returned, after `wait`."""
+        """Waits, as `wait` does, and returns the result of the op's function."""
         self.wait(timeout)
         return self._native.result()
 
     def done(self) -> bool:
-        """It has ended, with success or without. Does not wait."""
+        """Whether the op has ended, successfully or not. Does not wait."""
         return self._native.done()
 
     def exception(self, timeout: float | None = None) -> OpError | None:
-        """Why the op failed, after waiting; None when it succeeded."""
+        """Waits and returns the error of the op; None if it succeeded."""
         self._native.wait(timeout)
         return self._error()
 
@@ -140,41 +140,42 @@ def push(
     on_conflict: Literal["raise", "wait", "copy"] = "raise",
     host: Literal["idle"] | None = None,
 ) -> Op:
-    """Runs a function on a thread of the engine when all that it needs is free.
+    """Queues a function; a thread of the engine runs it when all of its arrays are available.
 
-    Ops that share an array run in the order in which they were pushed, unless both only read it.
+    Ops that use the same array run in the order in which they were pushed, unless both only read it.
 
     Parameters
     ----------
     fn : callable or CFunction
-        A Python function gets a NumPy array for each NDArray among ``args``, read-only where the op reads.
-        It may not keep them, and may not touch other NDArrays. A `CFunction` runs without the interpreter's
-        lock; it gets the addresses, reads what its prototype declares const and writes the rest.
+        A Python function gets a NumPy array for each NDArray among ``args``: a view without a copy, read-only
+        if the op only reads. The function may not keep these arrays, and may not use other NDArrays. A
+        `CFunction` runs without the GIL. It gets addresses; it reads the arrays that its prototype declares
+        const, and writes the others.
     *args
-        NDArrays that are read, or written when wrapped in `out` or `inout`; everything else is passed on. An
-        array that stands there unwrapped counts as read, whatever else is said of it. The pointers of a
-        `CFunction` take whatever a call of it takes; its numbers are read now.
+        An NDArray is read, or written if it is wrapped in `out` or `inout`. Other objects are passed
+        unchanged. An array that is passed unwrapped counts as read, also if it is named elsewhere. For a
+        `CFunction`, pointers accept the same objects as in a direct call, and numbers are read now.
     reads, writes, overwrites : iterables of NDArray
-        What the function uses besides its arguments; or arguments that it writes.
+        Arrays that the function uses in addition to its arguments, or arguments that it writes.
     name : str, optional
-        For messages.
+        The name in messages.
     on_conflict : {'raise', 'wait', 'copy'}
-        What happens when views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op
-        waits until they are gone. 'copy': an array that is overwritten as a whole, and that ordinary code
-        only reads, gets new memory; whatever was made of it before (views, slices) keeps the old memory and
-        its values. A view in a dead cycle that was not collected yet counts as a reader.
+        The behaviour if views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
+        until the views are gone. 'copy': an array that is fully overwritten, and that ordinary code only
+        reads, gets new memory. Views and slices that were made before keep the old memory and its values. A
+        view in a dead reference cycle that was not collected yet counts as a reader.
     host : {'idle'}, optional
-        The caller's promise that nobody uses such views before the op is done. With ``TENON_DEBUG=1`` in the
-        environment an op fails if somebody wrote between its push and its begin.
+        You promise not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the
+        op fails if the memory was written between its push and its start.
 
     Raises
     ------
     LeaseConflict
-        A view of ordinary code conflicts; the message says where it was taken. Nothing has been queued.
+        A view of ordinary code conflicts. The message names the line that took it. Nothing was queued.
     MovedError
-        The memory of an array has been moved out.
+        The memory of an array was moved out.
     ValueError, TypeError, BufferError
-        Arguments that cannot work.
+        Invalid arguments.
     """
     if on_conflict not in ("raise", "wait", "copy"):
         raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait' or 'copy'")
@@ -446,12 +447,12 @@ def fill(destination: Any, value: Any) -> None:
 
 
 def waitall(timeout: float | None = None) -> None:
-    """Waits until no op is unfinished.
+    """Waits until all ops are done.
 
     Raises
     ------
     ExceptionGroup
-        Of OpErrors, one for each op that failed by itself since the last call.
+        Contains one OpError for each op that failed by itself since the last call.
     DeadlockError, TimeoutError
         As `Op.wait`.
     """
@@ -464,15 +465,15 @@ def waitall(timeout: float | None = None) -> None:
 
 
 class set_engine:
-    """Chooses where ops run, from now on or for a ``with`` block. Waits for all ops first.
+    """Selects the engine that runs ops, permanently or for a ``with`` block. Waits for all ops first.
 
     Parameters
     ----------
     name : str
-        'pool' (threads of Tenon's own; the default), 'inline' (in the thread that pushes), 'seeded:N' (in the
-        thread that waits, in an order that follows from N).
+        'pool' (a thread pool; the default), 'inline' (the thread that pushes), 'seeded:N' (the thread that
+        waits, in an order that depends only on N).
     workers : int, optional
-        Threads; None: one for each processor.
+        The number of threads. None: one for each processor.
     """
 
     _workers = 0  # of the last one
@@ -496,15 +497,15 @@ class set_engine:
 
 
 def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> None:
-    """How far pushes may run ahead of the engine. At a limit a push waits until half of it is left.
+    """Limits the unfinished ops. At a limit, a push waits until their number has fallen to half of the limit.
 
     Parameters
     ----------
     ops : int, optional
-        How many ops may be unfinished; 10,000 at first. 0: any number. None: as it is.
+        The number of unfinished ops; default 10,000. 0: no limit. None: does not change.
     nbytes : int, optional
-        How many bytes of memory they may use, each array counted once, and memory of less than 64 KiB not;
-        half of the machine's memory at first. 0: any number. None: as it is.
+        The bytes of memory that these ops use; default: half of the machine's memory. Each array is counted
+        once, and memory of less than 64 KiB is not counted. 0: no limit. None: does not change.
     """
     for what, limit in (("ops", ops), ("nbytes", nbytes)):
         if limit is not None and limit < 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: `NDArray.read`, `NDArray.write`, `NDArray.lease`, and who holds an array."""
+"""Leases: `NDArray.read`, `NDArray.write`, `NDArray.lease`, and the holders of an array."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ _MAX_NAMED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Somebody who holds the memory of an array, or waits for it.
+    """A holder of the memory of an array, or a waiter for it.
 
     Attributes
     ----------
     kind : {'view', 'op', 'lease', 'call', 'process'}
-        Of a shared array also other processes.
+        'process': another process, for a shared array.
     mode : {'r', 'w'}
     is_granted : bool
-        False: it waits.
+        False: it is waiting.
     thread : int
-        The kernel's number of the thread that took or pushed it; of a process: its number.
+        The kernel's number of the thread that took or pushed it (`threading.get_native_id`); for a process
+        its pid.
     age : float
-        Seconds.
+        In seconds.
     name : str
-        Of an op, a call or a wait; the command of a process; else empty.
+        The name of an op, a call or a wait; the command of a process; else empty.
     site : str
-        Where it was taken or pushed, as 'train.py:12'; empty where no Python code ran.
+        The line that took or pushed it, for example 'train.py:12'; empty if it was not Python code.
     where : str
-        What `NDArray.drop_views` has found that it hangs on, else empty.
+        The object that refers to it, if `NDArray.drop_views` found one, else empty.
     """
 
     kind: str
@@ -59,8 +60,8 @@ class Holder:
 
 
 def leases(array: NDArray) -> list[Holder]:
-    """Who holds the memory of ``array`` or waits for it, in the order of the queue, then views, then other
-    processes."""
+    """The holders of the memory of ``array`` and the waiters for it: the queue in its order, then views, then
+    other processes."""
     settle()
     return [Holder(*row) for row in _core.holders(array)]
 
@@ -83,11 +84,11 @@ def give_back(array: NDArray, error: BaseException | None) -> None:
 
 
 class Lease:
-    """A lease of an array, held from the call that gives it until `release`.
+    """A lease of an array, held from its creation until `release`.
 
-    It belongs to the thread (in asyncio: the task) that took it, until `detach`. As a context manager it is
-    released at the end of the block; an exception that leaves the block of one for writing means that the
-    array holds no value, until all of it is written.
+    It belongs to the thread (in asyncio: the task) that took it, until `detach`. As a context manager, it is
+    released at the end of the block. If an exception leaves the block of a write lease, the array holds no
+    value until all of it is overwritten.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class Lease:
                 raise
 
     def release(self) -> None:
-        """Gives the lease back. Idempotent, from any thread; never waits."""
+        """Releases the lease. Idempotent. May be called from any thread, and never waits."""
         self._native.release()
         self._task = None
 
     def detach(self) -> Lease:
-        """From now on the lease belongs to nobody: any thread may release it. Returns the lease."""
+        """Removes the owner of the lease, so any thread may release it. Returns the lease."""
         self._native.detach()
         return self
 

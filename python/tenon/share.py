@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that several processes use: how they are made, and what `NDArray.read` and its kind do about the
-death of a process that was writing."""
+"""Arrays that several processes use: their options, and `on_owner_died` of `NDArray.read`, `write` and
+`lease`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ OnOwnerDied = str | Callable[[Any, Exception], object]
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """How the memory of a shared array is taken: ``tn.zeros(shape, shared=tn.Shared(name="camera"))``.
+    """Options of a shared array: ``tn.zeros(shape, shared=tn.Shared(name="camera"))``.
 
     Attributes
     ----------
     name : str or None
-        For `attach` in other processes of this user: letters, digits and ``_ - .``, at most 100. None: the
-        array goes to them by being pickled.
+        For `attach` in other processes of this user: at most 100 letters, digits and ``_ - .``. None: other
+        processes get the array only by its pickle.
     huge_pages : bool
-        Of the pool that the administrator has set aside (``vm.nr_hugepages``).
+        Use the reserved huge pages (``vm.nr_hugepages``).
     populate : bool
-        The pages are entered into this process' page table now, and not at the first access.
+        Map all pages into this process now, instead of at the first access.
     numa_node : int or None
-        From which the memory is to come; None: any.
+        The NUMA node of the memory; None: any node.
     """
 
     name: str | None = None
@@ -39,24 +39,24 @@ class Shared:
 
 
 class Handle:
-    """A handle of a shared array that keeps its memory for a limited time. Its pickle gives the array.
+    """A handle of a shared array that keeps its memory for a limited time. Unpickling it returns the array.
 
-    The pickle of a shared array itself keeps the memory until some process has opened it, `revoke_handles` is
-    called, or this process ends. This one can be sent through a queue as well::
+    The pickle of the shared array itself keeps the memory until a process has opened it, `revoke_handles` is
+    called, or this process ends. A Handle can be sent in the same ways::
 
         queue.put(tn.Handle(a, receiver=worker.pid, timeout=60))
 
-    It can be opened more than once, and after its limit, as long as some process has the array.
+    It can be opened several times, also after its limit, as long as some process has the array.
 
     Parameters
     ----------
     array : NDArray
-        A shared one.
+        A shared array.
     receiver : int or None
-        The process (pid) that is to open it: the memory is free within a second after that process has died.
-        None: any may open it.
+        The process (pid) that will open it. After the end of that process, the memory is freed within one
+        second. None: any process.
     timeout : float or None
-        Seconds after which it does not keep the memory any more. None: without an end.
+        The number of seconds for which it keeps the memory. None: no limit.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class Handle:
     ProcessLookupError
         There is no such process.
     ValueError
-        24 handles of the array were not opened yet: open some, or call `revoke_handles` first.
+        24 handles of the array are unopened: open some, or call `revoke_handles` first.
     """
 
     __slots__ = ("_data",)
@@ -77,14 +77,14 @@ class Handle:
         self.limit(receiver=receiver, timeout=timeout)
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
-        """Says anew until when it keeps the memory. Only where it was made."""
+        """Sets a new limit. Only in the process that made the handle."""
         try:
             _core.limit_handle(self._data, receiver or 0, timeout)
         except FileNotFoundError as error:
             raise ProcessLookupError(str(error)) from None
 
     def revoke(self) -> None:
-        """It keeps the memory no longer."""
+        """Ends the effect of the handle: it does not keep the memory any more."""
         _core.limit_handle(self._data, 0, 0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:
