@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas: one buffer that holds the arrays of one layout at one time and those of another one at another."""
+"""Arenas: one buffer that holds the arrays of one layout at a time."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ Fields = Mapping[str, tuple[Any, Any]]
 
 
 class Arena:
-    """One buffer for several sets of arrays, of which it holds one at a time.
+    """One buffer for several sets of arrays (layouts), which holds one set at a time.
 
-    Which layout it holds is a part of what its lock guards: while somebody uses one layout, in this process
-    or, of a shared arena, in another, nobody reads the bytes as those of another one.
+    The lock of the arena protects the current layout: while one layout is in use, in this process or another,
+    the bytes cannot be read as another layout.
 
     Parameters
     ----------
     layouts : mapping of str to mapping of str to (dtype, shape)
-        By the names of layouts and fields. Every field begins on a multiple of 64 bytes.
+        The fields of each layout by name. Every field is aligned to 64 bytes.
     shared : bool, str or Shared
-        As of `empty`. A pickled arena is a handle on the same memory.
+        As for `empty`. The pickle of a shared arena is a handle on the same memory.
     buffer : object with the buffer protocol, array, optional
-        Writable memory of at least `nbytes` bytes, to be used instead of new memory, and kept. What layout it
-        has, only this object knows: it is not shared.
+        Writable memory of at least `nbytes` bytes, which is used instead of new memory and kept alive. Only
+        this object knows its current layout: the arena is not shared.
 
     Attributes
     ----------
     nbytes : int
-        Of the largest layout.
+        The size of the largest layout.
     total_nbytes : int
-        Of all layouts side by side: what is saved is the difference.
+        The sum of the sizes of all layouts.
 
     Raises
     ------
     ValueError
-        Names, shapes; the buffer is too small, or not aligned for a field; the name is taken.
+        Invalid names or shapes; the buffer is too small, or not aligned for a field; the name is taken.
     TypeError
-        Dtypes.
+        An invalid dtype.
     MemoryError, OSError
         As `empty`.
     """
@@ -83,8 +83,8 @@ class Arena:
 
     @classmethod
     def attach(cls, name: str, readonly: bool = False) -> Arena:
-        """The arena that a process of this user shares under a name; with ``readonly`` its layouts can only
-        be read. Raises as `tenon.attach`, and ValueError where the name is that of something else."""
+        """Opens the arena that a process of this user shares under a name. With ``readonly`` its layouts can
+        only be read. Errors are those of `tenon.attach`; ValueError if the name belongs to another object."""
         return cls._of(_core.attach(name, readonly))
 
     @classmethod
@@ -108,12 +108,12 @@ class Arena:
 
     @property
     def active(self) -> str | None:
-        """The layout that it holds; None before the first use. Certain only while it is in use."""
+        """The current layout; None before the first use. Reliable only inside of a block."""
         return self._native.active() or None
 
     @property
     def generation(self) -> int:
-        """How often the layout was changed."""
+        """The number of changes of the layout."""
         return self._native.generation()
 
     def use(
@@ -124,38 +124,38 @@ class Arena:
         on_owner_died: OnOwnerDied = "raise",
         overwrite: bool = False,
     ) -> Use:
-        """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays: ``f.A``. Also
-        ``async with``, without the timeout.
+        """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays, without a copy:
+        ``f.A``. ``async with`` works too, without the timeout.
 
         Parameters
         ----------
         layout : str
         mode : {'w', 'r'}
-            'w': alone; the arena changes to the layout if it holds another one, and then the elements have no
-            values. 'r': beside other readers; the arena must hold the layout.
+            'w': exclusive access. The arena changes to the layout if it holds another one; the elements then
+            have no values. 'r': shared access with other readers. The arena must hold the layout.
         timeout : float, optional
-            Seconds. None: as long as it takes, but for other processes as `set_lock_timeout` says.
+            Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.
         on_owner_died : {'raise', 'ignore'} or callable
-            As of `NDArray.read`. The function gets the arena's bytes; `active` says of which layout.
+            As for `NDArray.read`. The function gets the bytes of the arena; `active` is their layout.
         overwrite : bool
-            Every element is written before any is read: works also where an exception has ended the block
-            that wrote this layout. (A change of the layout always does.)
+            You promise to write every element before any is read. This clears the failure of an earlier block
+            that wrote this layout. A change of the layout always clears it.
 
         Raises
         ------
         KeyError
             There is no such layout.
         LeaseConflict
-            To be read, and it holds another layout. To be changed, and views of the other layout live on,
-            which the message names, or the caller itself uses it.
+            A read, but the arena holds another layout. Or a change, but views of the other layout exist
+            (the message names them), or the caller itself uses it.
         OpError
-            An exception has ended the block that wrote this layout, in this process.
+            In this process an exception left a block that wrote this layout.
         TypeError
             NumPy has no dtype for a field.
         TimeoutError, DeadlockError, OwnerDied
-            As `NDArray.read`.
+            As for `NDArray.read`.
         LeaseEscaped
-            At the end of the block, with ``TENON_DEBUG=leases`` in the environment: a view lives on.
+            At the end of the block, with ``TENON_DEBUG=leases`` in the environment: a view still exists.
         """
         return Use(self, layout, mode, timeout, on_owner_died, overwrite)
 
@@ -219,7 +219,7 @@ def _array_over(buffer: Any) -> NDArray:
 
 
 class Use:
-    """What ``with arena.use(...) as f`` enters."""
+    """The context manager that `Arena.use` returns."""
 
     def __init__(
         self,

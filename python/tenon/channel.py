@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels: slots of shared memory that go from those who fill them to those who read them."""
+"""Channels: slots of shared memory that pass from producers to consumers."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ _WHEN_FULL = ("wait", "drop_oldest", "raise")
 
 
 class Channel:
-    """Hands arrays from processes that fill them to processes that read them, in place.
+    """Passes arrays from producer processes to consumer processes without a copy.
 
-    Any process that has the channel may do both; one becomes a producer with its first `loan`, a consumer
-    with its first `recv`. What a process had in hand when it ended, however that was, is lost; its slots are
-    free for the others.
+    A process becomes a producer with its first `loan`, and a consumer with its first `recv`. It may be both.
+    When a process ends, in whatever way, its items are lost, and its slots become free.
 
     Parameters
     ----------
     schema : mapping of str to (dtype, shape), or Schema
     slots : int
-        How many items there may be at a time, in all hands; 1 to 4095. With ``mode="latest"`` at least 3: who
-        sends never waits if there are two more than readers.
+        The number of items that exist at a time, over all processes; 1 to 4095. With ``mode="latest"`` at
+        least 3; a producer never waits if there are two slots more than readers.
     name : str or Shared, optional
-        For `attach` in other processes. Without, the channel goes to them by being pickled.
+        The name for `attach` in other processes. None: other processes get the channel by its pickle.
     mode : {'queue', 'broadcast', 'latest'}
-        Each item to one consumer, which may write it; each item to all consumers, read-only; or the newest
-        item to whoever asks.
+        'queue': each item goes to one consumer, writable. 'broadcast': each item goes to all consumers,
+        read-only. 'latest': `recv` returns the newest item, read-only.
     when_full : {'wait', 'drop_oldest', 'raise'}
-        What `loan` does without a free slot: waits; takes that of the oldest item that nobody has received;
-        raises LeaseConflict.
+        The behaviour of `loan` without a free slot. 'wait': waits. 'drop_oldest': takes the slot of the
+        oldest item that no consumer has received. 'raise': LeaseConflict.
 
     Raises
     ------
     ValueError
-        Names, shapes, numbers; the name is taken.
+        Invalid names, shapes or numbers; the name is taken.
     TypeError
-        Dtypes.
+        An invalid dtype.
     MemoryError, OSError
         As `empty`.
     """
@@ -79,8 +78,8 @@ class Channel:
 
     @classmethod
     def attach(cls, name: str) -> Channel:
-        """The channel that a process of this user shares under a name. Raises as `tenon.attach`, and
-        ValueError where the name is that of something else."""
+        """Opens the channel that a process of this user shares under a name. Errors are those of
+        `tenon.attach`; ValueError if the name belongs to another object."""
         return _open(_core.attach(name))
 
     def _open(self, native: _core.NativeChannel) -> None:
@@ -98,36 +97,37 @@ class Channel:
         return {field: (dtype, shape) for field, dtype, shape in self._native.fields()}
 
     def loan(self, timeout: float | None = None) -> Loan:
-        """A free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at the end
-        of the block; an exception that leaves the block drops it.
+        """Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at
+        the end of the block. If an exception leaves the block, the slot is dropped.
 
-        The fields are NumPy arrays, which are empty after the block. What they hold at first is not defined.
+        The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
+        undefined.
 
         Raises
         ------
         TimeoutError
             No slot has become free in ``timeout`` seconds.
         LeaseConflict
-            There is none, and the channel was made with ``when_full="raise"``.
+            No slot is free, and the channel was made with ``when_full="raise"``.
         ValueError
             The channel was closed in this process.
         LeaseEscaped
-            At the end of the block: a view of the item lives on, so that it was not sent but dropped.
+            At the end of the block: a view of the item still exists, so it was dropped and not sent.
         """
         return Loan(self._native.loan(timeout), self._fields)
 
     def recv(self, timeout: float | None = None) -> Received:
-        """The next item. Its slot is given back when the last of its arrays, and of their views, has gone.
+        """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
 
         Raises
         ------
         TimeoutError
-            None has come in ``timeout`` seconds.
+            No item arrived in ``timeout`` seconds.
         OwnerDied
-            A producer has died, and nothing that was sent is left. Each consumer is told once for each, and
-            may go on: others may still send.
+            A producer has died, and no item is left. It is raised once for each death in each consumer. The
+            consumer may call `recv` again: other producers may still send.
         EOFError
-            The last producer has closed the channel, and nothing is left; or it was closed here.
+            The last producer has closed the channel, and no item is left; or this process has closed it.
         ValueError
             The timeout is negative.
         """
@@ -137,7 +137,7 @@ class Channel:
         return Received(item, self._fields)
 
     def __iter__(self) -> Iterator[Received]:
-        """Items, until all producers have closed the channel."""
+        """Iterates over the items until all producers have closed the channel."""
         while True:
             try:
                 item = self.recv()
@@ -147,8 +147,7 @@ class Channel:
             del item
 
     async def arecv(self) -> Received:
-        """As `recv`, for a task of an event loop. It waits without a thread; a task that is cancelled
-        takes no item."""
+        """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""
         while True:
             try:
                 return self.recv(timeout=0)
@@ -157,8 +156,7 @@ class Channel:
             await self._news("r")
 
     async def aloan(self) -> Loan:
-        """As `loan`, for a task of an event loop: ``with await ch.aloan() as item``. A task that is cancelled
-        takes no slot."""
+        """`loan` for asyncio: ``with await ch.aloan() as item``. A cancelled task takes no slot."""
         while True:
             try:
                 return self.loan(timeout=0)
@@ -168,16 +166,17 @@ class Channel:
 
     def fileno(self, mode: Literal["r", "w"] = "r") -> int:
         """A file descriptor for `select`, `selectors` and event loops. It is readable while `recv`, or with
-        ``"w"`` `loan`, may have something to do, or the channel was closed here. It stays so until that call,
-        with ``timeout=0``, finds nothing to do: so after each wait, call it until then.
+        ``"w"`` `loan`, may have something to do, or after the channel was closed in this process. It stays
+        readable until that call, with ``timeout=0``, finds nothing to do. So call it until then after each
+        wait.
 
-        It belongs to the channel, and to this process: it is not to be read or closed, and a forked child
-        asks anew. One thread serves up to 120 descriptors of a process.
+        The descriptor belongs to the channel and to this process. Do not read from it or close it. A forked
+        child must call this method again. One thread serves up to 120 descriptors of a process.
 
         Raises
         ------
         OSError
-            There are no file descriptors left.
+            There is no free file descriptor.
         """
         if mode not in ("r", "w"):
             raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
@@ -216,8 +215,8 @@ class Channel:
             del item
 
     def close(self) -> None:
-        """Ends what this process is to the channel: consumers elsewhere get what was sent, and then, when all
-        producers have closed, EOFError. Items in hand stay valid. Idempotent."""
+        """Closes the channel for this process. Other consumers get the items that were sent, and then
+        EOFError when all producers have closed. Items that this process has stay valid. Idempotent."""
         self._native.close()
 
     def __enter__(self) -> Channel:
@@ -227,9 +226,9 @@ class Channel:
         self.close()
 
     def stats(self) -> dict[str, int]:
-        """Items 'sent', 'received' and 'dropped' for lack of room, and 'deaths' of producers, since the
-        channel was made; slots that are 'ready' to be received and 'in_use'; 'producers' and 'consumers', in
-        processes."""
+        """Counts since the channel was made: items 'sent', 'received' and 'dropped' (because no slot was
+        free), and 'deaths' of producers. Current numbers: slots 'ready' to be received, slots 'in_use',
+        processes that are 'producers' and 'consumers'."""
         return self._native.statistics()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -250,7 +249,7 @@ def _open(memory: NDArray) -> Channel:
 
 
 class Loan:
-    """A slot to be filled, with its fields as NumPy arrays; see `Channel.loan`."""
+    """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`."""
 
     def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
         self._native = native
@@ -273,11 +272,11 @@ class Loan:
         return self._views[field]
 
     def send(self) -> None:
-        """Hands the item on. At the end of a ``with`` block that is done by itself."""
+        """Sends the item. The end of a ``with`` block does this automatically."""
         self._send(sys._getframe(1))
 
     def drop(self) -> None:
-        """Gives the slot back without sending it. Idempotent."""
+        """Frees the slot without sending it. Idempotent."""
         self._let_go(sys._getframe(1))
         self._native.release()
 
@@ -320,12 +319,12 @@ class Loan:
 
 
 class Received:
-    """An item, with its fields as arrays; see `Channel.recv`.
+    """A received item, with its fields as arrays; see `Channel.recv`.
 
     Attributes
     ----------
     sequence : int
-        Of the item among all that were sent, from 1.
+        The number of the item among all sent items, counted from 1.
     """
 
     def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
@@ -343,7 +342,7 @@ class Received:
         return self._native.array(self._fields[field])
 
     def release(self) -> None:
-        """Lets go of the item now; its arrays and views keep the slot for as long as they live."""
+        """Releases the item now. Its arrays and views keep the slot as long as they exist."""
         self._native.release()
 
     def __enter__(self) -> Received:

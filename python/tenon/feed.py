@@ -46,9 +46,9 @@ def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
     Raises
     ------
     ValueError
-        No fields, different numbers of rows, a length below 1, the name of an attribute of `Batch`.
+        No fields, different numbers of rows, a length below 1, a name that is an attribute of `Batch`.
     TypeError
-        A dtype that does not exist, or whose elements are no whole bytes.
+        A dtype that does not exist, or whose elements are not whole bytes.
     """
     for name in fields:
         if name in dir(Batch):
@@ -57,71 +57,72 @@ def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
 
 
 class Feed(Forms):
-    """Runs a generator on worker threads; gives its batches in order of index, in place.
+    """Runs a generator in workers and delivers its batches in the order of their index, without a copy.
 
-    Slots are allocated and touched once. A worker fills a free slot, the consumer gets it as a batch, and it
-    is filled again when the batch, its arrays and every view of them are gone, in any order. A batch that is
-    kept is never overwritten.
+    Slots are allocated and touched once. A worker fills a free slot, and the consumer gets it as a batch. The
+    slot is filled again when the batch, its arrays and every view of them are gone, in any order. A batch
+    that is kept is never overwritten.
 
-    Iterating is one epoch: batches with index 0, 1, 2, ... A batch is the same for any number of workers when
-    the generator makes it from ``epoch`` and ``index``, or from ``seed``, which follows from the feed's seed,
-    the epoch and the index alone: ``s(s(s(seed) ^ epoch) ^ index)``, where ``s`` is one step of SplitMix64.
-    A feed has one live iterator at a time; one that is dropped ends its epoch.
+    One iteration over the feed is one epoch: batches with index 0, 1, 2, ... A batch is the same for any
+    number of workers if the generator computes it from ``epoch`` and ``index``, or from ``seed``. ``seed``
+    depends only on the feed's seed, the epoch and the index: ``s(s(s(seed) ^ epoch) ^ index)``, where ``s``
+    is one step of SplitMix64. A feed has one active iterator at a time. Dropping the iterator ends its epoch.
 
     Parameters
     ----------
     generator : CFunction, Plugin, PythonGenerator or callable
-        Made by `c_function` or `plugin`: called by one thread at a time, in order, unless it is
-        ``threadsafe``; each worker process has a copy of its own. Made by what `worker` decorates: each
-        worker runs its loop. Any other callable gets one batch to be filled, a `WorkerBatch`, in one worker:
-        in several, if ``processes``.
+        A function of `c_function` or `plugin` is called by one thread at a time, in order, unless it is
+        ``threadsafe``; each worker process has its own copy. For the result of a function that `worker`
+        decorates, each worker runs its loop. Any other callable gets one `WorkerBatch` at a time to fill, in
+        one worker thread, or in several worker processes.
     schema : Schema, optional
-        Made by `tenon.schema`. By default what the plug-in describes, or what `worker` was given.
+        Made by `tenon.schema`. Default: the schema that the plug-in describes, or that of `worker`.
     slots : int, optional
-        At least ``workers + 1``; by default ``workers + 4``.
+        At least ``workers + 1``; default ``workers + 4``.
     workers : int
-        Threads. A generator that is not thread-safe is run by one.
+        The number of workers. A generator that is not thread-safe runs in one thread.
     processes : bool or str
-        Workers are processes. Native functions run in forks of this process, without Python; Python
-        generators in processes that `multiprocessing` starts, by the start method that is named, or by its
-        default. The slots then lie in memory that they map. A process that this one forks sees the slots that
-        it inherits filled again: take copies for it.
+        Use processes as workers. Native functions run in forks of this process, without Python. Python
+        generators run in processes of `multiprocessing`, with the given or the default start method. The
+        slots then lie in memory that the workers map. If this process forks, the child sees that inherited
+        slots are filled again, so copy what the child needs.
     batches : int, optional
-        Of an epoch; None: an epoch does not end.
+        The number of batches of an epoch. None: an epoch does not end.
     seed : int
-        From which the seeds of batches are made; taken modulo 2**64.
+        The seeds of batches depend on it; taken modulo 2**64.
     timeout : float, optional
-        Seconds that ``next`` waits for a batch before it raises TimeoutError. None: as long as the generator
-        takes, with a warning to the logger "tenon" every 5 s; but 5 s when the consumer itself holds every
-        slot.
+        The seconds that ``next`` waits for a batch before it raises TimeoutError. None: no limit while the
+        generator runs, with a warning to the logger "tenon" every 5 s; 5 s if the consumer itself holds
+        every slot.
     on_error : {"raise", "skip", "retry"}
-        A generator fails at a batch, its process ends, or it takes longer than ``fill_timeout``: the consumer
-        gets OpError at the batch's place, and the epoch is over; or it gets the next batch; or the batch is
-        filled again, by a new process if workers are processes, up to ``retries`` times.
+        The behaviour if a generator fails at a batch, its process ends, or it takes longer than
+        ``fill_timeout``. "raise": OpError at the position of the batch, and the epoch ends. "skip": the
+        consumer gets the next batch. "retry": the batch is filled again up to ``retries`` times, by a new
+        process if workers are processes.
     retries : int
     fill_timeout : float, optional
-        Seconds that a batch may take. A process is killed then, a thread left behind.
+        The seconds that a batch may take. Then a process is killed, and a thread is abandoned.
     on_starved : {"wait", "copy", "grow", "raise"}
-        The consumer holds every slot and asks for a batch: wait for another thread to let go of one, as
-        ``timeout`` says; never let it come to that, and give it copies of batches that would leave the
-        workers no slot; add slots, as long as there is memory; raise LeaseConflict.
+        The behaviour if the consumer holds every slot and requests a batch. "wait": waits for another thread
+        to drop one, as ``timeout`` says. "copy": batches that would leave the workers no slot are copied.
+        "grow": adds slots while memory is available. "raise": LeaseConflict.
     attachment_nbytes : int
-        Room for bytes that travel with a batch.
+        The capacity for bytes that are passed with a batch.
     progress : optional
-        A class or function that makes a progress bar, ``tqdm.tqdm``: called with ``total=batches`` in each
-        epoch, its ``update(1)`` for each batch when the next one is asked for, ``set_postfix_str`` with rate
-        and verdict, if it has that, and ``close()`` at the epoch's end. Or a bar that there is: it is not
-        closed. What a bar raises goes to the logger "tenon".
+        A class or function that makes a progress bar, such as ``tqdm.tqdm``. The feed calls it with
+        ``total=batches`` in each epoch, ``update(1)`` for each batch when the next one is requested,
+        ``set_postfix_str`` with rate and verdict if it exists, and ``close()`` at the end of the epoch. Or an
+        existing bar, which is not closed. Exceptions of the bar are logged to the logger "tenon".
     shared : bool or str
-        The slots lie in memory that other processes can map, so that `serve` can hand batches to them: under
-        this name, or with True under one that is made up, which ``name`` tells. Goes with ``on_starved``
-        "wait" and "raise".
+        Places the slots in memory that other processes can map, so that `serve` can pass batches to them.
+        A str is the name of the feed. True creates a name, which the attribute ``name`` returns. Only with
+        ``on_starved`` "wait" and "raise".
 
     Raises
     ------
     TypeError, ValueError
-        A parameter of the generator that binds to nothing, a field that no parameter takes, a dtype that does
-        not fit; a number out of range.
+        A parameter of the generator with an unknown name, a field without a parameter, a dtype that does not
+        fit; a number out of range.
     MemoryError
         The slots do not fit into memory; the message has the numbers.
     """
@@ -237,23 +238,18 @@ class Feed(Forms):
     def __aiter__(self) -> AsyncIterator[Batch]:
         """One epoch for ``async for``: a batch is awaited without blocking the event loop.
 
-        A task that is cancelled in its wait loses no batch: the iterator's next ``__anext__`` gives it.
+        A task that is cancelled while it waits loses no batch: the next ``__anext__`` returns it.
         """
         return self._iterate_in_tasks(itself)
 
     def stats(self) -> FeedStatistics:
-        """Counts since the feed was made, and since the last call.
+        """Statistics since the feed was made, and since the last call.
 
         Returns
         -------
         FeedStatistics
-            ``batches``, ``nbytes``, ``rows`` delivered, ``rows_per_s``, ``gb_per_s`` and a ``verdict``, in
-            ``recent`` since the last call; ``slots`` and of these ``slots_free``, ``slots_filling``,
-            ``slots_ready``, ``slots_held`` (by the consumer), with the ``oldest`` that is held; ``workers``
-            and ``per_worker``; ``fill_ns`` in the generator, ``starved_ns`` of the consumer waiting,
-            ``blocked_ns`` of workers waiting for a slot; what was ``skipped``, ``retried``, ``restarted`` and
-            ``copied``; ``page_faults`` of the process; ``slot_nbytes`` and ``memory``, the address of the
-            first slot.
+            Its attributes describe all members: delivered batches and rates, the ``verdict``, slots by state,
+            times of the generator and of waits, and ``recent``, the interval since the last call.
         """
         return self._meter.look()
 
@@ -264,35 +260,35 @@ class Feed(Forms):
         consumers: int = 1,
         background: bool = False,
     ) -> Server:
-        """Hands the batches to processes that attach to the feed's name, in place.
+        """Passes the batches to processes that attach to the feed's name, without a copy.
 
-        Each process says ``tn.Feed.attach(name)`` and iterates. A slot is filled again when in no process an
-        array, view or tensor of its batch is left, or the process that had them has ended, however that was.
-        All hands together hold at most ``slots - workers`` batches.
+        Each process calls ``tn.Feed.attach(name)`` and iterates. A slot is filled again when no process has
+        an array, view or tensor of its batch. The end of a process, in whatever way, releases its batches.
+        All processes together hold at most ``slots - workers`` batches.
 
-        An epoch begins when all consumers have come to the end of the one before. Without consumers the feed
-        waits for the next one, which gets what is left of the epoch.
+        An epoch begins when all consumers have reached the end of the previous one. Without consumers the
+        feed waits for one, which gets the rest of the epoch.
 
         Parameters
         ----------
         mode : {"queue", "broadcast"}
-            Each batch to one consumer, which may write it; or each batch to all of them, read-only. Who comes
-            late gets the batches from then on.
+            "queue": each batch goes to one consumer, writable. "broadcast": each batch goes to all consumers,
+            read-only. A late consumer gets the batches from its attachment on.
         epochs : int, optional
-            After so many it ends, and with it the consumers' loops; None: when it is closed.
+            The number of epochs, after which the consumers' loops end. None: until it is closed.
         consumers : int
-            So many processes must have begun to iterate before the first batch goes out.
+            The number of processes that must have begun to iterate before the first batch is sent.
         background : bool
-            Return at once, and serve in a thread until the epochs are over, or the `Server` that is returned,
-            or the feed, is closed. Else this call returns when the epochs are over; Ctrl-C ends it.
+            True: returns at once, and serves in a thread until the epochs are over, or until the returned
+            `Server` or the feed is closed. False: returns when the epochs are over; Ctrl-C ends it.
 
         Raises
         ------
         ValueError
-            The feed has no name (``shared=``), or the name is taken; it is closed; a number out of range;
-            another mode than before.
+            The feed has no name (``shared=``), or the name is taken; the feed is closed; a number is out of
+            range; the mode differs from that of an earlier call.
         TenonError
-            It is being served, or iterated, already.
+            The feed is already being served or iterated.
         """
         check_serving(mode, epochs, consumers)
         if self._stage is None:
@@ -301,16 +297,16 @@ class Feed(Forms):
 
     @staticmethod
     def attach(name: str, timeout: float | None = None, wait: float = 0.0) -> AttachedFeed:
-        """The feed that a process of this user serves under a name.
+        """Attaches to the feed that a process of this user serves under a name.
 
         Parameters
         ----------
         name : str
         timeout : float, optional
-            Seconds that ``next`` waits for a batch before it raises TimeoutError. None: as long as it takes,
-            with a warning to the logger "tenon" every 5 s.
+            The seconds that ``next`` waits for a batch before it raises TimeoutError. None: no limit, with a
+            warning to the logger "tenon" every 5 s.
         wait : float
-            Seconds for which to look for the name, if nothing has it yet.
+            The seconds to wait for the name to appear.
 
         Returns
         -------
@@ -319,26 +315,26 @@ class Feed(Forms):
         Raises
         ------
         FileNotFoundError
-            No process that runs serves a feed under the name, or none that is seen.
+            No visible process serves a feed under the name.
         ValueError
-            The name is that of something else; this process is attached to it already.
+            The name belongs to another object; or this process is already attached to the feed.
         """
         from ._attached import AttachedFeed
 
         return AttachedFeed(name, timeout, wait)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the feed is: ``epoch`` and ``next``, the batch that the consumer would get next."""
+        """The position of the feed: ``epoch``, and ``next``, the index of the batch that comes next."""
         epoch, index = self._native.position()
         return {"epoch": epoch, "next": index}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """The next epoch that is begun is the one of ``state``, from its next batch on.
+        """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
 
         Parameters
         ----------
         state : dict
-            What `state_dict` of a feed with the same generator, schema and seed has given.
+            From `state_dict` of a feed with the same generator, schema and seed.
         """
         epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
         if self.batches is not None and index > self.batches:
@@ -346,10 +342,10 @@ class Feed(Forms):
         self._native.seek(epoch, index)
 
     def end(self) -> None:
-        """Ends the epoch that is being iterated, if any: its iterator stops.
+        """Ends the current epoch, if any: its iterator stops.
 
-        A ``for`` loop that is left by an exception keeps its iterator for as long as the traceback lives, in
-        a notebook until the next error.
+        If an exception leaves a ``for`` loop, the traceback keeps the iterator; in a notebook until the next
+        error.
         """
         live = self._live_epoch()
         if live is not None:
@@ -361,8 +357,8 @@ class Feed(Forms):
         Raises
         ------
         TimeoutError
-            The generator did not return within ``timeout`` seconds: its thread is left behind, with what
-            it uses.
+            The generator did not return within ``timeout`` seconds. Its thread is abandoned, and everything
+            that it uses stays allocated.
         """
         timeout = seconds(timeout, "timeout")
         stage, self._stage = self._stage, None

@@ -13,22 +13,22 @@ from ._values import text_for_c
 
 
 class CFunction:
-    """A function of a shared library, called by its C prototype; `tenon.c_function` makes it.
+    """A function of a shared library with its C prototype, made by `tenon.c_function`.
 
-    Call it to run it in this thread, without the interpreter's lock: ``fill(x, y, 64)``. Arguments are the
-    parameters that have no constant, in order, or by name. A pointer takes an NDArray, a NumPy array, or
-    anything with a buffer or ``__dlpack__``, in C order and of the dtype that the prototype names (8-bit
-    integers of either sign are bytes); its memory is shared. None is NULL. A result of type ``int`` is a
-    status: not 0 raises `OpError` with that code, 0 gives None. Declare ``int32_t`` to get the number. Other
-    results are returned.
+    A call runs the function in this thread without the GIL: ``fill(x, y, 64)``. The arguments are the
+    parameters without a constant, by position or by name. A pointer accepts an NDArray, a NumPy array, or an
+    object with the buffer protocol or ``__dlpack__``. It must be C-contiguous and have the dtype of the
+    prototype; 8-bit integers of either sign accept bytes. The memory is shared, not copied. None is NULL. A
+    result of type ``int`` is a status: a value other than 0 raises `OpError` with this code, and 0 returns
+    None. Declare ``int32_t`` to get the number. Other results are returned.
 
     Attributes
     ----------
     name, prototype : str
     threadsafe : bool
-        Whether several threads may be inside of the function at a time.
+        Whether several threads may call the function at the same time.
     constants : dict
-        The values given to `c_function`, by parameter.
+        The constants that were given to `c_function`, by the names of their parameters.
     """
 
     def __init__(
@@ -96,32 +96,32 @@ def c_function(
     threadsafe: bool = False,
     **constants: Any,
 ) -> CFunction:
-    """A function of a shared library, described by its C prototype.
+    """Loads a function of a shared library.
 
     Parameters
     ----------
     library : path, ctypes.CDLL or None
-        The library; it is never unloaded. None: a function that the process has already.
+        The library, which is never unloaded. None: a function that is already in the process.
     prototype : str
-        As in C: ``"int fill(float *data, int64_t *label, size_t n)"``. Parameters are pointers to numbers
-        (``const`` means: read only), integers and floating-point numbers.
+        A C prototype: ``"int fill(float *data, int64_t *label, size_t n)"``. Parameters are pointers to
+        numbers (``const``: the function only reads), integers and floating-point numbers.
     threadsafe : bool
-        False: one thread at a time is inside of the function, and a feed calls it in order of index.
+        False: one thread at a time calls the function, and a feed calls it in the order of the index.
     **constants
-        Values of parameters by name, the same for every call: arrays for pointers (kept alive), numbers.
+        Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers.
 
     Returns
     -------
     CFunction
-        Can be called, and is a generator for `Feed`: there parameters bind by name to the fields of the
-        schema, to constants, then to ``n`` (rows), ``index``, ``epoch``, ``seed`` and ``worker``.
+        It can be called, and it is a generator for `Feed`. A feed binds parameters by name to the fields of
+        the schema, to constants, and then to ``n`` (rows), ``index``, ``epoch``, ``seed`` and ``worker``.
 
     Raises
     ------
     FileNotFoundError
         The library or the symbol does not exist.
     ValueError
-        The prototype cannot be read, or a constant is no parameter of it.
+        The prototype is invalid, or a constant has no parameter.
     TypeError, BufferError, OverflowError
         A constant does not fit its parameter.
     """
