@@ -46,25 +46,25 @@ _attached: weakref.WeakValueDictionary[tuple[int, str], AttachedFeed] = weakref.
 
 
 class AttachedFeed(Forms):
-    """A feed that another process serves; `Feed.attach` makes it.
+    """A feed that another process serves, made by `Feed.attach`.
 
-    Iterating is one epoch, as of a `Feed`: batches in order of index, on the feed's own slots. Of a broadcast
-    they are read-only. A slot is filled again when no array, view or tensor of its batch is left. A loop that
-    is left early leaves the rest of the epoch to the other consumers, and to the next loop.
+    One iteration is one epoch, as for a `Feed`: batches in the order of their index, on the feed's slots. The
+    batches of a broadcast are read-only. A slot is filled again when no array, view or tensor of its batch
+    exists. A loop that ends early leaves the rest of the epoch to the other consumers and to the next loop.
 
-    A consumer that is attached, and has iterated, holds the others up at the end of the next epoch until it
-    iterates again, so that all count the same epochs: `close` what is not needed any more.
+    All consumers count the same epochs. So a consumer that has iterated makes the others wait at the end of
+    the next epoch until it iterates again. `close` a consumer that is no longer used.
 
     Attributes
     ----------
     name, mode : str
     schema : Schema
     batches : int or None
-        Of an epoch.
+        The number of batches of an epoch.
     timeout : float or None
-        Seconds that ``next`` waits for a batch.
+        The seconds that ``next`` waits for a batch.
     pid : int
-        Of the process that has the feed.
+        The process that has the feed.
     """
 
     def __init__(self, name: str, timeout: float | None, wait: float) -> None:
@@ -103,8 +103,8 @@ class AttachedFeed(Forms):
         return _Epoch(self, convert)
 
     def close(self) -> None:
-        """Leaves the feed: the others go on, with what this consumer did not receive. Batches in hand stay
-        valid. Idempotent."""
+        """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
+        it has received stay valid. Idempotent."""
         if self._key is None:
             return
         if _attached.get(self._key) is self:
@@ -303,7 +303,7 @@ class _Epoch:
 
 
 class AttachedBatch:
-    """A batch of a feed that another process serves; it has what a `Batch` has."""
+    """A batch of a feed that another process serves, with the attributes of a `Batch`."""
 
     __slots__ = ("__weakref__", "_names", "arrays", "attachment", "epoch", "index")
 

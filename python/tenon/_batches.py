@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches in the form of MXNet's ``mx.io``, and what its iterators have in common."""
+"""Batches with the interface of MXNet's ``mx.io``, and the base class of its iterators."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class DataBatch:
     data : list of NDArray
     label : list of NDArray, optional
     pad : int, optional
-        Rows at the end that only fill the batch up.
+        The number of padding rows at the end.
     index : int or array, optional
-        Which batch, or which samples.
+        The index of the batch, or of its samples.
     bucket_key : optional
     provide_data, provide_label : list of DataDesc, optional
     """
@@ -61,10 +61,10 @@ class DataBatch:
 
 
 class DataIter:
-    """What iterators of batches have in common. A subclass has `iter_next` and `getdata`, or its own `next`.
+    """The base class of iterators of batches. A subclass has `iter_next` and `getdata`, or its own `next`.
 
-    An iterator is at its end until `reset`: a second ``for`` loop over it gives nothing. One thread at a time
-    may use it.
+    An iterator stays at its end until `reset`: a second ``for`` loop over it gets no batch. One thread at a
+    time may use it.
 
     Attributes
     ----------
@@ -87,32 +87,32 @@ class DataIter:
         return self.next()
 
     def next(self) -> DataBatch:
-        """The next batch; StopIteration at the end."""
+        """Returns the next batch; StopIteration at the end."""
         if not self.iter_next():
             raise StopIteration
         return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
 
     def reset(self) -> None:
-        """Goes back to the beginning."""
+        """Returns to the beginning."""
 
     def iter_next(self) -> bool:
-        """Goes to the next batch; False at the end."""
+        """Moves to the next batch; returns False at the end."""
         raise NotImplementedError(f"{type(self).__name__} has no iter_next()")
 
     def getdata(self) -> list[Any]:
-        """The data of the batch at hand."""
+        """The data of the current batch."""
         raise NotImplementedError(f"{type(self).__name__} has no getdata()")
 
     def getlabel(self) -> list[Any] | None:
-        """The labels of the batch at hand."""
+        """The labels of the current batch."""
         return None
 
     def getindex(self) -> Any:
-        """Which batch, or which samples, the batch at hand is."""
+        """The index of the current batch, or of its samples."""
         return None
 
     def getpad(self) -> int | None:
-        """Rows at the end of the batch at hand that only fill it up."""
+        """The number of padding rows at the end of the current batch."""
         return 0
 
 

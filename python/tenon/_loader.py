@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DataLoader`: PyTorch's loader over a feed. Samples are collated into slots that are used again."""
+"""`DataLoader`: PyTorch's loader over a feed. Samples are collated into recycled slots."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "per
 
 
 class DataLoader:
-    """`torch.utils.data.DataLoader`, with the same arguments, on slots that are used again.
+    """`torch.utils.data.DataLoader` with the same arguments, on recycled slots.
 
-    Worker processes stack the samples of a batch in the memory where the consumer's tensors lie; a slot is
-    filled again when the tensors of its batch are gone. Order, seeds, types and errors are PyTorch's; see
-    ``docs/loader.md`` for what differs. Without PyTorch installed, batches are of NumPy arrays.
+    Worker processes stack the samples of a batch directly in the memory of the consumer's tensors. A slot is
+    filled again when the tensors of its batch are gone. Order, seeds, types and errors are those of PyTorch;
+    ``docs/loader.md`` lists the differences. Without PyTorch, batches consist of NumPy arrays.
 
     Parameters
     ----------
@@ -40,34 +40,34 @@ class DataLoader:
     batch_size : int, optional
         None: samples are not collated.
     shuffle, sampler, batch_sampler, drop_last, generator
-        Which samples make a batch, as in PyTorch.
+        They select the samples of a batch, as in PyTorch.
     num_workers : int
-        Processes. 0: samples are fetched in this process, and nothing is shared.
+        The number of processes. 0: samples are fetched in this process, without shared memory.
     collate_fn : callable, optional
-        Makes a batch of a list of samples. Tensors and arrays in what it gives are copied to the slot once.
+        Makes a batch from a list of samples. Tensors and arrays in its result are copied to the slot once.
     pin_memory : bool
-        Copies batches to pinned memory, if there is an accelerator.
+        Copies batches to pinned memory if there is an accelerator.
     timeout : float
-        Seconds that a batch may take; 0: as long as it takes.
+        The seconds that a batch may take; 0: no limit.
     worker_init_fn : callable, optional
-        Called with the number of the worker in each one; also in the process that measures the first batch.
+        Called with the number of the worker in each worker, and in the process that measures the first batch.
     multiprocessing_context : str or context, optional
-        How processes are started; by default as `multiprocessing` does it.
+        The start method of processes; default: that of `multiprocessing`.
     prefetch_factor : int, optional
-        Batches ahead for each worker; by default 2.
+        The number of prefetched batches for each worker; default 2.
     persistent_workers : bool
-        Workers live on from epoch to epoch.
+        Keeps the workers from one epoch to the next.
     pin_memory_device : str
         Ignored, as in PyTorch.
     in_order : bool
-        False: a batch goes to whichever worker is free. Batches come in order all the same.
+        False: any free worker makes the next batch. Batches still arrive in order.
 
     Raises
     ------
     ValueError
         Arguments that exclude each other, or are out of range.
     TypeError
-        A context that is none, a dataset that is a DataPipe.
+        An invalid multiprocessing context; a dataset that is a DataPipe.
     """
 
     __class_getitem__: Any = classmethod(types.GenericAlias)

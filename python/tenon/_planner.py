@@ -22,7 +22,7 @@ _MOST = 2**63 - 1  # bytes of a buffer
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is to be placed: an array, and the first and the last step that use it, both inclusive."""
+    """An array to place, with the first and the last step that use it, both inclusive."""
 
     name: str
     dtype: DTypeLike
@@ -33,26 +33,26 @@ class Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Where tensors lie in one buffer. Made by `plan`.
+    """The offsets of tensors in one buffer. Made by `plan`.
 
     Attributes
     ----------
     offsets : dict of str to int
         In bytes, by name, in the order of the tensors; multiples of `alignment`.
     nbytes : int
-        What the buffer needs: the peak.
+        The size of the buffer: the peak.
     lower_bound : int
-        The most bytes that live at one step. No plan needs less; some sets of tensors need more.
+        The largest number of bytes in use at one step. No plan needs less; some sets of tensors need more.
     total : int
-        What the tensors need side by side.
+        The sum of the sizes of all tensors.
     steps : int
-        From the first use of all to the last.
+        The number of steps from the first use to the last use of all tensors.
     is_optimal : bool
-        `nbytes` is the lower bound: no plan is smaller. False: not known.
+        True: `nbytes` equals the lower bound, so no plan is smaller. False: unknown.
     alignment : int
-        Sizes in `nbytes`, `lower_bound` and `total` are rounded up to it.
+        Sizes in `nbytes`, `lower_bound` and `total` are rounded up to a multiple of it.
     tensors : dict of str to (int, int, int)
-        What was planned: bytes, first and last use.
+        The planned tensors: bytes, first and last use.
     """
 
     offsets: dict[str, int]
@@ -74,7 +74,7 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raises ValueError, with names, if two tensors share bytes at one step or one lies outside."""
+        """Raises ValueError with the names if two tensors share bytes at a step, or one exceeds the buffer."""
         for name, (nbytes, _, _) in self.tensors.items():
             offset = self.offsets.get(name)
             if offset is None:
@@ -110,26 +110,26 @@ def plan(
     tensors: Mapping[str, tuple[Any, int, int]] | Iterable[Tensor],
     alignment: int = 64,
 ) -> Plan:
-    """Places tensors in one buffer so that those in use at the same step share no bytes, with a small peak.
+    """Places tensors in one buffer with a small peak. Tensors in use at the same step share no bytes.
 
-    The same tensors in the same order give the same plan. It is the best of first fit in three orders: by
-    size, by first use, and by size times length of life. 10,000 tensors take some seconds.
+    The same tensors in the same order give the same plan. The plan is the best of first fit in three orders:
+    by size, by first use, and by size times lifetime. 10,000 tensors take some seconds.
 
     Parameters
     ----------
     tensors : mapping or iterable of Tensor
-        By name ``(what, first, last)``, where what is a number of bytes or ``(dtype, shape)``, and first and
-        last are the steps of the first and the last use, both inclusive.
+        For each name ``(what, first, last)``. ``what`` is a number of bytes or ``(dtype, shape)``; ``first``
+        and ``last`` are the steps of the first and the last use, both inclusive.
     alignment : int
-        Of every offset; a power of two. Sizes are rounded up to it.
+        The alignment of every offset; a power of two. Sizes are rounded up to it.
 
     Raises
     ------
     ValueError
-        No tensors, two of one name, a negative size, a last use before the first, an alignment that is no
+        No tensors, a repeated name, a negative size, a last use before the first, an alignment that is not a
         power of two.
     TypeError
-        A name that is no string, a size or step that is no integer, a dtype that does not exist.
+        A name that is not a string, a size or step that is not an integer, an unknown dtype.
 
     Examples
     --------

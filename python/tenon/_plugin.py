@@ -12,16 +12,16 @@ from ._values import text_for_c
 
 
 class Plugin:
-    """A generator from a shared library with the table of ``tenon/plugin.h``; `tenon.plugin` makes it.
+    """A generator from a shared library with the table of ``tenon/plugin.h``, made by `tenon.plugin`.
 
     Attributes
     ----------
     path, name : str
     threadsafe : bool
-        Whether several states of the plug-in may be in use at a time; otherwise one thread fills.
+        Whether several states of the plug-in may be used at the same time; otherwise one thread fills.
     config : dict
     schema : Schema or None
-        The fields that the plug-in describes, if it does.
+        The fields that the plug-in describes; None if it describes none.
     """
 
     def __init__(self, native: NativePlugin, path: str, config: dict[str, Any]) -> None:
@@ -38,27 +38,27 @@ class Plugin:
 
 
 def plugin(path: str | os.PathLike[str], /, **config: Any) -> Plugin:
-    """A generator from a shared library that is written for feeds: with ``tenon/plugin.h`` or ``plugin.hpp``.
+    """Loads a generator from a shared library that was written with ``tenon/plugin.h`` or ``plugin.hpp``.
 
-    The library is loaded and asked for its fields; each worker of a feed opens a state of its own before it
-    fills for the first time.
+    The call loads the library and reads its fields. Each worker of a feed opens its own state before its
+    first batch.
 
     Parameters
     ----------
     path
-        The library; it is never unloaded.
+        The library, which is never unloaded.
     **config
-        What the plug-in is told, as JSON: numbers, strings, paths, lists, dicts, None.
+        The configuration of the plug-in, passed as JSON: numbers, strings, paths, lists, dicts, None.
 
     Raises
     ------
     FileNotFoundError
         The library does not exist, or has no table.
     ValueError, TypeError
-        The table is of another ABI or has gaps; the plug-in describes fields that cannot be; a value of
-        ``config`` is nothing that JSON has.
+        The table has another ABI or missing functions; the plug-in describes invalid fields; a value of
+        ``config`` cannot be converted to JSON.
     OpError
-        The plug-in could not be opened; with its own text.
+        The plug-in could not be opened; with the text of the plug-in.
     """
     library = text_for_c(os.fsdecode(path), "path")
     text = json.dumps(config, ensure_ascii=False, allow_nan=False, default=_plain)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PrefetchingIter`: threads that take the next batch of iterators while the consumer works on this one."""
+"""`PrefetchingIter`: threads that take the next batch while the consumer uses the current one."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
 
 
 class PrefetchingIter(DataIter):
-    """Takes the batches of iterators one ahead, each on a thread of its own.
+    """Takes the batches of iterators one batch ahead, with one thread for each iterator.
 
-    A batch has the data and labels of all iterators one after the other, on the memory that those gave. What
-    an iterator raises is raised at the place of its batch; the next call goes on behind it. Iterators that do
-    not end together are a ValueError.
+    A batch has the data and labels of all iterators, one after the other. It shares their memory. An
+    exception of an iterator is raised at the position of its batch; the next call continues after it.
+    Iterators that do not end together raise ValueError.
 
-    The first batch, or `reset`, starts the threads; `close`, or letting go of the iterator, ends them. From
-    then on the iterators are used by those threads, and by `reset` while no batch is under way. A batch is
-    taken ahead also while the consumer holds a lease: an iterator must not wait for one of the consumer's.
+    The first batch, or `reset`, starts the threads. `close`, or the deletion of the PrefetchingIter, ends
+    them. After the start, only these threads use the iterators, and `reset` while no batch is in progress. A
+    batch is also taken while the consumer holds a lease, so an iterator must not wait for a lease of the
+    consumer.
 
     Parameters
     ----------
     iters : DataIter or list of DataIter
-        Or other iterators with ``reset``, ``provide_data`` and ``provide_label``.
+        Other iterators with ``reset``, ``provide_data`` and ``provide_label`` are allowed too.
     rename_data, rename_label : list of dict, optional
-        For each iterator the new names of its arrays, by the old ones; the others keep theirs.
+        For each iterator a dict from old to new names of its arrays. Other arrays keep their names.
 
     Raises
     ------
@@ -67,7 +68,7 @@ class PrefetchingIter(DataIter):
         _open_iterators.add(self)
 
     def reset(self) -> None:
-        """Begins anew: drops the batches ahead and resets the iterators. Nothing if it has just done so."""
+        """Drops the prefetched batches and resets the iterators. A second call in a row does nothing."""
         if self._is_fresh:
             return
         self.current_batch = None
@@ -131,12 +132,12 @@ class PrefetchingIter(DataIter):
         return self._at_hand().pad
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """Ends the threads. Idempotent. Batches that were delivered stay valid; later calls raise ValueError.
+        """Ends the threads. Idempotent. Delivered batches stay valid. Later calls raise ValueError.
 
         Raises
         ------
         TimeoutError
-            An iterator did not return within `timeout` seconds: its thread is left behind.
+            An iterator did not return within `timeout` seconds. Its thread is abandoned.
         """
         _open_iterators.discard(self)
         _stop_all(self._helpers)

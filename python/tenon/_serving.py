@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds whose batches go to other processes: the side that has the feed. `_attached` is the other one.
 
-Three things are shared, beside the slots, which lie in a memory file of the feed's:
+Three objects are shared in addition to the slots, which lie in a memory file of the feed:
 
-* the *work*, a channel under the feed's name. Its items say where in the slots a batch lies. The feed keeps
-  the batch until the item is free again; channels know that also of processes that were killed.
-* the *news*, a broadcast of one item: an epoch is over. It can be sent again when every consumer has got it.
-* the *head*, an array under ``<name>.feed``: how the feed looks, and two numbers that only the server writes.
+* the *work*, a channel under the name of the feed. Its items contain the positions of batches in the slots.
+  The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
+* the *news*, a broadcast channel of one slot. Its item announces the end of an epoch. It can be sent again
+  when every consumer has received it.
+* the *head*, an array under ``<name>.feed``: a description of the feed, and two numbers that only the server
+  writes.
 
-The end of an epoch: the news is sent, and the server leaves the work, so that who waits there, and nothing is
-left, looks at the news. It comes back when all have.
+At the end of an epoch the server sends the news and closes its end of the work. A consumer that waits there,
+while no item is left, then reads the news. The server opens the work again when all consumers have done so.
 """
 
 from __future__ import annotations
@@ -87,15 +89,15 @@ def head_name(name: str) -> str:
 
 
 class Server:
-    """One call of `Feed.serve`: ``with feed.serve(background=True) as server: ...`` closes it at the end.
+    """One call of `Feed.serve`. The end of ``with feed.serve(background=True) as server: ...`` closes it.
 
     Attributes
     ----------
     name, mode : str
     epochs : int
-        That are over.
+        The number of finished epochs.
     batches : int
-        That were handed out.
+        The number of batches that were sent.
     """
 
     def __init__(self, stage: Stage, epochs: int | None, consumers: int) -> None:
@@ -115,12 +117,12 @@ class Server:
         self._news: Channel | None = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until the epochs are over.
+        """Waits until the epochs are over.
 
         Raises
         ------
         TimeoutError
-            They are not, after ``timeout`` seconds.
+            The epochs are not over after ``timeout`` seconds.
         """
         if self._thread is not None:
             self._thread.join(timeout)
@@ -131,8 +133,8 @@ class Server:
             raise error
 
     def close(self) -> None:
-        """Ends the consumers' loops, after what was handed out already. Batches in hand stay valid.
-        Idempotent."""
+        """Ends the loops of the consumers after the batches that were already sent. Batches that consumers
+        have stay valid. Idempotent."""
         if self.is_running:
             with self._sending:
                 self._is_closing.set()

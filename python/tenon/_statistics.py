@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Feed.stats` says: counts of a feed and its workers, since when, and who waits for whom."""
+"""The result of `Feed.stats`: counts of a feed and its workers, intervals, and causes of waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEW = 8
 
 
 class Waits(NamedTuple):
-    """Seconds that were waited, of the consumer or of a worker, by what was waited for."""
+    """Seconds that the consumer or a worker waited, by cause."""
 
     producer: float
     model: float
@@ -24,28 +24,29 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Interval:
-    """What happened in a feed in a stretch of time.
+    """Counts and times of a feed in one interval.
 
     Attributes
     ----------
     seconds : float
-        Its length.
+        The length of the interval.
     batches, nbytes : int
-        Delivered; the bytes of their fields, as far as they were filled.
+        The number of delivered batches, and the filled bytes of their fields.
     rows : float
-        Delivered: ``nbytes`` divided by the bytes of a row of the schema. Too few where a generator leaves
-        other axes than the first shorter than the schema has them.
+        Delivered rows: ``nbytes`` divided by the bytes of a row of the schema. The value is too small if a
+        generator shortens other axes than the first.
     fill_ns : int
-        Inside the generator, summed over the workers.
+        The time in the generator, summed over the workers.
     starved_ns : int
-        That the consumer waited for a batch.
+        The time that the consumer waited for a batch.
     blocked_ns : int
-        That workers waited for a free slot, summed over them; waits that go on are not counted yet.
+        The time that workers waited for a free slot, summed over the workers. Waits that are not over yet do
+        not count.
     blocked_by_consumer_ns : int
-        Of these: waits that began when a filled batch lay ready.
+        The part of ``blocked_ns`` in waits that began while a filled batch was ready.
     workers : int
     are_slots_held : bool
-        At its end the consumer holds every slot.
+        Whether the consumer holds every slot at the end of the interval.
     """
 
     seconds: float
@@ -74,10 +75,10 @@ class Interval:
 
     @property
     def waits(self) -> Waits:
-        """Who was waited for, by the rule of docs/statistics.md.
+        """The waits by cause, by the rule of docs/statistics.md.
 
-        The consumer that starves while a worker fills waits for the producer. What it starves beyond the time
-        of the fills it has starved together with the workers: there both wait for slots to come back.
+        A consumer that waits while a worker fills waits for the producer. If it waits longer than the time of
+        the fills, both sides waited for slots during the rest.
         """
         starved, fill = self.starved_ns, self.fill_ns / self.workers
         blocked = self.blocked_ns / self.workers
@@ -87,11 +88,11 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """What a faster feed needs.
+        """The cause that limits the speed of the feed.
 
-        "producer-bound": a faster generator, or more workers. "model-bound": a faster consumer.
-        "lease-bound": batches that are let go of sooner, or more slots. "starting": there are too few
-        batches to say. "balanced": nobody has waited.
+        "producer-bound": a faster generator or more workers help. "model-bound": a faster consumer helps.
+        "lease-bound": dropping batches sooner or more slots help. "starting": there are too few batches for a
+        verdict. "balanced": nothing waited.
         """
         if self.batches < _FEW:
             return "lease-bound" if self.are_slots_held else "starting"
@@ -115,10 +116,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class WorkerStatistics:
-    """Of one worker: times are of all its fills, quantiles to an eighth of their value.
+    """Counts and times of one worker over all of its fills. Quantiles have a precision of 1/8.
 
-    ``pid`` is None where it is a thread, or just now no process; ``p50_ms`` and ``p99_ms`` are 0 before its
-    first fill.
+    ``pid`` is None for a thread, or if the worker has no process at the moment. ``p50_ms`` and ``p99_ms`` are
+    0 before its first fill.
     """
 
     worker: int
@@ -146,28 +147,27 @@ class FeedStatistics:
     Attributes
     ----------
     batches, nbytes : int
-        Delivered.
+        The number of delivered batches, and their bytes.
     rows, rows_per_s, gb_per_s, verdict
-        As `Interval` has them, since the feed was made.
+        As in `Interval`, since the feed was made.
     total, recent : Interval
-        Since the feed was made; since `Feed.stats` was last called, by whomever.
+        Since the feed was made; since the last call of `Feed.stats` by any caller.
     slots, slots_free, slots_filling, slots_ready, slots_held : int
-        Slots by state: held are those of which the consumer has an array or a view.
+        The number of slots by state. A slot is held if the consumer has an array or a view of it.
     workers : int
     per_worker : tuple of WorkerStatistics
     fill_ns, starved_ns, blocked_ns, blocked_by_consumer_ns : int
-        As `Interval` has them.
+        As in `Interval`.
     oldest : OldestLease or None
-        What is held longest; None: no batch is held. ``oldest_epoch``, ``oldest_index`` and ``oldest_ns`` are
-        the same in numbers, 0 for none.
+        The batch that is held longest; None if no batch is held. ``oldest_epoch``, ``oldest_index`` and
+        ``oldest_ns`` are the same as numbers; 0 if no batch is held.
     skipped, retried, restarted, copied : int
-        Batches for which the consumer got the next one; fills that were done again; worker processes that
-        were started again; batches that were given as copies for want of slots.
+        Batches that were skipped after a failure; repeated fills; restarted worker processes; batches that
+        were delivered as copies because slots were missing.
     page_faults : int
-        Minor faults since the feed was made, of the whole process and not of the feed alone; without its
-        worker processes.
+        Minor page faults of the whole process since the feed was made, without its worker processes.
     slot_nbytes, memory : int
-        Bytes of a slot with alignment; the address of the first one.
+        The size of a slot in bytes, with alignment; the address of the first slot.
     """
 
     workers: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trace`: what goes on in this process, as a timeline."""
+"""`trace`: a timeline of this process."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _running: trace | None = None
 
 
 class trace:
-    """Writes ops, leases, the fills and slots of feeds, and waits to a file, from now to `stop` or to the end
-    of a ``with`` block. Perfetto (ui.perfetto.dev), chrome://tracing and ``tenon plot`` show it.
+    """Records ops, leases, fills and slots of feeds, and waits, until `stop` or the end of a ``with`` block.
+    Perfetto (ui.perfetto.dev), chrome://tracing and ``tenon plot`` can show the file.
 
-    One trace of a process runs at a time; one that runs at the interpreter's exit is written then. A forked
-    child has none.
+    A process can run one trace at a time. A trace that still runs at the interpreter's exit is written then.
+    A forked child has no trace.
 
     Parameters
     ----------
     path : str or path
-        The file, which is made or emptied now and written at the end.
+        The file, which is created or truncated now and written at the end.
     capacity : int
-        How many events are kept at most: ops, leases, fills, batches in slots, waits. When so many have come,
-        later ones are counted only: begin the trace where what you look for is. Each takes about 400 bytes of
-        memory from when it comes to the end of the trace.
+        The largest number of recorded events: ops, leases, fills, batches in slots, waits. Later events are
+        only counted, so start the trace close to the part that you want to examine. Each event takes about
+        400 bytes of memory until the end of the trace.
 
     Attributes
     ----------
     path : str or bytes
     events, lost : int
-        How many were kept, and how many came when the trace was full; after `stop`.
+        The number of recorded events, and of events after the trace was full. Available after `stop`.
 
     Raises
     ------
     OSError
-        The file cannot be written. FileNotFoundError: there is no such folder.
+        The file cannot be written. FileNotFoundError: the folder does not exist.
     ValueError
-        A trace runs already; ``capacity`` is not from 1 to 4,194,303.
+        A trace is already running; ``capacity`` is not from 1 to 4,194,303.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, capacity: int = 200_000) -> None:

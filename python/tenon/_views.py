@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the views of an array hang, for messages, and `NDArray.drop_views`.
+"""Finds the objects that refer to views of an array, for messages and for `NDArray.drop_views`.
 
-It is a search and no account: it may miss a view, and what it names is an object that looks at the memory.
+This is a search, so it may miss a view. It names objects that refer to the memory.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ def places(array: NDArray, thorough: bool = False) -> list[Place]:
 
 
 def drop_views(array: NDArray) -> list[Holder]:
-    """Lets go of views of ``array`` that nobody holds on purpose, and says who holds it then.
+    """Drops views of ``array`` that are kept by accident, and returns the remaining holders.
 
-    It deletes ``sys.last_value`` and its companions, a notebook's ``Out[n]``, ``_n`` and ``_``, and clears
-    the variables of finished functions in tracebacks and ``obj`` of AttributeErrors, each where it leads to a
-    view of the array; then it collects dead cycles. Variables of code that runs, or of a suspended generator,
-    are never touched.
+    It deletes ``sys.last_value`` and related variables, and a notebook's ``Out[n]``, ``_n`` and ``_``. It
+    clears the variables of finished functions in tracebacks, and ``obj`` of AttributeErrors. It does this
+    only for objects that refer to a view of the array. Then it runs the garbage collector. It never changes
+    variables of running code or of suspended generators.
 
     Returns
     -------
     list of Holder
-        The views that remain, each with ``where`` it hangs if that was found; of several views, each has the
-        places of all of them. Objects that stand on an original of `from_numpy`, which `leases` does not
-        count, follow.
+        The remaining views. ``where`` names the object that refers to the view, if it was found; if there are
+        several views, each has the places of all of them. Objects that refer to the original array of
+        `from_numpy` follow; `leases` does not count them.
     """
     with no_other_search():
         search = Search([array], ONE_OBJECT)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts host copies by the pages that are written.
+"""Counts copies in host memory by the pages that are written.
 
-`CopyMeter` asks the Linux kernel which pages of this process were written between `start` and `stop`, in
-all writable memory, by any thread and by any means: ``memcpy``, a vectorised loop, a system call. A copy
-cannot hide from it as it can from a count of calls to ``memcpy``.
+`CopyMeter` asks the Linux kernel which pages of this process were written between `start` and `stop`. It
+covers all writable memory, all threads and all kinds of writes: ``memcpy``, a vectorized loop, a system call.
+So it also detects copies that a count of calls to ``memcpy`` misses.
 
-It does not see: other processes; writes of less than a page (count payloads of many pages); memory that is
-unmapped again before `stop`, so keep the result of the work alive until then. A page written twice counts
-once, so measure one batch at a time.
+Limits: It does not see other processes. It counts whole pages, so use payloads of many pages. It does not see
+memory that is unmapped before `stop`, so keep the result of the work alive until then. A page that is written
+twice counts once, so measure one batch at a time.
 
-The mechanism is that of the kernel's documentation (admin-guide/mm/pagemap.rst and userfaultfd.rst):
+The mechanism is described in the kernel's documentation (admin-guide/mm/pagemap.rst and userfaultfd.rst):
 userfaultfd with UFFD_FEATURE_WP_ASYNC, then the PAGEMAP_SCAN ioctl. Both need Linux 6.7; no privilege.
 """
 
@@ -133,13 +133,13 @@ class CopyMeter:
     """Counts the bytes of pages that this process writes between `start` and `stop`.
 
     Use it as a context manager, or call `close`. While it is open, the first write to a page after `start`
-    costs a page fault of about a microsecond. One thread at a time may call its methods; any thread may
-    write the memory that is counted. Two meters cannot be open at a time.
+    costs a page fault of about a microsecond. One thread at a time may call its methods. Any thread may write
+    to the counted memory. Only one meter can be open at a time.
 
     Raises
     ------
     OSError
-        The kernel lacks the mechanism or refuses it; the message says which.
+        The kernel lacks the mechanism or refuses it; the message names the reason.
 
     Examples
     --------
@@ -183,7 +183,7 @@ class CopyMeter:
         self.close()
 
     def start(self) -> None:
-        """Forget all writes so far.
+        """Resets the count.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class CopyMeter:
         fcntl.ioctl(self._pagemap, _PAGEMAP_SCAN, arguments)
 
     def stop(self) -> int:
-        """Bytes of the pages written since `start`, memory mapped since then included.
+        """Returns the bytes of the pages written since `start`, including memory that was mapped since then.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class CopyMeter:
 
 
 def why_unavailable() -> str | None:
-    """Why page-write accounting does not work here, or None if it does."""
+    """The reason why page-write accounting does not work here; None if it works."""
     try:
         CopyMeter().close()
     except OSError as error:
@@ -251,19 +251,19 @@ def payloads_written(
     control: Callable[[], object] | None = None,
     rounds: int = 5,
 ) -> float:
-    """How often the payload is written to memory during one call of `work`: the median over rounds.
+    """The number of payloads that one call of `work` writes to memory: the median over rounds.
 
-    Work that fills the payload in place gives 1.0; each copy of it adds 1.0. What `work` returns is kept
-    alive until the pages have been counted, and dropped before the next round.
+    Work that fills the payload in place gives 1.0; each copy adds 1.0. The result of `work` is kept alive
+    until the pages have been counted, and dropped before the next round.
 
     Parameters
     ----------
     work : callable
         Called `rounds` + 1 times; the first call is not counted.
     payload_nbytes : int
-        Bytes of one payload. The interpreter writes some fifty pages of its own in any work.
+        The bytes of one payload. The interpreter itself writes about fifty pages in any work.
     control : callable, optional
-        The same work on next to no payload. What it writes is subtracted.
+        The same work on a very small payload. Its result is subtracted.
     rounds : int
 
     Raises

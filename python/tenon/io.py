@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches and iterators in the form of MXNet's ``mx.io``, for scripts that were written for it.
+"""Batches and iterators with the interface of MXNet's ``mx.io``.
 
-`NDArrayIter` cuts arrays into batches, `FeedIter` makes one of these iterators of a `tenon.Feed`, and
-`PrefetchingIter` takes the batches of others one ahead.
+`NDArrayIter` splits arrays into batches, `FeedIter` makes such an iterator from a `tenon.Feed`, and
+`PrefetchingIter` takes batches of other iterators one batch ahead.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _LAST_BATCH = ("pad", "discard", "roll_over", "keep")
 class NDArrayIter(DataIter):
     """Batches of the rows of arrays.
 
-    A batch of rows that follow each other is a view: nothing is copied, and writing to it writes to the
-    array. Where rows come from several places, the batch is gathered into new memory, by one copy: every
-    batch of a shuffled iterator, one that "pad" fills up, and one that begins with rows of "roll_over".
+    A batch of consecutive rows is a view: nothing is copied, and a write to it changes the array. If the rows
+    come from several places, they are gathered into new memory by one copy. This applies to every batch of a
+    shuffled iterator, to a batch that "pad" fills up, and to one that begins with rows of "roll_over".
 
     Parameters
     ----------
     data : NDArray, NumPy array, or a list or dict of them
-        Arrays of the same number of rows (axis 0), in their own dtypes, on their own memory. A NumPy array is
-        lent as by `tenon.from_numpy`: it is read-only as long as the iterator, or a batch, lives. What is
-        neither is taken as by `tenon.asarray`.
+        Arrays with the same number of rows (axis 0). They keep their dtypes and their memory. A NumPy array
+        is borrowed as by `tenon.from_numpy`: it is read-only as long as the iterator or a batch exists. Other
+        objects are converted by `tenon.asarray`.
     label : the same, optional
     batch_size : int
     shuffle : bool
-        The rows are put in a new order by each `reset` that begins an epoch, and at construction, with
-        ``numpy.random.shuffle``. The order is permuted, the data are not.
+        Permutes the order of the rows at construction and in each `reset` that begins an epoch, with
+        ``numpy.random.shuffle``. The data themselves do not move.
     last_batch_handle : {"pad", "discard", "roll_over", "keep"}
-        What is done about rows at the end that make no whole batch. "pad": the batch is filled up with rows
-        from the beginning of the epoch, and its ``pad`` is their number. "discard": they are left out.
+        The handling of the last rows if they do not fill a batch. "pad": the batch is filled up with rows
+        from the beginning of the epoch, and its ``pad`` is their number. "discard": they are omitted.
         "roll_over": they are the first rows of the next epoch. "keep": the batch is shorter.
     data_name, label_name : str
-        Of a single array. Those of a list are ``_0_name``, ``_1_name``, ...; a dict has its own, and is
-        sorted by them.
+        The name of a single array. The arrays of a list are ``_0_name``, ``_1_name``, ... A dict has its own
+        names and is sorted by them.
 
     Attributes
     ----------
@@ -58,14 +58,14 @@ class NDArrayIter(DataIter):
     idx : numpy.ndarray
         The order of the rows in this epoch, without those that were rolled over.
     num_data : int
-        Rows.
+        The number of rows.
     cursor : int
-        Rows of this epoch before the batch at hand.
+        The number of rows of this epoch before the current batch.
 
     Raises
     ------
     TypeError
-        An array of what is no number.
+        An array whose elements are not numbers.
     ValueError
         No data, arrays of different numbers of rows, `batch_size` below 1, an unknown `last_batch_handle`.
     """
@@ -105,9 +105,9 @@ class NDArrayIter(DataIter):
         return np.arange(self.num_data) if self._order is None else self._order
 
     def reset(self) -> None:
-        """Begins the next epoch. Rows are rolled over if this one is at its end; else they are not delivered.
+        """Begins the next epoch. Rows are rolled over only if the current epoch is at its end.
 
-        Before the first batch of an epoch, what has been rolled over stays.
+        Before the first batch of an epoch, rows that were rolled over are kept.
         """
         if self.cursor >= 0:
             self._rolled_over = self._rest() if self.last_batch_handle == "roll_over" else None
@@ -130,7 +130,7 @@ class NDArrayIter(DataIter):
         return [self._batch_of(array) for _, array in self.label]
 
     def getpad(self) -> int:
-        """Rows of the batch at hand that only fill it up. Those that were rolled over do not."""
+        """The number of padding rows of the current batch. Rows that were rolled over do not count."""
         if self.last_batch_handle != "pad":
             return 0
         return max(0, self.cursor + self.batch_size - self._total())
@@ -189,15 +189,15 @@ class NDArrayIter(DataIter):
 
 
 class FeedIter(DataIter):
-    """The epochs of a `tenon.Feed` as an iterator of DataBatches, on the feed's slots.
+    """The epochs of a `tenon.Feed` as an iterator of DataBatches, which lie on the feed's slots.
 
-    `reset` begins the next epoch; before the first batch of an epoch it does nothing. An epoch that does not
-    end (``batches=None``) is one that a script leaves by itself.
+    `reset` begins the next epoch; before the first batch of an epoch it does nothing. If an epoch does not
+    end (``batches=None``), the script must leave the loop.
 
     Parameters
     ----------
     feed : Feed
-        Stays the caller's, to close. Its fields named ``label``, or ending in ``_label``, are the labels.
+        The caller must close it. Its fields named ``label``, or ending in ``_label``, are the labels.
     """
 
     def __init__(self, feed: Feed) -> None:
