@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: ``tenon`` and ``python -m tenon``.
 
-``demo`` trains a model from a C library and prints what the way costs; ``config`` prints where the files for
-C and C++ programs lie; ``ls`` shows the memory that processes share, ``top`` what goes on in it; ``gc``
-tidies up behind dead ones; ``plot`` draws what `tenon.trace` has written.
+``demo`` trains a model on batches from a C library and prints the costs. ``config`` prints the paths of the
+files for C and C++ programs. ``ls`` lists the memory that processes share, ``top`` shows its activity. ``gc``
+releases what dead processes held. ``plot`` draws a file of `tenon.trace`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def _prefix() -> Path:
-    """The folder that holds include/ and lib/: that of the extension, also where the package is elsewhere."""
+    """The folder with include/ and lib/: the folder of the extension, also if the package is elsewhere."""
     spec = importlib.util.find_spec("tenon._core")
     if spec is None or spec.origin is None:
         raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon")
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status."""
+    """Runs a command and returns its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.call is _config and not any(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's functions on NDArrays (NEP 18): each is one call that has all of its arrays at once."""
+"""NumPy's functions on NDArrays (NEP 18): each is one call that gets access to all of its arrays at once."""
 
 from __future__ import annotations
 

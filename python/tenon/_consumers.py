@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of feeds that need more than another form of the arrays: ONNX Runtime sessions, and asyncio."""
+"""Consumers of feeds: ONNX Runtime sessions, and asyncio."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ def _output(value: Any, dtype: str) -> Any:
 
 
 class AsyncEpoch(_Epoch):
-    """One epoch for asyncio. What is not there yet is awaited by a thread, one for each wait.
+    """One epoch for asyncio. A thread waits for a batch that is not ready, one thread for each wait.
 
-    That thread knows nothing of the epoch. What it gets stays with the epoch until somebody takes it, so
-    that a task that is cancelled loses no batch.
+    The thread does not refer to the epoch. A batch that it gets stays with the epoch until a task takes it,
+    so a cancelled task loses no batch.
     """
 
     _waiter: _Waiter | None = None  # for __del__, when __init__ raises

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``a.ctypes`` gives: an array's memory in the words of ctypes."""
+"""The attribute ``a.ctypes``: the memory of an array for ctypes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import _core
 class ArrayCTypes:
     """The memory of an array for functions called through ctypes.
 
-    May be passed where a ``c_void_p`` is expected. It, and every pointer that ``data_as`` made, keeps the
-    memory alive.
+    It can be passed as a ``c_void_p``. The object, and every pointer of ``data_as``, keeps the memory alive.
+    The memory is shared, not copied.
     """
 
     def __init__(self, array: _core.NDArray) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of blocks: what becomes of the arrays that a block gave, and of the memory under them.
+"""Ends of blocks: the arrays of a block after its end, and their memory.
 
-The array of a block loses its elements, whatever refers to it. It lets go of the memory too, unless something
-refers to it that may know the memory's address, such as a tensor: then it is *unsettled* until that has gone.
+After the block its array has no elements, whatever refers to it. It also releases the memory, unless an
+object refers to it that may know the address of the memory, such as a tensor. Then the array is *unsettled*
+until that object is gone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds seen from outside: their memory files, read and never mapped.
+"""Reads the memory files of feeds in other processes, without mapping them.
 
-These have the feeds with worker processes, and those whose generators are written in Python. Native
-generators on threads need none.
+Feeds with worker processes and feeds with Python generators have such a file. Feeds with native generators on
+threads have none.
 
-Nothing is joined, locked or stored; what others change meanwhile may be read half old and half new. The
-places of the numbers are those of src/feed/mailbox.h, which a test compares.
+The module only reads: it joins nothing, takes no lock and writes nothing. Data that changes meanwhile may be
+read partly old and partly new. The offsets are those of src/feed/mailbox.h; a test compares them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Damaged(Exception):
 
 
 def feeds() -> list[_Facts]:
-    """Feeds of this user that have a memory file, in order of their processes. Fails with nothing."""
+    """Feeds of this user that have a memory file, in the order of their processes. Never raises."""
     openings: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for pid, path in _memory_files():
         try:
@@ -74,7 +74,7 @@ def mailboxes_at(fields: int) -> int:
 
 
 def command_of(pid: int) -> str | None:
-    """None: there is no such process."""
+    """The command of a process; None: there is no such process."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.readline().rstrip("\n")
@@ -110,7 +110,7 @@ def _link(path: str) -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When it began, in ticks; None: it has ended."""
+    """The start time of a process in ticks; None: it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -120,7 +120,7 @@ def _start_of(pid: int) -> int | None:
 
 
 def _look(file: tuple[int, int], places: list[tuple[int, str]]) -> _Facts | None:
-    """None: it has vanished."""
+    """The state of a feed; None: its file does not exist any more."""
     pids = sorted({pid for pid, _ in places})
     feed: _Facts = {
         "file": file[1],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in NumPy's files: npy for one array, npz for several."""
+"""Arrays in NumPy's file formats: npy for one array, npz for several."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def save(file: File, data: Any) -> None:
     Parameters
     ----------
     file : path or binary file
-        A path gets NumPy's ending (.npy, .npz) if it has none.
+        A path without an extension gets .npy or .npz, as in NumPy.
     data : array, or dict of str to array, or list of arrays
         One array goes to an npy file. A dict goes to an npz file under its names, a list under '0', '1', ...
 
     Raises
     ------
     TypeError
-        The dtype is one that npy files cannot hold (bfloat16, fp8).
+        npy files do not support the dtype (bfloat16, fp8).
     """
     import numpy as np
 
@@ -69,17 +69,17 @@ def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArra
     ----------
     file : path or binary file
     mmap_mode : {None, 'r', 'r+', 'c'}
-        Of an npy file: the array's memory is the file, mapped read-only, for writing, or copy-on-write.
+        For an npy file: maps the file read-only, for writing, or copy-on-write, instead of reading it.
 
     Returns
     -------
     NDArray, or dict of str to NDArray
-        Of an npz file all arrays, read at once.
+        For an npz file a dict of all arrays.
 
     Raises
     ------
     TypeError
-        The file holds something else than numbers.
+        The elements of the file are not numbers.
     """
     import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays handed to JAX, which reads only and knows only the legacy form of DLPack."""
+"""Exports to JAX, which only reads and supports only the legacy form of DLPack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from . import _core
 
 
 class _ForRead:
-    """What ``jax.dlpack.from_dlpack`` asks for a capsule; it only reads, also from a read-only array."""
+    """The object from which ``jax.dlpack.from_dlpack`` requests a capsule. JAX only reads, so the array may
+    be read-only."""
 
     def __init__(self, array: _core.NDArray) -> None:
         self._array = array
@@ -22,7 +23,7 @@ class _ForRead:
 
 
 def check_width(dtype: _core.dtype, what: str) -> None:
-    """Refuses elements that JAX would silently cut to 32 bits, in a copy."""
+    """Raises for elements that JAX would silently copy and truncate to 32 bits."""
     import jax
 
     name = str(dtype)
@@ -36,7 +37,7 @@ def check_width(dtype: _core.dtype, what: str) -> None:
 
 
 def to_jax(array: _core.NDArray) -> Any:
-    """A ``jax.Array`` on the memory of ``array``, which is contiguous."""
+    """A ``jax.Array`` on the memory of ``array``, which must be contiguous. Nothing is copied."""
     import jax.dlpack
 
     check_width(array.dtype, "the array")

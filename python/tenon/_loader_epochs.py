@@ -37,7 +37,7 @@ _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
 class Epoch:
-    """What the iterators have in common."""
+    """The base class of the iterators."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._torch = find_torch()
@@ -205,7 +205,7 @@ class Processes(Epoch):
         return batch
 
     def stats(self) -> types.SimpleNamespace:
-        """As of a feed: see `tenon.Feed.stats`."""
+        """As for a feed: see `tenon.Feed.stats`."""
         return types.SimpleNamespace(**self._native.statistics())
 
     def close(self, timeout: float = 1.0) -> None:
@@ -231,7 +231,7 @@ class Processes(Epoch):
 
 
 class _Measures:
-    """Notes for the loader's next epoch what a batch takes at most."""
+    """Records the largest size of a batch for the next epoch of the loader."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = weakref.ref(loader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tenon ls`` and ``tenon gc`` print of the memory that processes share."""
+"""The output of ``tenon ls`` and ``tenon gc``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def document() -> str:
 
 
 def listing(seen: _Facts) -> Iterator[str | Table]:
-    """The document for people."""
+    """The document as lines and tables."""
     if not seen["segments"]:
         yield _NOTHING
     for i, segment in enumerate(seen["segments"]):
@@ -31,12 +31,12 @@ def listing(seen: _Facts) -> Iterator[str | Table]:
 
 
 def collection() -> str:
-    """Gives back what dead processes held. The JSON document that docs/inspect.md describes."""
+    """Releases what dead processes held. Returns the JSON document that docs/inspect.md describes."""
     return _core.collect_shared()
 
 
 def summary(done: _Facts) -> str:
-    """What was done, as text for people."""
+    """The released objects, as text."""
     if not done["segments"]:
         return f"{_NOTHING}: nothing to collect"
     return "\n\n".join("\n".join(_summary_lines(segment)) for segment in done["segments"])
@@ -64,7 +64,7 @@ def _summary_lines(segment: _Facts) -> Iterator[str]:
 
 
 def nbytes_text(nbytes: int) -> str:
-    """As 17 B, 4.0 KiB, 2.5 GiB."""
+    """For example 17 B, 4.0 KiB, 2.5 GiB."""
     if nbytes < 1024:
         return f"{nbytes} B"
     size = float(nbytes)
@@ -76,7 +76,7 @@ def nbytes_text(nbytes: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """As 0.25 s, 12 s, 3 min, 2 h, 5 d."""
+    """For example 0.25 s, 12 s, 3 min, 2 h, 5 d."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     for limit, unit, length in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
@@ -86,12 +86,12 @@ def age_text(seconds: float) -> str:
 
 
 def plain(text: str | None) -> str:
-    """On a terminal nothing but itself, whatever a name holds."""
+    """The text without control characters, so that a name cannot control the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text or "?")
 
 
 def process_text(process: _Facts) -> str:
-    """As ``4711 python``, with what is unusual about it."""
+    """For example ``4711 python``, with its state if it is unusual."""
     state = ", stopped" if process["stopped"] else "" if process["alive"] else ", ended"
     return f"{process['pid']} {plain(process['command'])}{state}"
 

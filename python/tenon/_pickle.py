@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickling. A shared array is pickled as a handle on its memory, any other by value: with protocol 5 the
-elements travel as a PickleBuffer, which a pickler may take out of band; then they are not copied here."""
+"""Pickling. A shared array is pickled as a handle on its memory, any other array by value. With protocol 5
+the elements are a PickleBuffer; if the pickler takes it out of band, Tenon does not copy them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import _core
 
 
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
-    """What ``NDArray.__reduce_ex__`` returns."""
+    """The result of ``NDArray.__reduce_ex__``."""
     if array.shared:
         handle = _core.send_array(array)
         context = sys.modules.get("multiprocessing.context")
@@ -44,7 +44,7 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
 
 
 def _axes_in_memory(array: _core.NDArray) -> tuple[int, ...] | None:
-    """The axes by their strides, largest first; None where C order has them so."""
+    """The axes by their strides, largest first; None if this is C order."""
     if array.is_contiguous():
         return None
     return tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
@@ -58,8 +58,8 @@ def rebuild_transposed(
 
 
 class _Bindings:
-    """Handles that are arguments of a `multiprocessing.Process`: they keep their arrays only as long as that
-    process lives. Its number is known a moment after they were pickled, so a thread waits for it."""
+    """Handles that are arguments of a `multiprocessing.Process`: they keep their arrays only while that
+    process runs. Its pid is known only after the handles were pickled, so a thread waits for it."""
 
     _SECONDS = 60.0  # in which a process that is made has got its number
 
@@ -93,7 +93,7 @@ class _Bindings:
 
 
 def _bind(reference: weakref.ref[Any], handle: bytes, end: float) -> bool:
-    """Whether there is nothing to be waited for any more."""
+    """Whether all waits are over."""
     popen = reference()
     pid = getattr(popen, "pid", None)
     if pid is None and popen is not None:
@@ -111,12 +111,12 @@ _bindings = _Bindings()
 
 
 def open_shared_array(handle: bytes) -> _core.NDArray:
-    """The array of a handle, on the memory that the process which pickled it uses.
+    """Opens the array of a handle, on the memory of the process that pickled it, without a copy.
 
     Raises
     ------
     FileNotFoundError
-        Nobody has the array any more, or this is another machine, user or PID namespace.
+        No process has the array any more, or this is another machine, user or PID namespace.
     """
     return _core.open_array(handle)
 
@@ -124,18 +124,18 @@ def open_shared_array(handle: bytes) -> _core.NDArray:
 def rebuild_from_buffers(
     _first: Any, content: Any, rebuild: Callable[..., _core.NDArray], dtype: str, shape: tuple[int, ...]
 ) -> _core.NDArray:
-    """The array over the second one of two buffers.
+    """The array over the second of two buffers, without a copy.
 
-    Dask receives the first buffer of a message together with the message's head, at an odd address that no
-    array of floats can have, and every other one into memory of its own. So there is one in front.
-    """
+    Dask receives the first buffer of a message together with the head of the message, at an unaligned
+    address, and every other buffer into separate memory. So the pickle has a first buffer before the
+    elements."""
     return rebuild(content, dtype, shape)
 
 
 def rebuild_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _core.NDArray:
-    """The array over the bytes of ``content``, which it shares; read-only if ``content`` is.
+    """The array over the bytes of ``content``, without a copy; read-only if ``content`` is read-only.
 
-    Where the transport has put the bytes at an address that is not aligned for the dtype, a copy.
+    If the transport has put the bytes at an address that is not aligned for the dtype, they are copied.
     """
     try:
         return _core.from_buffer(content, dtype, shape)

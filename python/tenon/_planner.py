@@ -74,7 +74,7 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raises ValueError with the names if two tensors share bytes at a step, or one exceeds the buffer."""
+        """Raises ValueError with names if two tensors share bytes at one step, or one exceeds the buffer."""
         for name, (nbytes, _, _) in self.tensors.items():
             offset = self.offsets.get(name)
             if offset is None:

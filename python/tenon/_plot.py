@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``tenon plot``: a trace as a picture, drawn by matplotlib. Groups and lanes are those of the trace, in its
+"""``tenon plot``: draws a trace with matplotlib. Groups and lanes are those of the trace, in the same
 order."""
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class _Group:
 
 
 def draw_file(trace: str, picture: str) -> str:
-    """Draws a trace into an SVG or PNG file and says what was drawn.
+    """Draws a trace to an SVG or PNG file and returns a summary.
 
     Raises
     ------
     OSError
         A file cannot be read, or written.
     ValueError
-        The file is no trace, or has no events, or the picture's name ends in something else.
+        The file is not a trace, or has no events; or the name of the picture has another extension.
     """
     form = Path(picture).suffix.lower()
     if form not in _FORMATS:
@@ -113,7 +113,7 @@ def draw_file(trace: str, picture: str) -> str:
 
 
 def draw(document: Any, title: str) -> tuple[Figure, str]:
-    """The picture of a trace that was read, and what is in it. Fails with ValueError."""
+    """The picture of a trace, and a summary. Raises ValueError."""
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{title} is no trace: it has no list 'traceEvents'")

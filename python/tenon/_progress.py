@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars that follow a feed's epochs: ``progress=`` of `Feed`."""
+"""Progress bars of a feed's epochs: ``progress=`` of `Feed`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXT_SECONDS = 0.5
 
 
 def is_bar(progress: Any) -> bool:
-    """It is used as it is, and not called for one."""
+    """Whether it is a bar, and not a function that makes one."""
     return not isinstance(progress, type) and callable(getattr(progress, "update", None))
 
 
@@ -30,10 +30,10 @@ def check(progress: Any) -> None:
 
 
 class Progress:
-    """The bar of one epoch. What it raises is logged, once, and ends it: no batch is lost over a bar.
+    """The bar of one epoch. An exception of the bar is logged once and ends the bar; no batch is lost.
 
-    A batch counts when the consumer comes back for the next one, so that an interrupt that arrives while the
-    bar is drawn costs no batch either.
+    A batch is counted when the consumer requests the next one. So an interrupt while the bar is drawn loses
+    no batch either.
     """
 
     def __init__(self, progress: Any, feed: Feed, done: int) -> None:
@@ -57,7 +57,7 @@ class Progress:
         self._is_due = True
 
     def catch_up(self) -> None:
-        """Counts the batch that was delivered, if that has not been done."""
+        """Counts the delivered batch, unless it was counted already."""
         if not self._is_due or self._bar is None:
             return
         self._is_due = False
@@ -73,7 +73,7 @@ class Progress:
             self._give_up(error)
 
     def end(self) -> None:
-        """Closes a bar that was made here. Idempotent."""
+        """Closes a bar that the feed has made. Idempotent."""
         self._bar, close, self._close = None, self._close, None
         if close is not None:
             try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for objects that look at the memory of arrays, from the variables of running code on.
+"""The search for objects that refer to the memory of arrays. It begins at the variables of running code.
 
-No code of the user's objects runs in it, and afterwards nothing is referred to that was not before.
+The search runs no code of the user's objects and leaves no new references behind.
 """
 
 from __future__ import annotations

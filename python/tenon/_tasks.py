@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tasks of asyncio wait: without a thread, told by whichever thread ends what they wait for."""
+"""Waits of asyncio tasks: without a thread; the thread that ends the awaited work wakes the task."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _HELP_SECONDS = 0.001  # between looks for work, where the engine has no threads
 
 
 def current_task() -> asyncio.Task[Any] | None:
-    """The task of asyncio that this thread runs."""
+    """The asyncio task that this thread runs."""
     return None if events._get_running_loop() is None else asyncio.current_task()
 
 
 def number_of(task: asyncio.Task[Any] | None) -> int:
-    """By which the library knows a task. Whoever holds a lease for it keeps the task, so that no other gets
-    its number."""
+    """The number of a task in the library. A lease keeps its task alive, so no other task gets the same
+    number."""
     return 0 if task is None else id(task)
 
 
 class Signal:
-    """What a task waits for, once.
+    """An event that a task waits for, once.
 
     Parameters
     ----------
     describe : callable
-        What is waited for, for the report of a long wait.
+        Returns the name of the awaited work, for the report of a long wait.
     """
 
     def __init__(self, describe: Callable[[], str]) -> None:
@@ -45,7 +45,7 @@ class Signal:
         self._is_over = False
 
     def set(self) -> bool:
-        """From any thread. False: the loop is closed, and nobody waits."""
+        """Wakes the task. May be called from any thread. False: the loop is closed, and no task waits."""
         try:
             self._loop.call_soon_threadsafe(self._end)
         except RuntimeError:
@@ -55,7 +55,7 @@ class Signal:
         return True
 
     def wait(self) -> Generator[Any, None, None]:
-        """Until it is set; runs ops meanwhile where nobody else would."""
+        """Waits until it is set. Runs ops meanwhile if the engine has no threads."""
         self._report_later(self._loop.time())
         try:
             self._help()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands show to people: lines and tables, as plain text, or by rich on a terminal."""
+"""The output of commands: lines and tables, as plain text, or by rich on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parts = Iterable[str | Table]
 
 
 def lines(parts: Parts) -> Iterator[str]:
-    """As plain text, with the columns of tables aligned."""
+    """The parts as plain text, with aligned columns of tables."""
     for part in parts:
         if isinstance(part, str):
             yield part
@@ -33,7 +33,7 @@ def lines(parts: Parts) -> Iterator[str]:
 
 
 def console() -> Any:
-    """rich's console; None where rich is not installed, or standard output is no terminal or a dumb one."""
+    """rich's console; None if rich is not installed, or standard output is not a (capable) terminal."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -45,7 +45,7 @@ def console() -> Any:
 
 
 def renderable(parts: Parts, *, is_cut: bool) -> Any:
-    """For rich: is_cut says that lines which are too long are cut and not folded."""
+    """The parts for rich. is_cut: long lines are truncated instead of wrapped."""
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -64,7 +64,7 @@ def renderable(parts: Parts, *, is_cut: bool) -> Any:
 
 
 def show(parts: Parts) -> None:
-    """Prints once."""
+    """Prints the parts once."""
     terminal = console()
     if terminal is None:
         print("\n".join(lines(parts)), flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of an array: short for every size, and never an error."""
+"""The text of an array: short for every size. It never raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _summary(array: _core.NDArray, state: str = "") -> str:
 
 
 def _obstacle(array: _core.NDArray) -> str:
-    """Why the elements cannot be read at once."""
+    """The reason why the elements cannot be read at once."""
     for kind, mode, is_granted, thread, _, name, _ in _core.holders(array):
         if mode == "w" and kind == "op":
             return f"pending: op {name!r}"
@@ -29,7 +29,7 @@ def _obstacle(array: _core.NDArray) -> str:
 
 
 def _elements(array: _core.NDArray, prefix: str) -> str | None:
-    """The elements as NumPy prints them; None when even the ends of all axes are many."""
+    """The elements as NumPy prints them; None if even the ends of all axes are too many elements."""
     import numpy as np
 
     whole = array.size <= _SHOWN_WHOLE
@@ -46,8 +46,8 @@ def _elements(array: _core.NDArray, prefix: str) -> str | None:
 
 
 def array_repr(array: _core.NDArray) -> str:
-    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``; never waits: of an array that cannot be read at
-    once it says why."""
+    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``; It never waits. If the array cannot be
+    read at once, the text states the reason."""
     prefix = "tenon.array("
     moved_at = _core.moved_at(array)
     if moved_at is not None:
@@ -71,7 +71,7 @@ def array_repr(array: _core.NDArray) -> str:
 
 
 def array_format(array: _core.NDArray, spec: str) -> str:
-    """``format(a, spec)``: of an array with no axes its element, else only without a spec."""
+    """``format(a, spec)``: formats the element of a zero-dimensional array; else only without a spec."""
     if array.ndim == 0 and spec:
         return format(array.item(), spec)
     if spec:

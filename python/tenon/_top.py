@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``tenon top``: the feeds and the shared memory of this user, looked at again and again.
+"""``tenon top``: shows the feeds and the shared memory of this user repeatedly.
 
-It looks as ``tenon ls`` does: it joins nothing and waits for nobody. Rates are differences of two looks.
+Like ``tenon ls`` it only reads: it joins no segment and waits for no process. Rates are differences between
+two frames.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _identity(feed: _Facts) -> tuple[Any, ...]:
 
 
 def _rate(now: int, before: int | None, seconds: float | None, modulus: int = 0) -> float | None:
-    """A second; None: there is no look before, or another thing has taken its place."""
+    """The rate per second; None: there is no earlier value, or another object has taken its place."""
     if before is None or not seconds:
         return None
     moved = (now - before) % modulus if modulus else now - before
@@ -116,7 +117,7 @@ def _channel(channel: _Facts, before: _Facts | None, seconds: float | None) -> _
 
 
 def parts(frame: _Facts) -> Iterator[str | Table]:
-    """A frame for people."""
+    """A frame as lines and tables."""
     feeds, segments = len(frame["feeds"]), len(frame["segments"])
     kinds = f"{_observers._count(feeds, 'feed')}, {_observers._count(segments, 'shared segment')}"
     over = "" if frame["seconds"] is None else f", over {frame['seconds']:.2f} s"
@@ -202,7 +203,7 @@ def _number(rate: float | None) -> str:
 
 
 def run(interval: float, is_once: bool, is_json: bool) -> int:
-    """Prints one frame, or frames until q, Ctrl-C or the end of whoever reads them."""
+    """Prints one frame, or frames until q, Ctrl-C or the end of the reader of a pipe."""
     top = Top()
     try:
         with _keys() as pressed, _shown(is_once, is_json) as show:
@@ -221,7 +222,7 @@ def run(interval: float, is_once: bool, is_json: bool) -> int:
 
 @contextlib.contextmanager
 def _shown(is_once: bool, is_json: bool) -> Iterator[Callable[[_Facts], None]]:
-    """What shows a frame: in place of the one before where rich can do it, else below it."""
+    """A function that shows a frame: with rich in place of the previous frame, else below it."""
     terminal = None if is_once or is_json else _terminal.console()
     if terminal is None:
         yield functools.partial(_print, is_json=is_json)
@@ -241,7 +242,7 @@ def _print(frame: _Facts, is_json: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """What waits for so many seconds, and says whether q was pressed meanwhile."""
+    """A function that waits for a number of seconds and returns whether q was pressed."""
     try:
         fd = sys.stdin.fileno()
         is_ours = os.isatty(fd) and os.getpgrp() == os.tcgetpgrp(fd)  # it is not in the background

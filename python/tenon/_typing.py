@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types that stand in the signatures of the package."""
+"""Types for the signatures of the package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: errors that name the argument, its value and what it may be."""
+"""Checks of arguments. Errors name the argument, its value and the valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT64_MAX = 2**63 - 1
 
 
 def count(value: Any, name: str, low: int = 0, high: int = INT64_MAX) -> int:
-    """An integer from low to high."""
+    """Checks an integer from low to high."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -23,7 +23,7 @@ def count(value: Any, name: str, low: int = 0, high: int = INT64_MAX) -> int:
 
 
 def seconds(value: Any, name: str, or_none: str = "") -> float:
-    """A number of at least 0; or_none: what the message says besides."""
+    """Checks a number of at least 0. or_none: an addition to the message."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -34,7 +34,7 @@ def seconds(value: Any, name: str, or_none: str = "") -> float:
 
 
 def text_for_c(value: Any, name: str) -> str:
-    """Text that C takes whole."""
+    """Checks a text that C can take without truncation (no zero byte)."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}: it must be a str")
     if "\0" in value:

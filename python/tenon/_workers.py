@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators that are written in Python: `worker`, and the loop that each worker runs."""
+"""Generators in Python: `worker`, and the loop that each worker runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _START_METHODS = ("fork", "spawn", "forkserver")
 class WorkerBatch:
     """A free slot that a worker fills: its fields as writable NumPy arrays, by attribute or item.
 
-    They are empty once the batch is handed on: what is to be kept is copied.
+    The arrays are empty after the batch is passed on. Copy what you need to keep.
 
     Attributes
     ----------
     index, epoch, seed : int
-        Of the batch; ``seed`` follows from the feed's seed, epoch and index alone.
+        Of the batch. ``seed`` depends only on the feed's seed, epoch and index.
     worker : int
-        Which worker this is, from 0.
+        The number of this worker, counted from 0.
     rows : int
-        Of the schema; set it, or call `resize`, to hand on fewer.
+        The rows of the schema. Set it, or call `resize`, to pass on fewer rows.
     """
 
     def __init__(self, native: NativeWorker, schema: Schema) -> None:
@@ -61,7 +61,7 @@ class WorkerBatch:
 
     @property
     def attachment(self) -> bytes:
-        """Bytes that travel with the batch. To set them needs room: ``attachment_nbytes`` of the feed."""
+        """Bytes that are passed with the batch. ``attachment_nbytes`` of the feed limits their size."""
         return self._native.attachment()
 
     @attachment.setter
@@ -88,14 +88,14 @@ class WorkerBatch:
         return (self[name] for name in self._names)
 
     def resize(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The field in a smaller shape, which this batch has: a C-contiguous array on the same memory.
+        """Reduces the shape of a field in this batch. Returns a C-contiguous array on the same memory.
 
         Parameters
         ----------
         name : str
         shape : tuple of int
-            At most the schema's in each axis. Axis 0 counts rows, and must be the same in all fields in the
-            end.
+            At most the shape of the schema in each axis. Axis 0 counts rows, and must finally be equal in all
+            fields.
         """
         self._let_go(name, sys._getframe(1))
         self._native.set_shape(self._names.index(name), shape)
@@ -118,7 +118,7 @@ class WorkerBatch:
 
 
 class _Batches:
-    """What a worker's loop iterates over: each step hands one batch on and gives the next."""
+    """The iterable of a worker's loop: each step passes one batch on and returns the next."""
 
     def __init__(self, native: NativeWorker, schema: Schema) -> None:
         self._native = native
@@ -165,10 +165,10 @@ class _Batches:
 def run(
     native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
 ) -> None:
-    """What a worker does until its feed is closed.
+    """Runs a worker until its feed is closed.
 
-    ``function`` gets the batches; it is called again after an exception, which the consumer gets at the
-    batch's place, and after it has come to an end, by which the epoch ends.
+    ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
+    position of the batch, and after it has returned, which ends the epoch.
     """
     batches = _Batches(native, schema)
     while not batches.has_ended():
@@ -193,7 +193,7 @@ def run(
 
 
 def _run_thread(native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
-    """A thread cannot be replaced: whatever ends its loop is told at each batch that it is asked for."""
+    """A thread cannot be replaced: an error that ends its loop is reported for each requested batch."""
     try:
         run(native, schema, function, setup)
     except BaseException as error:
@@ -212,18 +212,18 @@ def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup:
 
 
 class Workers:
-    """How a feed starts the workers of a generator written in Python, and learns of their ends.
+    """Starts the workers of a Python generator for a feed, and detects their ends.
 
     Parameters
     ----------
     schema : Schema
     function : callable
-        The loop: gets the batches.
+        The loop, which gets the batches.
     processes : bool or str
-        False: threads. True: processes as `multiprocessing` starts them by default; or a start method.
+        False: threads. True: processes with the default start method; or the name of a start method.
     prepare : callable, optional
-        ``prepare(epoch, index)`` gives the bytes that a batch is to be filled from, or None where the epoch
-        ends.
+        ``prepare(epoch, index)`` returns the bytes from which a batch is filled, or None at the end of the
+        epoch.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ def _close_feeds_before_processes_end() -> None:
 
 
 class PythonGenerator:
-    """A generator written in Python, with its arguments; made by calling what `worker` decorates."""
+    """A Python generator with its arguments: the result of calling a function that `worker` decorates."""
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ class PythonGenerator:
 
 
 class Worker:
-    """What `worker` makes of a function: call it with the function's further arguments."""
+    """A function that `worker` decorates. Call it with the further arguments of the function."""
 
     def __init__(self, function: Callable[..., Any], schema: Schema) -> None:
         functools.update_wrapper(self, function)
@@ -382,22 +382,22 @@ def _find(module: str, name: str) -> _Undecorated:
 
 
 def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
-    """Makes a Python function a generator for feeds: it fills batches in a loop of its own.
+    """Decorates a Python function that fills batches in a loop, as a generator for feeds.
 
-    The function gets the batches to be filled, then the arguments of the call::
+    The function gets the batches to fill, followed by the arguments of the call::
 
         @tn.worker(tn.schema(data=("f4", (64, 784)), label=("i8", (64,))))
         def images(batches, folder):
             files = open_all(folder)          # once in each worker
-            for batch in batches:             # a step of the loop hands the batch on
+            for batch in batches:             # each step passes a batch on
                 files.read(batch.index, out=batch.data)
 
         feed = tn.Feed(images("train/"), workers=2, processes=True)
 
-    Each worker runs it once, in a thread or a process of its own, for all epochs. Batches come to whoever is
-    free: one that is made from ``batch.index`` and ``batch.epoch``, or from ``batch.seed``, is the same for
-    any number of workers. An exception is raised at the batch's place in the consumer, and the function is
-    called again for the next one; if it returns, the epoch ends.
+    Each worker runs the function once for all epochs, in its own thread or process. Any free worker gets the
+    next batch. A batch that is computed from ``batch.index`` and ``batch.epoch``, or from ``batch.seed``, is
+    the same for any number of workers. An exception is raised in the consumer at the position of the batch,
+    and the function is called again for the next batch. If the function returns, the epoch ends.
 
     Parameters
     ----------
@@ -406,8 +406,9 @@ def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
     Returns
     -------
     callable
-        Gives a generator for `Feed`. Its arguments go to worker processes by pickle, as the function's name
-        does: with start methods other than fork it must be defined at the top of a module.
+        It returns a generator for `Feed`. Its arguments and the name of the function are pickled for worker
+        processes. So with start methods other than fork, the function must be defined at the top level of
+        a module.
     """
     if not isinstance(schema, Schema):
         raise TypeError(
