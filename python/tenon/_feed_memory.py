@@ -5,7 +5,7 @@ These have the feeds with worker processes, and those whose generators are writt
 generators on threads need none.
 
 Nothing is joined, locked or stored; what others change meanwhile may be read half old and half new. The
-places of the numbers are those of src/feed/mailbox.h, which a test compares.
+places of the numbers are those of src/data/mailbox.h, which a test compares.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@
 
 #include "tenon/dlpack.h"
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 namespace {
 
 using Call = std::function<tenon_status(tenon_error*)>;
@@ -272,4 +272,4 @@ TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {
 }
 
 }  // namespace
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi
