@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// JSON (RFC 8259): writes documents, and checks the texts of others. Plug-ins read for themselves what such a
+// text says.
 #pragma once
 
 #include <concepts>
@@ -73,5 +76,8 @@ class Json {
   std::string text_;
   bool needs_comma_ = false;
 };
+
+// One object and nothing else, nested at most 100 deep. Bytes beyond ASCII are taken for UTF-8.
+bool is_json_object(std::string_view text) noexcept;
 
 }  // namespace tenon::impl

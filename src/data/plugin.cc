@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/foreign_call.h"
 #include "base/fork_mark.h"
-#include "base/json_syntax.h"
+#include "base/json.h"
 #include "data/library.h"
 
 namespace tenon::impl {

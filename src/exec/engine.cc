@@ -16,6 +16,26 @@ constexpr const char* kDefault = "pool";
 constexpr size_t kMostFailures = 1000;  // that are remembered for whoever waits for all ops
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
+const Runner kRunner{[]() noexcept {
+                       Engine& engine = Engine::instance();
+                       return !engine.has_own_threads() && engine.executor().try_run_one();
+                     },
+                     []() noexcept { return Engine::instance().has_own_threads(); }};
+
+// The body of an op that has entries runs in another thread.
+bool is_any_body_running() noexcept {
+  bool is_running = false;
+  const auto look = [](Queue& queue, void* found) {
+    const std::scoped_lock lock(queue.lock);
+    for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
+      if (e->claim->kind != Kind::kOp || e->claim == this_thread.running_claim) continue;
+      if (static_cast<const Op*>(e->claim)->is_running()) *static_cast<bool*>(found) = true;
+    }
+  };
+  visit_queues(look, &is_running);
+  return is_running;
+}
+
 }  // namespace
 
 Engine::Engine() noexcept
@@ -24,7 +44,9 @@ Engine::Engine() noexcept
       without_memory_(Ref<Failure>::adopt(
           new Failure(Code::kNoMemory, 0,
                       "it was refused at memory of other processes, and there was no memory to say why", "",
-                      "", nullptr, nullptr))) {}
+                      "", nullptr, nullptr))) {
+  set_runner(kRunner);
+}
 
 Engine& Engine::instance() noexcept {
   static auto* const engine = new Engine;
@@ -140,11 +162,6 @@ bool Engine::has_own_threads() noexcept {
   // pairs with: Engine::make_default, "an executor is complete"
   const Executor* const here = executor_.load(std::memory_order_acquire);
   return here == nullptr || here->has_own_threads();
-}
-
-bool help() noexcept {
-  Engine& engine = Engine::instance();
-  return !engine.has_own_threads() && engine.executor().try_run_one();
 }
 
 bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,

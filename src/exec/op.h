@@ -68,7 +68,7 @@ class Op final : public Claim, public Task {
   void call_when_done(DoneCall* call) noexcept;
 
   const char* op_name() const noexcept { return name; }
-  uint64_t number() const noexcept { return number_; }
+  uint64_t number() const noexcept override { return number_; }
 
   void retain(uint64_t n = 1) noexcept { refs_.increment(n); }
   void release(uint64_t n = 1) noexcept;

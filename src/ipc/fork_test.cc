@@ -421,7 +421,7 @@ TEST(Limits, WithoutDescriptorsAHandleCannotBeOpenedAndNothingIsLost) {
   const api::Array x = api::zeros_shared({10}, kInt);
   const std::vector<std::byte> handle = api::send(x);
   EXPECT_EQ(in_child([&] {
-              execl("/proc/self/exe", "share_test", "--gtest_filter=none", nullptr);
+              execl("/proc/self/exe", "ipc_test", "--gtest_filter=none", nullptr);
               return 1;
             }),
             0)

@@ -120,6 +120,9 @@ class Claim {
   // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
   virtual void refuse_at_gates(const Refusal& refusal) noexcept = 0;
 
+  // Of an op; others have none.
+  virtual uint64_t number() const noexcept { return 0; }
+
   // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.
   virtual void hold() noexcept {}
   virtual void drop() noexcept {}

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "exec/engine.h"
 #include "sync/gate.h"
 
 namespace tenon::impl {
@@ -30,7 +29,14 @@ constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
 WaitHooks hooks;
-QueueVisitor visit_queues = nullptr;
+QueueVisitor queue_visitor = nullptr;
+std::atomic<const Runner*> runner{nullptr};
+
+bool has_own_threads() noexcept {
+  // pairs with: set_runner, "what runs ops"
+  const Runner* const r = runner.load(std::memory_order_acquire);
+  return r == nullptr || r->has_own_threads();
+}
 
 }  // namespace
 
@@ -38,7 +44,22 @@ void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
 
 const WaitHooks& wait_hooks() noexcept { return hooks; }
 
-void set_queue_visitor(QueueVisitor visitor) noexcept { visit_queues = visitor; }
+void set_queue_visitor(QueueVisitor visitor) noexcept { queue_visitor = visitor; }
+
+void visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
+  if (queue_visitor != nullptr) queue_visitor(visit, context);
+}
+
+void set_runner(const Runner& new_runner) noexcept {
+  // pairs with: has_own_threads, help, "what runs ops"
+  runner.store(&new_runner, std::memory_order_release);
+}
+
+bool help() noexcept {
+  // pairs with: set_runner, "what runs ops"
+  const Runner* const r = runner.load(std::memory_order_acquire);
+  return r != nullptr && r->help();
+}
 
 uint64_t current_task() noexcept { return hooks.current_task != nullptr ? hooks.current_task() : 0; }
 
@@ -56,19 +77,6 @@ bool is_over(WaitEnd end, Refusal* refusal) noexcept {
     case WaitEnd::kInterrupted: refusal->reason = Refusal::Reason::kInterrupted; break;
   }
   return false;
-}
-
-bool is_any_body_running() noexcept {
-  bool is_running = false;
-  const auto look = [](Queue& queue, void* found) {
-    const std::scoped_lock lock(queue.lock);
-    for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-      if (e->claim->kind != Kind::kOp || e->claim == this_thread.running_claim) continue;
-      if (static_cast<const Op*>(e->claim)->is_running()) *static_cast<bool*>(found) = true;
-    }
-  };
-  if (visit_queues != nullptr) visit_queues(look, &is_running);
-  return is_running;
 }
 
 WaitGraph& WaitGraph::instance() noexcept {
@@ -156,7 +164,6 @@ class Walk {
 
   // What waits in any queue, and so keeps an op from ending.
   void follow_all() {
-    if (visit_queues == nullptr) return;
     visit_queues(
         [](Queue& queue, void* self) {
           const std::scoped_lock lock(queue.lock);
@@ -305,7 +312,7 @@ void describe_any_op(Obstacle* obstacle) noexcept {
       if (e->claim->kind == Kind::kOp) s.is_over = describe_what_blocks(*e, s.obstacle);
     }
   };
-  if (visit_queues != nullptr) visit_queues(look, &search);
+  visit_queues(look, &search);
 }
 
 }  // namespace
@@ -323,7 +330,7 @@ void Note::open(const Waiter& waiter) noexcept {
       const Claim& claim = *waiter.claim;
       if (claim.kind == Kind::kOp) {
         name << "wait for op '" << (claim.name != nullptr ? claim.name : "") << "'";
-        record.index = static_cast<const Op&>(claim).number();
+        record.index = claim.number();
       } else if (claim.name != nullptr) {
         name << (claim.kind == Kind::kCall ? "wait for the call of " : "") << claim.name;
       } else {
@@ -362,7 +369,7 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ob
     if (walked_ns_ != 0) return WaitEnd::kTimeout;
     return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
   }
-  const int64_t slice = Engine::instance().has_own_threads() ? kSliceNs : kHelperSliceNs;
+  const int64_t slice = has_own_threads() ? kSliceNs : kHelperSliceNs;
   const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
   const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;

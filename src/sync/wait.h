@@ -35,6 +35,15 @@ const WaitHooks& wait_hooks() noexcept;
 // Calls visit with every queue that may hold entries; set once by whoever owns the queues.
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
 void set_queue_visitor(QueueVisitor visitor) noexcept;
+void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
+
+// What runs ops, as waits need it. Without one there are no ops.
+struct Runner {
+  bool (*help)() noexcept;  // runs one op that is ready in this thread; false: there is none to run
+  bool (*has_own_threads)() noexcept;  // ops run without help
+};
+// The runner lives as long as the process; set once, by the engine.
+void set_runner(const Runner& runner) noexcept;
 
 enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 
@@ -83,9 +92,6 @@ class WaitGraph {
 
 // Runs one op that is ready, where the executor has no threads that would. False: there is none.
 bool help() noexcept;
-
-// The body of an op that has entries runs in another thread.
-bool is_any_body_running() noexcept;
 
 // True if the wait is over; else the refusal says why not.
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;

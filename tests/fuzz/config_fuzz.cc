@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/json_syntax.h"
+#include "base/json.h"
 #include "tenon/plugin.hpp"
 
 namespace tenon::impl {
