@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plain C header declares, and its layout as the compiler sees it.
 
-Reads headers in the style of tenon.h and of the official dlpack.h: typedef'd structs and unions without
+Reads headers in the style of core.h and of the official dlpack.h: typedef'd structs and unions without
 nesting, enums, integer macros, functions. Not a C parser.
 """
 
@@ -10,11 +10,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-ABI_HEADERS = ("tenon.h", "feed.h", "share.h", "trace.h")
+ABI_HEADERS = ("core.h", "feed.h", "share.h", "trace.h")
 
 
 def abi_text():
-    """The text of the headers of the C ABI, the one that includes the others first."""
+    """The text of the headers of the C ABI, the one that the others include first."""
     folder = Path(__file__).parent.parent / "include/tenon"
     return "".join((folder / name).read_text() for name in ABI_HEADERS)
 

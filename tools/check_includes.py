@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the direction of includes: which layer may see which.
+"""Checks the direction of includes: which layer may see which, and that they make no circle.
 
     check_includes.py [ROOT]
 
@@ -11,18 +11,12 @@ import re
 import sys
 from pathlib import Path
 
-# Layer of src -> layers that it sees, besides itself and the public headers.
-SEES = {
-    "base": set(),
-    "engine": {"base"},
-    "device": {"base"},
-    "core": {"base", "engine", "device"},
-    "dlpack": {"base", "engine", "device", "core"},
-    "share": {"base", "engine", "device", "core"},
-    "feed": {"base", "engine", "device", "core", "share"},
-    "trace": {"base", "share"},
-    "capi": {"base", "engine", "device", "core", "dlpack", "share", "feed", "trace"},
-}
+import check_imports
+
+# Folders of src, from the bottom up: each sees those before it, and the public headers.
+LAYERS = ("base", "sync", "exec", "memory", "array", "ipc", "data", "trace", "capi")
+SEES = {layer: set(LAYERS[:i]) for i, layer in enumerate(LAYERS)}
+SEES["trace"] = {"base"}
 
 # Public header -> public headers that it may include. Everything else it needs is standard.
 PUBLIC = {
@@ -30,10 +24,11 @@ PUBLIC = {
     "dlpack.h": set(),
     "plugin.h": {"version.h"},
     "plugin.hpp": {"plugin.h"},
-    "tenon.h": {"version.h", "feed.h", "share.h", "trace.h"},
-    "feed.h": {"tenon.h"},
-    "share.h": {"tenon.h"},
-    "trace.h": {"tenon.h"},
+    "core.h": {"version.h"},
+    "feed.h": {"core.h"},
+    "share.h": {"core.h", "feed.h"},
+    "trace.h": {"core.h"},
+    "tenon.h": {"core.h", "feed.h", "share.h", "trace.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "field.hpp": {"tenon.h", "tenon.hpp"},
@@ -95,13 +90,15 @@ def layer_problems(root, path, layer):
         elif not (root / "src" / name).is_file():
             yield path, f"includes {name}, which is no file under src (write the path from src)"
         elif seen != layer and seen not in SEES[layer]:
-            yield path, f"must not include {name}: {layer} sees {', '.join(sorted(SEES[layer])) or 'nothing'}"
+            seen_layers = [other for other in LAYERS if other in SEES[layer]]
+            yield path, f"must not include {name}: {layer} sees {', '.join(seen_layers) or 'nothing'}"
         elif is_test(Path(name)):
             yield path, f"must not include {name}: it belongs to tests"
 
 
 def main(root=Path(__file__).parent.parent):
     found = [f"{path.relative_to(root)} {text}" for path, text in problems(Path(root))]
+    found += check_imports.include_circles(Path(root))
     print("\n".join(found) or "include direction holds")
     return 1 if found else 0
 

@@ -27,7 +27,7 @@ def problems(paths):
         yield "there is no object file elements_kernels_v*"
     for path in kernels:
         names = defined(path)
-        tables = [name for name in names if re.fullmatch(r"tenon::kKernelsV\d", name)]
+        tables = [name for name in names if re.fullmatch(r"tenon::impl::kKernelsV\d", name)]
         if len(tables) != 1:
             yield f"{path}: defines {len(tables)} tables of kernels, not 1"
         for name in set(names) - set(tables):

@@ -24,7 +24,7 @@ import steps
 SUMMARY = re.compile(
     r"^(\d+% tests passed.*|\d+ models, .*|(=+ )?\d+ (passed|failed|error|skipped)\b.* in [\d.]+s.*)$", re.M
 )
-LINTS = ("check_includes.py", "check_labels.py", "check_sources.py")
+LINTS = ("check_includes.py", "check_imports.py", "check_labels.py", "check_sources.py")
 SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
 ASAN = {

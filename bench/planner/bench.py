@@ -17,7 +17,7 @@ import time
 
 import planner_cases as cases
 
-from tenon._planner import first_fit, first_fit_orders, most_live, plan
+from tenon._ipc.planner import first_fit, first_fit_orders, most_live, plan
 
 
 def torch_cases():

@@ -8,10 +8,10 @@
  *
  * \since 0.1
  */
-#include "tenon/tenon.h" /* outside of the guard: it includes this file, before others that need it */
-
 #ifndef TENON_FEED_H_
 #define TENON_FEED_H_
+
+#include "tenon/core.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -15,7 +15,8 @@
 #ifndef TENON_SHARE_H_
 #define TENON_SHARE_H_
 
-#include "tenon/tenon.h"
+#include "tenon/core.h"
+#include "tenon/feed.h" /* tenon_field */
 
 #ifdef __cplusplus
 extern "C" {

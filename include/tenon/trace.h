@@ -10,7 +10,7 @@
 #ifndef TENON_TRACE_H_
 #define TENON_TRACE_H_
 
-#include "tenon/tenon.h"
+#include "tenon/core.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -3,7 +3,7 @@
  * The version numbers of Tenon. The build reads them from here.
  *
  * There are four separate versions: the package (TENON_VERSION_*), the C ABI (TENON_ABI_*), the layout of
- * shared memory (src/share/layout.h) and the supported DLPack version (tenon/dlpack.h).
+ * shared memory (src/ipc/layout.h) and the supported DLPack version (tenon/dlpack.h).
  */
 #ifndef TENON_VERSION_H_
 #define TENON_VERSION_H_

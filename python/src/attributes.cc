@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The attributes of an NDArray.
+#include "callbacks.h"
 #include "dtype.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -69,7 +70,7 @@ PyObject* get_version(PyObject* self, const tenon_array_desc&) {
 }
 PyObject* get_transposed(PyObject* self, const tenon_array_desc&) { return wrap(share(self).transpose()); }
 PyObject* get_ctypes(PyObject* self, const tenon_array_desc&) {
-  return nb::module_::import_("tenon._ctypes").attr("ArrayCTypes")(nb::handle(self)).release().ptr();
+  return callback(Callback::kArrayCTypes)(nb::handle(self)).release().ptr();
 }
 
 }  // namespace

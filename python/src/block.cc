@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "callbacks.h"
 #include "ending_threads.h"
 #include "errors.h"
 #include "frames.h"
@@ -26,7 +27,7 @@ struct Block {
   bool is_overwrite;
   // The parts above are constant; these are of the time from __enter__ on.
   bool is_entered;
-  PyObject* careful;  // null, or the tenon.lease.Block to which everything is left
+  PyObject* careful;  // null, or the tenon._sync.lease.Block to which everything is left
   PyObject* root;     // with view; null, or the array on which all stand that are made of the view
   PyObject* view;
   const char* site;  // of __enter__, a text that lives for ever
@@ -36,8 +37,6 @@ struct Block {
 PyTypeObject* block_type = nullptr;
 
 Block* block_of(PyObject* object) noexcept { return reinterpret_cast<Block*>(object); }
-
-nb::object own_function(const char* name) { return nb::module_::import_("tenon.lease").attr(name); }
 
 // Blocks of memory that go round: those of types that the garbage collector knows come from it alone.
 class Spare {
@@ -124,7 +123,7 @@ void check_not_entered(const Block& block) {
 }
 
 nb::object careful_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died) {
-  return own_function("Block")(array, is_write, is_overwrite, on_owner_died);
+  return callback(Callback::kBlock)(array, is_write, is_overwrite, on_owner_died);
 }
 
 nb::handle leave_to_careful(PyObject* self) {
@@ -143,7 +142,7 @@ nb::handle leave_to_careful(PyObject* self) {
   set_error(error);
   if (std::string_view(error.what()).find("view of it") != std::string_view::npos) {
     nb::python_error raised;
-    nb::module_::import_("tenon._views").attr("explain_wait")(raised.value(), array);
+    callback(Callback::kExplainWait)(raised.value(), array);
     throw raised;
   }
   nb::raise_python_error();
@@ -228,12 +227,12 @@ bool end_views(Block& block, nb::handle error) {
   views.append(nb::steal(std::exchange(block.root, nullptr)));
   const nb::object frame =
       nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
-  return nb::cast<bool>(own_function("end_views")(views, frame.is_valid() ? frame : nb::none(), error));
+  return nb::cast<bool>(callback(Callback::kEndViews)(views, frame.is_valid() ? frame : nb::none(), error));
 }
 
 void fail(Block& block, nb::handle error) {
   std::string message = "the block that wrote it ended with ";
-  message += is_python_ending() ? "Python" : text_of(nb::object(own_function("text_of")(error)));
+  message += is_python_ending() ? "Python" : text_of(nb::object(callback(Callback::kTextOf)(error)));
   const owners::Collector collector;
   tenon_lease_fail(&block.lease, message.c_str());
 }
@@ -249,7 +248,7 @@ void end(Block& block, nb::handle error) {
     lives_on |= release(block);
   }
   if (lives_on && error.is_none() && !is_python_ending())
-    own_function("heed_survivors")(nb::handle(block.array), "array");
+    callback(Callback::kHeedSurvivors)(nb::handle(block.array), "array");
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "callbacks.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "owners.h"
@@ -165,7 +166,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
       }
       set_error_from_exception();
       nb::python_error set;  // takes the error that is set
-      refused = {self, nb::module_::import_("tenon._errors").attr("copied")(set.value())};
+      refused = {self, callback(Callback::kCopiedError)(set.value())};
       throw set;
     }
     return 0;

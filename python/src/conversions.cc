@@ -3,6 +3,7 @@
 // From elements to Python's own objects: item, tolist, bool(), int(), float(), the text of repr().
 #include <complex>
 
+#include "callbacks.h"
 #include "dtype.h"
 #include "elements.h"
 #include "methods.h"
@@ -122,9 +123,7 @@ PyObject* to_index(PyObject* self) noexcept {
 }
 
 PyObject* to_text(PyObject* self) noexcept {
-  return guarded([&] {
-    return nb::module_::import_("tenon._text").attr("array_repr")(nb::handle(self)).release().ptr();
-  });
+  return guarded([&] { return callback(Callback::kArrayRepr)(nb::handle(self)).release().ptr(); });
 }
 
 }  // namespace

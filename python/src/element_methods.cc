@@ -2,6 +2,7 @@
 //
 // Methods of NDArray that read or write elements, and copies of all kinds.
 #include "assignment.h"
+#include "callbacks.h"
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "elements.h"
@@ -41,10 +42,6 @@ nb::object to_device(const Self& self, nb::handle device) {
   return self.object;
 }
 
-nb::object python_function(const char* module, const char* name) {
-  return nb::module_::import_(module).attr(name);
-}
-
 }  // namespace
 
 void add_element_methods(nb::module_&) {
@@ -69,15 +66,11 @@ void add_element_methods(nb::module_&) {
   def_method("__deepcopy__", [](const Array& self, nb::handle) { return copied(self); }, nb::arg("memo"));
   def_method(
       "__format__",
-      [](const Self& self, nb::str spec) {
-        return python_function("tenon._text", "array_format")(self.object, spec);
-      },
+      [](const Self& self, nb::str spec) { return callback(Callback::kArrayFormat)(self.object, spec); },
       nb::arg("spec"), nb::sig("def __format__(self, spec: str, /) -> str"));
   def_method(
       "__reduce_ex__",
-      [](const Self& self, int protocol) {
-        return python_function("tenon._pickle", "reduce_array")(self.object, protocol);
-      },
+      [](const Self& self, int protocol) { return callback(Callback::kReduceArray)(self.object, protocol); },
       nb::arg("protocol"), nb::sig("def __reduce_ex__(self, protocol: int, /) -> tuple[Any, ...]"));
   add_conversion_methods();
 }

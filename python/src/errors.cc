@@ -7,13 +7,13 @@
 #include <cstdarg>
 #include <new>
 
+#include "callbacks.h"
 #include "waiting.h"
 
 namespace tenon::python {
 namespace {
 
-// An attribute of tenon._errors: a new reference.
-nb::object own_class(const char* name) { return nb::module_::import_("tenon._errors").attr(name); }
+nb::object own_class(Callback which) { return nb::borrow(callback(which)); }
 
 nb::object class_of(tenon_status status) {
   switch (status) {
@@ -27,11 +27,11 @@ nb::object class_of(tenon_status status) {
     case TENON_ERR_TIMEOUT: return nb::borrow(PyExc_TimeoutError);
     case TENON_ERR_SYSTEM: return nb::borrow(PyExc_OSError);
     case TENON_ERR_INTERNAL: return nb::borrow(PyExc_RuntimeError);
-    case TENON_ERR_LEASE_CONFLICT: return own_class("LeaseConflict");
-    case TENON_ERR_LEASE_ESCAPED: return own_class("LeaseEscaped");
-    case TENON_ERR_DEADLOCK: return own_class("DeadlockError");
-    case TENON_ERR_MOVED: return own_class("MovedError");
-    default: return own_class("TenonError");
+    case TENON_ERR_LEASE_CONFLICT: return own_class(Callback::kLeaseConflict);
+    case TENON_ERR_LEASE_ESCAPED: return own_class(Callback::kLeaseEscaped);
+    case TENON_ERR_DEADLOCK: return own_class(Callback::kDeadlockError);
+    case TENON_ERR_MOVED: return own_class(Callback::kMovedError);
+    default: return own_class(Callback::kTenonError);
   }
 }
 
@@ -47,15 +47,15 @@ void set_error(const Error& error) noexcept {
       const nb::object failure =
           failed != nullptr ? describe_failure(failed->failure().get()) : failure_tuple(tenon_failure_last());
       if (!failure.is_none()) {
-        const nb::object reason = nb::module_::import_("tenon.engine").attr("op_error")(failure);
+        const nb::object reason = callback(Callback::kOpErrorOf)(failure);
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(reason.ptr())), reason.ptr());
         return;
       }
-      const nb::object type = own_class("OpError");
+      const nb::object type = own_class(Callback::kOpError);
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());
     } else if (error.code() == TENON_ERR_OWNER_DIED) {
-      const nb::object type = own_class("OwnerDied");
+      const nb::object type = own_class(Callback::kOwnerDied);
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());
     } else {

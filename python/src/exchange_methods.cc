@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "callbacks.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
 #include "exchange_table.h"
@@ -76,10 +77,10 @@ nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args in
 
 nb::object array_function(nb::handle, nb::object function, nb::object types, nb::object arguments,
                           nb::object keywords) {
-  return nb::module_::import_("tenon._array_functions").attr("call")(function, types, arguments, keywords);
+  return callback(Callback::kArrayFunction)(function, types, arguments, keywords);
 }
 
-// A call as tenon/_array_functions.py makes it.
+// A call as tenon/_array/functions.py makes it.
 class ArrayCall {
  public:
   ArrayCall(const std::string& name, nb::iterable reads, nb::iterable writes) {
@@ -159,7 +160,7 @@ nb::tuple torch_tensors(const nb::tuple& arrays, bool trust) {
 nb::object to_jax(const Array& self) {
   // JAX takes compact elements only, and reads only.
   const Array array = self.is_contiguous() ? self : copied(self);
-  return nb::module_::import_("tenon._jax").attr("to_jax")(array);
+  return callback(Callback::kToJax)(array);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schemas, batches and the native part of feeds; the classes that people use are in tenon/feed.py.
+// Schemas, batches and the native part of feeds; the classes that people use are in tenon/_data/feed.py.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leases as tenon/lease.py uses them, and who holds an array.
+// Leases as tenon/_sync/lease.py uses them, and who holds an array.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "block.h"
+#include "callbacks.h"
 #include "elements.h"
 #include "errors.h"
 #include "methods.h"
@@ -172,8 +173,6 @@ nb::list holders(const Array& array) {
   return result;
 }
 
-nb::object python_function(const char* name) { return nb::module_::import_("tenon.lease").attr(name); }
-
 void wait_for(const Array& array, int32_t access, std::optional<double> timeout) {
   owners::drain();
   call(tenon_array_wait, array.get(), access, nanoseconds(timeout));
@@ -206,7 +205,7 @@ void add_leases(nb::module_& module) {
   def_method(
       "lease",
       [](const Self& self, const char* mode, nb::object timeout, nb::object on_owner_died) {
-        return python_function("Lease")(self.object, mode, timeout, on_owner_died);
+        return callback(Callback::kLease)(self.object, mode, timeout, on_owner_died);
       },
       nb::arg("mode"), nb::arg("timeout").none() = nb::none(), nb::arg("on_owner_died") = "raise",
       nb::sig(
@@ -215,12 +214,11 @@ void add_leases(nb::module_& module) {
       "A `Lease`, held from this call on. ``timeout`` in seconds; None: as `read`. Raises TimeoutError, "
       "DeadlockError,\nOpError, OwnerDied.\n");
   def_method(
-      "leases", [](const Self& self) { return python_function("leases")(self.object); },
+      "leases", [](const Self& self) { return callback(Callback::kLeases)(self.object); },
       nb::sig("def leases(self) -> list[Any]"),
       "Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.\n");
   def_method(
-      "drop_views",
-      [](const Self& self) { return nb::module_::import_("tenon._views").attr("drop_views")(self.object); },
+      "drop_views", [](const Self& self) { return callback(Callback::kDropViews)(self.object); },
       nb::sig("def drop_views(self) -> list[Any]"),
       "Lets go of views that nobody holds on purpose: a notebook's ``Out``, ``sys.last_value``, the "
       "variables of "

@@ -3,6 +3,7 @@
 // The module tenon._core: refuses interpreters that it is not made for, then adds its parts in order.
 #include <stdexcept>
 
+#include "callbacks.h"
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "errors.h"
@@ -38,6 +39,7 @@ NB_MODULE(core, module) {
   module.doc() = "The native part of tenon. Use the package tenon, not this module.";
   module.attr("__version__") = tenon_version();
   nb::set_leak_warnings(false);  // dtypes and names are made once and live as long as the process
+  add_callbacks(module);
   add_errors(module);
   owners::add_owners(module);
   add_dtype(module);

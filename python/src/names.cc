@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "callbacks.h"
 #include "frames.h"
 
 namespace tenon::python {
@@ -232,7 +233,7 @@ Py_ssize_t n_unsettled = 0;  // under the GIL
 }  // namespace
 
 void settle_views() {
-  if (n_unsettled != 0) nb::module_::import_("tenon._endings").attr("settle")();
+  if (n_unsettled != 0) callback(Callback::kSettle)();
 }
 
 bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search) {

@@ -22,7 +22,8 @@ enum class NameSearch : int {
 // finalizers, before it counts. Throws nb::python_error. traceback: null, or of the exception in flight.
 bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search);
 
-// Lets views that have ended go of their memory, where only names refer to them by now (tenon/_endings.py).
+// Lets views that have ended go of their memory, where only names refer to them by now
+// (tenon/_sync/endings.py).
 // Requires the GIL. Throws nb::python_error.
 void settle_views();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ops as tenon/engine.py uses them: bodies in Python and native functions.
+// Ops as tenon/_sync/engine.py uses them: bodies in Python and native functions.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "callbacks.h"
 #include "fork_gate.h"
 #include "methods.h"
 #include "numpy_lend.h"
@@ -48,7 +49,7 @@ struct Body : owners::Node {
 };
 
 void fail(tenon_op* op, const nb::object& body, nb::object exception) {
-  const nb::object text = nb::module_::import_("tenon.engine").attr("end_failed_body")(body, exception);
+  const nb::object text = callback(Callback::kEndFailedBody)(body, exception);
   auto* const payload = new owners::Object(exception);
   tenon_op_fail(op, 0, nb::cast<const char*>(text), payload, drop_object);
 }
@@ -56,7 +57,7 @@ void fail(tenon_op* op, const nb::object& body, nb::object exception) {
 // A search for views in another thread may hold what the body has let go of, for a moment.
 bool has_escaped(const tenon_op* op) {
   if (tenon_op_has_views(op) == 0) return false;
-  nb::module_::import_("tenon._endings").attr("wait_for_searches")();
+  callback(Callback::kWaitForSearches)();
   if (tenon_op_has_views(op) == 0) return false;
   nb::module_::import_("gc").attr("collect")();  // what nobody refers to is no view that lives on
   owners::drain();
@@ -74,9 +75,7 @@ void run_body(Body& self, tenon_op* op) {
     if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
   }
   if (!exception.is_valid() && has_escaped(op)) {
-    exception =
-        nb::module_::import_("tenon._errors")
-            .attr("LeaseEscaped")(nb::module_::import_("tenon.engine").attr("describe_escape")(self.body));
+    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeEscape)(self.body));
     result.reset();
   }
   if (exception.is_valid()) {

@@ -4,6 +4,7 @@
 // readers, it is used outside of the contract.
 #include <utility>
 
+#include "callbacks.h"
 #include "methods.h"
 #include "numpy_api.h"
 #include "numpy_lend.h"
@@ -108,7 +109,7 @@ void add_ownership(nb::module_& module) {
   def_method(
       "__exit__",
       [](const Self& self, const nb::object& kind, const nb::object& error, const nb::object& trace) {
-        nb::module_::import_("tenon.lease").attr("give_back")(self.object, error);
+        callback(Callback::kGiveBack)(self.object, error);
         (void)kind;
         (void)trace;
       },

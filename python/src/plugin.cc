@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plug-ins; the class that people use is in tenon/_plugin.py.
+// Plug-ins; the class that people use is in tenon/_data/plugin.py.
 #include "plugin.h"
 
 #include <nanobind/stl/string.h>

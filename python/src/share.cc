@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays that several processes use, as tenon/share.py offers them.
+// Arrays that several processes use, as tenon/_array/share.py offers them.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

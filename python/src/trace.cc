@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Timelines, as tenon/_trace.py offers them.
+// Timelines, as tenon/_tools/trace.py offers them.
 #include <string>
 
 #include "ndarray_parts.h"

@@ -6,8 +6,32 @@ import sys as _sys
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
 
-from . import _trace as _trace  # first: at the exit it ends after ops and feeds
+# What the interpreter's exit ends, in the reverse order: timelines are ended last, feeds before ops.
+from ._tools.trace import trace
+
+# isort: split
 from . import io
+
+# isort: split
+from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
+
+# isort: split
+from . import _callbacks as _callbacks
+from ._array.creation import (
+    array,
+    asarray,
+    empty,
+    empty_like,
+    from_pointer,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from ._array.files import load, save
+from ._array.share import Handle, Shared
 from ._core import (
     Batch,
     NDArray,
@@ -49,19 +73,10 @@ from ._core import __version__ as __version__
 from ._core import (
     bool as bool,
 )
-from ._creation import (
-    array,
-    asarray,
-    empty,
-    empty_like,
-    from_pointer,
-    full,
-    full_like,
-    ones,
-    ones_like,
-    zeros,
-    zeros_like,
-)
+from ._data.feed import Feed
+from ._data.plugin import Plugin, plugin
+from ._data.schema import schema
+from ._data.workers import WorkerBatch, worker
 from ._errors import (
     DeadlockError,
     LeaseConflict,
@@ -71,20 +86,14 @@ from ._errors import (
     OwnerDied,
     TenonError,
 )
-from ._files import load, save
-from ._loader import DataLoader
-from ._planner import Plan, Tensor
-from ._plugin import Plugin, plugin
-from ._trace import trace
+from ._ipc.arena import Arena
+from ._ipc.channel import Channel
+from ._ipc.planner import Plan, Tensor
+from ._loader.loader import DataLoader
+from ._sync.function import CFunction, c_function
+from ._sync.holders import Holder
+from ._sync.lease import Lease
 from ._typing import DTypeLike
-from ._workers import WorkerBatch, worker
-from .arena import Arena
-from .channel import Channel
-from .engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
-from .feed import Feed, schema
-from .function import CFunction, c_function
-from .lease import Holder, Lease
-from .share import Handle, Shared
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [

@@ -60,7 +60,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from tenon import _observers, _terminal
+    from tenon._tools import observers as _observers
+    from tenon._tools import terminal as _terminal
 
     text = _observers.document()
     if arguments.json:
@@ -71,7 +72,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from tenon import _observers
+    from tenon._tools import observers as _observers
 
     text = _observers.collection()
     print(text if arguments.json else _observers.summary(json.loads(text)), flush=True)
@@ -79,14 +80,14 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from tenon import _top as top
+    from tenon._tools import top as top
 
     return top.run(arguments.interval, arguments.once, arguments.json)
 
 
 def _plot(arguments: argparse.Namespace) -> int:
     try:
-        from tenon import _plot as plot
+        from tenon._tools import plot as plot
     except ImportError as error:
         reason = f"it draws with matplotlib, which cannot be used ({error})"
         print(f'tenon plot: {reason}: pip install "tenon[plot]"', file=sys.stderr)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, SupportsIndex, TypeAlias, TypeVar
 import numpy as _np
 from typing_extensions import CapsuleType
 
-from tenon._ctypes import ArrayCTypes
+from tenon._array.ctypes import ArrayCTypes
 from tenon._typing import DTypeLike
-from tenon.share import OnOwnerDied
+from tenon._array.share import OnOwnerDied
 
 __version__: str
 _T = TypeVar("_T")

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ._batches import NO_BATCH, DataBatch, DataDesc, DataIter, describe, is_label
-from ._batches import databatch as databatch  # for feeds
+from ._array.creation import asarray, empty
 from ._core import NDArray, from_numpy
-from ._creation import asarray, empty
-from ._prefetching import PrefetchingIter
+from ._data.batches import NO_BATCH, DataBatch, DataDesc, DataIter, describe, is_label
+from ._data.prefetching import PrefetchingIter
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .feed import Feed
+    from ._data.feed import Feed
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "FeedIter", "NDArrayIter", "PrefetchingIter"]
 

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -99,4 +99,4 @@ void BlockCache::give(void* memory, size_t size) noexcept {
   if (++mine.n_freed >= kMostKept) mine.give_freed();
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-namespace tenon {
+namespace tenon::impl {
 
 // Blocks are used again and never given back to the system: as much memory stays taken as was in use at a
 // time.
@@ -22,4 +22,4 @@ class BlockCache {
   static constexpr size_t kBlock = 512;
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

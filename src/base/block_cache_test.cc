@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 // Memory that bears the mark of its owner from take to give: two owners at a time would overwrite it.
@@ -66,4 +66,4 @@ TEST(BlockCache, BlocksGoFromThreadToThreadAndOutliveThreads) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl

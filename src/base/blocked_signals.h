@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-namespace tenon {
+namespace tenon::impl {
 
 // Threads started while this lives take no signals but those of a fault in their own code: a Ctrl-C must
 // interrupt the thread that waits, not a worker.
@@ -26,4 +26,4 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
-namespace tenon {
+namespace tenon::impl {
 
 inline int64_t now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -48,4 +48,4 @@ class Deadline {
   mutable int64_t at_ns_ = 0;
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

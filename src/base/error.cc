@@ -4,7 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
-namespace tenon {
+namespace tenon::impl {
 
 std::string detail::text_of(double value) {
   char buffer[32];
@@ -28,4 +28,4 @@ std::string address_text(const void* address) {
   return buffer;
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -13,7 +13,7 @@
 
 #include "tenon/tenon.h"
 
-namespace tenon {
+namespace tenon::impl {
 
 enum class Code : int32_t {
   kValue = TENON_ERR_VALUE,
@@ -84,4 +84,4 @@ template <class... Parts>
   throw make_error(code, parts...);
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -15,7 +15,7 @@
 
 #include <csetjmp>
 
-namespace tenon {
+namespace tenon::impl {
 
 inline constexpr const char* kEndedThread =
     "it ended its thread (pthread_exit, or a pthread_cancel from elsewhere): return from it instead";
@@ -56,4 +56,4 @@ bool has_returned(Function& function) {
 
 #endif
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 struct Count {
@@ -89,4 +89,4 @@ TEST(HasReturned, NotOfOneWhoseThreadIsCancelled) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 using Mark = std::atomic<uint64_t>;
@@ -41,4 +41,4 @@ uint64_t ForkMark::current() noexcept {
   return page->compare_exchange_strong(mark, next, std::memory_order_relaxed) ? next : mark;
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

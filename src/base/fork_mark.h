@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace tenon {
+namespace tenon::impl {
 
 // Remembers the process in which it was made. Threads: may be asked by any thread.
 class ForkMark {
@@ -22,4 +22,4 @@ class ForkMark {
   uint64_t mark_;
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -15,7 +15,7 @@
 #include <climits>
 #include <cstdint>
 
-namespace tenon {
+namespace tenon::impl {
 
 // kWoken: woken, or the word had another value. kInterrupted: a signal's handler has run. One that was
 // installed with SA_RESTART may leave a wait without a timeout asleep.
@@ -71,4 +71,4 @@ inline void futex_wake_all(const std::atomic<uint32_t>& word) noexcept {
   detail::futex(word, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

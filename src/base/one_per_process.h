@@ -8,7 +8,7 @@
 
 #include "base/fork_mark.h"
 
-namespace tenon {
+namespace tenon::impl {
 
 // Made when it is first asked for; never destroyed. Threads: any.
 template <class T>
@@ -30,4 +30,4 @@ T& one_per_process() {
   return seen->object;
 }
 
-}  // namespace tenon
+}  // namespace tenon::impl

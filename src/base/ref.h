@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace tenon {
+namespace tenon::impl {
 
 class RefCount {
  public:
@@ -94,4 +94,4 @@ class Ref {
   T* object_ = nullptr;
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

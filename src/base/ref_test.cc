@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 // Not atomic on purpose: ThreadSanitizer reports it unless the counter orders all uses before the end.
@@ -70,4 +70,4 @@ TEST(RefCount, NeverRisesFromZero) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl

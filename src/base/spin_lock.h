@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-namespace tenon {
+namespace tenon::impl {
 
 // One pause of a polling thread, for the sake of the other thread on its core.
 inline void relax_processor() noexcept {
@@ -58,4 +58,4 @@ class SpinLock {
   std::atomic<bool> is_locked_{false};
 };
 
-}  // namespace tenon
+}  // namespace tenon::impl

@@ -11,7 +11,7 @@
 #include <new>
 #include <utility>
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 
 constinit std::atomic<uint32_t> detail::running{0};
 
@@ -172,4 +172,4 @@ Recording stop() noexcept {
   return recording;
 }
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 
 enum class Kind : uint8_t {
   kNone,     // nothing has come of it: not to be shown
@@ -200,4 +200,4 @@ void start(size_t capacity);
 // Requires: one runs.
 Recording stop() noexcept;
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The section "arenas" of share.h.
-#include "share/arena.h"
+#include "ipc/arena.h"
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
-using share::Arena;
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
@@ -31,15 +30,15 @@ int32_t index_of(const Arena& arena, const char* layout) {
 }
 
 // nullptr: there is no such layout.
-const share::NamedFields* find(const tenon_arena* arena, int32_t layout) noexcept {
+const NamedFields* find(const tenon_arena* arena, int32_t layout) noexcept {
   const auto& layouts = unwrap(arena)->layouts();
   return layout >= 0 && layout < static_cast<int32_t>(layouts.size()) ? &layouts[static_cast<size_t>(layout)]
                                                                       : nullptr;
 }
 
 // nullptr: there is no such field.
-const share::Part* find(const tenon_arena* arena, int32_t layout, int32_t field) noexcept {
-  const share::NamedFields* const found = find(arena, layout);
+const Part* find(const tenon_arena* arena, int32_t layout, int32_t field) noexcept {
+  const NamedFields* const found = find(arena, layout);
   const bool is_there =
       found != nullptr && field >= 0 && field < static_cast<int32_t>(found->fields.parts().size());
   return is_there ? &found->fields.parts()[static_cast<size_t>(field)] : nullptr;
@@ -53,7 +52,7 @@ tenon_status tenon_arena_create(int32_t n, const tenon_layout* layouts, const te
                                 tenon_arena** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    share::SharedOptions shared;
+    SharedOptions shared;
     if (options != nullptr) shared = shared_options_in(options);
     *out = wrap(Arena::create(checked(n, layouts), options != nullptr ? &shared : nullptr));
   });
@@ -98,13 +97,13 @@ int32_t tenon_arena_layout_count(const tenon_arena* arena) {
 }
 
 tenon_layout tenon_arena_layout(const tenon_arena* arena, int32_t layout) {
-  const share::NamedFields* const found = find(arena, layout);
+  const NamedFields* const found = find(arena, layout);
   if (found == nullptr) return {};
   return {found->name.c_str(), static_cast<int32_t>(found->fields.parts().size()), 0, nullptr};
 }
 
 tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout, int32_t field) {
-  const share::Part* const part = find(arena, layout, field);
+  const Part* const part = find(arena, layout, field);
   if (part == nullptr) return {};
   return {part->name.c_str(), part->dtype, static_cast<int32_t>(part->shape.size()), part->shape.data()};
 }
@@ -158,11 +157,11 @@ tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field
   return guarded(error, [&] {
     not_null(arena, "arena");
     not_null(out, "out");
-    const share::Part* const part = find(arena, layout, field);
+    const Part* const part = find(arena, layout, field);
     if (part == nullptr) {
       throw_error(Code::kIndex, "the arena has no field ", field, " in a layout ", layout);
     }
-    *out = capi::wrap(share::Fields::array_of(unwrap(arena)->data(), *part));
+    *out = capi::wrap(Fields::array_of(unwrap(arena)->data(), *part));
   });
 }
 

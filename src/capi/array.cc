@@ -4,14 +4,14 @@
 #include <cstddef>
 #include <new>
 
+#include "array/access.h"
+#include "array/dtype.h"
+#include "array/ownership.h"
 #include "capi/boundary.h"
-#include "core/access.h"
-#include "core/dtype.h"
-#include "core/known_memory.h"
-#include "core/ownership.h"
+#include "memory/known_memory.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 

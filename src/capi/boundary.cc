@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 
 #ifdef TENON_FAULT_INJECTION
 constinit thread_local Fault fault = nullptr;
@@ -41,10 +41,10 @@ void check_flags(uint32_t flags, uint32_t known, const char* function) {
 }
 
 namespace {
-thread_local Ref<engine::Failure> last_failure;
+thread_local Ref<Failure> last_failure;
 }
 
-void remember_failure(Ref<engine::Failure> failure) noexcept { last_failure = std::move(failure); }
+void remember_failure(Ref<Failure> failure) noexcept { last_failure = std::move(failure); }
 
 Access checked_access(int32_t access) {
   if (access != TENON_READ && access != TENON_WRITE) {
@@ -53,12 +53,12 @@ Access checked_access(int32_t access) {
   return static_cast<Access>(access);
 }
 
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi
 
 extern "C" {
 
 tenon_failure* tenon_failure_last(void) {
-  return reinterpret_cast<tenon_failure*>(std::exchange(tenon::capi::last_failure, {}).detach());
+  return reinterpret_cast<tenon_failure*>(std::exchange(tenon::impl::capi::last_failure, {}).detach());
 }
 
 const char* tenon_status_name(tenon_status status) {

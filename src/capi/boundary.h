@@ -6,12 +6,12 @@
 
 #include <new>
 
+#include "array/array.h"
 #include "base/error.h"
-#include "core/array.h"
-#include "engine/failure.h"
+#include "sync/failure.h"
 #include "tenon/tenon.h"
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 
 // Fills error (may be null; may be shorter than this library's struct) and returns the status.
 tenon_status report(tenon_error* error, tenon_status status, const char* message,
@@ -43,7 +43,7 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 Access checked_access(int32_t access);
 
 // What tenon_failure_last gives next in this thread; null: nothing.
-void remember_failure(Ref<engine::Failure> failure) noexcept;
+void remember_failure(Ref<Failure> failure) noexcept;
 
 template <class Body>
 tenon_status guarded(tenon_error* error, Body&& body) noexcept {
@@ -72,4 +72,4 @@ inline Array* unwrap(tenon_array* array) { return reinterpret_cast<Array*>(array
 inline const Array* unwrap(const tenon_array* array) { return reinterpret_cast<const Array*>(array); }
 inline tenon_array* wrap(Ref<Array> array) noexcept { return reinterpret_cast<tenon_array*>(array.detach()); }
 
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi

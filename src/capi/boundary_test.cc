@@ -17,7 +17,7 @@
 
 #include "tenon/dlpack.h"
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 namespace {
 
 using Call = std::function<tenon_status(tenon_error*)>;
@@ -152,7 +152,7 @@ void expect_everywhere(void (*thrower)(), tenon_status status, const char* messa
 
 TEST(Boundary, TheTableNamesEveryFallibleFunctionOfTheHeader) {
   std::stringstream text;
-  for (const char* name : {"tenon.h", "feed.h", "share.h", "trace.h"})
+  for (const char* name : {"core.h", "feed.h", "share.h", "trace.h"})
     text << std::ifstream(std::string(TENON_HEADERS) + name).rdbuf();
   const std::string header = text.str();
   const std::regex declaration(R"(TENON_API tenon_status (tenon_\w+)\()");
@@ -272,4 +272,4 @@ TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {
 }
 
 }  // namespace
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi

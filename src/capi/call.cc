@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "array/access.h"
 #include "capi/boundary.h"
-#include "core/access.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 

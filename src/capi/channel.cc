@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The section "channels" of share.h.
-#include "share/channel.h"
+#include "ipc/channel.h"
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
-using share::Channel;
-using share::Item;
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
@@ -21,7 +19,7 @@ tenon_channel* wrap(Ref<Channel> channel) noexcept {
 }
 tenon_item* wrap(Ref<Item> item) noexcept { return reinterpret_cast<tenon_item*>(item.detach()); }
 
-share::ChannelPlan plan_in(const tenon_channel_options& options) {
+ChannelPlan plan_in(const tenon_channel_options& options) {
   check_struct_size(options.struct_size, sizeof options, "tenon_channel_options");
   if (options.mode < 0 || options.mode > TENON_CHANNEL_LATEST) {
     throw_error(Code::kValue, "mode is ", options.mode, ": it must be one of TENON_CHANNEL_*");
@@ -30,8 +28,8 @@ share::ChannelPlan plan_in(const tenon_channel_options& options) {
     throw_error(Code::kValue, "when_full is ", options.when_full, ": it must be one of TENON_WHEN_FULL_*");
   }
   if (options.slots < 1) throw_error(Code::kValue, "a channel needs at least one slot, not ", options.slots);
-  return {static_cast<uint32_t>(options.slots), static_cast<share::ChannelMode>(options.mode),
-          static_cast<share::WhenFull>(options.when_full)};
+  return {static_cast<uint32_t>(options.slots), static_cast<ChannelMode>(options.mode),
+          static_cast<WhenFull>(options.when_full)};
 }
 
 }  // namespace
@@ -68,7 +66,7 @@ tenon_array* tenon_channel_memory(tenon_channel* channel) {
 }
 
 tenon_channel_options tenon_channel_describe(const tenon_channel* channel) {
-  const share::ChannelPlan& plan = unwrap(channel)->plan();
+  const ChannelPlan& plan = unwrap(channel)->plan();
   return {sizeof(tenon_channel_options), static_cast<int32_t>(plan.slots), static_cast<int32_t>(plan.mode),
           static_cast<int32_t>(plan.when_full)};
 }
@@ -79,7 +77,7 @@ int32_t tenon_channel_field_count(const tenon_channel* channel) {
 
 tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i) {
   if (i < 0 || i >= tenon_channel_field_count(channel)) return {};
-  const share::Part& part = unwrap(channel)->fields().parts()[static_cast<size_t>(i)];
+  const Part& part = unwrap(channel)->fields().parts()[static_cast<size_t>(i)];
   return {part.name.c_str(), part.dtype, static_cast<int32_t>(part.shape.size()), part.shape.data()};
 }
 
@@ -140,7 +138,7 @@ void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
 
 void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out) {
   if (out->struct_size < sizeof *out) return;
-  const share::ChannelStatistics now = unwrap(channel)->statistics();
+  const ChannelStatistics now = unwrap(channel)->statistics();
   *out = {sizeof *out,
           static_cast<int32_t>(now.ready),
           static_cast<int32_t>(now.in_use),

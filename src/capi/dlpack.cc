@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The section "DLPack" of tenon.h.
+#include "array/dlpack_export.h"
+#include "array/dlpack_import.h"
 #include "capi/boundary.h"
-#include "dlpack/export.h"
-#include "dlpack/import.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 

@@ -5,11 +5,11 @@
 #include <cstring>
 
 #include "capi/boundary.h"
-#include "feed/feed.h"
-#include "feed/worker.h"
+#include "data/feed.h"
+#include "data/worker.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 

@@ -2,11 +2,11 @@
 //
 // The section "native functions" of tenon.h.
 #include "capi/boundary.h"
-#include "feed/bind.h"
-#include "feed/native_function.h"
+#include "data/bind.h"
+#include "data/native_function.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 

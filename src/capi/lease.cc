@@ -9,37 +9,37 @@
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
-#include "engine/gate.h"
+#include "sync/gate.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
 Lease* unwrap(tenon_lease* lease) noexcept { return reinterpret_cast<Lease*>(lease); }
 static_assert(sizeof(Lease) <= sizeof(tenon_lease) && alignof(Lease) <= alignof(tenon_lease));
 
-void describe(const engine::Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
+void describe(const Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
   static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
   *to = {};
   to->kind = static_cast<int32_t>(from.party);
-  to->access = from.mode == engine::Mode::kWrite ? TENON_WRITE : TENON_READ;
+  to->access = from.mode == Mode::kWrite ? TENON_WRITE : TENON_READ;
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
   to->age_ns = std::max<int64_t>(now_ms - from.since_ms, 0) * 1'000'000;
   std::memcpy(to->name, from.name, std::strlen(from.name));
   std::memcpy(to->site, from.site, std::strlen(from.site));
 }
-static_assert(static_cast<int32_t>(engine::Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
-              static_cast<int32_t>(engine::Obstacle::Party::kOp) == TENON_HOLDER_OP &&
-              static_cast<int32_t>(engine::Obstacle::Party::kLease) == TENON_HOLDER_LEASE &&
-              static_cast<int32_t>(engine::Obstacle::Party::kCall) == TENON_HOLDER_CALL &&
-              static_cast<int32_t>(engine::Obstacle::Party::kProcess) == TENON_HOLDER_PROCESS);
+static_assert(static_cast<int32_t>(Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
+              static_cast<int32_t>(Obstacle::Party::kOp) == TENON_HOLDER_OP &&
+              static_cast<int32_t>(Obstacle::Party::kLease) == TENON_HOLDER_LEASE &&
+              static_cast<int32_t>(Obstacle::Party::kCall) == TENON_HOLDER_CALL &&
+              static_cast<int32_t>(Obstacle::Party::kProcess) == TENON_HOLDER_PROCESS);
 
-engine::Actor owner_in(const tenon_lease_options& options) {
-  const engine::Actor self = engine::actor_of_task(options.task);
+Actor owner_in(const tenon_lease_options& options) {
+  const Actor self = actor_of_task(options.task);
   if (options.thread == 0 || options.thread == self.number) return self;
-  const uint32_t id = engine::thread_id_of(options.thread);
+  const uint32_t id = thread_id_of(options.thread);
   if (id == 0) {
     throw_error(
         Code::kValue, "the lease is for thread ", options.thread,
@@ -50,7 +50,7 @@ engine::Actor owner_in(const tenon_lease_options& options) {
 
 }  // namespace
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 
 LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function) {
   not_null(lease, "lease");
@@ -65,7 +65,7 @@ LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* option
   return {checked_access(options->access), flags, owner_in(*options)};
 }
 
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi
 
 extern "C" {
 
@@ -119,25 +119,25 @@ void tenon_lease_detach(tenon_lease* lease) {
 }
 
 int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
-  const engine::Extent extent = capi::unwrap(array)->extent();
-  engine::Queue& queue = engine::lock_home(capi::unwrap(array)->storage().home());
-  const int64_t now = engine::coarse_now_ms();
+  const Extent extent = capi::unwrap(array)->extent();
+  Queue& queue = lock_home(capi::unwrap(array)->storage().home());
+  const int64_t now = coarse_now_ms();
   int32_t count = 0;
   const auto add = [&](const auto& holder) {
     if (!holder.extent.overlaps(extent)) return;
-    if (count < n) describe(engine::Obstacle::of(holder), now, out + count);
+    if (count < n) describe(Obstacle::of(holder), now, out + count);
     ++count;
   };
-  for (const engine::Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
-  for (const engine::View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
-  engine::Gate* const gate = queue.gate();
+  for (const Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
+  for (const View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
+  Gate* const gate = queue.gate();
   queue.lock.unlock();
   if (gate != nullptr) {
-    auto add_other = [&](const engine::Obstacle& other) {
+    auto add_other = [&](const Obstacle& other) {
       if (count < n) describe(other, now, out + count);
       ++count;
     };
-    const auto visit = [](const engine::Obstacle& other, void* context) {
+    const auto visit = [](const Obstacle& other, void* context) {
       (*static_cast<decltype(add_other)*>(context))(other);
     };
     gate->visit_others(extent, visit, &add_other);
@@ -147,7 +147,7 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
 
 void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
   if (hooks == nullptr || hooks->struct_size < sizeof *hooks) return;
-  engine::set_wait_hooks(
+  set_wait_hooks(
       {hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report, hooks->is_alone});
 }
 

@@ -3,22 +3,22 @@
 // What callers say of the leases and shared arrays that they want.
 #pragma once
 
-#include "core/lease.h"
-#include "share/segments.h"
+#include "array/lease.h"
+#include "ipc/segments.h"
 #include "tenon/tenon.h"
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 
 struct LeaseRequest {
   Access access;
   LeaseFlags flags;
-  engine::Actor owner;
+  Actor owner;
 };
 
 // Fails with kValue for arguments that cannot work, and for a lease that is held.
 LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function);
 
 // Fails with kValue.
-share::SharedOptions shared_options_in(const tenon_shared_options* given);
+SharedOptions shared_options_in(const tenon_shared_options* given);
 
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi

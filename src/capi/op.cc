@@ -5,20 +5,15 @@
 #include <utility>
 #include <vector>
 
+#include "array/access.h"
+#include "array/lease.h"
 #include "capi/boundary.h"
-#include "core/access.h"
-#include "core/lease.h"
-#include "engine/engine.h"
+#include "exec/engine.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
-
-using engine::Engine;
-using engine::Failure;
-using engine::Op;
-using engine::Refusal;
 
 Op* unwrap(tenon_op* op) noexcept { return reinterpret_cast<Op*>(op); }
 const Op* unwrap(const tenon_op* op) noexcept { return reinterpret_cast<const Op*>(op); }
@@ -53,23 +48,23 @@ struct PushedWork {
 // A task that waits for an op. Zero memory is one that has not begun.
 struct Await {
   Ref<Op> op;
-  engine::Waiter waiter;
+  Waiter waiter;
 };
 
 Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
 static_assert(sizeof(Await) <= sizeof(tenon_await) && alignof(Await) <= alignof(tenon_await));
 
-engine::OnHost on_host_from(int32_t on_conflict) {
+OnHost on_host_from(int32_t on_conflict) {
   switch (on_conflict) {
-    case TENON_CONFLICT_RAISE: return engine::OnHost::kRaise;
-    case TENON_CONFLICT_WAIT: return engine::OnHost::kWait;
-    case TENON_CONFLICT_IGNORE: return engine::OnHost::kIgnore;
+    case TENON_CONFLICT_RAISE: return OnHost::kRaise;
+    case TENON_CONFLICT_WAIT: return OnHost::kWait;
+    case TENON_CONFLICT_IGNORE: return OnHost::kIgnore;
     default: break;
   }
   throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
 }
 
-void describe(const tenon_use& use, engine::Entry& entry) {
+void describe(const tenon_use& use, Entry& entry) {
   const Array& array = *capi::unwrap(use.array);
   entry.home = &array.storage().home();
   entry.extent = array.extent();
@@ -140,7 +135,7 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
     not_null(reinterpret_cast<const void*>(work->run), "work->run");
     if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of uses cannot be negative");
     if (n > 0) not_null(uses, "uses");
-    const engine::OnHost on_host = on_host_from(work->on_conflict);
+    const OnHost on_host = on_host_from(work->on_conflict);
     const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
     Ref<Op> op = make_op(*work, used);
     if (trace::is_on()) [[unlikely]]
@@ -169,7 +164,7 @@ void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* pay
                                             self.site != nullptr ? self.site : "", payload, drop_payload)));
 }
 
-int32_t tenon_op_has_views(const tenon_op* op) { return engine::has_views(*unwrap(op)) ? 1 : 0; }
+int32_t tenon_op_has_views(const tenon_op* op) { return has_views(*unwrap(op)) ? 1 : 0; }
 
 void tenon_op_retain(tenon_op* op) { unwrap(op)->retain(); }
 
@@ -189,7 +184,7 @@ tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error)
 }
 
 tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void*), void* context, tenon_error* error) {
-  struct Call : engine::DoneCall {
+  struct Call : DoneCall {
     void (*done)(void*);
     void* context_of_caller;
   };
@@ -216,13 +211,13 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
     if (self.is_done()) return;
     Refusal refusal;
     refusal.reason = Refusal::Reason::kInBody;
-    if (engine::this_thread.running != 0) throw_refusal(refusal, "wait for an op on", nullptr);
+    if (this_thread.running != 0) throw_refusal(refusal, "wait for an op on", nullptr);
     auto* const fresh = new (await) Await;
     fresh->op = Ref<Op>::share(&self);
-    fresh->waiter.actor = engine::actor_of_task(task);
+    fresh->waiter.actor = actor_of_task(task);
     fresh->waiter.is_thread = false;
     fresh->waiter.claim = &self;
-    engine::WaitGraph& graph = engine::WaitGraph::instance();
+    WaitGraph& graph = WaitGraph::instance();
     graph.enter(&fresh->waiter);
     if (!graph.is_deadlock(fresh->waiter, &refusal.obstacle)) return;
     tenon_await_end(await);
@@ -233,13 +228,13 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
 
 void tenon_await_end(tenon_await* await) {
   if (await == nullptr || !unwrap(await)->op) return;
-  engine::WaitGraph::instance().leave(&unwrap(await)->waiter);
+  WaitGraph::instance().leave(&unwrap(await)->waiter);
   unwrap(await)->op = {};
 }
 
 int32_t tenon_engine_help(void) {
   if (Engine::instance().has_own_threads()) return -1;
-  return engine::help() ? 1 : 0;
+  return help() ? 1 : 0;
 }
 
 tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {
@@ -255,8 +250,8 @@ tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeou
     Lease lease;
     LeaseFlags flags;
     flags.is_wait = true;
-    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), flags,
-                  engine::current_actor(), nullptr, Deadline(timeout_ns));
+    lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), flags, current_actor(),
+                  nullptr, Deadline(timeout_ns));
   });
 }
 
@@ -266,7 +261,7 @@ tenon_failure* tenon_op_failure(tenon_op* op) {
 
 tenon_failure* tenon_array_failure(tenon_array* array) {
   const Array& self = *capi::unwrap(array);
-  return wrap(engine::failure_of(self.storage().home(), self.extent()));
+  return wrap(failure_of(self.storage().home(), self.extent()));
 }
 
 tenon_failure* tenon_failures_take(void) { return wrap(Engine::instance().take_failure()); }
@@ -289,7 +284,7 @@ void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(v
 
 void tenon_array_clear_error(tenon_array* array) {
   const Array& self = *capi::unwrap(array);
-  engine::clear_failures(self.storage().home(), self.extent());
+  clear_failures(self.storage().home(), self.extent());
 }
 
 tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error) {

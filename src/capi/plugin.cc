@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The section "plug-ins" of feed.h.
-#include "feed/plugin.h"
+#include "data/plugin.h"
 
 #include "capi/boundary.h"
 
-using namespace tenon;        // NOLINT(google-build-using-namespace)
-using namespace tenon::capi;  // NOLINT(google-build-using-namespace)
+using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
+using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 

@@ -7,32 +7,31 @@
 #include <new>
 #include <string>
 
+#include "array/shape.h"
 #include "base/clock.h"
 #include "capi/boundary.h"
 #include "capi/lease.h"
-#include "core/shape.h"
-#include "engine/gate.h"
-#include "share/collect.h"
-#include "share/inspect.h"
-#include "share/segments.h"
+#include "ipc/collect.h"
+#include "ipc/inspect.h"
+#include "ipc/segments.h"
+#include "sync/gate.h"
 
-using namespace tenon;
+using namespace tenon::impl;
 using capi::check_flags;
 using capi::check_struct_size;
 using capi::guarded;
 using capi::not_null;
-using share::Segments;
 
-namespace tenon::capi {
+namespace tenon::impl::capi {
 
-share::SharedOptions shared_options_in(const tenon_shared_options* given) {
-  share::SharedOptions options;
+SharedOptions shared_options_in(const tenon_shared_options* given) {
+  SharedOptions options;
   if (given == nullptr) return options;
   check_struct_size(given->struct_size, sizeof *given, "tenon_shared_options");
   check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, "tenon_shared_create");
   if (given->name != nullptr) {
     options.name = given->name;
-    share::check_name(options.name);
+    check_name(options.name);
   }
   options.has_huge_pages = (given->flags & TENON_HUGE_PAGES) != 0;
   options.is_populated = (given->flags & TENON_POPULATED) != 0;
@@ -40,7 +39,7 @@ share::SharedOptions shared_options_in(const tenon_shared_options* given) {
   return options;
 }
 
-}  // namespace tenon::capi
+}  // namespace tenon::impl::capi
 
 namespace {
 
@@ -83,7 +82,7 @@ tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_erro
     not_null(array, "array");
     not_null(out, "out");
     const std::string bytes = Segments::instance().handle_of(*capi::unwrap(array));
-    static_assert(sizeof out->data >= share::kMostHandleBytes);
+    static_assert(sizeof out->data >= kMostHandleBytes);
     out->nbytes = static_cast<uint32_t>(bytes.size());
     std::memcpy(out->data, bytes.data(), bytes.size());
   });
@@ -93,9 +92,9 @@ tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, i
                                 tenon_error* error) {
   return guarded(error, [&] {
     not_null(handle, "handle");
-    share::HandleLimits limits;
+    HandleLimits limits;
     if (receiver != 0) {
-      limits.receiver = {receiver, share::os::start_of(receiver)};
+      limits.receiver = {receiver, os::start_of(receiver)};
       if (limits.receiver.start == 0) {
         throw_error(Code::kNotFound, "there is no process ", receiver, " to receive a shared array");
       }
@@ -124,19 +123,19 @@ tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** 
   });
 }
 
-int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return engine::set_gate_timeout_ns(timeout_ns); }
+int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return set_gate_timeout_ns(timeout_ns); }
 
 tenon_status tenon_shared_describe(char** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    *out = text_out(share::json_of(share::inspect()));
+    *out = text_out(json_of(inspect()));
   });
 }
 
 tenon_status tenon_shared_collect(char** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    *out = text_out(share::json_of(share::collect()));
+    *out = text_out(json_of(collect()));
   });
 }
 

@@ -4,18 +4,18 @@
 #include "capi/boundary.h"
 #include "trace/session.h"
 
-using tenon::capi::guarded;
-using tenon::capi::not_null;
+using tenon::impl::capi::guarded;
+using tenon::impl::capi::not_null;
 
 extern "C" {
 
 tenon_status tenon_trace_begin(const char* path, uint64_t capacity, tenon_error* error) {
-  return guarded(error, [&] { tenon::trace::begin(not_null(path, "path"), capacity); });
+  return guarded(error, [&] { tenon::impl::trace::begin(not_null(path, "path"), capacity); });
 }
 
 tenon_status tenon_trace_end(tenon_trace_counts* counts, tenon_error* error) {
   return guarded(error, [&] {
-    const tenon::trace::Counts ended = tenon::trace::end();
+    const tenon::impl::trace::Counts ended = tenon::impl::trace::end();
     if (counts != nullptr) *counts = {ended.events, ended.lost};
   });
 }

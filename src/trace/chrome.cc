@@ -12,12 +12,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "share/json.h"
+#include "base/json.h"
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 namespace {
-
-using share::Json;
 
 // Of the file's "processes".
 constexpr uint64_t kThreads = 1;
@@ -366,4 +364,4 @@ void write_chrome(const Recording& recording, const std::function<bool(std::stri
   Writer(recording, put).write();
 }
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

@@ -12,9 +12,9 @@
 
 #include "base/trace.h"
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 
 // put(text) writes a part of the file, and says whether to go on. Fails with std::bad_alloc.
 void write_chrome(const Recording& recording, const std::function<bool(std::string_view)>& put);
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

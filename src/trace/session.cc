@@ -18,7 +18,7 @@
 #include "base/trace.h"
 #include "trace/chrome.h"
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 namespace {
 
 struct Session {
@@ -118,4 +118,4 @@ Counts end() {
   return counts;
 }
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 
 struct Counts {
   uint64_t events = 0;
@@ -19,4 +19,4 @@ void begin(const char* path, uint64_t capacity);
 // Fails as tenon_trace_end; none runs then.
 Counts end();
 
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

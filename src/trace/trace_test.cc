@@ -18,7 +18,7 @@
 #include "trace/chrome.h"
 #include "trace/session.h"
 
-namespace tenon::trace {
+namespace tenon::impl::trace {
 namespace {
 
 // A span whose every field follows from its number, so that a record that is put together of two shows.
@@ -287,4 +287,4 @@ TEST(Trace, WhatIsOpenAtTheEndLastsUntilThen) {
 }
 
 }  // namespace
-}  // namespace tenon::trace
+}  // namespace tenon::impl::trace

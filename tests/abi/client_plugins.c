@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A feed from C that runs a plug-in, and the two calls that look at one. What plug-ins may do wrong:
- * feed/plugin_test.cc. */
+ * data/plugin_test.cc. */
 #include <string.h>
 
 #include "client.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and share_test. */
+ * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and src/ipc. */
 #include <poll.h>
 #include <string.h>
 

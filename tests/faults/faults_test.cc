@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "faults.h"
-#include "share/segments.h"
+#include "ipc/segments.h"
 #include "tenon/arena.hpp"
 #include "tenon/channel.hpp"
 #include "tenon/dlpack.h"
@@ -46,7 +46,7 @@
 namespace {
 
 namespace api = tenon::api0;
-namespace share = tenon::share;
+namespace impl = tenon::impl;
 using api::Array;
 using tenon::faults::Kind;
 using namespace std::chrono_literals;
@@ -357,20 +357,20 @@ std::string what_is_left() {
   tenon_statistics now{};
   now.struct_size = sizeof now;
   tenon_statistics_get(&now);
-  using share::look;
+  using impl::look;
   uint32_t records = 0, blocks = 0, sent = 0;
-  share::Segments::instance().visit([&](share::Segment& segment) {
-    const share::Control& control = segment.control();
-    for (uint32_t p = 0; p < share::kParticipants; ++p) {
+  impl::Segments::instance().visit([&](impl::Segment& segment) {
+    const impl::Control& control = segment.control();
+    for (uint32_t p = 0; p < impl::kParticipants; ++p) {
       if (!control.has_slot(p)) continue;
-      const share::Slot& slot = control.slot(p);
+      const impl::Slot& slot = control.slot(p);
       if (look(slot.pid) != static_cast<uint32_t>(getpid())) continue;
-      for (const share::Record& r : slot.records) records += look(r.state) != 0 ? 1 : 0;
+      for (const impl::Record& r : slot.records) records += look(r.state) != 0 ? 1 : 0;
     }
     if (segment.header().creator_pid != static_cast<uint32_t>(getpid())) return;
     for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
-      const share::Block& block = control.block(i);
-      blocks += look(block.state) == share::BlockState::kUsed ? 1 : 0;
+      const impl::Block& block = control.block(i);
+      blocks += look(block.state) == impl::BlockState::kUsed ? 1 : 0;
       for (const auto& number : block.sent) sent += look(number) != 0 ? 1 : 0;
       sent += look(block.sent_more);
     }
@@ -378,9 +378,9 @@ std::string what_is_left() {
   const bool is_clean = now.storages == 0 && now.regions == 0 && now.heap_nbytes == 0 && now.views == 0 &&
                         tenon_engine_unfinished() == 0 && records == 0 && blocks == 0 && sent == 0;
   if (is_clean) return "";
-  return tenon::concat(now.storages, " storages, ", now.regions, " regions, ", now.heap_nbytes, " bytes, ",
-                       now.views, " views, ", tenon_engine_unfinished(), " ops, ", records, " leases, ",
-                       blocks, " blocks, ", sent, " handles are left");
+  return tenon::impl::concat(now.storages, " storages, ", now.regions, " regions, ", now.heap_nbytes,
+                             " bytes, ", now.views, " views, ", tenon_engine_unfinished(), " ops, ", records,
+                             " leases, ", blocks, " blocks, ", sent, " handles are left");
 }
 
 // The child: the scenario with its failure number n, then without; then nothing is left.
@@ -397,17 +397,17 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
     report.has_failed = true;
     (void)std::snprintf(report.call, sizeof report.call, "%s", call);
   } else if (report.message[0] != '\0') {
-    note(report, tenon::concat("it fails where nothing was made to fail: ", report.message));
+    note(report, tenon::impl::concat("it fails where nothing was made to fail: ", report.message));
   }
   if (!unclear.empty()) note(report, unclear);
   while (api::take_failure()) continue;
   try {
     scenario.run(told);
   } catch (const std::exception& e) {
-    note(report, tenon::concat("it does not work afterwards: ", e.what()));
+    note(report, tenon::impl::concat("it does not work afterwards: ", e.what()));
   }
   while (api::take_failure()) continue;
-  share::Segments::nudge();
+  impl::Segments::nudge();
   // The keeper gives back what nobody uses, soon.
   std::string left = what_is_left();
   const auto end = std::chrono::steady_clock::now() + 5s;
@@ -458,7 +458,7 @@ class EachFailure : public testing::TestWithParam<Case> {
     int status = 0;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     const std::string where =
-        tenon::concat("failure ", n, ", of ", report_->call, " (\"", report_->message, "\")");
+        tenon::impl::concat("failure ", n, ", of ", report_->call, " (\"", report_->message, "\")");
     if (WIFSIGNALED(status)) {
       ADD_FAILURE() << where << ": the process "
                     << (WTERMSIG(status) == SIGALRM ? "hangs" : strsignal(WTERMSIG(status)));

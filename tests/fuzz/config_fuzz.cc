@@ -10,10 +10,10 @@
 #include <string>
 #include <string_view>
 
-#include "feed/json.h"
+#include "base/json.h"
 #include "tenon/plugin.hpp"
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 template <class T>
@@ -41,10 +41,10 @@ void fuzz_one(std::string_view bytes) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  tenon::fuzz_one({reinterpret_cast<const char*>(data), size});
+  tenon::impl::fuzz_one({reinterpret_cast<const char*>(data), size});
   return 0;
 }

@@ -9,12 +9,12 @@
 #include <span>
 #include <string>
 
+#include "array/dtype.h"
 #include "base/error.h"
-#include "core/dtype.h"
-#include "feed/worker.h"
-#include "share/segments.h"
+#include "data/worker.h"
+#include "ipc/segments.h"
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 struct Good {
@@ -23,8 +23,8 @@ struct Good {
 
   Good() {
     const int64_t shape[2] = {7, 5};
-    array = share::Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
-    handle = share::Segments::instance().handle_of(*array);
+    array = Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
+    handle = Segments::instance().handle_of(*array);
   }
 };
 
@@ -37,7 +37,7 @@ void try_handle(std::span<const uint8_t> bytes) {
       handle[i - 1] ^= static_cast<char>(bytes[i]);
   }
   try {
-    const Ref<Array> array = share::Segments::instance().open(std::as_bytes(std::span(handle)));
+    const Ref<Array> array = Segments::instance().open(std::as_bytes(std::span(handle)));
     // Its bytes are there.
     const auto* const p = reinterpret_cast<const volatile char*>(array->data());
     if (array->size() > 0) (void)*p;
@@ -61,11 +61,11 @@ void try_link(std::span<const uint8_t> bytes) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  tenon::try_link({data, size});
-  tenon::try_handle({data, size});
+  tenon::impl::try_link({data, size});
+  tenon::impl::try_handle({data, size});
   return 0;
 }

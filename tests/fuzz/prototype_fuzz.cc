@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "feed/native_call.h"
-#include "feed/prototype.h"
+#include "data/native_call.h"
+#include "data/prototype.h"
 
-namespace tenon {
+namespace tenon::impl {
 namespace {
 
 bool are_equal(const Parameter& a, const Parameter& b) {
@@ -39,10 +39,10 @@ void fuzz_one(std::string_view text) {
 }
 
 }  // namespace
-}  // namespace tenon
+}  // namespace tenon::impl
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  tenon::fuzz_one({reinterpret_cast<const char*>(data), size});
+  tenon::impl::fuzz_one({reinterpret_cast<const char*>(data), size});
   return 0;
 }

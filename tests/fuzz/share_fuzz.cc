@@ -18,13 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "array/dtype.h"
 #include "base/error.h"
-#include "core/dtype.h"
-#include "share/arena.h"
-#include "share/channel.h"
-#include "share/segments.h"
+#include "ipc/arena.h"
+#include "ipc/channel.h"
+#include "ipc/segments.h"
 
-namespace tenon::share {
+namespace tenon::impl {
 namespace {
 
 // A good one, which mutations begin with.
@@ -204,10 +204,10 @@ void fuzz_one(const uint8_t* data, size_t size) {
   }
 }
 
-}  // namespace tenon::share
+}  // namespace tenon::impl
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  tenon::share::fuzz_one(data, size);
+  tenon::impl::fuzz_one(data, size);
   return 0;
 }

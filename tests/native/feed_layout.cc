@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The numbers of src/feed/mailbox.h, for the test of what reads a feed's memory file in Python.
+// The numbers of src/data/mailbox.h, for the test of what reads a feed's memory file in Python.
 #include <cstddef>
 #include <cstdint>
 
-#include "feed/mailbox.h"
+#include "data/mailbox.h"
 
-using namespace tenon;
+using namespace tenon::impl;
 
 extern "C" __attribute__((visibility("default"))) uint64_t feed_layout(const char** name, int32_t i) {
   static constexpr struct {

@@ -15,8 +15,8 @@ import threading
 import pytest
 
 import tenon as tn
-from tenon import _tasks
 from tenon._core import NativeLease
+from tenon._sync import tasks as _tasks
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 

@@ -323,7 +323,7 @@ def test_ctrl_c_in_a_body_that_a_wait_runs_reaches_the_program_once(wait):
 
 def test_a_search_of_another_thread_is_no_escape():
     """Its references last for a moment: a block and a body that end meanwhile wait for it."""
-    from tenon._views import places
+    from tenon._sync.views import places
 
     a, b = tn.zeros(64), tn.zeros(4)
     x = np.asarray(b)

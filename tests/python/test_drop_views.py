@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon._views import places
+from tenon._sync.views import places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -297,7 +297,7 @@ def session(*command, text):
 
 SESSION = """\
 import json, sys, numpy as np, tenon as tn
-from tenon._views import places, drop_views
+from tenon._sync.views import places, drop_views
 def say(value): print("ANSWER", json.dumps(value))
 
 def found(): return sorted(place.text for place in places(a))

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-import tenon._workers
+import tenon._data.workers
 
 SCHEMA = tn.schema(data=("f8", (8, 16)), label=("i8", (8,)))
 ROWS = 8
@@ -619,7 +619,7 @@ def test_a_thread_whose_loop_is_ended_tells_the_consumer_why_at_each_batch(monke
         raise MemoryError("no room for the loop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tenon._workers, "_Batches", broken)
+        patch.setattr(tenon._data.workers, "_Batches", broken)
         feed = tn.Feed(random_numbers(), workers=1, timeout=60.0)
         with pytest.raises(tn.OpError, match="no room for the loop"):
             next(iter(feed))
@@ -630,7 +630,7 @@ def test_a_thread_whose_loop_is_ended_tells_the_consumer_why_at_each_batch(monke
 
 def test_a_thread_that_has_ended_is_told_to_the_consumer_at_once(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(tenon._workers, "run", lambda *_: None)
+        patch.setattr(tenon._data.workers, "run", lambda *_: None)
         feed = tn.Feed(random_numbers(), workers=2, timeout=60.0)
         for _ in range(2):
             with pytest.raises(tn.OpError, match=r"the thread of worker . has ended"):

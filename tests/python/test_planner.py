@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tenon as tn
-from tenon import _planner
-from tenon._planner import Plan, Tensor, plan
+from tenon._ipc import planner as _planner
+from tenon._ipc.planner import Plan, Tensor, plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "planner"))
 import planner_cases as cases

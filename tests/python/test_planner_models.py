@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tenon as tn
-from tenon._planner import plan
+from tenon._ipc.planner import plan
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "planner"))

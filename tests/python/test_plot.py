@@ -15,7 +15,7 @@ from tenon.__main__ import main
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 
-from tenon import _plot
+from tenon._tools import plot as _plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 FAILED = "#d6001c"

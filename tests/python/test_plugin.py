@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plug-ins from Python: the configuration, the schema, the errors. (The rest: src/feed/plugin_test.cc.)
+"""Plug-ins from Python: the configuration, the schema, the errors. (The rest: src/data/plugin_test.cc.)
 
 Oracle: the plug-in of tests/native/plugin.c writes its state, worker and seeds into each batch, and counts
 its states.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon import _prefetching
+from tenon._data import prefetching as _prefetching
 from tenon.io import DataBatch, DataDesc, DataIter, FeedIter, NDArrayIter, PrefetchingIter
 
 pytestmark = [pytest.mark.usefixtures("nothing_stays_behind"), pytest.mark.timeout(120)]

@@ -15,7 +15,7 @@ import pytest
 import tqdm
 
 import tenon as tn
-from tenon._statistics import Interval
+from tenon._data.statistics import Interval
 
 SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))
 BATCH_NBYTES = 8 * 16 * 4 + 8 * 8
@@ -298,7 +298,7 @@ def test_what_a_bar_raises_is_logged_and_costs_no_batch(how, caplog, monkeypatch
     def fail(*_):
         raise ArithmeticError("no terminal")
 
-    monkeypatch.setattr("tenon._progress._TEXT_SECONDS", 0)
+    monkeypatch.setattr("tenon._data.progress._TEXT_SECONDS", 0)
     if how != "make":
         monkeypatch.setattr(Bar, how, fail)
     with (

@@ -660,7 +660,7 @@ def test_the_end_of_a_block_never_collects(shared, monkeypatch):
 def test_weak_references_and_registries_do_not_grow(shared):
     a = array(shared)
     torch = pytest.importorskip("torch")
-    from tenon import _endings
+    from tenon._sync import endings as _endings
 
     before = len(_endings._unsettled), len(gc.callbacks)
     for _ in range(50):

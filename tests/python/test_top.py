@@ -22,10 +22,11 @@ import native_library
 import pytest
 
 import tenon as tn
-from tenon import _feed_memory, _terminal
 from tenon.__main__ import main
-from tenon._feed_memory import LAYOUT
-from tenon._top import Top, parts
+from tenon._tools import feed_memory as _feed_memory
+from tenon._tools import terminal as _terminal
+from tenon._tools.feed_memory import LAYOUT
+from tenon._tools.top import Top, parts
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))

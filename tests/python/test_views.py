@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon._views import drop_views, places
+from tenon._sync.views import drop_views, places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -189,7 +189,7 @@ def test_what_variables_hold_is_looked_at():
 KEEPER = """
 import numpy as np
 import tenon as tn
-from tenon._views import places
+from tenon._sync.views import places
 
 KEPT = []
 

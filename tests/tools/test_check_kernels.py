@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import check_kernels
 
-TABLE = "namespace tenon { extern const int kKernelsV3; const int kKernelsV3 = 1; }\n"
+TABLE = "namespace tenon::impl { extern const int kKernelsV3; const int kKernelsV3 = 1; }\n"
 INLINE = "inline int twice(int x) { return 2 * x; }\nint (*use)(int) = twice;\n"
 
 

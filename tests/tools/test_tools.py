@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import c_header
+import check_imports
 import check_includes
 import check_labels
 import check_sources
@@ -38,8 +39,8 @@ def tree(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("src/core/array.h", '#include "base/error.h"\n#include "tenon/tenon.h"\n#include <vector>\n'),
-        ("src/base/error_test.cc", '#include "core/array.h"\n'),
+        ("src/array/array.h", '#include "base/error.h"\n#include "tenon/tenon.h"\n#include <vector>\n'),
+        ("src/base/error_test.cc", '#include "array/array.h"\n'),
         ("python/src/array.cc", "#include <numpy/arrayobject.h>\n#include <tenon/tenon.h>\n"),
     ],
 )
@@ -50,23 +51,120 @@ def test_includes_along_the_layers_pass(tree, name, text):
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("src/base/ref.h", '#include "core/array.h"\n', "base/ref.h must not include core/array.h"),
-        ("src/dlpack/export.cc", '#include "feed/feed.h"\n', "dlpack/export.cc must not include feed/feed.h"),
-        ("src/core/a.cc", "#include <Python.h>\n", "only python/src sees Python"),
-        ("src/core/a.cc", '#include "a.h"\n', "write the path from src"),
-        ("src/core/a.cc", '#include "base/ref_test.h"\n', "belongs to tests"),
+        ("src/base/ref.h", '#include "array/array.h"\n', "base/ref.h must not include array/array.h"),
+        ("src/array/export.cc", '#include "data/feed.h"\n', "array/export.cc must not include data/feed.h"),
+        ("src/array/a.cc", "#include <Python.h>\n", "only python/src sees Python"),
+        ("src/array/a.cc", '#include "a.h"\n', "write the path from src"),
+        ("src/array/a.cc", '#include "base/ref_test.h"\n', "belongs to tests"),
         ("src/other/a.cc", "", "is no layer"),
+        ("src/device/a.cc", "", "is no layer"),
+        ("src/sync/wait.cc", '#include "exec/engine.h"\n', "sync sees base"),
+        ("src/trace/a.cc", '#include "data/feed.h"\n', "trace sees base"),
+        ("src/array/array.h", '#include "array/array.h"\n#include "array/shape.h"\n', "a circle of includes"),
         ("include/tenon/tenon.h", '#include "base/error.h"\n', "may include only standard headers"),
         ("include/tenon/dlpack.h", '#include "tenon/tenon.h"\n', "must not include tenon/tenon.h"),
+        ("include/tenon/feed.h", '#include "tenon/tenon.h"\n', "must not include tenon/tenon.h"),
         ("include/tenon/new.h", "#include <stdint.h>\n", "does not know"),
-        ("python/src/array.cc", '#include "core/array.h"\n', "may include only tenon/"),
+        ("python/src/array.cc", '#include "array/array.h"\n', "may include only tenon/"),
     ],
 )
 def test_includes_against_the_layers_fail(tree, capsys, name, text, complaint):
-    place(tree, "src/core/array.h", "")
-    place(tree, "src/feed/feed.h", "")
+    place(tree, "src/array/array.h", "")
+    place(tree, "src/data/feed.h", "")
+    place(tree, "src/exec/engine.h", "")
+    place(tree, "src/array/shape.h", '#include "array/array.h"\n')
     place(tree, "src/base/ref_test.h", "")
     assert check_includes.main(place(tree, name, text)) == 1
+    assert complaint in capsys.readouterr().out
+
+
+PYTHON = {
+    "__init__.py": "from ._core import a\nfrom . import _callbacks\nfrom ._data.feed import Feed\n",
+    "_core.pyi": "",
+    "_errors.py": "from . import _core\n",
+    "_callbacks.py": "from ._array import text\n",
+    "_array/__init__.py": "",
+    "_array/text.py": "from .. import _core\nfrom .._errors import E\nimport numpy\n",
+    "_data/__init__.py": "",
+    "_data/feed.py": "from .._array.text import repr\nfrom . import forms\n",
+    "_data/forms.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .feed import Feed\n",
+    "demo/run.py": "import tenon\nfrom tenon.io import DataBatch\n",
+    "io.py": "from ._data.feed import Feed\n",
+}
+TEXT_PY = "python/tenon/_array/text.py"
+OP_CC = "python/src/op.cc"
+
+
+@pytest.fixture
+def package(tree):
+    for name, text in PYTHON.items():
+        place(tree, f"python/tenon/{name}", text)
+    return place(tree, OP_CC, 'nb::module_::import_("gc");\ncallback(Callback::kSettle)();\n')
+
+
+def test_imports_along_the_packages_pass(package):
+    assert check_imports.main(package) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        (
+            "python/tenon/_array/text.py",
+            "from .._data.feed import Feed\n",
+            "text.py:1 must not import tenon._data.feed",
+        ),
+        (TEXT_PY, "from .. import _callbacks\n", "must not import tenon._callbacks"),
+        (
+            "python/tenon/_array/text.py",
+            "from .. import NDArray\n",
+            "text.py:1 must not import tenon: _array sees",
+        ),
+        (
+            "python/tenon/_array/text.py",
+            "def f():\n    import tenon._data.feed\n",
+            "text.py:2 must not import",
+        ),
+        (
+            "python/tenon/_errors.py",
+            "from ._array import text\n",
+            "_errors.py:1 must not import tenon._array.text",
+        ),
+        ("python/tenon/_new/a.py", "", "lies in _new, which is no package"),
+        (
+            "python/tenon/_data/forms.py",
+            "def f():\n    from .feed import Feed\n",
+            "a circle of imports: tenon._data.feed, tenon._data.forms",
+        ),
+        (
+            "python/src/op.cc",
+            'nb::module_::import_("tenon._array").attr("x");\n',
+            "op.cc:1 imports a module of the",
+        ),
+        (
+            "python/src/op.cc",
+            '\nPyImport_ImportModule("tenon.io");\n',
+            "op.cc:2 imports a module of the package",
+        ),
+        (
+            "src/base/error.h",
+            '#include "base/ref.h"\n',
+            "a circle of includes: src/base/error.h, src/base/ref.h",
+        ),
+        (
+            "include/tenon/tenon.h",
+            '#include "tenon/feed.h"\n',
+            "a circle of includes: include/tenon/feed.h, include/tenon/tenon.h",
+        ),
+    ],
+)
+def test_imports_against_the_packages_fail(package, capsys, name, text, complaint):
+    place(package, "src/base/ref.h", "")
+    if name == "src/base/error.h":
+        place(package, "src/base/ref.h", '#include "base/error.h"\n')
+    if name == "include/tenon/tenon.h":
+        place(package, "include/tenon/feed.h", '#include "tenon/tenon.h"\n')
+    assert check_imports.main(place(package, name, text)) == 1
     assert complaint in capsys.readouterr().out
 
 

@@ -34,7 +34,7 @@ class Backlog {
       const uint32_t unfinished = unfinished_.load(std::memory_order_acquire);
       if (unfinished <= most) return;
       if (i < kPolls) {
-        tenon::relax_processor();
+        tenon::impl::relax_processor();
       } else {
         // pairs with: Backlog::end, "what the ops have done"
         unfinished_.wait(unfinished, std::memory_order_acquire);

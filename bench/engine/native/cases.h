@@ -86,20 +86,20 @@ int64_t elapsed_ns(Case which, int workers, int64_t n) {
     if (which == Case::kRestedTrip) {
       for (int64_t i = 0; i < n; ++i) {
         nanosleep(&kRest, nullptr);
-        const int64_t start = tenon::now_ns();
+        const int64_t start = tenon::impl::now_ns();
         contender.template push_and_wait<EmptyBody>(nullptr, program.uses(i));
-        elapsed += tenon::now_ns() - start;
+        elapsed += tenon::impl::now_ns() - start;
       }
       return;
     }
-    const int64_t start = tenon::now_ns();
+    const int64_t start = tenon::impl::now_ns();
     if (which == Case::kTrip) {
       for (int64_t i = 0; i < n; ++i) contender.template push_and_wait<EmptyBody>(nullptr, program.uses(i));
     } else {
       for (int64_t i = 0; i < n; ++i) contender.template push<EmptyBody>(nullptr, program.uses(i));
       contender.wait_all();
     }
-    elapsed = tenon::now_ns() - start;
+    elapsed = tenon::impl::now_ns() - start;
   });
   return elapsed;
 }
@@ -153,7 +153,7 @@ class Oracle {
       const bool is_alone = e.use.is_write ? others == 0 : others < kWriter;
       if (!is_alone || variable.writes.load() != e.writes) violations_.fetch_add(1);
     }
-    for (int i = 0; i < 20; ++i) tenon::relax_processor();
+    for (int i = 0; i < 20; ++i) tenon::impl::relax_processor();
     for (const Expected& e : uses) {
       Variable& variable = variables_[size_t(e.use.variable)];
       if (e.use.is_write) variable.writes.store(e.writes + 1);

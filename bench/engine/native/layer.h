@@ -85,7 +85,7 @@ class Layer {
 
   // Granted: some readers or one writer. Behind them wait claims in the order of the pushes.
   struct alignas(64) Variable {
-    tenon::SpinLock lock;
+    tenon::impl::SpinLock lock;
     bool has_writer = false;  // guarded by lock, as is the rest
     uint32_t readers = 0;
     Claim* first = nullptr;

@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "bench.h"
-#include "engine/queue.h"
-#include "engine/wait.h"
+#include "sync/queue.h"
+#include "sync/wait.h"
 
 namespace bench {
 namespace {
@@ -38,9 +38,9 @@ class Array {
 
 template <class F>
 int64_t timed(int64_t n, F step) {
-  const int64_t start = tenon::now_ns();
+  const int64_t start = tenon::impl::now_ns();
   for (int64_t i = 0; i < n; ++i) step();
-  return tenon::now_ns() - start;
+  return tenon::impl::now_ns() - start;
 }
 
 template <int32_t kAccess>
@@ -60,19 +60,19 @@ int64_t lease(int64_t n) {
 
 // What lies under a lease: a claim on one queue, without array, storage and the boundary of the C ABI.
 int64_t claim(int64_t n) {
-  namespace engine = tenon::engine;
-  engine::Queue queue;
-  engine::Home home{&queue};
-  engine::Entry entry;
+  namespace impl = tenon::impl;
+  impl::Queue queue;
+  impl::Home home{&queue};
+  impl::Entry entry;
   entry.home = &home;
-  entry.mode = engine::Mode::kWrite;
+  entry.mode = impl::Mode::kWrite;
   return timed(n, [&] {
-    engine::BlockingClaim claim(engine::Kind::kLease, {&entry, 1});
-    claim.owner = engine::current_actor();
-    engine::Refusal refusal;
-    if (!claim.acquire(tenon::Deadline(-1), &refusal))
+    impl::BlockingClaim claim(impl::Kind::kLease, {&entry, 1});
+    claim.owner = impl::current_actor();
+    impl::Refusal refusal;
+    if (!claim.acquire(tenon::impl::Deadline(-1), &refusal))
       throw std::runtime_error("a free queue refused a claim");
-    engine::release(claim);
+    impl::release(claim);
   });
 }
 

@@ -2,7 +2,7 @@
 //
 // Tenon's executor without the engine above it: what it costs to run a task on another thread at all. Tasks
 // lie ready in an array and are told of no dependencies, so it stands only beside cases that have none.
-#include "engine/executor.h"
+#include "exec/executor.h"
 
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 class TenonExecutor {
  public:
   explicit TenonExecutor(const Size& size)
-      : tasks_(size_t(size.ops)), executor_(tenon::engine::make_executor("pool", size.workers)) {}
+      : tasks_(size_t(size.ops)), executor_(tenon::impl::make_executor("pool", size.workers)) {}
   TenonExecutor(const TenonExecutor&) = delete;
   TenonExecutor& operator=(const TenonExecutor&) = delete;
   ~TenonExecutor() { executor_->stop(); }
@@ -45,12 +45,12 @@ class TenonExecutor {
   void wait_all() { backlog_.wait_until(0); }
 
  private:
-  struct Task final : tenon::engine::Task {
+  struct Task final : tenon::impl::Task {
     void (*body)(void* context) = nullptr;
     void* context = nullptr;
     Backlog* backlog = nullptr;
 
-    tenon::engine::Task* run() noexcept override {
+    tenon::impl::Task* run() noexcept override {
       body(context);
       backlog->end();
       return nullptr;
@@ -60,7 +60,7 @@ class TenonExecutor {
   std::vector<Task> tasks_;
   size_t n_ = 0;
   Backlog backlog_;
-  const std::unique_ptr<tenon::engine::Executor> executor_;
+  const std::unique_ptr<tenon::impl::Executor> executor_;
 };
 
 }  // namespace

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from tenon._terminal import Table, lines
+from tenon._tools.terminal import Table, lines
 
 
 class Progress(Protocol):

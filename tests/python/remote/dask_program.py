@@ -10,7 +10,7 @@ from distributed import Client, LocalCluster
 from distributed.protocol import deserialize, serialize
 
 import tenon as tn
-from tenon import _pickle
+from tenon._array import pickle as _pickle
 from tenon.copy_meter import payloads_written, why_unavailable
 
 N = 4 << 20  # elements of a payload of 16 MiB: small enough for the heap, which the meter sees wholly

@@ -16,8 +16,10 @@ import pytest
 from other_process import files_open, maps
 
 import tenon as tn
-from tenon import _core, _observers, _terminal
+from tenon import _core
 from tenon.__main__ import main
+from tenon._tools import observers as _observers
+from tenon._tools import terminal as _terminal
 
 ADD_SEALS, SEALS = 1033, 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 

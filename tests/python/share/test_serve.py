@@ -749,7 +749,8 @@ def test_a_served_feed_is_seen_from_outside(name, other):
 
 
 def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch):
-    from tenon import _attached, _serving
+    from tenon._data import attached as _attached
+    from tenon._data import serving as _serving
 
     monkeypatch.setattr(_attached, "_REPORT_SECONDS", 0.2)
     monkeypatch.setattr(_attached, "_SLICE_SECONDS", 0.1)

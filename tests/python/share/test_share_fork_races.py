@@ -95,7 +95,7 @@ def test_forks_that_fail_use_up_no_place():
     assert run("""
         import ctypes, resource
         tn.zeros(4, "int32")[0] = 1  # what is imported later cannot be read by then
-        import asyncio, tenon._pickle, tenon._endings, tenon._search, tenon.share
+        import asyncio, tenon._array.pickle, tenon._sync.endings, tenon._sync.search, tenon._array.share
         os.setgid(12345)
         os.setuid(12345)
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: this process may open its own files anew

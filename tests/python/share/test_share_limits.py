@@ -66,7 +66,7 @@ def test_at_the_limit_of_open_files_attaching_and_opening_say_so(other):
     name = f"limit-{os.getpid()}"
     a, b = tn.zeros(3, shared=name), tn.zeros(3, shared=True)
     data = pickle.dumps(b)
-    other.ask("import resource, pickle, tenon._pickle")
+    other.ask("import resource, pickle, tenon._array.pickle")
     other.ask("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
     other.ask("kept = []\ntry:\n    while True: kept.append(open('/dev/null'))\nexcept OSError: pass")
     for code in ("tn.attach(name)", "pickle.loads(data)", "tn.zeros(3, shared=True)"):

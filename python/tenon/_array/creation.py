@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that create arrays: in new memory, aligned to at least 64 bytes, from data, and at addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from _ctypes import CFuncPtr
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from .. import _core
+from .._core import NDArray
+from .._typing import DTypeLike
+from .share import Shared
+from .share import create as _create
+
+Shape = int | Sequence[int]
+
+
+def _check_device(device: str) -> None:
+    if device != "cpu":
+        raise ValueError(f"device is {device!r}: arrays live on 'cpu'")
+
+
+def empty(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
+    """A new array with undefined elements, C-contiguous, aligned to at least 64 bytes.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+    dtype : dtype, str or another dtype
+    device : {'cpu'}
+    shared : bool, str or Shared
+        True: other processes of this user can map the memory; the pickle of the array is a handle on it. A
+        name: other processes can also `attach` to it. This call allocates all of the memory. The memory
+        exists as long as some process uses it, and nothing remains afterwards. Accesses take turns with
+        those of other processes, and views need a lease (`NDArray.read`, `NDArray.write`,
+        `NDArray.lease`).
+
+    Raises
+    ------
+    ValueError
+        The shape is negative or too large, the device is unknown, or the name is taken.
+    MemoryError
+        There is not enough memory.
+    OSError
+        There is no free file descriptor for shared memory.
+    """
+    _check_device(device)
+    return _create(shape, dtype, False, shared)
+
+
+def zeros(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
+    """A new array filled with zeros. Parameters and errors are those of `empty`."""
+    _check_device(device)
+    return _create(shape, dtype, True, shared)
+
+
+def full(
+    shape: Shape,
+    fill_value: Any,
+    dtype: DTypeLike = "float32",
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
+) -> NDArray:
+    """A new array filled with one value.
+
+    Parameters
+    ----------
+    fill_value : number or array
+        Broadcast to the shape. An int that does not fit the dtype raises OverflowError.
+
+    The other parameters, and the errors, are those of `empty`.
+    """
+    array = empty(shape, dtype, device, shared)
+    array[...] = fill_value
+    return array
+
+
+def ones(
+    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+) -> NDArray:
+    """A new array filled with ones. Parameters and errors are those of `empty`."""
+    return full(shape, 1, dtype, device, shared)
+
+
+def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+    """A new array with a copy of the elements of ``data``.
+
+    Parameters
+    ----------
+    data : NDArray, array of another library, buffer, number or nested list
+    dtype : dtype, str or another dtype, optional
+        Default: the dtype of the data; for numbers and lists, the dtype that NumPy selects.
+
+    Returns
+    -------
+    NDArray
+        It shares no memory with ``data``.
+
+    Raises
+    ------
+    TypeError
+        The data are not numbers.
+    """
+    _check_device(device)
+    source = _core.share(data)
+    return source.astype(source.dtype if dtype is None else dtype)
+
+
+def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+    """``data`` as an array, without a copy if possible.
+
+    Parameters
+    ----------
+    data : NDArray, array of another library, buffer, number or nested list
+        An NDArray is returned unchanged. A NumPy array shares its memory and stays writable, so both sides
+        may write (`from_numpy` allows only one). Byte-swapped and unaligned arrays, and lists, are copied.
+    dtype : dtype, str or another dtype, optional
+        If it differs from the dtype of the data, the elements are copied.
+
+    Raises
+    ------
+    TypeError
+        The data are not numbers.
+    BufferError
+        The library of the data refuses to export them.
+    """
+    _check_device(device)
+    source = _core.share(data)
+    return source if dtype is None else source.astype(dtype, copy=False)
+
+
+def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+    """`empty` with the shape of an array, and with its dtype if none is given."""
+    like = _core.share(prototype)
+    return empty(like.shape, like.dtype if dtype is None else dtype, device)
+
+
+def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+    """`zeros` with the shape of an array, and with its dtype if none is given."""
+    like = _core.share(prototype)
+    return zeros(like.shape, like.dtype if dtype is None else dtype, device)
+
+
+def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+    """`ones` with the shape of an array, and with its dtype if none is given."""
+    return full_like(prototype, 1, dtype, device)
+
+
+def full_like(
+    prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str = "cpu"
+) -> NDArray:
+    """`full` with the shape of an array, and with its dtype if none is given."""
+    like = _core.share(prototype)
+    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device)
+
+
+def from_pointer(
+    address: int,
+    shape: Shape,
+    dtype: DTypeLike,
+    strides: Sequence[int] | None = None,
+    owner: Any = None,
+    deleter: Callable[[Any], object] | None = None,
+    readonly: bool = False,
+) -> NDArray:
+    """An array over existing memory at an address, without a copy.
+
+    Parameters
+    ----------
+    address : int
+        The address of element 0. It cannot be checked: a wrong address crashes the process.
+    shape : int or sequence of ints
+    dtype : dtype, str or another dtype
+    strides : sequence of ints, optional
+        In bytes; default: C order.
+    owner : object, optional
+        Kept alive as long as the array or a view of it exists.
+    deleter : callable, optional
+        Called once with the address after the last array and view are gone. A ctypes function gets the
+        address as a ``c_void_p``. The deleter is not called if this function fails.
+    readonly : bool
+
+    Raises
+    ------
+    ValueError
+        The strides do not fit the shape or the itemsize; the address is 0.
+    BufferError
+        The address is not aligned for the dtype.
+    """
+    last_call = None
+    if deleter is not None:
+        is_native = isinstance(deleter, CFuncPtr)
+        last_call = partial(deleter, ctypes.c_void_p(address) if is_native else address)
+    return _core.from_pointer(address, shape, dtype, strides, owner, last_call, readonly)

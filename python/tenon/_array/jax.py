@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports to JAX, which only reads and supports only the legacy form of DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _core
+
+
+class _ForRead:
+    """The object from which ``jax.dlpack.from_dlpack`` requests a capsule. JAX only reads, so the array may
+    be read-only."""
+
+    def __init__(self, array: _core.NDArray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._array.to_dlpack_for_read()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+def check_width(dtype: _core.dtype, what: str) -> None:
+    """Raises for elements that JAX would silently copy and truncate to 32 bits."""
+    import jax
+
+    name = str(dtype)
+    is_wide = name in ("int64", "uint64", "float64", "complex128")
+    if is_wide and not getattr(jax.config, "jax_enable_x64"):  # noqa: B009 - not declared there
+        narrow = name.replace("128", "64") if name.startswith("complex") else name.replace("64", "32")
+        raise ValueError(
+            f"JAX would cut the elements of {what} from {name} to {narrow}, in a copy: use {narrow}, or call "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+
+
+def to_jax(array: _core.NDArray) -> Any:
+    """A ``jax.Array`` on the memory of ``array``, which must be contiguous. Nothing is copied."""
+    import jax.dlpack
+
+    check_width(array.dtype, "the array")
+
+    return jax.dlpack.from_dlpack(_ForRead(array))

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds of other processes: the consumer's side of what `_serving` describes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import _core
+from .._array.creation import from_pointer
+from .._core import NDArray, Schema
+from .._errors import OwnerDied, TenonError
+from .._ipc.channel import Received
+from .._ipc.channel import _open as open_channel
+from .._values import seconds, text_for_c
+from .forms import Forms, itself
+from .serving import (
+    IS_CLOSED_AT,
+    IS_FILLING_AT,
+    MARK,
+    MARK_AT,
+    NBYTES_AT,
+    ROUND_AT,
+    WORDS,
+    failure_of,
+    head_name,
+    words_of,
+)
+
+_log = logging.getLogger("tenon")
+
+_LOOK_SECONDS = 0.02
+_SLICE_SECONDS = 1.0  # between two looks whether the server died when it had no part in the work
+_REPORT_SECONDS = 5.0
+_MAKING_SECONDS = 2.0  # that a head may take to be made
+
+# By process and feed: of several in one process, each would take from the others what all are to be told.
+_attached: weakref.WeakValueDictionary[tuple[int, str], AttachedFeed] = weakref.WeakValueDictionary()
+
+
+class AttachedFeed(Forms):
+    """A feed that another process serves, made by `Feed.attach`.
+
+    One iteration is one epoch, as for a `Feed`: batches in the order of their index, on the feed's slots. The
+    batches of a broadcast are read-only. A slot is filled again when no array, view or tensor of its batch
+    exists. A loop that ends early leaves the rest of the epoch to the other consumers and to the next loop.
+
+    All consumers count the same epochs. So a consumer that has iterated makes the others wait at the end of
+    the next epoch until it iterates again. `close` a consumer that is no longer used.
+
+    Attributes
+    ----------
+    name, mode : str
+    schema : Schema
+    batches : int or None
+        The number of batches of an epoch.
+    timeout : float or None
+        The seconds that ``next`` waits for a batch.
+    pid : int
+        The process that has the feed.
+    """
+
+    def __init__(self, name: str, timeout: float | None, wait: float) -> None:
+        self._key: tuple[int, str] | None = None  # for __del__, when the next lines raise
+        text_for_c(name, "name")
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", ", or None")
+        wait = seconds(wait, "wait")
+        if (os.getpid(), name) in _attached:
+            raise ValueError(
+                f"this process is attached to feed {name!r} already: use that, or close it first"
+            )
+        self.name = name
+        self.timeout = timeout
+        self._head, about = _find(name, wait)
+        self._words = words_of(self._head)
+        self.schema = Schema({field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]})
+        self.batches: int | None = about["batches"]
+        self.mode: str = about["mode"]
+        self.pid: int = about["pid"]
+        self._slots = _Slots(name, about, is_writable=self.mode == "queue")
+        self._work = open_channel(_core.open_array(bytes.fromhex(about["work"])))
+        self._news = open_channel(_core.open_array(bytes.fromhex(about["news"])))
+        self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
+        self._note: Received | None = None
+        self._is_over = False
+        self._died: OwnerDied | None = None
+        self._epoch: weakref.ref[_Epoch] | None = None
+        self._key = (os.getpid(), name)
+        _attached[self._key] = self
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Epoch(self, itself)
+
+    def _iterate(self, convert: Callable[[Any], Any]) -> Iterator[Any]:
+        return _Epoch(self, convert)
+
+    def close(self) -> None:
+        """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
+        it has received stay valid. Idempotent."""
+        if self._key is None:
+            return
+        if _attached.get(self._key) is self:
+            del _attached[self._key]
+        self._key = None
+        live = self._live_epoch()
+        if live is not None:
+            live._end()
+        self._note = None
+        self._work.close()
+        self._news.close()
+
+    def __enter__(self) -> AttachedFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<tenon.AttachedFeed {self.name!r} of process {self.pid}, {self.mode}>"
+
+    def _live_epoch(self) -> _Epoch | None:
+        epoch = None if self._epoch is None else self._epoch()
+        return None if epoch is None or epoch._feed is None else epoch
+
+    def _join(self) -> int:
+        """The epoch that this consumer is in. Takes its part in the channels."""
+        if self._key is None:
+            raise ValueError(f"feed {self.name!r} was closed here")
+        if self._died is not None:
+            raise OwnerDied(str(self._died), self._died.pid)
+        if self._is_over:
+            if self._words[IS_CLOSED_AT]:
+                raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
+            self._is_over = False
+        if self._round is None:
+            # In this order: the news that come from now on are kept for this process, and what they tell of
+            # is this epoch, or one that ends now, of which something may be left.
+            self._look_at_news()
+            self._round = int(self._words[ROUND_AT])
+            try:
+                self._work._native.wait(0)
+            except TimeoutError:
+                pass
+        return self._round
+
+    def _look_at_news(self) -> None:
+        if self._note is not None:
+            return
+        try:
+            note = self._news.recv(timeout=0)
+        except (TimeoutError, EOFError):
+            return
+        except OwnerDied as error:
+            raise self._owner_died(error.pid) from None
+        self._note = note
+
+    def _has_ended(self) -> bool:
+        """Where nothing is left of what was sent before the news. They may be of an epoch that this consumer
+        came too late for."""
+        if self._note is not None and self._note.head.numpy()[0] < self._round:
+            self._note = None
+        return self._note is not None
+
+    def _receive(self) -> Received | None:
+        """The next item of the work; None: the epoch is over, or the feed is not served any more."""
+        began = time.monotonic()
+        end = None if self.timeout is None else began + self.timeout
+        next_report = began + _REPORT_SECONDS
+        collected = 0  # the oldest generation that was: the young ones first, they take little time
+        while True:
+            now = time.monotonic()
+            left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
+            is_told, is_closed = self._note is not None, bool(self._words[IS_CLOSED_AT])
+            try:
+                return self._work.recv(timeout=left)
+            except TimeoutError:
+                if is_told and self._has_ended():
+                    return None
+                if is_closed:
+                    self._is_over = True
+                    return None
+                if collected < 2 and self._work.stats()["in_use"] == self._work.slots:
+                    is_late = end is not None and time.monotonic() >= end
+                    collected = 2 if collected or is_late else 1
+                    gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
+            except OwnerDied as error:
+                raise self._owner_died(error.pid) from None
+            except EOFError:
+                if self._key is None:
+                    raise ValueError(f"feed {self.name!r} was closed here") from None
+                self._look_at_news()
+                if self._has_ended():
+                    return None
+                if self._words[IS_CLOSED_AT]:
+                    self._is_over = True
+                    return None
+                continue
+            self._look_at_news()
+            now = time.monotonic()
+            if end is not None and now >= end:
+                raise TimeoutError(self._waiting_text(now - began))
+            if now >= next_report:
+                _log.warning("%s", self._waiting_text(now - began))
+                next_report += _REPORT_SECONDS
+
+    def _waiting_text(self, seconds: float) -> str:
+        slots, used = self._work.slots, self._work.stats()["in_use"]
+        text = f"no batch of feed {self.name!r} (process {self.pid}) for {seconds:.1f} s: "
+        if self._words[IS_FILLING_AT]:
+            return text + "it waits for its generator"
+        if used < slots:
+            return text + "it waits for other consumers, or has not begun to serve"
+        return text + (
+            f"all {slots} batches that may be out are in the hands of its consumers. Let go of those that "
+            "are done with, or make the feed with more slots"
+        )
+
+    def _owner_died(self, pid: int) -> OwnerDied:
+        self._died = OwnerDied(
+            f"process {pid or self.pid}, which served feed {self.name!r}, has died; "
+            "batches in hand stay valid",
+            pid or self.pid,
+        )
+        return self._died
+
+    def _end_round(self) -> None:
+        """Of the epoch that the news tell of. Raises its failure."""
+        note, self._note = self._note, None
+        if note is None:
+            return
+        told, nbytes = note.head.numpy().tolist()
+        text = note.text.numpy()[:nbytes].tobytes()
+        self._round = told + 1
+        note.release()
+        del note
+        if text:
+            raise failure_of(text)
+
+    def _batch_of(self, item: Received) -> AttachedBatch:
+        numbers = item.head.numpy().tolist()
+        self._round, epoch, index, attached = numbers[:4]
+        attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
+        owner = (item, self._slots)
+        arrays, k = [], 4
+        for _, dtype, shape in self.schema.fields:
+            place, lengths = numbers[k], numbers[k + 1 : k + 1 + len(shape)]
+            k += 1 + len(shape)
+            arrays.append(self._slots.array(place, lengths, dtype, owner))
+        return AttachedBatch(self.schema.names, tuple(arrays), epoch, index, attachment)
+
+
+class _Epoch:
+    """The one live iterator of an attached feed."""
+
+    def __init__(self, feed: AttachedFeed, convert: Callable[[Any], Any]) -> None:
+        self._feed: AttachedFeed | None = None
+        self._has_timed_out = False
+        live = feed._live_epoch()
+        if live is not None:
+            if not live._has_timed_out:
+                raise TenonError("the feed is being iterated already: finish or drop that iterator")
+            live._end()
+        feed._join()
+        self._feed = feed
+        self._convert = convert
+        feed._epoch = weakref.ref(self)
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        feed = self._feed
+        if feed is None:
+            raise StopIteration
+        try:
+            item = feed._receive()
+            self._has_timed_out = False
+            if item is not None:
+                return self._convert(feed._batch_of(item))
+            self._end()
+            feed._end_round()
+        except TimeoutError:  # the caller may let go of batches, and try again; a traceback keeps this alive
+            self._has_timed_out = True
+            raise
+        except BaseException:
+            self._end()
+            raise
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._feed = None
+
+
+class AttachedBatch:
+    """A batch of a feed that another process serves, with the attributes of a `Batch`."""
+
+    __slots__ = ("__weakref__", "_names", "arrays", "attachment", "epoch", "index")
+
+    def __init__(
+        self, names: tuple[str, ...], arrays: tuple[NDArray, ...], epoch: int, index: int, attachment: bytes
+    ) -> None:
+        self._names = names
+        self.arrays = arrays
+        self.epoch = epoch
+        self.index = index
+        self.attachment = attachment
+
+    @property
+    def rows(self) -> int:
+        return self.arrays[0].shape[0]
+
+    def keys(self) -> tuple[str, ...]:
+        return self._names
+
+    def __getattr__(self, name: str) -> NDArray:
+        try:
+            return self.arrays[self._names.index(name)]
+        except ValueError:
+            raise AttributeError(f"the batch has no field {name!r}: its fields are {self._names}") from None
+
+    def __getitem__(self, key: str | int) -> NDArray:
+        if not isinstance(key, str):
+            return self.arrays[key]
+        if key not in self._names:
+            raise KeyError(f"the batch has no field {key!r}: its fields are {self._names}")
+        return self.arrays[self._names.index(key)]
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        return iter(self.arrays)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __repr__(self) -> str:
+        return f"<tenon.AttachedBatch {self.index} of epoch {self.epoch}: {', '.join(self._names)}>"
+
+
+class _Slots:
+    """The slots of a feed of another process, mapped. Lives as long as an array on them."""
+
+    def __init__(self, name: str, about: dict[str, Any], is_writable: bool) -> None:
+        import numpy as np
+
+        pid, self._at = about["pid"], about["at"]
+        try:
+            mode = os.O_RDWR if is_writable else os.O_RDONLY
+            fd = os.open(f"/proc/{pid}/fd/{about['fd']}", mode | os.O_CLOEXEC)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"the memory of feed {name!r} cannot be opened ({error.strerror}): process {pid}, which "
+                "serves it, has ended, or is not seen from here"
+            ) from None
+        try:
+            file = os.fstat(fd)
+            if [file.st_dev, file.st_ino] != about["file"]:
+                raise FileNotFoundError(f"process {pid}, which served feed {name!r}, has ended")
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self._mapping = mmap.mmap(fd, about["nbytes"], flags=flags, prot=access, offset=self._at)
+        finally:
+            os.close(fd)
+        self._address: int = np.frombuffer(self._mapping, "u1").ctypes.data
+        self._nbytes: int = about["nbytes"]
+        self._is_readonly = not is_writable
+
+    def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:
+        address = self._address + place - self._at
+        return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
+
+
+def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:
+    """The head of a feed, and what it says."""
+    began = time.monotonic()
+    while True:
+        try:
+            head = _core.attach(head_name(name))
+        except FileNotFoundError:
+            if time.monotonic() - began < wait:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            try:
+                _core.attach(name)
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"no feed is served under the name {name!r} by a process of this user that is seen here"
+                ) from None
+            raise ValueError(f"{name!r} is the name of something that is shared, but of no feed") from None
+        about = _read_head(head)
+        if about is not None:
+            return head, about
+        if time.monotonic() - began > wait + _MAKING_SECONDS:
+            raise ValueError(f"{head_name(name)!r} is shared, but is not the head of a feed")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _read_head(head: NDArray) -> dict[str, Any] | None:
+    """None: it is not complete."""
+    if head.ndim != 1 or head.itemsize != 1 or head.nbytes < WORDS * 8:
+        return None
+    with head.read() as content:
+        data = content.tobytes()
+    words = memoryview(data)[: WORDS * 8].cast("q")
+    if words[MARK_AT] != MARK:
+        return None
+    found: dict[str, Any] = json.loads(data[WORDS * 8 : WORDS * 8 + words[NBYTES_AT]])
+    return found

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches with the interface of MXNet's ``mx.io``, and the base class of its iterators."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .._core import Batch
+
+NO_BATCH = "there is no batch at hand: call iter_next(), and after its False reset()"
+
+
+class DataDesc(NamedTuple):
+    """Name, shape, dtype and layout of one array of a batch; layout names the axes, N for rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any = "float32"
+    layout: str = "NCHW"
+
+
+class DataBatch:
+    """The arrays of one batch.
+
+    Parameters
+    ----------
+    data : list of NDArray
+    label : list of NDArray, optional
+    pad : int, optional
+        The number of padding rows at the end.
+    index : int or array, optional
+        The index of the batch, or of its samples.
+    bucket_key : optional
+    provide_data, provide_label : list of DataDesc, optional
+    """
+
+    def __init__(
+        self,
+        data: list[Any],
+        label: list[Any] | None = None,
+        pad: int | None = None,
+        index: Any = None,
+        bucket_key: Any = None,
+        provide_data: list[DataDesc] | None = None,
+        provide_label: list[DataDesc] | None = None,
+    ) -> None:
+        for name, arrays in (("data", data), ("label", label)):
+            if arrays is not None and not isinstance(arrays, (list, tuple)):
+                raise TypeError(f"{name} is {type(arrays).__name__}: it must be a list of arrays")
+        self.data = data
+        self.label = label
+        self.pad = pad
+        self.index = index
+        self.bucket_key = bucket_key
+        self.provide_data = provide_data
+        self.provide_label = provide_label
+
+    def __str__(self) -> str:
+        shapes = [[tuple(array.shape) for array in arrays or []] for arrays in (self.data, self.label)]
+        return f"DataBatch: data shapes: {shapes[0]} label shapes: {shapes[1]}"
+
+
+class DataIter:
+    """The base class of iterators of batches. A subclass has `iter_next` and `getdata`, or its own `next`.
+
+    An iterator stays at its end until `reset`: a second ``for`` loop over it gets no batch. One thread at a
+    time may use it.
+
+    Attributes
+    ----------
+    batch_size : int
+    provide_data, provide_label : list of DataDesc
+        The arrays of a batch, in order.
+    """
+
+    batch_size: int
+    provide_data: list[DataDesc]
+    provide_label: list[DataDesc]
+
+    def __init__(self, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
+
+    def __iter__(self) -> DataIter:
+        return self
+
+    def __next__(self) -> DataBatch:
+        return self.next()
+
+    def next(self) -> DataBatch:
+        """Returns the next batch; StopIteration at the end."""
+        if not self.iter_next():
+            raise StopIteration
+        return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
+
+    def reset(self) -> None:
+        """Returns to the beginning."""
+
+    def iter_next(self) -> bool:
+        """Moves to the next batch; returns False at the end."""
+        raise NotImplementedError(f"{type(self).__name__} has no iter_next()")
+
+    def getdata(self) -> list[Any]:
+        """The data of the current batch."""
+        raise NotImplementedError(f"{type(self).__name__} has no getdata()")
+
+    def getlabel(self) -> list[Any] | None:
+        """The labels of the current batch."""
+        return None
+
+    def getindex(self) -> Any:
+        """The index of the current batch, or of its samples."""
+        return None
+
+    def getpad(self) -> int | None:
+        """The number of padding rows at the end of the current batch."""
+        return 0
+
+
+def is_label(field: str) -> bool:
+    """Whether a field of a feed is a label of its DataBatch."""
+    return field == "label" or field.endswith("_label")
+
+
+def describe(name: str, shape: tuple[int, ...], dtype: Any) -> DataDesc:
+    ndim = len(shape)
+    return DataDesc(name, shape, dtype, "NCHW"[:ndim] if ndim <= 4 else "NCDHW"[:ndim])
+
+
+def databatch(batch: Batch) -> DataBatch:
+    """A batch of a feed as a DataBatch on the same memory."""
+    arrays: tuple[list[Any], list[Any]] = ([], [])
+    described: tuple[list[DataDesc], list[DataDesc]] = ([], [])
+    for name, array in zip(batch.keys(), batch.arrays, strict=True):
+        which = is_label(name)
+        arrays[which].append(array)
+        described[which].append(describe(name, array.shape, array.dtype))
+    return DataBatch(*arrays, 0, batch.index, None, *described)

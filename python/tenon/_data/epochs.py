@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a feed."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .._core import Batch, NativeFeed
+from .._errors import LeaseConflict, OpError, TenonError
+from . import closing
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from .feed import Feed
+
+_log = logging.getLogger("tenon")
+
+
+class Epoch:
+    """The one live iterator of a feed."""
+
+    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
+        self._feed: Feed | None = None  # for __del__, when the next lines raise
+        self._progress: Progress | None = None
+        self._has_timed_out = False
+        live = feed._live_epoch()
+        if live is not None:
+            if not live._has_timed_out:
+                raise TenonError(
+                    "the feed is being iterated already: finish or drop that iterator, or call feed.end()"
+                )
+            live._end()
+        if feed._stage is not None and feed._stage.server is None:
+            feed._stage.reclaim()  # what consumers elsewhere had, and have let go of since
+        feed._native.begin()
+        self._feed = feed
+        if feed.progress is not None:
+            self._progress = Progress(feed.progress, feed, feed._native.position()[1])
+        self._next = _next_of(feed._native)
+        self._convert = convert
+        feed._epoch = weakref.ref(self)
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        feed = self._feed
+        if feed is None:
+            raise StopIteration
+        progress = self._progress
+        if progress is not None:
+            progress.catch_up()
+        try:
+            batch = self._next(feed.timeout, _log.warning)
+            self._has_timed_out = False
+            if batch is not None:
+                if progress is not None:
+                    progress.note_delivery()
+                return self._convert(batch)
+        except (TimeoutError, LeaseConflict):
+            # The caller may let go of batches and try again, or begin another epoch: a traceback keeps this
+            # iterator alive.
+            self._has_timed_out = True
+            raise
+        except OpError as error:
+            error.op = feed._name()
+            failure = feed._native.failure()
+            text = failure.pop("text")
+            if text and text not in str(error):  # the message was cut
+                error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
+            error.__dict__.update(failure)
+            self._end()
+            raise
+        except ValueError:  # closed
+            self._end()
+            if closing.is_python_ending:  # by Python's end, under a daemon thread
+                raise StopIteration from None
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self._feed = None
+        self._end_progress()
+        raise StopIteration
+
+    def _end(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed._native.end()
+            self._end_progress()
+
+    def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.end()
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], object]], Batch | None]:
+    def next_batch(timeout: float | None, warn: Callable[[str], object]) -> Batch | None:
+        for generation in (1, 2):
+            try:
+                return native.next(timeout, warn)
+            except LeaseConflict:
+                gc.collect(generation)  # batches in dead cycles are not what the consumer holds
+        return native.next(timeout, warn)
+
+    return next_batch

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from .._core import Batch, NativeFeed, Schema
+from .._sync.function import CFunction
+from .._values import INT32_MAX, count, seconds
+from . import closing
+from .epochs import Epoch
+from .forms import Forms, itself
+from .plugin import Plugin
+from .progress import check as _check_progress
+from .serving import Server, Stage, name_for
+from .serving import check as check_serving
+from .statistics import FeedStatistics, Meter
+from .workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
+
+if TYPE_CHECKING:
+    from .attached import AttachedFeed
+
+_log = logging.getLogger("tenon")
+
+_CLOSE_SECONDS = 1.0
+
+_ON_ERROR = ("raise", "skip", "retry")
+_ON_STARVED = ("wait", "copy", "grow", "raise")
+
+
+class Feed(Forms):
+    """Runs a generator in workers and delivers its batches in the order of their index, without a copy.
+
+    Slots are allocated and touched once. A worker fills a free slot, and the consumer gets it as a batch. The
+    slot is filled again when the batch, its arrays and every view of them are gone, in any order. A batch
+    that is kept is never overwritten.
+
+    One iteration over the feed is one epoch: batches with index 0, 1, 2, ... A batch is the same for any
+    number of workers if the generator computes it from ``epoch`` and ``index``, or from ``seed``. ``seed``
+    depends only on the feed's seed, the epoch and the index: ``s(s(s(seed) ^ epoch) ^ index)``, where ``s``
+    is one step of SplitMix64. A feed has one active iterator at a time. Dropping the iterator ends its epoch.
+
+    Parameters
+    ----------
+    generator : CFunction, Plugin, PythonGenerator or callable
+        A function of `c_function` or `plugin` is called by one thread at a time, in order, unless it is
+        ``threadsafe``; each worker process has its own copy. For the result of a function that `worker`
+        decorates, each worker runs its loop. Any other callable gets one `WorkerBatch` at a time to fill, in
+        one worker thread, or in several worker processes.
+    schema : Schema, optional
+        Made by `tenon.schema`. Default: the schema that the plug-in describes, or that of `worker`.
+    slots : int, optional
+        At least ``workers + 1``; default ``workers + 4``.
+    workers : int
+        The number of workers. A generator that is not thread-safe runs in one thread.
+    processes : bool or str
+        Use processes as workers. Native functions run in forks of this process, without Python. Python
+        generators run in processes of `multiprocessing`, with the given or the default start method. The
+        slots then lie in memory that the workers map. If this process forks, the child sees that inherited
+        slots are filled again, so copy what the child needs.
+    batches : int, optional
+        The number of batches of an epoch. None: an epoch does not end.
+    seed : int
+        The seeds of batches depend on it; taken modulo 2**64.
+    timeout : float, optional
+        The seconds that ``next`` waits for a batch before it raises TimeoutError. None: no limit while the
+        generator runs, with a warning to the logger "tenon" every 5 s; 5 s if the consumer itself holds
+        every slot.
+    on_error : {"raise", "skip", "retry"}
+        The behaviour if a generator fails at a batch, its process ends, or it takes longer than
+        ``fill_timeout``. "raise": OpError at the position of the batch, and the epoch ends. "skip": the
+        consumer gets the next batch. "retry": the batch is filled again up to ``retries`` times, by a new
+        process if workers are processes.
+    retries : int
+    fill_timeout : float, optional
+        The seconds that a batch may take. Then a process is killed, and a thread is abandoned.
+    on_starved : {"wait", "copy", "grow", "raise"}
+        The behaviour if the consumer holds every slot and requests a batch. "wait": waits for another thread
+        to drop one, as ``timeout`` says. "copy": batches that would leave the workers no slot are copied.
+        "grow": adds slots while memory is available. "raise": LeaseConflict.
+    attachment_nbytes : int
+        The capacity for bytes that are passed with a batch.
+    progress : optional
+        A class or function that makes a progress bar, such as ``tqdm.tqdm``. The feed calls it with
+        ``total=batches`` in each epoch, ``update(1)`` for each batch when the next one is requested,
+        ``set_postfix_str`` with rate and verdict if it exists, and ``close()`` at the end of the epoch. Or an
+        existing bar, which is not closed. Exceptions of the bar are logged to the logger "tenon".
+    shared : bool or str
+        Places the slots in memory that other processes can map, so that `serve` can pass batches to them.
+        A str is the name of the feed. True creates a name, which the attribute ``name`` returns. Only with
+        ``on_starved`` "wait" and "raise".
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter of the generator with an unknown name, a field without a parameter, a dtype that does not
+        fit; a number out of range.
+    MemoryError
+        The slots do not fit into memory; the message has the numbers.
+    """
+
+    def __init__(
+        self,
+        generator: CFunction | Plugin | PythonGenerator | Callable[[WorkerBatch], Any],
+        schema: Schema | None = None,
+        slots: int | None = None,
+        workers: int = 1,
+        processes: bool | str = False,
+        batches: int | None = None,
+        seed: int = 0,
+        timeout: float | None = None,
+        *,
+        on_error: str = "raise",
+        retries: int = 2,
+        fill_timeout: float | None = None,
+        on_starved: str = "wait",
+        attachment_nbytes: int = 0,
+        progress: Any = None,
+        shared: bool | str = False,
+    ) -> None:
+        if isinstance(generator, Worker):
+            raise TypeError(
+                f"{generator.name} is a function that makes generators: call it, with its arguments"
+            )
+        if not isinstance(generator, Plugin) and not callable(generator):
+            raise TypeError(
+                f"a feed's generator is {type(generator).__name__}: it is made by tn.c_function or "
+                "tn.plugin, by what tn.worker decorates, or it is any callable that fills a batch"
+            )
+        if schema is None and isinstance(generator, (Plugin, PythonGenerator)):
+            schema = generator.schema
+            if schema is None:
+                raise ValueError(f"plug-in {generator.name!r} does not describe its fields: give a schema")
+        if not isinstance(schema, Schema):
+            raise TypeError(
+                f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
+            )
+        workers = count(workers, "workers", 1, INT32_MAX - 4)
+        if slots is not None:
+            slots = count(slots, "slots", -INT32_MAX, INT32_MAX)  # too few of them: the native part tells
+        if slots == 0:
+            raise ValueError(f"0 slots are too few for {workers} workers: at least {workers + 1} are needed")
+        if batches is not None:
+            batches = count(batches, "batches")
+        retries = count(retries, "retries", 1 if on_error == "retry" else 0, INT32_MAX)
+        attachment_nbytes = count(attachment_nbytes, "attachment_nbytes")
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", ", or None")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed is {type(seed).__name__}: it must be an int")
+        if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
+            raise ValueError(f"fill_timeout is {fill_timeout}: it must be more than 0 seconds, or None")
+        for name, value, known in (
+            ("on_error", on_error, _ON_ERROR),
+            ("on_starved", on_starved, _ON_STARVED),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}: it must be one of {known}")
+        _check_progress(progress)
+        self.name = name_for(shared, on_starved)
+        self.generator = generator
+        self.schema = schema
+        self.batches = batches
+        self.timeout = timeout
+        self._attachment_nbytes = attachment_nbytes
+        self.progress = progress
+        self._epoch: weakref.ref[Epoch] | None = None
+        self._stage: Stage | None = None
+        source, constants, self._workers = _source_of(generator, schema, processes)
+        if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
+            workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
+        try:
+            self._native = NativeFeed(
+                source=source,
+                schema=schema,
+                constants=constants,
+                workers=workers,
+                slots=workers + 4 if slots is None else slots,
+                batches=-1 if batches is None else batches,
+                seed=seed % 2**64,
+                processes=bool(processes) or self._workers is not None,
+                round_robin=False,
+                on_error=_ON_ERROR.index(on_error),
+                retries=retries,
+                on_starved=_ON_STARVED.index(on_starved),
+                fill_timeout_ns=0 if fill_timeout is None else int(min(fill_timeout * 1e9, 9e18)),
+                attachment_nbytes=attachment_nbytes,
+                name=_name_of(generator),
+                prepares=hasattr(self._workers, "prepare"),
+                shared_slots=bool(shared),
+            )
+        except BaseException:
+            if self._workers is not None:
+                self._workers.join(_CLOSE_SECONDS)  # those that were started leave
+            raise
+        self._meter = Meter(self._native, schema)
+        closing.OPEN.add(self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return Epoch(self, itself)
+
+    def _iterate(self, convert: Callable[[Batch], Any]) -> Iterator[Any]:
+        return Epoch(self, convert)
+
+    def _iterate_in_tasks(self, convert: Callable[[Batch], Any]) -> AsyncIterator[Any]:
+        from .consumers import AsyncEpoch
+
+        return AsyncEpoch(self, convert)
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """One epoch for ``async for``: a batch is awaited without blocking the event loop.
+
+        A task that is cancelled while it waits loses no batch: the next ``__anext__`` returns it.
+        """
+        return self._iterate_in_tasks(itself)
+
+    def stats(self) -> FeedStatistics:
+        """Statistics since the feed was made, and since the last call.
+
+        Returns
+        -------
+        FeedStatistics
+            Its attributes describe all members: delivered batches and rates, the ``verdict``, slots by state,
+            times of the generator and of waits, and ``recent``, the interval since the last call.
+        """
+        return self._meter.look()
+
+    def serve(
+        self,
+        mode: Literal["queue", "broadcast"] = "queue",
+        epochs: int | None = 1,
+        consumers: int = 1,
+        background: bool = False,
+    ) -> Server:
+        """Passes the batches to processes that attach to the feed's name, without a copy.
+
+        Each process calls ``tn.Feed.attach(name)`` and iterates. A slot is filled again when no process has
+        an array, view or tensor of its batch. The end of a process, in whatever way, releases its batches.
+        All processes together hold at most ``slots - workers`` batches.
+
+        An epoch begins when all consumers have reached the end of the previous one. Without consumers the
+        feed waits for one, which gets the rest of the epoch.
+
+        Parameters
+        ----------
+        mode : {"queue", "broadcast"}
+            "queue": each batch goes to one consumer, writable. "broadcast": each batch goes to all consumers,
+            read-only. A late consumer gets the batches from its attachment on.
+        epochs : int, optional
+            The number of epochs, after which the consumers' loops end. None: until it is closed.
+        consumers : int
+            The number of processes that must have begun to iterate before the first batch is sent.
+        background : bool
+            True: returns at once, and serves in a thread until the epochs are over, or until the returned
+            `Server` or the feed is closed. False: returns when the epochs are over; Ctrl-C ends it.
+
+        Raises
+        ------
+        ValueError
+            The feed has no name (``shared=``), or the name is taken; the feed is closed; a number is out of
+            range; the mode differs from that of an earlier call.
+        TenonError
+            The feed is already being served or iterated.
+        """
+        check_serving(mode, epochs, consumers)
+        if self._stage is None:
+            self._stage = Stage(self, mode)
+        return self._stage.serve(mode, epochs, consumers, background)
+
+    @staticmethod
+    def attach(name: str, timeout: float | None = None, wait: float = 0.0) -> AttachedFeed:
+        """Attaches to the feed that a process of this user serves under a name.
+
+        Parameters
+        ----------
+        name : str
+        timeout : float, optional
+            The seconds that ``next`` waits for a batch before it raises TimeoutError. None: no limit, with a
+            warning to the logger "tenon" every 5 s.
+        wait : float
+            The seconds to wait for the name to appear.
+
+        Returns
+        -------
+        AttachedFeed
+
+        Raises
+        ------
+        FileNotFoundError
+            No visible process serves a feed under the name.
+        ValueError
+            The name belongs to another object; or this process is already attached to the feed.
+        """
+        from .attached import AttachedFeed
+
+        return AttachedFeed(name, timeout, wait)
+
+    def state_dict(self) -> dict[str, int]:
+        """The position of the feed: ``epoch``, and ``next``, the index of the batch that comes next."""
+        epoch, index = self._native.position()
+        return {"epoch": epoch, "next": index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
+
+        Parameters
+        ----------
+        state : dict
+            From `state_dict` of a feed with the same generator, schema and seed.
+        """
+        epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
+        if self.batches is not None and index > self.batches:
+            raise ValueError(f"state is {state}: this feed has {self.batches} batches in an epoch")
+        self._native.seek(epoch, index)
+
+    def end(self) -> None:
+        """Ends the current epoch, if any: its iterator stops.
+
+        If an exception leaves a ``for`` loop, the traceback keeps the iterator; in a notebook until the next
+        error.
+        """
+        live = self._live_epoch()
+        if live is not None:
+            live._end()
+
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Stops the workers. Delivered batches stay valid. Idempotent.
+
+        Raises
+        ------
+        TimeoutError
+            The generator did not return within ``timeout`` seconds. Its thread is abandoned, and everything
+            that it uses stays allocated.
+        """
+        timeout = seconds(timeout, "timeout")
+        stage, self._stage = self._stage, None
+        try:
+            if stage is not None:
+                stage.close()
+        finally:
+            self._native.close(timeout)
+            closing.OPEN.discard(self)
+        busy = 0 if self._workers is None else self._workers.join(timeout)
+        if busy:
+            raise TimeoutError(
+                f"the feed is closed, but generator {_name_of(self.generator)!r} has not returned in {busy} "
+                "of its threads: they are left behind"
+            )
+
+    def _live_epoch(self) -> Epoch | None:
+        epoch = None if self._epoch is None else self._epoch()
+        return None if epoch is None or epoch._feed is None else epoch
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, exception: object, *_: object) -> None:
+        try:
+            self.close()
+        except TimeoutError as error:
+            if exception is None:
+                raise
+            _log.warning("%s", error)
+
+    def _name(self) -> str:
+        return _name_of(self.generator)
+
+    def __repr__(self) -> str:
+        counts = repr(self._meter.look(is_call=False))
+        return f"<tenon.Feed of {self._name()!r}: {counts[1:]}"
+
+
+def _source_of(
+    generator: Any, schema: Schema, processes: bool | str
+) -> tuple[Any, dict[str, Any], Workers | None]:
+    """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
+    if isinstance(generator, (CFunction, Plugin)):
+        if isinstance(processes, str) and processes != "fork":
+            raise ValueError(f"processes is {processes!r}: workers that run native code are forked")
+        constants = generator.constants if isinstance(generator, CFunction) else {}
+        return generator._native, constants, None
+    loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator)
+    workers = Workers(schema, loop, processes)
+    return workers, {}, workers
+
+
+def _name_of(generator: Any) -> str:
+    if isinstance(generator, (CFunction, Plugin, PythonGenerator)):
+        return generator.name
+    return str(getattr(generator, "__qualname__", type(generator).__name__))

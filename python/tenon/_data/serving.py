@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds whose batches go to other processes: the side that has the feed. `_attached` is the other one.
+
+Three objects are shared in addition to the slots, which lie in a memory file of the feed:
+
+* the *work*, a channel under the name of the feed. Its items contain the positions of batches in the slots.
+  The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
+* the *news*, a broadcast channel of one slot. Its item announces the end of an epoch. It can be sent again
+  when every consumer has received it.
+* the *head*, an array under ``<name>.feed``: a description of the feed, and two numbers that only the server
+  writes.
+
+At the end of an epoch the server sends the news and closes its end of the work. A consumer that waits there,
+while no item is left, then reads the news. The server opens the work again when all consumers have done so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from .._array.creation import zeros
+from .._core import NDArray
+from .._errors import OpError, TenonError
+from .._ipc.channel import Channel, Loan
+from .._ipc.channel import _open as open_channel
+from .epochs import Epoch
+from .forms import itself
+
+if TYPE_CHECKING:
+    from .feed import Feed
+
+_log = logging.getLogger("tenon")
+
+MODES = ("queue", "broadcast")
+MARK = 0x64656573  # of a head that is complete
+WORDS = 5
+MARK_AT, ROUND_AT, IS_CLOSED_AT, IS_FILLING_AT, NBYTES_AT = range(WORDS)
+TEXT_NBYTES = 16384  # of a failure
+
+_LOOK_SECONDS = 0.02
+_REPORT_SECONDS = 5.0
+_SUFFIX = ".feed"
+
+_numbers = itertools.count()
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,95}")
+
+
+def name_for(shared: bool | str, on_starved: str) -> str | None:
+    """The name under which a feed is served; None: it is not."""
+    if shared is False:
+        return None
+    if shared is not True and not isinstance(shared, str):
+        raise TypeError(f"shared is {shared!r}: it must be False, True or a name")
+    if shared == "":
+        raise ValueError("shared is '': the name of a feed has at least one character")
+    if shared is not True and not _NAME.fullmatch(shared):
+        raise ValueError(
+            f"shared is {shared!r}: the name of a feed has 1 to 95 letters, digits and the characters _ - ."
+        )
+    if on_starved not in ("wait", "raise"):
+        raise ValueError(
+            f"on_starved is {on_starved!r}, and the feed is shared: it keeps to its slots, as others map them"
+        )
+    return f"feed-{os.getpid()}-{next(_numbers)}" if shared is True else shared
+
+
+def check(mode: str, epochs: int | None, consumers: int) -> None:
+    """Of `Feed.serve`."""
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
+    if epochs is not None and epochs < 0:
+        raise ValueError(f"epochs is {epochs}: it must be a count, or None for no end")
+    if consumers < 0:
+        raise ValueError(f"consumers is {consumers}: it must be a count")
+
+
+def head_name(name: str) -> str:
+    return name + _SUFFIX
+
+
+class Server:
+    """One call of `Feed.serve`. The end of ``with feed.serve(background=True) as server: ...`` closes it.
+
+    Attributes
+    ----------
+    name, mode : str
+    epochs : int
+        The number of finished epochs.
+    batches : int
+        The number of batches that were sent.
+    """
+
+    def __init__(self, stage: Stage, epochs: int | None, consumers: int) -> None:
+        self.name = stage.name
+        self.mode = stage.mode
+        self.epochs = 0
+        self.batches = 0
+        self._stage = stage
+        self._wanted = epochs
+        self._consumers = consumers
+        self._is_closing = threading.Event()
+        self._sending = threading.RLock()  # nothing is sent after close()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._epoch: Epoch | None = None
+        self._work: Channel | None = None
+        self._news: Channel | None = None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the epochs are over.
+
+        Raises
+        ------
+        TimeoutError
+            The epochs are not over after ``timeout`` seconds.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"feed {self.name!r} has been served for {timeout} s, and is not over")
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Ends the loops of the consumers after the batches that were already sent. Batches that consumers
+        have stay valid. Idempotent."""
+        if self.is_running:
+            with self._sending:
+                self._is_closing.set()
+                self._stage.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
+                for channel in (self._work, self._news):
+                    if channel is not None:
+                        channel.close()
+            epoch = self._epoch
+            if epoch is not None:
+                epoch._end()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Never in a forked child, whose end is none of the consumers' business."""
+        return self._stage.server is self and not self._stage.is_inherited
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "over"
+        return f"<tenon.Server of {self.name!r}, {self.mode}, {state}: {self.batches} batches>"
+
+    # ------------------------------------------------------------------------- in the serving thread
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run_thread, name="tenon serve", daemon=True)
+        self._thread.start()
+
+    def _run_thread(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = error
+            _log.error("feed %r is served no more: %s", self.name, error)
+
+    def _run(self) -> None:
+        try:
+            self._news = self._stage.open_news()
+            note = self._news.loan()
+            self._stage.withdraw()
+            self._work = self._stage.open_work()
+            if not self._has_consumers(self._consumers, "its first batch"):
+                return
+            while self._wanted is None or self.epochs < self._wanted:
+                failure = self._hand_out()
+                if self._is_closing.is_set():  # after each opening: close() has closed those that it saw
+                    return
+                next_note = self._end_epoch(note, failure)
+                if next_note is None:
+                    return
+                note = next_note
+                self.epochs += 1
+                self._work = self._stage.open_work()
+        except ValueError:
+            if not self._is_closing.is_set():  # a channel that was closed here
+                raise
+        finally:
+            if self.is_running:
+                self._end()
+
+    def _end(self) -> None:
+        self._is_closing.set()
+        self._stage.words[IS_CLOSED_AT] = 1
+        if self._epoch is not None:
+            self._epoch._end()
+        for channel in (self._work, self._news):
+            if channel is not None:
+                channel.close()
+        self._stage.server = None
+        self._stage.reclaim()
+
+    def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
+        """False: the server is to end."""
+        began = time.monotonic()
+        next_report = began + _REPORT_SECONDS
+        while not is_met():
+            if self._is_closing.wait(_LOOK_SECONDS):
+                return False
+            now = time.monotonic()
+            if now >= next_report:
+                _log.warning("feed %r has waited for %d s for %s", self.name, now - began, what())
+                next_report = now + _REPORT_SECONDS
+        return not self._is_closing.is_set()
+
+    def _has_consumers(self, count: int, before: str) -> bool:
+        stage = self._stage
+        return self._poll(
+            lambda: stage.consumers() >= count,
+            lambda: f"{count} consumers before {before}: {stage.consumers()} have attached",
+        )
+
+    def _hand_out(self) -> OpError | None:
+        """One epoch. The failure by which it has ended, if any."""
+        stage, work = self._stage, self._work
+        assert work is not None
+        batches = self._epoch = Epoch(stage.feed, itself)
+        while not self._is_closing.is_set():
+            stage.reclaim(work)
+            try:
+                batch = self._next(batches)
+            except StopIteration:
+                return None
+            except OpError as error:
+                error.__traceback__ = None
+                return error
+            # In a broadcast that nobody listens to, a loan would take what the next one is to get.
+            if self.mode == "broadcast" and not self._has_consumers(1, "the next batch"):
+                return None
+            loan = work.loan()
+            stage.note_free(loan)
+            with self._sending:
+                if self._is_closing.is_set():
+                    loan.drop()
+                    return None
+                stage.send(loan, batch)
+                self.batches += 1
+            del batch, loan
+        return None
+
+    def _next(self, batches: Epoch) -> Any:
+        words = self._stage.words
+        words[IS_FILLING_AT] = 1
+        try:
+            while True:
+                try:
+                    return next(batches)
+                except TimeoutError:  # the feed's own timeout: the consumers have theirs
+                    continue
+        finally:
+            words[IS_FILLING_AT] = 0
+
+    def _end_epoch(self, note: Loan, failure: OpError | None) -> Loan | None:
+        """Tells all consumers, and waits until each of them knows. Of a queue, until everything was received.
+
+        The loan for the next time; None: the server is to end.
+        """
+        stage = self._stage
+        assert self._work is not None and self._news is not None
+        if failure is not None:
+            _log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
+        told = stage.words[ROUND_AT]
+        stage.words[ROUND_AT] = told + 1  # first: of who comes now, this is not the epoch
+        while True:
+            note.head[0] = told
+            data = b"" if failure is None else describe(failure)
+            note.head[1] = len(data)
+            note.text[: len(data)] = memoryview(data)
+            note.send()
+            self._work.close()
+            if self.mode == "queue" and not self._poll(
+                lambda: stage.consumers() > 0 or stage.unread() == 0,
+                lambda: f"a consumer: {stage.unread()} batches of the epoch are left",
+            ):
+                return None
+            note = self._news.loan()
+            if self.mode == "broadcast" or stage.unread() == 0:
+                return note
+            # Who was to receive the rest has left. Whoever comes is told anew.
+            if self._is_closing.wait(_LOOK_SECONDS):
+                return None
+            self._work = stage.open_work()
+
+
+class Stage:
+    """What a feed shares with its consumers, from its first `Feed.serve` until it is closed."""
+
+    def __init__(self, feed: Feed, mode: str) -> None:
+        if feed.name is None:
+            raise ValueError('the feed has no name to be served under: make it with shared="name"')
+        self.feed = feed
+        self.name: str = feed.name
+        self.mode = mode
+        self._pid = os.getpid()
+        self.server: Server | None = None
+        fd, at, self._memory, self._nbytes = feed._native.place()
+        self._at = at
+        counts = feed._native.statistics()
+        tokens = counts["slots"] - counts["workers"]
+        axes = [len(shape) for _, _, shape in feed.schema.fields]
+        room = max(1, feed._attachment_nbytes)
+        fields = {"head": ("i8", (4 + len(axes) + sum(axes),)), "attachment": ("u1", (room,))}
+        # Without ends: they are opened for each use, so that they can leave.
+        self._work = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
+        self._news = Channel({"head": ("i8", (2,)), "text": ("u1", (TEXT_NBYTES,))}, 1, None, "broadcast")
+        file = os.fstat(fd)
+        about = json.dumps(
+            {
+                "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
+                "batches": feed.batches,
+                "mode": mode,
+                "pid": self._pid,
+                "fd": fd,
+                "file": (file.st_dev, file.st_ino),
+                "at": at,
+                "nbytes": self._nbytes,
+                "work": _core.send_array(self._work._native.memory()).hex(),
+                "news": _core.send_array(self._news._native.memory()).hex(),
+            }
+        ).encode()
+        self._head = zeros(WORDS * 8 + len(about), "u1", shared=head_name(self.name))
+        with self._head.write() as head:
+            head[WORDS * 8 :] = memoryview(about)
+            words = head[: WORDS * 8].view("i8")
+            words[NBYTES_AT] = len(about)
+            words[MARK_AT] = MARK
+            del words, head
+        # One writer, and readers that look when a channel has told them to.
+        self.words = words_of(self._head)
+        self._held: dict[int, Any] = {}  # the batch of each item that is under way, by the item's address
+        self._mutex = threading.Lock()
+
+    def serve(self, mode: str, epochs: int | None, consumers: int, background: bool) -> Server:
+        if mode != self.mode:
+            raise ValueError(f"mode is {mode!r}, and feed {self.name!r} was served as a {self.mode} before")
+        server = Server(self, epochs, consumers)
+        with self._mutex:
+            if self.server is not None:
+                raise TenonError(f"feed {self.name!r} is being served already")
+            self.server = server
+        self.words[IS_CLOSED_AT] = 0
+        if background:
+            server._start_thread()
+        else:
+            server._run()
+        return server
+
+    def close(self) -> None:
+        """Ends what there is of it here: the name is free when no consumer has it any more."""
+        server = self.server
+        try:
+            if server is not None:
+                server.close()
+        finally:
+            self._held.clear()
+            del self._work, self._news, self._head, self.words
+
+    @property
+    def is_inherited(self) -> bool:
+        """This process is a forked child of the one that serves."""
+        return os.getpid() != self._pid
+
+    def open_work(self) -> Channel:
+        """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan
+        takes what the next one is to get."""
+        channel = open_channel(self._work._native.memory())
+        try:
+            loan = channel.loan(timeout=0)
+        except TimeoutError:
+            return channel
+        self.note_free(loan)
+        loan.drop()
+        return channel
+
+    def open_news(self) -> Channel:
+        return open_channel(self._news._native.memory())
+
+    def consumers(self) -> int:
+        return self._work.stats()["consumers"]
+
+    def unread(self) -> int:
+        return self._work.stats()["ready"]
+
+    def note_free(self, loan: Loan) -> None:
+        """Nobody has what this slot of the channel told of."""
+        self._held.pop(loan.head.ctypes.data, None)
+
+    def reclaim(self, work: Channel | None = None) -> None:
+        """Lets go of all batches that nobody has any more. In a broadcast without consumers that would be
+        those too that the next one is to get."""
+        if not self._held or (self.server and self.mode == "broadcast" and self.consumers() == 0):
+            return
+        channel = self.open_work() if work is None else work
+        free = []
+        try:
+            while self._held:
+                free.append(channel.loan(timeout=0))
+                self.note_free(free[-1])
+        except TimeoutError:
+            pass
+        for loan in free:
+            loan.drop()
+        if work is None:
+            channel.close()
+
+    def withdraw(self) -> None:
+        """What was handed out before and nobody has received."""
+        if self.mode == "queue" and self.unread() > 0:
+            channel = open_channel(self._work._native.memory())
+            try:
+                while True:
+                    channel.recv(timeout=0)
+            except (TimeoutError, EOFError):
+                channel.close()
+
+    def send(self, loan: Loan, batch: Any) -> None:
+        data = batch.attachment
+        numbers = [int(self.words[ROUND_AT]), batch.epoch, batch.index, len(data)]
+        for array in batch.arrays:
+            offset = array.data_ptr - self._memory
+            if not 0 <= offset < self._nbytes:
+                raise RuntimeError(f"batch {batch.index} of feed {self.name!r} lies outside of its slots")
+            numbers += (self._at + offset, *array.shape)
+        loan.head[...] = numbers
+        if data:
+            loan.attachment[: len(data)] = memoryview(data)
+        key = loan.head.ctypes.data
+        self._held[key] = batch
+        loan.send()
+
+
+def words_of(head: NDArray) -> Any:
+    """The numbers at its beginning."""
+    return head.unchecked().numpy()[: WORDS * 8].view("i8")
+
+
+_ATTRIBUTES = ("op", "kind", "epoch", "index", "worker", "pid", "exit_signal", "exit_code")
+
+
+def describe(error: OpError) -> bytes:
+    """A failure, for `failure_of` in another process."""
+    facts = {name: getattr(error, name) for name in _ATTRIBUTES}
+    text = str(error)
+    while True:
+        data = json.dumps({"text": text, "code": error.code, **facts}).encode()
+        if len(data) <= TEXT_NBYTES:
+            return data
+        text = text[: len(text) // 2] + " [...]"
+
+
+def failure_of(data: bytes) -> OpError:
+    facts = json.loads(data)
+    error = OpError(facts.pop("text"), facts.pop("code"))
+    error.__dict__.update(facts)
+    return error

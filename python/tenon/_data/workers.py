@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generators in Python: `worker`, and the loop that each worker runs."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import multiprocessing.context
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from .. import _core
+from .._core import NativeWorker, Schema
+from .._errors import LeaseEscaped
+from .._sync.endings import end_views
+from .._sync.lease import where_views_hang
+
+_START_METHODS = ("fork", "spawn", "forkserver")
+
+
+class WorkerBatch:
+    """A free slot that a worker fills: its fields as writable NumPy arrays, by attribute or item.
+
+    The arrays are empty after the batch is passed on. Copy what you need to keep.
+
+    Attributes
+    ----------
+    index, epoch, seed : int
+        Of the batch. ``seed`` depends only on the feed's seed, epoch and index.
+    worker : int
+        The number of this worker, counted from 0.
+    rows : int
+        The rows of the schema. Set it, or call `resize`, to pass on fewer rows.
+    """
+
+    def __init__(self, native: NativeWorker, schema: Schema) -> None:
+        self._native = native
+        self._names = schema.names
+        self.index = native.index
+        self.epoch = native.epoch
+        self.seed = native.seed
+        self.worker = native.worker
+        self._rows = schema.rows
+        self._roots: dict[str, Any] = {}  # on which all stand that are made of the views
+        self._views: dict[str, Any] = {}
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        self._native.set_rows(rows)
+        self._rows = rows
+
+    @property
+    def attachment(self) -> bytes:
+        """Bytes that are passed with the batch. ``attachment_nbytes`` of the feed limits their size."""
+        return self._native.attachment()
+
+    @attachment.setter
+    def attachment(self, data: bytes) -> None:
+        self._native.attach(data)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(f"the batch has no field {name!r}: its fields are {self._names}")
+        if name not in self._views:
+            self._roots[name] = self._native.array(self._names.index(name)).numpy()
+            self._views[name] = self._roots[name][...]
+        return self._views[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._names:
+            raise AttributeError(f"the batch has no field {name!r}: its fields are {self._names}")
+        return self[name]
+
+    def keys(self) -> tuple[str, ...]:
+        return self._names
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[name] for name in self._names)
+
+    def resize(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Reduces the shape of a field in this batch. Returns a C-contiguous array on the same memory.
+
+        Parameters
+        ----------
+        name : str
+        shape : tuple of int
+            At most the shape of the schema in each axis. Axis 0 counts rows, and must finally be equal in all
+            fields.
+        """
+        self._let_go(name, sys._getframe(1))
+        self._native.set_shape(self._names.index(name), shape)
+        return self[name]
+
+    def _let_go(self, name: str, frame: FrameType | None) -> None:
+        if name in self._views and not end_views([self._views.pop(name), self._roots.pop(name)], frame):
+            where = where_views_hang([self._native.array(self._names.index(name))])
+            raise LeaseEscaped(
+                f"views of field {name!r} live on after the batch was filled{where}; drop them, or copy what "
+                "is to be kept"
+            )
+
+    def _let_go_of_all(self, frame: FrameType | None) -> None:
+        for name in list(self._views):
+            self._let_go(name, frame)
+
+    def __repr__(self) -> str:
+        return f"<tenon.WorkerBatch {self.index} of epoch {self.epoch}: {', '.join(self._names)}>"
+
+
+class _Batches:
+    """The iterable of a worker's loop: each step passes one batch on and returns the next."""
+
+    def __init__(self, native: NativeWorker, schema: Schema) -> None:
+        self._native = native
+        self._schema = schema
+        self._batch: WorkerBatch | None = None
+        self._is_over = False
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> WorkerBatch:
+        self.hand_on(sys._getframe(1))
+        if not self._native.next():
+            self._is_over = True
+            raise StopIteration
+        self._batch = WorkerBatch(self._native, self._schema)
+        return self._batch
+
+    def hand_on(self, frame: FrameType | None) -> None:
+        """``frame`` runs the loop: what only its variables name is no view that lives on."""
+        batch = self._batch
+        if batch is None:
+            return
+        batch._let_go_of_all(frame)
+        self._batch = None
+        self._native.answer(0, "")
+
+    def fail(self, code: int, text: str) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            try:
+                batch._let_go_of_all(None)
+            except LeaseEscaped as error:
+                text += f"\nand {error}"
+        self._native.answer(code, text)
+
+    def has_ended(self) -> bool:
+        return self._is_over
+
+    def has_open(self) -> bool:
+        return self._batch is not None
+
+
+def run(
+    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
+) -> None:
+    """Runs a worker until its feed is closed.
+
+    ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
+    position of the batch, and after it has returned, which ends the epoch.
+    """
+    batches = _Batches(native, schema)
+    while not batches.has_ended():
+        code, text = _core.END_OF_EPOCH, ""
+        try:
+            if setup is not None:
+                setup()
+                setup = None
+            function(batches)
+            batches.hand_on(None)
+            if batches.has_ended():
+                return
+        except BaseException as error:
+            if isinstance(error, (SystemExit, GeneratorExit)) and batches.has_ended():
+                return
+            code, text = -1, "".join(traceback.format_exception(error))
+            error.__traceback__ = None
+            del error
+        if not batches.has_open() and not native.next():
+            return
+        batches.fail(code, text)
+
+
+def _run_thread(native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
+    """A thread cannot be replaced: an error that ends its loop is reported for each requested batch."""
+    try:
+        run(native, schema, function, setup)
+    except BaseException as error:
+        text = "".join(traceback.format_exception(error))
+        error.__traceback__ = None
+        del error
+        while native.next():
+            native.answer(-1, text)
+
+
+def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the feed's process, which ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    run(NativeWorker(link, schema), schema, function, setup)
+
+
+class Workers:
+    """Starts the workers of a Python generator for a feed, and detects their ends.
+
+    Parameters
+    ----------
+    schema : Schema
+    function : callable
+        The loop, which gets the batches.
+    processes : bool or str
+        False: threads. True: processes with the default start method; or the name of a start method.
+    prepare : callable, optional
+        ``prepare(epoch, index)`` returns the bytes from which a batch is filled, or None at the end of the
+        epoch.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        function: Callable[..., Any],
+        processes: bool | str | multiprocessing.context.BaseContext,
+        prepare: Callable[[int, int], bytes | None] | None = None,
+        setup: Callable[[int], Any] | None = None,
+    ) -> None:
+        self._schema = schema
+        self._function = function
+        self._setup = setup
+        self._context: Any = None
+        if prepare is not None:
+            self.prepare = prepare
+        if processes:
+            if isinstance(processes, str) and processes not in _START_METHODS:
+                raise ValueError(f"processes is {processes!r}: True, False or one of {_START_METHODS}")
+            if isinstance(processes, multiprocessing.context.BaseContext):
+                self._context = processes
+            else:
+                self._context = multiprocessing.get_context(processes if isinstance(processes, str) else None)
+            _close_feeds_before_processes_end()
+        self._processes: dict[int, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, worker: int, link: str) -> int:
+        setup = None if self._setup is None else functools.partial(self._setup, worker)
+        if self._context is None:
+            # Here, where the constructor of the feed reports a failure: it needs a file descriptor.
+            native = NativeWorker(link, self._schema)
+            thread = threading.Thread(
+                target=_run_thread,
+                args=(native, self._schema, self._function, setup),
+                name=f"tenon-worker-{worker}",
+                daemon=True,
+            )
+            thread.start()
+            self._threads.append(thread)
+            return 0
+        process = self._context.Process(
+            target=_run_process,
+            args=(link, self._schema, self._function, setup),
+            name=f"tenon-worker-{worker}",
+            daemon=True,
+        )
+        # The feed's thread that calls this blocks all signals, which children would inherit; a fork server
+        # would hear of no child's end.
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        assert process.pid is not None
+        # Else the exit of any child that this process forks would end the workers, as it ends the children
+        # that multiprocessing lists there; the feed ends its own.
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+        self._processes[process.pid] = process
+        return int(process.pid)
+
+    def reap(self, worker: int, pid: int) -> int:
+        process = self._processes.pop(pid)
+        process.join()
+        code: int | None = process.exitcode
+        process.close()
+        if code is None:
+            return 0
+        return -code if code < 0 else (code & 0xFF) << 8
+
+    def join(self, timeout: float) -> int:
+        """Waits for threads. How many are busy, and left behind."""
+        deadline = time.monotonic() + timeout
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return sum(thread.is_alive() for thread in others)
+
+
+_has_registered = False
+
+
+def _close_feeds_before_processes_end() -> None:
+    # At exit multiprocessing ends its children; feeds are closed before, or they would start them again.
+    global _has_registered
+    if _has_registered:
+        return
+    import atexit
+    import multiprocessing.util  # noqa: F401  (which registers its own end first)
+
+    from .closing import close_all
+
+    atexit.register(close_all)
+    _has_registered = True
+
+
+class PythonGenerator:
+    """A Python generator with its arguments: the result of calling a function that `worker` decorates."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        schema: Schema | None,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
+        self.name = getattr(function, "__qualname__", type(function).__name__)
+        self.schema = schema
+        self._function = function
+        self._arguments = arguments
+        self._named = named
+
+    def __call__(self, batches: Any) -> None:
+        self._function(batches, *self._arguments, **self._named)
+
+    def __repr__(self) -> str:
+        return f"<generator {self.name!r}>"
+
+
+class Worker:
+    """A function that `worker` decorates. Call it with the further arguments of the function."""
+
+    def __init__(self, function: Callable[..., Any], schema: Schema) -> None:
+        functools.update_wrapper(self, function)
+        self.name: str = function.__qualname__
+        self._function = function
+        self.schema = schema
+
+    def __call__(self, *arguments: Any, **named: Any) -> PythonGenerator:
+        return PythonGenerator(_Undecorated(self), self.schema, arguments, named)
+
+
+class _Undecorated:
+    """The function beneath a decorated one. Pickled by the name, which finds the decorated one."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.__qualname__ = worker._function.__qualname__
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._worker._function(*arguments, **named)
+
+    def __reduce__(self) -> Any:
+        return _find, (self._worker.__module__, self._worker.name)
+
+
+def _find(module: str, name: str) -> _Undecorated:
+    import importlib
+
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Worker):
+        raise TypeError(f"{module}.{name} is no longer what tn.worker has made")
+    return _Undecorated(found)
+
+
+def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
+    """Decorates a Python function that fills batches in a loop, as a generator for feeds.
+
+    The function gets the batches to fill, followed by the arguments of the call::
+
+        @tn.worker(tn.schema(data=("f4", (64, 784)), label=("i8", (64,))))
+        def images(batches, folder):
+            files = open_all(folder)          # once in each worker
+            for batch in batches:             # each step passes a batch on
+                files.read(batch.index, out=batch.data)
+
+        feed = tn.Feed(images("train/"), workers=2, processes=True)
+
+    Each worker runs the function once for all epochs, in its own thread or process. Any free worker gets the
+    next batch. A batch that is computed from ``batch.index`` and ``batch.epoch``, or from ``batch.seed``, is
+    the same for any number of workers. An exception is raised in the consumer at the position of the batch,
+    and the function is called again for the next batch. If the function returns, the epoch ends.
+
+    Parameters
+    ----------
+    schema : Schema
+
+    Returns
+    -------
+    callable
+        It returns a generator for `Feed`. Its arguments and the name of the function are pickled for worker
+        processes. So with start methods other than fork, the function must be defined at the top level of
+        a module.
+    """
+    if not isinstance(schema, Schema):
+        raise TypeError(
+            f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
+        )
+    return lambda function: Worker(function, schema)
+
+
+class EachBatch:
+    """The loop of a function that fills one batch at a time."""
+
+    def __init__(self, function: Callable[[WorkerBatch], Any]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Any) -> None:
+        for batch in batches:
+            self._function(batch)
+            del batch

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas: one buffer that holds the arrays of one layout at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+from .. import _core
+from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
+from .._core import NativeLease, NDArray
+from .._errors import OwnerDied, text_of
+from .._sync.endings import end_views
+from .._sync.lease import describe_wait, granted, heed_survivors, repair
+from .._sync.tasks import current_task, number_of
+from .planner import Plan, plan
+
+Fields = Mapping[str, tuple[Any, Any]]
+
+
+class Arena:
+    """One buffer for several sets of arrays (layouts), which holds one set at a time.
+
+    The lock of the arena protects the current layout: while one layout is in use, in this process or another,
+    the bytes cannot be read as another layout.
+
+    Parameters
+    ----------
+    layouts : mapping of str to mapping of str to (dtype, shape)
+        The fields of each layout by name. Every field is aligned to 64 bytes.
+    shared : bool, str or Shared
+        As for `empty`. The pickle of a shared arena is a handle on the same memory.
+    buffer : object with the buffer protocol, array, optional
+        Writable memory of at least `nbytes` bytes, which is used instead of new memory and kept alive. Only
+        this object knows its current layout: the arena is not shared.
+
+    Attributes
+    ----------
+    nbytes : int
+        The size of the largest layout.
+    total_nbytes : int
+        The sum of the sizes of all layouts.
+
+    Raises
+    ------
+    ValueError
+        Invalid names or shapes; the buffer is too small, or not aligned for a field; the name is taken.
+    TypeError
+        An invalid dtype.
+    MemoryError, OSError
+        As `empty`.
+    """
+
+    plan = staticmethod(plan)
+
+    def __init__(
+        self,
+        layouts: Mapping[str, Fields],
+        shared: bool | str | Shared = False,
+        buffer: Any = None,
+    ) -> None:
+        described = _described(layouts)
+        options = settings(shared)
+        if buffer is not None:
+            if options is not None:
+                raise ValueError("an arena over a buffer cannot be shared: leave out buffer= or shared=")
+            self._set(_core.NativeArena.over(described, _array_over(buffer)))
+        elif options is None:
+            self._set(_core.NativeArena.create(described, None, False, False, -1))
+        else:
+            self._set(_core.NativeArena.create(described, *options))
+
+    def _set(self, native: _core.NativeArena) -> None:
+        self._native = native
+        self._data = native.data()
+        self._layouts = {
+            name: (i, {field: (dtype, shape) for field, dtype, shape in fields})
+            for i, (name, fields) in enumerate(native.layouts())
+        }
+
+    @classmethod
+    def attach(cls, name: str, readonly: bool = False) -> Arena:
+        """Opens the arena that a process of this user shares under a name. With ``readonly`` its layouts can
+        only be read. Errors are those of `tenon.attach`; ValueError if the name belongs to another object."""
+        return cls._of(_core.attach(name, readonly))
+
+    @classmethod
+    def _of(cls, memory: NDArray) -> Arena:
+        arena = object.__new__(cls)
+        arena._set(_core.NativeArena.open(memory))
+        return arena
+
+    @property
+    def nbytes(self) -> int:
+        return self._native.nbytes()
+
+    @property
+    def total_nbytes(self) -> int:
+        return self._native.total_nbytes()
+
+    @property
+    def layouts(self) -> dict[str, dict[str, tuple[_core.dtype, tuple[int, ...]]]]:
+        """The fields of each layout, with dtype and shape."""
+        return {name: dict(fields) for name, (_, fields) in self._layouts.items()}
+
+    @property
+    def active(self) -> str | None:
+        """The current layout; None before the first use. Reliable only inside of a block."""
+        return self._native.active() or None
+
+    @property
+    def generation(self) -> int:
+        """The number of changes of the layout."""
+        return self._native.generation()
+
+    def use(
+        self,
+        layout: str,
+        mode: Literal["r", "w"] = "w",
+        timeout: float | None = None,
+        on_owner_died: OnOwnerDied = "raise",
+        overwrite: bool = False,
+    ) -> Use:
+        """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays, without a copy:
+        ``f.A``. ``async with`` works too, without the timeout.
+
+        Parameters
+        ----------
+        layout : str
+        mode : {'w', 'r'}
+            'w': exclusive access. The arena changes to the layout if it holds another one; the elements then
+            have no values. 'r': shared access with other readers. The arena must hold the layout.
+        timeout : float, optional
+            Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.
+        on_owner_died : {'raise', 'ignore'} or callable
+            As for `NDArray.read`. The function gets the bytes of the arena; `active` is their layout.
+        overwrite : bool
+            You promise to write every element before any is read. This clears the failure of an earlier block
+            that wrote this layout. A change of the layout always clears it.
+
+        Raises
+        ------
+        KeyError
+            There is no such layout.
+        LeaseConflict
+            A read, but the arena holds another layout. Or a change, but views of the other layout exist
+            (the message names them), or the caller itself uses it.
+        OpError
+            In this process an exception left a block that wrote this layout.
+        TypeError
+            NumPy has no dtype for a field.
+        TimeoutError, DeadlockError, OwnerDied
+            As for `NDArray.read`.
+        LeaseEscaped
+            At the end of the block, with ``TENON_DEBUG=leases`` in the environment: a view still exists.
+        """
+        return Use(self, layout, mode, timeout, on_owner_died, overwrite)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        memory = self._native.memory()
+        if memory is None or not memory.shared:
+            raise TypeError("only shared arenas can be pickled: make it with shared=True")
+        return _open, (memory,)
+
+    def __repr__(self) -> str:
+        layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in self._layouts.items())
+        saved = self.total_nbytes - self.nbytes
+        return f"<tenon.Arena of {self.nbytes} bytes, {saved} less than side by side: {layouts}>"
+
+
+def _open(memory: NDArray) -> Arena:
+    return Arena._of(memory)
+
+
+def _described(layouts: Any) -> list[tuple[str, list[tuple[str, Any, Any]]]]:
+    """The layouts as the native part takes them, which checks the rest."""
+    described = []
+    for name, fields in _items(layouts, "layouts"):
+        parts = []
+        for field, what in _items(fields, f"layout {name!r}"):
+            if not isinstance(what, tuple | list) or len(what) != 2:
+                raise TypeError(f"field {field!r} of layout {name!r} is {what!r}: it must be (dtype, shape)")
+            parts.append((field, *what))
+        described.append((name, parts))
+    return described
+
+
+def _items(mapping: Any, what: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{what} is {mapping!r}: it must be a mapping of names")
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{what} has the name {name!r}: names must be str")
+        if "\0" in name or not _is_utf8(name):
+            raise ValueError(f"{what} has the name {name!r}, which cannot be written as UTF-8 without NUL")
+        yield name, value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _array_over(buffer: Any) -> NDArray:
+    if isinstance(buffer, NDArray):
+        return buffer
+    try:
+        return _core.from_buffer(buffer, "uint8")
+    except TypeError:
+        if hasattr(buffer, "__dlpack__"):
+            return _core.from_dlpack(buffer, copy=False)
+        raise
+
+
+class Use:
+    """The context manager that `Arena.use` returns."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        layout: str,
+        mode: Literal["r", "w"],
+        timeout: float | None,
+        on_owner_died: OnOwnerDied,
+        overwrite: bool,
+    ) -> None:
+        if layout not in arena._layouts:
+            raise KeyError(f"the arena has no layout {layout!r}, but {', '.join(arena._layouts)}")
+        if mode not in ("r", "w"):
+            raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
+        if overwrite and mode == "r":
+            raise ValueError("mode is 'r': what is only read, cannot be overwritten")
+        self._arena = arena
+        self._layout = layout
+        self._is_write = mode == "w"
+        self._is_overwrite = overwrite
+        self._timeout = timeout
+        self._on_owner_died = check_on_owner_died(on_owner_died)
+        self._lease: NativeLease | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._fields: ArenaFields | None = None
+        self._roots: list[Any] = []
+
+    def _begin(self) -> NativeLease:
+        if self._lease is not None:
+            raise RuntimeError("a block cannot be entered a second time: call use() again")
+        ignores = self._on_owner_died == "ignore"
+        self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
+        self._task = current_task()
+        return self._lease
+
+    def __enter__(self) -> ArenaFields:
+        lease = self._begin()
+        while True:
+            try:
+                lease.use(self._arena._native, self._layout, self._timeout, number_of(self._task))
+                break
+            except OwnerDied as error:
+                repair(self._arena._data, error, self._on_owner_died)
+        return self._views(lease)
+
+    async def __aenter__(self) -> ArenaFields:
+        if self._timeout is not None:
+            raise ValueError("async with waits without a timeout: use asyncio.timeout()")
+        lease = self._begin()
+        arena = self._arena
+        while True:
+            try:
+                await granted(
+                    lease, self._task, lambda: describe_wait(arena._data, self._is_write), arena._native
+                )
+                lease.enter(arena._native, self._layout)
+                break
+            except OwnerDied as error:
+                repair(arena._data, error, self._on_owner_died)
+        return self._views(lease)
+
+    def _views(self, lease: NativeLease) -> ArenaFields:
+        index, fields = self._arena._layouts[self._layout]
+        views = {}
+        try:
+            for k, name in enumerate(fields):
+                array = self._arena._native.array(index, k)
+                # As of a block on an array: what is made of the view stands on the root.
+                try:
+                    root = (array if self._is_write else array.readonly()).numpy()
+                except TypeError as error:
+                    raise TypeError(f"field {name!r} of layout {self._layout!r}: {error}") from None
+                self._roots.append(root)
+                views[name] = root[...]
+        except BaseException:
+            root = None
+            views.clear()
+            self._roots.clear()
+            lease.release()
+            raise
+        self._fields = ArenaFields(views)
+        return self._fields
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error, sys._getframe(1))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error, sys._getframe(1))
+
+    def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
+        assert self._lease is not None and self._fields is not None
+        self._task = None
+        views = list(self._fields.__dict__.values())
+        self._fields.__dict__.clear()
+        self._fields = None
+        is_free = True
+        while views:
+            is_free &= end_views([views.pop(), self._roots.pop()], frame, error)
+        del frame
+        if error is not None and self._is_write:
+            has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
+        else:
+            has_escaped = self._lease.release()
+        if error is None and (has_escaped or not is_free):
+            heed_survivors(self._arena._data, "arena")
+
+
+class ArenaFields:
+    """The arrays of the layout in use: ``f.A`` or ``f["A"]``. Empty after the block."""
+
+    def __init__(self, views: dict[str, Any]) -> None:
+        self.__dict__.update(views)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise KeyError(f"the layout in use has no field {name!r}, or its block has ended") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the layout in use has no field {name!r}, or its block has ended")
+
+    def __repr__(self) -> str:
+        return f"<tenon.ArenaFields {', '.join(self.__dict__) or 'of a block that has ended'}>"
+
+
+__all__ = ["Arena", "Plan", "Use"]

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels: slots of shared memory that pass from producers to consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from .. import _core
+from .._array.share import Shared, settings
+from .._core import NativeItem, NDArray, Schema
+from .._errors import LeaseEscaped
+from .._sync.endings import end_views, settle
+from .._sync.lease import where_views_hang
+
+_MODES = ("queue", "broadcast", "latest")
+_WHEN_FULL = ("wait", "drop_oldest", "raise")
+
+
+class Channel:
+    """Passes arrays from producer processes to consumer processes without a copy.
+
+    A process becomes a producer with its first `loan`, and a consumer with its first `recv`. It may be both.
+    When a process ends, in whatever way, its items are lost, and its slots become free.
+
+    Parameters
+    ----------
+    schema : mapping of str to (dtype, shape), or Schema
+    slots : int
+        The number of items that exist at a time, over all processes; 1 to 4095. With ``mode="latest"`` at
+        least 3; a producer never waits if there are two slots more than readers.
+    name : str or Shared, optional
+        The name for `attach` in other processes. None: other processes get the channel by its pickle.
+    mode : {'queue', 'broadcast', 'latest'}
+        'queue': each item goes to one consumer, writable. 'broadcast': each item goes to all consumers,
+        read-only. 'latest': `recv` returns the newest item, read-only.
+    when_full : {'wait', 'drop_oldest', 'raise'}
+        The behaviour of `loan` without a free slot. 'wait': waits. 'drop_oldest': takes the slot of the
+        oldest item that no consumer has received. 'raise': LeaseConflict.
+
+    Raises
+    ------
+    ValueError
+        Invalid names, shapes or numbers; the name is taken.
+    TypeError
+        An invalid dtype.
+    MemoryError, OSError
+        As `empty`.
+    """
+
+    def __init__(
+        self,
+        schema: Mapping[str, tuple[Any, Any]] | Schema,
+        slots: int = 8,
+        name: str | Shared | None = None,
+        mode: Literal["queue", "broadcast", "latest"] = "queue",
+        when_full: Literal["wait", "drop_oldest", "raise"] = "wait",
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(_MODES)}")
+        if when_full not in _WHEN_FULL:
+            raise ValueError(f"when_full is {when_full!r}: it must be one of {', '.join(_WHEN_FULL)}")
+        if isinstance(schema, Schema):
+            described = list(schema.fields)
+        else:
+            described = [(field, dtype, shape) for field, (dtype, shape) in schema.items()]
+        options = settings(True if name is None else name)
+        assert options is not None
+        self._open(
+            _core.NativeChannel.create(
+                described, slots, _MODES.index(mode), _WHEN_FULL.index(when_full), *options
+            )
+        )
+
+    @classmethod
+    def attach(cls, name: str) -> Channel:
+        """Opens the channel that a process of this user shares under a name. Errors are those of
+        `tenon.attach`; ValueError if the name belongs to another object."""
+        return _open(_core.attach(name))
+
+    def _open(self, native: _core.NativeChannel) -> None:
+        self._native = native
+        # The tasks of each event loop that wait for a descriptor.
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
+        self._fields = {field: number for number, (field, _, _) in enumerate(native.fields())}
+        self.slots, mode, when_full = native.options()
+        self.mode = _MODES[mode]
+        self.when_full = _WHEN_FULL[when_full]
+
+    @property
+    def schema(self) -> dict[str, tuple[_core.dtype, tuple[int, ...]]]:
+        """Dtype and shape of each field."""
+        return {field: (dtype, shape) for field, dtype, shape in self._native.fields()}
+
+    def loan(self, timeout: float | None = None) -> Loan:
+        """Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at
+        the end of the block. If an exception leaves the block, the slot is dropped.
+
+        The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
+        undefined.
+
+        Raises
+        ------
+        TimeoutError
+            No slot has become free in ``timeout`` seconds.
+        LeaseConflict
+            No slot is free, and the channel was made with ``when_full="raise"``.
+        ValueError
+            The channel was closed in this process.
+        LeaseEscaped
+            At the end of the block: a view of the item still exists, so it was dropped and not sent.
+        """
+        return Loan(self._native.loan(timeout), self._fields)
+
+    def recv(self, timeout: float | None = None) -> Received:
+        """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
+
+        Raises
+        ------
+        TimeoutError
+            No item arrived in ``timeout`` seconds.
+        OwnerDied
+            A producer has died, and no item is left. It is raised once for each death in each consumer. The
+            consumer may call `recv` again: other producers may still send.
+        EOFError
+            The last producer has closed the channel, and no item is left; or this process has closed it.
+        ValueError
+            The timeout is negative.
+        """
+        item = self._native.receive(timeout)
+        if item is None:
+            raise EOFError("the channel was closed, here or by its last producer, and nothing is left")
+        return Received(item, self._fields)
+
+    def __iter__(self) -> Iterator[Received]:
+        """Iterates over the items until all producers have closed the channel."""
+        while True:
+            try:
+                item = self.recv()
+            except EOFError:
+                return
+            yield item
+            del item
+
+    async def arecv(self) -> Received:
+        """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""
+        while True:
+            try:
+                return self.recv(timeout=0)
+            except TimeoutError:
+                pass
+            await self._news("r")
+
+    async def aloan(self) -> Loan:
+        """`loan` for asyncio: ``with await ch.aloan() as item``. A cancelled task takes no slot."""
+        while True:
+            try:
+                return self.loan(timeout=0)
+            except TimeoutError:
+                pass
+            await self._news("w")
+
+    def fileno(self, mode: Literal["r", "w"] = "r") -> int:
+        """A file descriptor for `select`, `selectors` and event loops. It is readable while `recv`, or with
+        ``"w"`` `loan`, may have something to do, or after the channel was closed in this process. It stays
+        readable until that call, with ``timeout=0``, finds nothing to do. So call it until then after each
+        wait.
+
+        The descriptor belongs to the channel and to this process. Do not read from it or close it. A forked
+        child must call this method again. One thread serves up to 120 descriptors of a process.
+
+        Raises
+        ------
+        OSError
+            There is no free file descriptor.
+        """
+        if mode not in ("r", "w"):
+            raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
+        return self._native.fileno(mode == "w")
+
+    async def _news(self, mode: Literal["r", "w"]) -> None:
+        """Waits until the descriptor is readable."""
+        loop, fd = asyncio.get_running_loop(), self.fileno(mode)
+        future = loop.create_future()
+        waiting = self._waiting.setdefault((loop, fd), [])
+        waiting.append(future)
+        if len(waiting) == 1:
+            loop.add_reader(fd, self._tell, loop, fd)
+        try:
+            await future
+        finally:
+            if self._waiting.get((loop, fd)) is waiting:  # nobody has been told: the task was cancelled
+                waiting.remove(future)
+                if not waiting:
+                    loop.remove_reader(fd)
+                    del self._waiting[loop, fd]
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        loop.remove_reader(fd)
+        for future in self._waiting.pop((loop, fd)):
+            if not future.done():
+                future.set_result(None)
+
+    async def __aiter__(self) -> AsyncIterator[Received]:
+        while True:
+            try:
+                item = await self.arecv()
+            except EOFError:
+                return
+            yield item
+            del item
+
+    def close(self) -> None:
+        """Closes the channel for this process. Other consumers get the items that were sent, and then
+        EOFError when all producers have closed. Items that this process has stay valid. Idempotent."""
+        self._native.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the channel was made: items 'sent', 'received' and 'dropped' (because no slot was
+        free), and 'deaths' of producers. Current numbers: slots 'ready' to be received, slots 'in_use',
+        processes that are 'producers' and 'consumers'."""
+        return self._native.statistics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open, (self._native.memory(),)
+
+    def __repr__(self) -> str:
+        now = self.stats()
+        return (
+            f"<tenon.Channel of {self.slots} slots, mode={self.mode!r}: {now['ready']} ready, "
+            f"{now['in_use']} in use, {now['producers']} producers, {now['consumers']} consumers>"
+        )
+
+
+def _open(memory: NDArray) -> Channel:
+    channel = object.__new__(Channel)
+    channel._open(_core.NativeChannel.open(memory))
+    return channel
+
+
+class Loan:
+    """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`."""
+
+    def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
+        self._native = native
+        self._roots = []
+        self._views: dict[str, Any] = {}
+        self._n_fields = len(fields)
+        for field, number in fields.items():
+            # What is made of the view stands on the root, so that the view itself can let go of it.
+            root = native.array(number).numpy()
+            self._roots.append(root)
+            self._views[field] = root[...]
+
+    def __getattr__(self, field: str) -> Any:
+        try:
+            return self._views[field]
+        except KeyError:
+            raise AttributeError(f"the item has no field {field!r}, or was sent or dropped") from None
+
+    def __getitem__(self, field: str) -> Any:
+        return self._views[field]
+
+    def send(self) -> None:
+        """Sends the item. The end of a ``with`` block does this automatically."""
+        self._send(sys._getframe(1))
+
+    def drop(self) -> None:
+        """Frees the slot without sending it. Idempotent."""
+        self._let_go(sys._getframe(1))
+        self._native.release()
+
+    def _send(self, frame: Any) -> None:
+        where = ""
+        if not self._let_go(frame):
+            del frame
+            gc.collect()  # what nobody refers to is no view that lives on
+            settle(is_error_near=True)
+            where = where_views_hang([self._native.array(number) for number in range(self._n_fields)])
+        try:
+            self._native.send()
+        except LeaseEscaped as error:
+            error.args = (f"{error}{where}", *error.args[1:])
+            raise
+
+    def _let_go(self, frame: Any) -> bool:
+        """True: nothing stands on the item's memory any more."""
+        views = list(self._views.values())
+        self._views.clear()
+        is_free = True
+        while views:
+            is_free &= end_views([views.pop(), self._roots.pop()], frame)
+        return is_free
+
+    def __enter__(self) -> Loan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._let_go(sys._getframe(1))
+            self._native.release()
+        elif self._native.sequence() == 0 and self._views:
+            self._send(sys._getframe(1))
+
+    def __repr__(self) -> str:
+        return f"<tenon.Loan of {', '.join(self._views) or 'an item that was sent or dropped'}>"
+
+
+class Received:
+    """A received item, with its fields as arrays; see `Channel.recv`.
+
+    Attributes
+    ----------
+    sequence : int
+        The number of the item among all sent items, counted from 1.
+    """
+
+    def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
+        self._native = native
+        self._fields = fields
+        self.sequence = native.sequence()
+
+    def __getattr__(self, field: str) -> NDArray:
+        number = self._fields.get(field)
+        if number is None:
+            raise AttributeError(f"the item has no field {field!r}")
+        return self._native.array(number)
+
+    def __getitem__(self, field: str) -> NDArray:
+        return self._native.array(self._fields[field])
+
+    def release(self) -> None:
+        """Releases the item now. Its arrays and views keep the slot as long as they exist."""
+        self._native.release()
+
+    def __enter__(self) -> Received:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<tenon.Received {self.sequence} with {', '.join(self._fields)}>"
+
+
+__all__ = ["Channel", "Loan", "Received"]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the batches of a `DataLoader` travel: tensors and arrays in the slot, one after the other, and the rest
+of the batch as a pickle that refers to them. What does not fit goes into shared arrays of its own."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .._array.creation import empty
+
+ALIGNMENT = 64
+
+
+class Stored:
+    """Stands for a tensor or array that lies in the slot already."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key
+
+
+class Writer(pickle.Pickler):
+    """Packs one batch. Threads: one.
+
+    Parameters
+    ----------
+    memory : numpy.ndarray
+        The slot's bytes, writable.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._stream = io.BytesIO()
+        super().__init__(self._stream, protocol=5)
+        self._memory = memory
+        self._keys: dict[int, tuple[Any, ...]] = {}  # by id of the object, which the batch keeps alive
+        self._torch = sys.modules.get("torch")
+        self.used = 0
+        self.wanted = 0  # bytes that would have been used, had there been room
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is Stored:
+            return obj.key
+        if self._torch is not None and type(obj) is self._torch.Tensor and _is_plain(self._torch, obj):
+            store: Any = self._store_tensor
+        elif type(obj) is np.ndarray and obj.dtype.kind in "biufc" and obj.dtype.isnative:
+            store = self._store_array
+        else:
+            return None
+        if id(obj) not in self._keys:
+            self._keys[id(obj)] = store(obj)
+        return self._keys[id(obj)]
+
+    def stack(self, tensors: Any) -> Stored:
+        """The tensors one below the other, written straight to where the consumer reads them."""
+        torch: Any = self._torch
+        shape = (len(tensors), *tensors[0].shape)
+        dtype = tensors[0].dtype
+        place, memory = self._take(len(tensors) * tensors[0].numel() * tensors[0].element_size())
+        torch.stack(tensors, 0, out=torch.from_numpy(memory).view(dtype).view(shape))
+        return Stored(("tensor", place, str(dtype)[6:], shape, None))
+
+    def stack_arrays(self, arrays: Any) -> Stored:
+        shape = (len(arrays), *arrays[0].shape)
+        dtype = arrays[0].dtype
+        place, memory = self._take(len(arrays) * arrays[0].nbytes)
+        np.stack(arrays, out=memory.view(dtype).reshape(shape))
+        return Stored(("array", place, dtype.str, shape, None))
+
+    def pack(self, data: Any) -> bytes:
+        """What tells the consumer where to find the batch."""
+        self.dump(data)
+        stream = self._stream.getbuffer()
+        place, memory = self._take(len(stream))
+        memory[...] = stream
+        return pickle.dumps((place, len(stream), self.wanted))
+
+    def _store_tensor(self, tensor: Any) -> tuple[Any, ...]:
+        torch: Any = self._torch
+        place, memory = self._take(tensor.numel() * tensor.element_size())
+        flat = torch.from_numpy(memory).view(tensor.dtype)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        if tensor.is_contiguous() or not _is_dense(shape, stride):
+            flat.view(shape).copy_(tensor)
+            return "tensor", place, str(tensor.dtype)[6:], shape, None
+        flat.as_strided(shape, stride).copy_(tensor)
+        return "tensor", place, str(tensor.dtype)[6:], shape, stride
+
+    def _store_array(self, array: Any) -> tuple[Any, ...]:
+        place, memory = self._take(array.nbytes)
+        is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+        shape = array.shape[::-1] if is_fortran else array.shape
+        memory.view(array.dtype).reshape(shape)[...] = array.T if is_fortran else array
+        return "array", place, array.dtype.str, shape, is_fortran
+
+    def _take(self, nbytes: int) -> tuple[int | bytes, Any]:
+        """Room for so many bytes: where it is, for the consumer, and the bytes."""
+        if nbytes == 0:
+            return 0, self._memory[:0]
+        self.wanted += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start = -(-self.used // ALIGNMENT) * ALIGNMENT
+        if start + nbytes <= len(self._memory):
+            self.used = start + nbytes
+            return start, self._memory[start : start + nbytes]
+        array = empty(nbytes, "uint8", shared=True)  # lives until the consumer has opened its pickle
+        return pickle.dumps(array), array.unchecked().numpy()
+
+
+class Reader(pickle.Unpickler):
+    """Gives a batch back, its tensors and arrays where they lie: writable, and none a view of another."""
+
+    def __init__(self, memory: _core.NDArray, attachment: bytes) -> None:
+        self._memory = memory
+        self._found: dict[Any, Any] = {}
+        place, nbytes, self.wanted = pickle.loads(attachment)
+        super().__init__(io.BytesIO(bytes(self._bytes_at(place, nbytes).numpy())))
+
+    def persistent_load(self, key: Any) -> Any:
+        kind, place, dtype, shape, layout = key
+        if place in self._found and 0 not in shape:
+            return self._found[place]
+        result = self._tensor(*key[1:]) if kind == "tensor" else self._array(place, dtype, shape, layout)
+        if 0 not in shape:
+            self._found[place] = result
+        return result
+
+    def _tensor(self, place: Any, name: str, shape: Any, stride: Any) -> Any:
+        import torch
+
+        dtype = getattr(torch, name)
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        flat = self._bytes_at(place, count * dtype.itemsize).torch().untyped_storage()
+        tensor: Any = torch.empty(0, dtype=dtype)
+        return tensor.set_(flat, 0, shape, stride) if stride else tensor.set_(flat, 0, shape)
+
+    def _array(self, place: Any, dtype: str, shape: Any, is_fortran: bool | None) -> Any:
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        array = np.frombuffer(self._bytes_at(place, nbytes).numpy(), kind).reshape(shape)
+        return array.T if is_fortran else array
+
+    def _bytes_at(self, place: Any, nbytes: int) -> _core.NDArray:
+        if isinstance(place, int):
+            return self._memory[place : place + nbytes]
+        array: _core.NDArray = pickle.loads(place)
+        return array.unchecked()  # it is the consumer's alone
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    """Nothing but numbers in host memory."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _is_dense(shape: Any, stride: Any) -> bool:
+    expected = 1
+    for step, length in sorted(zip(stride, shape, strict=True)):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def stacks(torch: Any, tensors: Any) -> bool:
+    """Whether they are plain, and alike; else stacking them is left to PyTorch, with its errors."""
+    first = tensors[0]
+    return all(
+        type(one) is torch.Tensor
+        and _is_plain(torch, one)
+        and one.dtype is first.dtype
+        and one.shape == first.shape
+        for one in tensors
+    )

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the worker processes of a `DataLoader` do: fetch samples, collate them into the slot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import packing
+from .collate import find_torch, numpy_collate
+
+ATTACHMENT_NBYTES = 1 << 14
+INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
+LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
+NO_MORE = 1 << 62  # an epoch after all others
+BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
+
+
+class Task(NamedTuple):
+    """What the workers need of a loader. Goes to them by pickle."""
+
+    dataset: Any
+    is_iterable: bool
+    auto_collation: bool
+    collate_fn: Any
+    is_default_collate: bool
+    drop_last: bool
+    base_seed: int
+    worker_init_fn: Any
+    num_workers: int
+
+
+class Fetcher:
+    """Takes the samples of a batch from a dataset, in whatever process."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._iterator = iter(task.dataset) if task.is_iterable else None
+        self._has_ended = False
+
+    def fetch(self, index: Any) -> Any:
+        """One batch's samples, not collated. StopIteration: the dataset is exhausted."""
+        if self._iterator is not None:
+            return self._take(index)
+        dataset = self._task.dataset
+        if not self._task.auto_collation:
+            return dataset[index]
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(index)
+        return [dataset[one] for one in index]
+
+    def _take(self, index: Any) -> Any:
+        if self._has_ended:
+            raise StopIteration
+        assert self._iterator is not None
+        if not self._task.auto_collation:
+            return next(self._iterator)
+        samples = []
+        for _ in index:
+            try:
+                samples.append(next(self._iterator))
+            except StopIteration:
+                self._has_ended = True
+                break
+        if not samples or (self._task.drop_last and len(samples) < len(index)):
+            raise StopIteration
+        return samples
+
+
+class Loop:
+    """The loop of a worker. A failure is handed on in place of its batch, and the loop goes on."""
+
+    def __init__(self, task: Task, pipes: list[Any]) -> None:
+        self._task = task
+        self._pipes = pipes  # to each worker, for (epoch, request)
+        self._message: tuple[int, bytes] | None = None  # received, and not dealt with
+        self._epoch = -1
+        self._init_failure: bytes | None = None
+
+    def set_up(self, worker: int) -> None:
+        self._worker = worker
+        self._parent = os.getppid()
+        try:
+            seed_worker(self._task, worker)
+            if self._task.worker_init_fn is not None:
+                self._task.worker_init_fn(worker)
+        except Exception as error:
+            self._init_failure = self._failure(error)
+
+    def __call__(self, batches: Any) -> None:
+        for batch in batches:
+            request = self._receive(batch.epoch)
+            if request is None:
+                batch.rows = 0
+            else:
+                batch.attachment = self._fill(batch, request)
+            del batch
+
+    def _receive(self, epoch: int) -> bytes | None:
+        """What to fill the next batch of an epoch from; None if nobody waits for it any more."""
+        pipe = self._pipes[self._worker]
+        while True:
+            while self._message is None:
+                if pipe.poll(LOOK_SECONDS):
+                    self._message = pipe.recv()
+                elif os.getppid() != self._parent:
+                    return None
+            of_epoch, request = self._message
+            if of_epoch > epoch:
+                return None
+            self._message = None
+            if of_epoch == epoch:
+                return request
+
+    def _fill(self, batch: Any, request: bytes) -> bytes:
+        writer = packing.Writer(batch["bytes"])
+        try:
+            answer = self._init_failure or self._pack(batch.epoch, request, writer)
+        except Exception as error:
+            answer = self._failure(error)
+            forget_frames(error)
+        batch.rows = writer.used
+        return answer
+
+    def _pack(self, epoch: int, request: bytes, writer: packing.Writer) -> bytes:
+        if epoch != self._epoch:
+            self._fetcher = Fetcher(self._task)
+            self._epoch = epoch
+        try:
+            samples = self._fetcher.fetch(load_index(request))
+        except StopIteration:
+            if not self._task.is_iterable:
+                raise
+            return EXHAUSTED + b"%d" % self._worker
+        return BATCH + writer.pack(collate(self._task, samples, writer))
+
+    def _failure(self, error: Exception) -> bytes:
+        text = (
+            f"Caught {type(error).__name__} in DataLoader worker process {self._worker}.\n"
+            f"Original {''.join(traceback.format_exception(error))}"
+        )
+        room = ATTACHMENT_NBYTES - 1024
+        if len(text.encode()) > room:
+            text = text.encode()[:room].decode(errors="ignore") + "..."
+        try:
+            return FAILURE + pickle.dumps((type(error), text))
+        except Exception:
+            return FAILURE + pickle.dumps((RuntimeError, text))
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """They have views of the slot."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
+    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the slot."""
+    if not task.is_default_collate:
+        return task.collate_fn(samples)
+    torch = find_torch()
+    if torch is None:
+        return numpy_collate(samples, writer.stack_arrays)
+    from torch.utils.data._utils import collate as rules
+
+    def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
+        if packing.stacks(torch, tensors):
+            return writer.stack(tensors)
+        return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+
+    ways = dict(rules.default_collate_fn_map)
+    if ways.get(torch.Tensor) is rules.collate_tensor_fn:
+        ways[torch.Tensor] = stack
+    return rules.collate(samples, collate_fn_map=ways)
+
+
+def seed_worker(task: Task, worker: int) -> None:
+    """Seeds as PyTorch's workers are seeded, and tells ``get_worker_info``."""
+    seed = task.base_seed + worker
+    random.seed(seed)
+    torch = find_torch()
+    if torch is None:
+        np.random.seed(np.random.SeedSequence([task.base_seed, worker]).generate_state(4))
+        return
+    from torch.utils.data._utils import worker as torch_worker
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(task.base_seed, worker))
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker, num_workers=task.num_workers, seed=seed, dataset=task.dataset
+    )
+
+
+def measure(task: Task, index: Any, pipe: Any) -> None:
+    """In a process of its own: how many bytes worker 0's first batch takes. Nothing, if it fails."""
+    try:
+        loop = Loop(task, [])
+        loop.set_up(0)
+        if loop._init_failure is None:
+            writer = packing.Writer(np.empty(0, np.uint8))
+            loop._pack(0, store_index(index), writer)
+            pipe.send(writer.wanted)
+    except Exception:
+        pass
+    finally:
+        pipe.close()
+
+
+def store_index(index: Any) -> bytes:
+    """An index for a worker: the bytes of its pickle, or where they lie."""
+    data = pickle.dumps(index)
+    if len(data) < INDEX_NBYTES:
+        return b"I" + data
+    return b"P" + packing.Writer(np.empty(0, np.uint8)).pack(index)
+
+
+def load_index(request: bytes) -> Any:
+    if request[:1] == b"I":
+        return pickle.loads(request[1:])
+    from .._array.creation import empty
+
+    return packing.Reader(empty((1,), "uint8"), request[1:]).load()
+
+
+def drop_index(request: bytes) -> None:
+    """Of an index that no worker will take any more, or has taken: else the array that it may lie in lives as
+    long as this process."""
+    if request[:1] == b"P":
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it was taken
+            load_index(request)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends of blocks: the arrays of a block after its end, and their memory.
+
+After the block its array has no elements, whatever refers to it. It also releases the memory, unless an
+object refers to it that may know the address of the memory, such as a tensor. Then the array is *unsettled*
+until that object is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import collections
+import contextlib
+import contextvars
+import functools
+import gc
+import inspect
+import itertools
+import operator
+import os
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from .. import _core
+
+_SEARCH_SECONDS = 10.0
+
+# Held by a search for views (_search.py). It refers to variables of all threads for a moment, and so do the
+# frames at which it looks: whoever counts references waits for its end.
+_searching = threading.RLock()
+
+# Views that a block has ended and that still hold the memory, by their identity: a weak reference, and how
+# many references each had when it was looked at last.
+_unsettled: dict[int, tuple[weakref.ref[Any], int]] = {}
+_NEVER = sys.maxsize
+
+
+def _forget_searches() -> None:
+    global _searching
+    _searching = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_searches)
+
+
+@contextlib.contextmanager
+def no_other_search() -> Iterator[None]:
+    """No search of another thread begins in the block; one that runs is waited for, though not for ever: code
+    of the user's that it calls, such as a finalizer, may wait for the caller."""
+    lock = _searching
+    is_held = lock.acquire(timeout=_SEARCH_SECONDS)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
+
+
+def wait_for_searches() -> None:
+    """Until no search that another thread has begun refers to anything."""
+    with no_other_search():
+        pass
+
+
+class _Sequence:
+    def __getitem__(self, i: int) -> int:
+        raise IndexError
+
+
+def _plain_types() -> frozenset[type]:
+    """Types whose instances know nothing of an object that they refer to but the object."""
+    functions: list[Any] = [_plain_types, len, [].append, "".__add__, lambda: None, functools.lru_cache(len)]
+    iterators: list[Any] = [iter([]), iter(()), iter(_Sequence()), iter(int, 1), iter({}), iter({}.values())]
+    iterators += [iter({}.items()), reversed([]), reversed({}), iter(collections.deque())]
+    views = [{}.keys(), {}.values(), {}.items(), types.MappingProxyType({})]
+    return frozenset(
+        [
+            *(cls for cls in vars(builtins).values() if isinstance(cls, type) and cls is not memoryview),
+            *(cls for cls in vars(itertools).values() if isinstance(cls, type)),
+            *(type(value) for value in functions + iterators + views),
+            *(types.MethodType, types.CellType, types.FrameType, types.TracebackType, types.ModuleType),
+            *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.SimpleNamespace),
+            *(collections.deque, collections.defaultdict, collections.OrderedDict, functools.partial),
+            *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+            *(contextvars.Context, contextvars.ContextVar, contextvars.Token),
+            *(asyncio.Future, asyncio.Task),
+        ]
+    )
+
+
+_core.set_plain_types(_plain_types())
+
+
+def end_views(views: list[Any], frame: FrameType | None, error: BaseException | None = None) -> bool:
+    """Ends a block's view and what only the block's own frame names, as _end_views does.
+
+    Parameters
+    ----------
+    views : list
+        The block's view and its root, and the block's only references to them: they are taken out.
+    frame : frame or None
+        Of the block.
+    error : BaseException or None
+        That ended the block.
+
+    Returns
+    -------
+    bool
+        Nothing stands on the memory any more.
+    """
+    root = views.pop()
+    trace = error.__traceback__ if error is not None else None
+    is_free = _end_views(views, root, frame, trace, False)
+    if not is_free:
+        is_thorough = bool(views) and not _has_export_among_variables(views, root, frame)
+        with no_other_search():
+            is_free = _end_views(views, root, frame, trace, is_thorough)
+        if views:
+            _leave_unsettled(views, is_thorough)
+    return is_free
+
+
+def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any, is_thorough: bool) -> bool:
+    """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
+    elements: late use is an error and never a race. Whatever else stands on the memory lives on.
+
+    Parameters
+    ----------
+    views : list
+        The block's view alone; empty when that has let go of the memory.
+    root : numpy.ndarray
+        On which all of them stand.
+    frame : frame or None
+        Of the block.
+    trace : traceback or None
+        Of what ended it.
+    is_thorough : bool
+        Whatever refers to the view is looked for among all objects.
+
+    Returns
+    -------
+    bool
+        Nothing stands on the memory any more.
+    """
+    names = _names_in(frame, root)
+    del frame
+    if views:
+        expected = names.pop(id(views[0]), (None, 0))[1]
+        # Besides the variables of the frame: the list, and the argument of getrefcount.
+        is_alone = sys.getrefcount(views[0]) <= expected + 2
+        is_alone = is_alone or _core.has_only_names(views, trace, is_thorough)
+        _core.empty_view(views[0], is_alone)
+        if is_alone:
+            views.clear()
+    for key in list(names):
+        array, expected = names.pop(key)
+        if sys.getrefcount(array) <= expected + 2:  # the variable here, and the argument
+            _core.empty_view(array, True)
+        del array
+    return sys.getrefcount(root) <= 3  # the variable of the caller besides
+
+
+def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
+    """The arrays over ``root`` among the variables of a frame, each with the number of references that its
+    variables make; by their identity."""
+    import numpy as np
+
+    found: dict[int, tuple[Any, int]] = {}
+    if frame is None:
+        return found
+    # Before Python 3.13 f_locals of a function is a copy of the variables that the frame keeps: each counts
+    # twice. From then on it shows the variables themselves; elsewhere it is the dictionary that holds them.
+    is_copy = sys.version_info < (3, 13) and (frame.f_code.co_flags & inspect.CO_OPTIMIZED) != 0
+    variables = frame.f_locals
+    values = list(variables.values())
+    is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
+    # A copy that nobody else uses would keep values that the variables let go of later. The count is of the
+    # frame, the variable here and the argument. A debugger writes the copy back into the variables.
+    if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
+        variables.clear()
+        is_copy = False
+    del variables
+    while values:
+        value = values.pop()
+        if isinstance(value, np.ndarray) and value.base is root:
+            found[id(value)] = (value, found.get(id(value), (value, 0))[1] + (2 if is_copy else 1))
+    return found
+
+
+# --- views that are unsettled
+
+
+def _has_export_among_variables(views: list[Any], root: Any, frame: FrameType | None) -> bool:
+    """A variable of the block's frame is a memoryview or a tensor over the memory: what refers to the view
+    need not be searched for now."""
+    from .objects import variables_of
+
+    if frame is None:
+        return False
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    begin = root.__array_interface__["data"][0]
+    for _, value in variables_of(frame):
+        if type(value) is memoryview and value.obj is views[0]:
+            return True
+        if type(value) is tensor and begin <= value.data_ptr() < begin + max(root.nbytes, 1):
+            return True
+    return False
+
+
+def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
+    """The view of a block that keeps its memory for now. It is taken out of the list."""
+    key = id(views[0])
+    if not _unsettled:
+        gc.callbacks.append(_settle_after_collection)
+    known = sys.getrefcount(views[0]) if is_searched else _NEVER
+    _unsettled[key] = (weakref.ref(views[0], lambda _: _forget(key)), known)
+    views.clear()
+    _core.note_unsettled(len(_unsettled))
+
+
+def _forget(key: int) -> None:
+    if _unsettled.pop(key, None) is None:
+        return
+    _core.note_unsettled(len(_unsettled))
+    if not _unsettled:
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(_settle_after_collection)
+
+
+def _settle_after_collection(phase: str, _: dict[str, int]) -> None:
+    if phase == "stop":
+        settle()
+
+
+def settle(is_error_near: bool = False) -> None:
+    """Lets ended views go of their memory where only names refer to them by now.
+
+    Parameters
+    ----------
+    is_error_near : bool
+        Looks at all of them; else at those that have lost a reference since the last look.
+    """
+    for key in list(_unsettled):
+        entry = _unsettled.get(key)
+        if entry is None:
+            continue
+        views = [entry[0]()]
+        if views[0] is None:
+            continue
+        known = sys.getrefcount(views[0])
+        if known < entry[1] or is_error_near:
+            if _core.has_only_names(views, None, True):
+                _core.empty_view(views[0], True)
+                _forget(key)
+            else:
+                _unsettled[key] = (entry[0], known)

@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asynchronous engine: `push` and `Op`, `waitall`, `set_engine`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import logging
+import os
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from .. import _core
+from .._core import NativeOp, NDArray
+from .._errors import LeaseConflict, OpError, describe
+from .endings import settle, wait_for_searches
+from .function import CFunction
+from .holders import BODY_CODES, OWNERS
+from .lease import where_views_hang
+from .tasks import Signal, current_task, number_of
+
+_log = logging.getLogger("tenon")
+
+_EXIT_SECONDS = 1.5
+_FORK_SECONDS = 1.0  # how long a fork waits for bodies that run
+
+_RAISE, _WAIT, _IGNORE = 0, 1, 2
+
+
+class _Use:
+    """An array among the arguments of an op that the op writes."""
+
+    def __init__(self, array: NDArray, is_overwrite: bool) -> None:
+        if not isinstance(array, NDArray):
+            raise TypeError(f"an op writes to an NDArray, not to {type(array).__name__}")
+        self.array = array
+        self.is_overwrite = is_overwrite
+
+
+def out(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op writes every element of ``array`` and reads none."""
+    return _Use(array, is_overwrite=True)
+
+
+def inout(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op reads and writes ``array``."""
+    return _Use(array, is_overwrite=False)
+
+
+class Op:
+    """Work that was pushed. In asyncio, ``await op`` returns its result.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, native: NativeOp, name: str) -> None:
+        self._native = native
+        self.name = name
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the op is done. Without a timeout, this thread runs the op if it is ready.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. None: no limit.
+
+        Raises
+        ------
+        OpError
+            The op failed, or an earlier op failed whose output it reads.
+        DeadlockError
+            The op waits for a lease of the caller.
+        TimeoutError
+            The op is not done after ``timeout`` seconds.
+        KeyboardInterrupt
+            Ctrl-C was pressed. If this thread was running the body of an op, that op has failed.
+        """
+        self._native.wait(timeout)
+        error = self._error()
+        if error is not None:
+            raise error
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits, as `wait` does, and returns the result of the op's function."""
+        self.wait(timeout)
+        return self._native.result()
+
+    def done(self) -> bool:
+        """Whether the op has ended, successfully or not. Does not wait."""
+        return self._native.done()
+
+    def exception(self, timeout: float | None = None) -> OpError | None:
+        """Waits and returns the error of the op; None if it succeeded."""
+        self._native.wait(timeout)
+        return self._error()
+
+    def _error(self) -> OpError | None:
+        failure = self._native.failure()
+        return None if failure is None else op_error(failure)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._native.done():
+            task = current_task()
+            waiting = self._native.begin_await(number_of(task))
+            try:
+                done = Signal(lambda: f"op {self.name!r}")
+                self._native.on_done(done.set)
+                yield from done.wait()
+            finally:
+                waiting.end()
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<tenon.Op {self.name!r}, {'done' if self.done() else 'pending'}>"
+
+
+def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpError:
+    """The exception that says why memory holds no value."""
+    message, op, site, code, cause = failure
+    where = f" (pushed at {site})" if site else ""
+    error = OpError(f"op {op!r} failed{where}: {message}", code)
+    error.op, error.site = op, site or None
+    error.__cause__ = cause
+    return error
+
+
+def push(
+    fn: Callable[..., Any],
+    *args: Any,
+    reads: Iterable[NDArray] = (),
+    writes: Iterable[NDArray] = (),
+    overwrites: Iterable[NDArray] = (),
+    name: str | None = None,
+    on_conflict: Literal["raise", "wait", "copy"] = "raise",
+    host: Literal["idle"] | None = None,
+) -> Op:
+    """Queues a function; a thread of the engine runs it when all of its arrays are available.
+
+    Ops that use the same array run in the order in which they were pushed, unless both only read it.
+
+    Parameters
+    ----------
+    fn : callable or CFunction
+        A Python function gets a NumPy array for each NDArray among ``args``: a view without a copy, read-only
+        if the op only reads. The function may not keep these arrays, and may not use other NDArrays. A
+        `CFunction` runs without the GIL. It gets addresses; it reads the arrays that its prototype declares
+        const, and writes the others.
+    *args
+        An NDArray is read, or written if it is wrapped in `out` or `inout`. Other objects are passed
+        unchanged. An array that is passed unwrapped counts as read, also if it is named elsewhere. For a
+        `CFunction`, pointers accept the same objects as in a direct call, and numbers are read now.
+    reads, writes, overwrites : iterables of NDArray
+        Arrays that the function uses in addition to its arguments, or arguments that it writes.
+    name : str, optional
+        The name in messages.
+    on_conflict : {'raise', 'wait', 'copy'}
+        The behaviour if views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
+        until the views are gone. 'copy': an array that is fully overwritten, and that ordinary code only
+        reads, gets new memory. Views and slices that were made before keep the old memory and its values. A
+        view in a dead reference cycle that was not collected yet counts as a reader.
+    host : {'idle'}, optional
+        You promise not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the
+        op fails if the memory was written between its push and its start.
+
+    Raises
+    ------
+    LeaseConflict
+        A view of ordinary code conflicts. The message names the line that took it. Nothing was queued.
+    MovedError
+        The memory of an array was moved out.
+    ValueError, TypeError, BufferError
+        Invalid arguments.
+    """
+    if on_conflict not in ("raise", "wait", "copy"):
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait' or 'copy'")
+    if host not in (None, "idle"):
+        raise ValueError(f"host is {host!r}: it must be 'idle' or None")
+    if not callable(fn):
+        raise TypeError(f"an op runs a function, not {type(fn).__name__}")
+    uses = _Uses(reads, writes, overwrites)
+    name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
+    policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
+    work = _Work(fn, list(args), uses, name, policy)
+    submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
+    # A full collection can take a second: it is the last thing before the error.
+    try:
+        return submit()
+    except LeaseConflict:
+        # So that the answer depends neither on searches of other threads nor on when dead cycles are found.
+        wait_for_searches()
+        gc.collect(1)
+    try:
+        return submit()
+    except LeaseConflict:
+        gc.collect()
+        settle(is_error_near=True)
+    try:
+        return submit()
+    except LeaseConflict as conflict:
+        raise work.explained(conflict) from None
+
+
+class _Promise:
+    """That nobody writes to the arrays of an op, given with ``host="idle"``. In the debug mode it is taken
+    when the op is pushed, and checked when its body begins. Of arrays that other ops use it knows nothing."""
+
+    def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
+        self._sums = [
+            (array.unchecked(), _checksum(array.unchecked()))
+            for array, _, _ in uses
+            if not any(holder[0] == "op" for holder in _core.holders(array))
+        ]
+
+    def check(self) -> None:
+        for array, checksum in self._sums:
+            if _checksum(array) != checksum:
+                raise LeaseConflict(
+                    "the promise of host='idle' was broken: somebody wrote to the array of shape "
+                    f"{array.shape} and dtype {array.dtype} between the push and the op"
+                )
+
+
+def _checksum(array: NDArray) -> int:
+    return zlib.crc32(array.asnumpy().tobytes())
+
+
+class _Work:
+    """What is to be pushed."""
+
+    def __init__(
+        self, fn: Callable[..., Any], arguments: list[Any], uses: _Uses, name: str, policy: int
+    ) -> None:
+        self.uses = uses
+        self._fn = fn
+        self._name = name
+        self._policy = policy
+        self._native = fn if isinstance(fn, CFunction) else None
+        if self._native is not None:
+            arguments = self._native._all_arguments(arguments)
+        named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
+        for argument in arguments:
+            if isinstance(argument, _Use):
+                uses.add(argument.array, True, argument.is_overwrite)
+        self._arguments: list[Any] = []
+        self._written: list[bool] = []  # of each argument: the body may write to it
+        for argument in arguments:
+            is_wrapped = isinstance(argument, _Use)
+            argument = argument.array if is_wrapped else argument
+            if (
+                isinstance(argument, NDArray)
+                and not is_wrapped
+                and (self._native is None or uses.knows(argument))
+            ):
+                uses.add(argument, False, False)
+            self._arguments.append(argument)
+            self._written.append(is_wrapped or id(argument) in named)
+
+    def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
+        """renewed: arrays that get the memory of another when the push is accepted."""
+        promise = None
+        if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
+            promise = _Promise(self._all_uses())
+        pairs = list(renewed)
+        if self._native is not None and promise is None:
+            new = {id(array): other for array, other in pairs}
+            arguments = [new.get(id(argument), argument) for argument in self._arguments]
+            rows = [(new.get(id(row[0]), row[0]), row[1], row[2]) for row in self.uses.rows]
+            native = _core.push_function(
+                self._native._native, arguments, rows, self._name, self._policy, pairs
+            )
+        else:
+            handles = self._handles(pairs)
+            rows = [(handles[id(row[0])], row[1], row[2]) for row in self._all_uses()]
+            body = self._body(handles, promise)
+            native = _core.push(body, rows, self._name, self._policy, pairs)
+        return Op(native, self._name)
+
+    def _handles(self, renewed: Sequence[tuple[NDArray, NDArray]]) -> dict[int, NDArray]:
+        """The op's own, by the identity of the caller's, which may get other memory before it runs."""
+        found = {id(array): other[...] for array, other in renewed}
+        for array, *_ in self._all_uses():
+            if id(array) not in found:
+                may_write = self._native is not None or self.uses.writes(array)
+                found[id(array)] = array[...] if may_write else array.readonly()
+        return found
+
+    def _body(self, handles: dict[int, NDArray], promise: _Promise | None) -> Callable[[], Any]:
+        if self._native is not None:
+            body: Callable[[], Any] = functools.partial(
+                self._native._native, *[handles.get(id(argument), argument) for argument in self._arguments]
+            )
+        else:
+            arguments = []
+            for argument, is_written in zip(self._arguments, self._written):
+                if isinstance(argument, NDArray):
+                    handle = handles[id(argument)]
+                    argument = handle.readonly() if not is_written and handle.writable else handle
+                arguments.append(argument)
+            body = Body(self._fn, arguments)
+        if promise is None:
+            return body
+
+        def checked_body() -> Any:
+            promise.check()
+            return body()
+
+        return checked_body
+
+    def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
+        """With those that follow from the prototype of a native function."""
+        if self._native is None:
+            return self.uses.rows
+        uses = list(self.uses.rows)
+        for argument, parameter in zip(self._arguments, self._native._native.parameters):
+            is_const = parameter[2]
+            if isinstance(argument, NDArray) and (is_const or not self.uses.knows(argument)):
+                uses.append((argument, not is_const, False))
+        return uses
+
+    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
+        """With where the views hang, if that is found."""
+        from .views import explain
+
+        return explain(conflict, self._all_uses())
+
+
+def _submit_or_copy(work: _Work) -> Op:
+    """Pushes work. Where its outputs are viewed, they get new memory; or nothing has happened."""
+    try:
+        return work.submit()
+    except LeaseConflict:
+        pass
+    overwritten = work.uses.overwritten()
+    viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
+    return work.submit([(array, _core.renewed(array)) for array in viewed or overwritten])
+
+
+class _Uses:
+    """What an op does to which array: (array, is write, is overwrite)."""
+
+    def __init__(
+        self, reads: Iterable[NDArray], writes: Iterable[NDArray], overwrites: Iterable[NDArray]
+    ) -> None:
+        self.rows: list[tuple[NDArray, bool, bool]] = []
+        self.modes: dict[int, bool] = {}  # by an array's identity: it is written
+        for array in reads:
+            self.add(array, False, False)
+        for array in writes:
+            self.add(array, True, False)
+        for array in overwrites:
+            self.add(array, True, True)
+
+    def add(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
+        if not isinstance(array, NDArray):
+            raise TypeError(f"an op uses NDArrays, not {type(array).__name__}: make one with tn.from_numpy")
+        if is_write and not array.writable:
+            raise BufferError(f"an op cannot write to a read-only array of shape {array.shape}")
+        self.rows.append((array, is_write, is_overwrite))
+        self.modes[id(array)] = self.modes.get(id(array), False) or is_write
+
+    def knows(self, array: NDArray) -> bool:
+        return id(array) in self.modes
+
+    def writes(self, array: NDArray) -> bool:
+        return self.modes.get(id(array), False)
+
+    def overwritten(self) -> list[NDArray]:
+        """The arrays of which the op reads nothing, each once."""
+        kept = {id(array) for array, _, is_overwrite in self.rows if not is_overwrite}
+        found = {id(array): array for array, _, _ in self.rows if id(array) not in kept}
+        return list(found.values())
+
+
+class Body:
+    """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
+    until the function has ended, and have no elements from then on."""
+
+    __slots__ = ("_fn", "_given", "_handles", "escapes")
+
+    def __init__(self, fn: Callable[..., Any], handles: list[Any]) -> None:
+        self._fn = fn
+        self._handles = handles
+        self._given: list[Any] = []
+        self.escapes = ""  # where an array hangs that somebody has kept
+
+    def __call__(self) -> Any:
+        self._given = _core.body_arguments(self._handles, self._fn)
+        result = self._fn(*self._given)
+        views = self.take_views()
+        while views:
+            view = views.pop()
+            if sys.getrefcount(view) > 2:  # the variable here, and the argument: somebody has kept it
+                self.escapes = self.escapes or where_views_hang(self.arrays())  # while it shows the memory
+                _core.empty_view(view, False, self._fn)
+            del view
+        return result
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._fn
+
+    def arrays(self) -> list[NDArray]:
+        return [handle for handle in self._handles if isinstance(handle, NDArray)]
+
+    def take_views(self) -> list[Any]:
+        """The arrays that the function was given. The body forgets them."""
+        given, self._given = self._given, []
+        return [argument for argument, handle in zip(given, self._handles) if isinstance(handle, NDArray)]
+
+
+OWNERS.add(id(Body))
+BODY_CODES.add(id(Body.__call__.__code__))
+
+
+def describe_escape(body: Callable[..., Any]) -> str:
+    """Of an op whose body has ended, and a view that it took has not."""
+    where = ""
+    if isinstance(body, Body):
+        where = body.escapes or where_views_hang(body.arrays())
+    return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
+
+
+def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
+    """What a failed body says. Neither it nor the error keeps memory of the arrays."""
+    if not isinstance(body, Body):
+        return describe(error, [])
+    return describe(error, body.take_views(), body.function)
+
+
+def copy(source: Any, destination: Any) -> None:
+    """``destination[...] = source``: called, or pushed as ``push(copy, a, out(b))``."""
+    destination[...] = source
+
+
+def cast(source: Any, destination: Any) -> None:
+    """`copy`, with the conversion to the destination's dtype that NumPy calls 'unsafe'."""
+    import numpy as np
+
+    np.copyto(np.asarray(destination), np.asarray(source), casting="unsafe")
+
+
+def fill(destination: Any, value: Any) -> None:
+    """``destination[...] = value``: called, or pushed as ``push(fill, out(a), 0)``."""
+    destination[...] = value
+
+
+def waitall(timeout: float | None = None) -> None:
+    """Waits until all ops are done.
+
+    Raises
+    ------
+    ExceptionGroup
+        Contains one OpError for each op that failed by itself since the last call.
+    DeadlockError, TimeoutError
+        As `Op.wait`.
+    """
+    _core.wait_all(timeout)
+    errors = []
+    while (failure := _core.take_failure()) is not None:
+        errors.append(op_error(failure))
+    if errors:
+        raise ExceptionGroup("ops have failed", errors)
+
+
+class set_engine:
+    """Selects the engine that runs ops, permanently or for a ``with`` block. Waits for all ops first.
+
+    Parameters
+    ----------
+    name : str
+        'pool' (a thread pool; the default), 'inline' (the thread that pushes), 'seeded:N' (the thread that
+        waits, in an order that depends only on N).
+    workers : int, optional
+        The number of threads. None: one for each processor.
+    """
+
+    _workers = 0  # of the last one
+
+    def __init__(self, name: str, workers: int | None = None) -> None:
+        self._before, self._workers_before = _core.engine_name(), set_engine._workers
+        self._set(name, 0 if workers is None else workers)
+
+    @staticmethod
+    def _set(name: str, workers: int) -> None:
+        _core.set_engine(name, workers)
+        set_engine._workers = workers
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._set(self._before, self._workers_before)
+
+
+def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> None:
+    """Limits the unfinished ops. At a limit, a push waits until their number has fallen to half of the limit.
+
+    Parameters
+    ----------
+    ops : int, optional
+        The number of unfinished ops; default 10,000. 0: no limit. None: does not change.
+    nbytes : int, optional
+        The bytes of memory that these ops use; default: half of the machine's memory. Each array is counted
+        once, and memory of less than 64 KiB is not counted. 0: no limit. None: does not change.
+    """
+    for what, limit in (("ops", ops), ("nbytes", nbytes)):
+        if limit is not None and limit < 0:
+            raise ValueError(f"{what} is {limit}: a limit is at least 1, or 0 for none")
+    keep = 2**64 - 1
+    _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
+
+
+_core.set_package_folder(os.path.join(os.path.dirname(__file__), ""))  # so that sites are the user's
+
+# A fork in the middle of a body would leave the child with memory that is half written.
+os.register_at_fork(
+    before=functools.partial(_core.before_fork, _FORK_SECONDS),
+    after_in_parent=_core.after_fork_in_parent,
+    after_in_child=_core.after_fork_in_child,
+)
+
+
+@atexit.register
+def _shut_down(shut_down: Callable[[float], None] = _core.shut_down_engine) -> None:
+    try:
+        shut_down(_EXIT_SECONDS)
+    except Exception as error:
+        _log.warning("ops are left behind at exit: %s", error)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output of ``tenon ls`` and ``tenon gc``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import _core
+from .terminal import Table
+
+_NOTHING = "no process of this user shares memory"
+
+_Facts = dict[str, Any]
+
+
+def document() -> str:
+    """The JSON document that docs/inspect.md describes."""
+    return _core.describe_shared()
+
+
+def listing(seen: _Facts) -> Iterator[str | Table]:
+    """The document as lines and tables."""
+    if not seen["segments"]:
+        yield _NOTHING
+    for i, segment in enumerate(seen["segments"]):
+        if i:
+            yield ""
+        yield from _lines(segment)
+
+
+def collection() -> str:
+    """Releases what dead processes held. Returns the JSON document that docs/inspect.md describes."""
+    return _core.collect_shared()
+
+
+def summary(done: _Facts) -> str:
+    """The released objects, as text."""
+    if not done["segments"]:
+        return f"{_NOTHING}: nothing to collect"
+    return "\n\n".join("\n".join(_summary_lines(segment)) for segment in done["segments"])
+
+
+def _summary_lines(segment: _Facts) -> Iterator[str]:
+    yield title(segment)
+    if segment["damaged"]:
+        yield f"  damaged: {plain(segment['damaged'])}"
+    yield (
+        f"  kept, as these have it open: {'; '.join(map(process_text, segment['processes']))}; "
+        f"the system frees its {nbytes_text(segment['committed_nbytes'])} with the last of them"
+    )
+    if segment["failure"]:
+        yield f"  not tidied up: {plain(segment['failure'])}"
+        return
+    for place in segment["participants"]:
+        whose = "for a child of" if place["state"] == "reserved" else "of"
+        yield f"  collected: the place {whose} {place['pid']} {plain(place['command'])}"
+    if segment["participants"]:
+        leases, handles = _count(segment["leases"], "lease"), _count(segment["handles"], "handle")
+        yield f"  collected: {leases} and {handles} of these processes"
+    else:
+        yield "  nothing to collect"
+
+
+def nbytes_text(nbytes: int) -> str:
+    """For example 17 B, 4.0 KiB, 2.5 GiB."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    size = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def age_text(seconds: float) -> str:
+    """For example 0.25 s, 12 s, 3 min, 2 h, 5 d."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    for limit, unit, length in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def plain(text: str | None) -> str:
+    """The text without control characters, so that a name cannot control the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text or "?")
+
+
+def process_text(process: _Facts) -> str:
+    """For example ``4711 python``, with its state if it is unusual."""
+    state = ", stopped" if process["stopped"] else "" if process["alive"] else ", ended"
+    return f"{process['pid']} {plain(process['command'])}{state}"
+
+
+def title(segment: _Facts) -> str:
+    """Name, kind and id."""
+    name = plain(segment["name"]) if segment["name"] else "(no name)"
+    return f"{name}  {segment['kind']}  {segment['id'] or plain(segment['file'])}"
+
+
+def _age(age_ns: int | None) -> str:
+    return "-" if age_ns is None else age_text(age_ns * 1e-9)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _pids(pids: Sequence[int]) -> str:
+    return " ".join(map(str, pids)) or "-"
+
+
+def _lines(segment: _Facts) -> Iterator[str | Table]:
+    yield title(segment)
+    sizes = f"{nbytes_text(segment['nbytes'])}, {nbytes_text(segment['committed_nbytes'])} of memory taken"
+    yield f"  {sizes}"
+    yield f"  open in: {'; '.join(map(process_text, segment['processes']))}"
+    if segment["damaged"]:
+        yield f"  damaged: {plain(segment['damaged'])}"
+        return
+    age = max(time.time() - segment["created_ns"] * 1e-9, 0)
+    yield f"  made by: {process_text(segment['creator'])}, {age_text(age)} ago"
+    yield Table(
+        ("PLACE", "PID", "COMMAND", "STATE", "SINCE"),
+        [
+            (p["place"], p["pid"], plain(p["command"]), _state(p), _age(p["age_ns"]))
+            for p in segment["participants"]
+        ],
+    )
+    if segment["channel"]:
+        yield from _channel_lines(segment["channel"])
+    arrays = segment["arrays"][: 1 if segment["channel"] else None]  # the others are its slots
+    yield Table(
+        ("BLOCK", "BYTES", "DTYPE", "SHAPE", "VERSION", "USERS", "HANDLES"),
+        [
+            (
+                a["block"],
+                a["nbytes"],
+                a["dtype"] or "-",
+                _shape(a["shape"]),
+                a["version"],
+                _pids(a["users"]),
+                n,
+            )
+            for a in arrays
+            for n in [sum(sent["count"] for sent in a["handles"]) + a["more_handles"]]
+        ],
+    )
+    for array in segment["arrays"]:
+        yield from _notes(array)
+    yield Table(
+        ("LEASE", "PID", "MODE", "BYTES", "AGE"),
+        [
+            (
+                f"block {lease['block']}",
+                lease["pid"],
+                lease["mode"] if lease["state"] == "granted" else f"waits to {lease['mode']}",
+                f"{lease['begin']}..{lease['end']}",
+                _age(lease["age_ns"]),
+            )
+            for lease in sorted(segment["leases"], key=lambda lease: (lease["block"], lease["ticket"]))
+        ],
+    )
+
+
+def _state(place: _Facts) -> str:
+    if place["state"] == "reserved":
+        return "reserved for its child"
+    if place["state"] == "dead":
+        return "dead, to be tidied up by whoever comes"
+    return "live, stopped" if place["stopped"] else "live"
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "-" if shape is None else str(tuple(shape)).replace(" ", "")
+
+
+def _notes(array: _Facts) -> Iterator[str]:
+    block = f"block {array['block']}"
+    for death in array["deaths"]:
+        who = f"process {death['pid']}{' and others' if death['several'] else ''}"
+        yield f"  {block}: {who} died while it was writing bytes {death['begin']}..{death['end']}"
+    for sent in array["handles"]:
+        who = "a process that is gone" if sent["pid"] is None else f"process {sent['pid']}"
+        yield f"  {block}: {_count(sent['count'], 'handle')} on the way, sent by {who}"
+    arena = array["arena"]
+    if arena is None:
+        return
+    if arena["damaged"]:
+        yield f"  {block}: an arena, damaged: {plain(arena['damaged'])}"
+        return
+    active = "nothing yet" if arena["active"] is None else plain(arena["active"])
+    layouts = ", ".join(map(plain, arena["layouts"]))
+    changes = _count(arena["generation"], "time")
+    yield f"  {block}: an arena of {layouts}; it holds {active}, changed {changes}"
+
+
+def _channel_lines(channel: _Facts) -> Iterator[str | Table]:
+    fields = ", ".join(map(plain, channel["fields"]))
+    yield (
+        f"  channel: {channel['mode']}, when full {channel['when_full']}; sent {channel['sent']}, "
+        f"received {channel['received']}, dropped {channel['dropped']}, deaths {channel['deaths']}; "
+        f"fields {fields}"
+    )
+    if channel["damaged"]:
+        yield f"  channel: damaged: {plain(channel['damaged'])}"
+        return
+    consumers = [f"{c['pid']} (at {c['cursor']})" for c in channel["consumers"]]
+    yield f"  producers: {_pids(channel['producers'])}; consumers: {', '.join(consumers) or '-'}"
+    yield Table(
+        ("SLOT", "STATE", "SEQUENCE", "HELD BY"),
+        [
+            (i, slot["state"], slot["sequence"] or "-", _pids(slot["holders"]))
+            for i, slot in enumerate(channel["slots"])
+        ],
+    )

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/access.h"
+
+#include <exception>
+
+namespace tenon::impl {
+namespace {
+
+std::string name_of(const Array* array) {
+  if (array == nullptr) return "memory";
+  return concat("the array of shape ", shape_text(array->shape()), " and dtype ", array->dtype().name());
+}
+
+}  // namespace
+
+Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
+  const std::string what = concat("cannot ", doing, " ", name_of(array));
+  const std::string obstacle = text_of(refusal.obstacle);
+  switch (refusal.reason) {
+    case Refusal::Reason::kHostView:
+      return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);
+    case Refusal::Reason::kOwnLease:
+      return make_error(Code::kLeaseConflict, what, ": this code holds ", obstacle,
+                        ", which allows reading only");
+    case Refusal::Reason::kUndeclared:
+      return make_error(Code::kLeaseConflict, what,
+                        " in the body of an op that has not declared it: name it in "
+                        "reads= or writes= of the push");
+    case Refusal::Reason::kMoved: {
+      const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
+      return make_error(Code::kMoved, what, ": its memory was moved out",
+                        at != nullptr && *at != '\0' ? concat(" at ", at) : "",
+                        "; use what it was moved to, or import that again");
+    }
+    case Refusal::Reason::kHeld:
+      return make_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
+    case Refusal::Reason::kShared:
+      if (array != nullptr && array->storage().memory().gate != nullptr) {
+        return make_error(Code::kLeaseConflict, what, ": it is shared with other processes");
+      }
+      return make_error(
+          Code::kLeaseConflict, what,
+          ": another array was imported over the same bytes, or uses them unchecked; drop that one "
+          "first");
+    case Refusal::Reason::kInBody:
+      return make_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
+    case Refusal::Reason::kWaitsForHost:
+      return make_error(Code::kLeaseConflict, what, ": it would wait for ", obstacle,
+                        ", which itself waits for the views of ordinary code to be dropped");
+    case Refusal::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", obstacle);
+    case Refusal::Reason::kDeadlock:
+      if (refusal.obstacle.party == Obstacle::Party::kProcess) {
+        return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                          ", which in turn waits for what the waiting code itself holds: end that first");
+      }
+      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+                        ", which the waiting code itself holds: end that first");
+    case Refusal::Reason::kInterrupted:
+      return make_error(Code::kInterrupted, what, ": the wait was interrupted");
+    case Refusal::Reason::kNoPossession:
+      return make_error(
+          Code::kLeaseConflict, "cannot take a view of ", name_of(array),
+          ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
+          "or `with a.write():`, or while a.lease() holds");
+    case Refusal::Reason::kOwnerDied:
+      return Error(Code::kOwnerDied,
+                   concat(what, ": ", dead_owner_text(refusal.obstacle),
+                          ", and may have left half of it: overwrite all of it, or repair it "
+                          "(on_owner_died=), or call clear_error() if it is good as it is"),
+                   static_cast<int32_t>(refusal.obstacle.thread));
+    case Refusal::Reason::kTooMany:
+      return make_error(
+          Code::kLeaseConflict, what,
+          ": this process holds or awaits as many leases of shared memory as there is room for, or "
+          "was forked while there was no room for another process; end some first");
+    case Refusal::Reason::kInherited:
+      return make_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
+                        ", from before the fork, and no right of its own to that memory: drop it first");
+  }
+  return make_error(Code::kInternal, what);
+}
+
+void check_value(const Array& array) {
+  Storage& storage = array.storage();
+  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (const Ref<Failure> failure = impl::failure_of(storage.home(), array.extent())) {
+    throw OpFailure(failure);
+  }
+}
+
+HostView::HostView(Storage& storage, Access access) {
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  open(storage, {begin, begin + storage.nbytes()}, access, nullptr, false, nullptr);
+}
+
+void HostView::open(const Array& array, Access access, const char* site, bool may_weaken) {
+  open(array.storage(), array.extent(), access, site, may_weaken, &array);
+}
+
+void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
+                    const Array* array) {
+  view_.home = &storage.home();
+  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in nobody's way
+  view_.mode = mode_of(access);
+  view_.site = site;
+  Refusal refusal;
+  Ref<Array> keep;  // the caller's reference may go while it waits
+  const char* const doing = access == Access::kWrite ? "write" : "read";
+  switch (try_open_view(view_, may_weaken, &refusal)) {
+    case Appended::kGranted: break;
+    case Appended::kRefused: throw_refusal(refusal, doing, array);
+    case Appended::kWaiting:
+      keep = Ref<Array>::share(const_cast<Array*>(array));
+      if (!impl::open_view(view_, may_weaken, Deadline(-1), &refusal)) throw_refusal(refusal, doing, array);
+  }
+  storage.retain();
+  storage_.store(&storage, std::memory_order_relaxed);
+  if (view_.is_overwriting || !storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
+  if (!failure) return;
+  close();
+  throw OpFailure(failure);
+}
+
+void HostView::close() noexcept {
+  // Of several threads that close it, one gets the storage.
+  Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
+  if (storage == nullptr) return;
+  impl::close_view(view_);
+  storage->release();
+}
+
+HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
+    : many_(uses.size() > kFew ? std::make_unique<Entry[]>(uses.size()) : nullptr),
+      claim_(Kind::kCall, {}),
+      exceptions_(std::uncaught_exceptions()) {
+  Entry* const entries = many_ != nullptr ? many_.get() : few_.data();
+  size_t n = 0;
+  for (const Use& use : uses) {
+    if (use.array.size() == 0) continue;
+    Entry& entry = entries[n++];
+    entry.home = &use.array.storage().home();
+    entry.extent = use.array.extent();
+    entry.mode = mode_of(use.access);
+    entry.is_overwrite = use.is_overwrite;
+  }
+  claim_.entries = std::span(entries, n);
+  claim_.site = site;
+  claim_.name = name;
+  claim_.owner = actor_of_task(0);
+  claim_.since_ms = coarse_now_ms();
+  claim_.heeds_gate_timeout = true;
+  Refusal refusal;
+  if (!claim_.acquire(Deadline(-1), &refusal)) {
+    const Use* refused = &uses.back();
+    for (const Use& use : uses) {
+      if (refusal.entry != nullptr && refusal.entry->home == &use.array.storage().home()) refused = &use;
+    }
+    throw_refusal(refusal, refused->access == Access::kWrite ? "write" : "read", &refused->array);
+  }
+  if (const Ref<Failure> failure = impl::failure_of(claim_)) {
+    impl::release(claim_);
+    throw OpFailure(failure);
+  }
+}
+
+HostCall::~HostCall() {
+  if (std::uncaught_exceptions() == exceptions_) impl::settle(claim_, {});
+  impl::release(claim_);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How synchronous code gets at elements: by a view as long as somebody holds a pointer, by a call as long as
+// it runs. Both are known to the queue of the memory, wait for work that was pushed before, and act under a
+// lease of the caller's own if there is one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <initializer_list>
+#include <memory>
+#include <span>
+
+#include "array/array.h"
+#include "base/error.h"
+#include "sync/wait.h"
+
+namespace tenon::impl {
+
+// The error that a refusal means for the caller who wanted to do something to array (may be null).
+Error error_of(const Refusal& refusal, const char* doing, const Array* array);
+[[noreturn]] inline void throw_refusal(const Refusal& refusal, const char* doing, const Array* array) {
+  throw error_of(refusal, doing, array);
+}
+
+// Fails with kOp when the bytes hold no value, because the op that was to write them has failed.
+void check_value(const Array& array);
+
+// A view of the process' ordinary code. Never moves while it is open; keeps the storage alive.
+// Threads: close() from any, as often as wanted.
+class HostView {
+ public:
+  HostView() = default;
+  HostView(const Array& array, Access access) { open(array, access, nullptr); }
+  // All bytes of a storage.
+  HostView(Storage& storage, Access access);
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+  ~HostView() { close(); }
+
+  // Waits for work that conflicts. site: where the view is taken; lives as long as the view. may_weaken:
+  // inside of the caller's lease for reading it becomes a view for reading. Fails with kLeaseConflict,
+  // kDeadlock, kInterrupted, kOp.
+  void open(const Array& array, Access access, const char* site, bool may_weaken = false);
+  void close() noexcept;
+
+  bool is_open() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
+  Access access() const noexcept { return view_.mode == Mode::kWrite ? Access::kWrite : Access::kRead; }
+
+ private:
+  // array: for messages; may be null.
+  void open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
+            const Array* array);
+
+  std::atomic<Storage*> storage_{nullptr};  // a reference while open
+  View view_;
+};
+
+// A call that uses some arrays while it lives: it has all of them at once. What its thread does to them
+// meanwhile, views included, acts under it.
+class HostCall {
+ public:
+  struct Use {
+    const Array& array;
+    Access access;
+    bool is_overwrite = false;  // every byte of the array's extent will be written
+  };
+
+  // Waits; fails as HostView::open. name and site live as long as the call; site may be null.
+  HostCall(const char* name, std::initializer_list<Use> uses)
+      : HostCall(name, nullptr, std::span(uses.begin(), uses.size())) {}
+  HostCall(const char* name, const char* site, std::span<const Use> uses);
+  HostCall(const HostCall&) = delete;
+  HostCall& operator=(const HostCall&) = delete;
+  ~HostCall();
+
+ private:
+  static constexpr size_t kFew = 2;
+
+  std::array<Entry, kFew> few_;
+  std::unique_ptr<Entry[]> many_;  // if there are more
+  BlockingClaim claim_;
+  int exceptions_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/array.h"
+
+#include <algorithm>
+#include <new>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+// A stretch of bytes; nbytes is what the elements touch.
+struct Bytes {
+  std::byte* begin;
+  size_t nbytes;
+};
+
+uint32_t itemsize_of(DType dtype, uint32_t flags) {
+  const bool is_packed = !dtype.is_byte_sized() && (flags & TENON_SUBBYTE_PADDED) == 0;
+  return is_packed ? 0 : dtype.padded_itemsize();
+}
+
+// What the allocator and the overflow check count: the bits of an element in memory.
+uint32_t bits_in_memory(DType dtype, uint32_t flags) {
+  const uint32_t itemsize = itemsize_of(dtype, flags);
+  return itemsize == 0 ? dtype.element_bits() : itemsize * 8;
+}
+
+void check_device(tenon_device device) {
+  switch (device.type) {
+    case TENON_CPU:
+    case TENON_CUDA_HOST:
+    case TENON_ROCM_HOST:
+    case TENON_CUDA_MANAGED: return;
+    default:
+      throw_error(Code::kBuffer, "memory of device type ", device.type, " (device ", device.id,
+                  ") cannot be read by the host: copy it to the CPU first");
+  }
+}
+
+// span bytes that begin low bytes from element 0. Fails where they would leave the address space: such a
+// stretch could not be compared with others.
+Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
+  const auto data = reinterpret_cast<uintptr_t>(layout.data);
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  if (__builtin_add_overflow(data, low, &begin) || __builtin_add_overflow(begin, span, &end)) {
+    throw_error(Code::kValue, "shape ", shape_text(layout.shape), " with strides ",
+                shape_text(layout.strides), " leaves the address space from ", address_text(layout.data));
+  }
+  return {layout.data + low, span};
+}
+
+// The bytes that the elements of a valid layout touch.
+Bytes touched(const Layout& layout, int64_t size) {
+  const uint32_t itemsize = itemsize_of(layout.dtype, layout.flags);
+  if (itemsize == 0) {
+    const auto bits = static_cast<uint64_t>(size) * layout.dtype.element_bits();
+    return checked_bytes(layout, 0, (bits + 7) / 8);
+  }
+  const Reach r = reach(layout.shape, layout.strides);
+  int64_t low = 0;
+  int64_t span = 0;
+  if (__builtin_sub_overflow(r.high, r.low, &span) ||
+      __builtin_mul_overflow(r.low, static_cast<int64_t>(itemsize), &low) ||
+      __builtin_mul_overflow(span, static_cast<int64_t>(itemsize), &span)) {
+    throw_error(Code::kValue, "strides ", shape_text(layout.strides), " of ", itemsize,
+                "-byte elements overflow 64 bits");
+  }
+  return checked_bytes(layout, low, static_cast<uint64_t>(span));
+}
+
+void check_data(const Layout& layout) {
+  if (layout.data == nullptr) {
+    throw_error(Code::kValue, "data is NULL for an array of shape ", shape_text(layout.shape));
+  }
+  const uint32_t alignment = layout.dtype.alignment();
+  const auto offset = reinterpret_cast<uintptr_t>(layout.data) % alignment;
+  if (offset != 0) {
+    throw_error(Code::kBuffer, "address ", address_text(layout.data), " is not aligned for ",
+                layout.dtype.name(), ": it lies ", static_cast<uint64_t>(offset),
+                " bytes after a multiple of ", alignment, "; copy the data into aligned memory first");
+  }
+}
+
+// The layout described, checked; strides of C order go to buffer when none are given.
+Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffer) {
+  Layout layout;
+  layout.data = static_cast<std::byte*>(adoption.data);
+  layout.dtype = adoption.dtype;
+  layout.device = adoption.device;
+  layout.flags = adoption.flags;
+  check_dtype(layout.dtype);
+  check_device(layout.device);
+  layout.shape = checked_shape(adoption.ndim, adoption.shape);
+  *size = element_count(layout.shape, bits_in_memory(layout.dtype, layout.flags));
+  if (adoption.strides != nullptr) {
+    layout.strides = {adoption.strides, layout.shape.size()};
+  } else {
+    buffer.count = adoption.ndim;
+    fill_c_strides(layout.shape, buffer.values.data());
+    layout.strides = buffer.dims();
+  }
+  if (*size > 0) check_data(layout);
+  if (itemsize_of(layout.dtype, layout.flags) == 0 && !is_c_contiguous(layout.shape, layout.strides)) {
+    throw_error(Code::kBuffer, "packed ", layout.dtype.name(), " elements must lie in C order, strides ",
+                shape_text(layout.strides), " of shape ", shape_text(layout.shape), " do not");
+  }
+  return layout;
+}
+
+}  // namespace
+
+size_t nbytes_of(DType dtype, Dims shape, uint32_t flags) {
+  const uint32_t bits = bits_in_memory(dtype, flags);
+  return (static_cast<uint64_t>(element_count(shape, bits)) * bits + 7) / 8;
+}
+
+Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, storage_(std::move(storage)) {
+  auto* const dims = reinterpret_cast<int64_t*>(this + 1);
+  const size_t ndim = layout.shape.size();
+  std::copy_n(layout.shape.data(), ndim, dims);
+  std::copy_n(layout.strides.data(), ndim, dims + ndim);
+  desc_.struct_size = sizeof desc_;
+  desc_.flags = layout.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
+  desc_.data = layout.data;
+  desc_.device = layout.device;
+  desc_.ndim = static_cast<int32_t>(ndim);
+  desc_.dtype = layout.dtype;
+  desc_.shape = dims;
+  desc_.strides = dims + ndim;
+  desc_.size = std::ranges::find(layout.shape, 0) != layout.shape.end() ? 0 : 1;
+  if (desc_.size != 0) {
+    for (int64_t extent : layout.shape) desc_.size *= extent;
+  }
+  desc_.itemsize = itemsize_of(layout.dtype, layout.flags);
+  const auto size = static_cast<uint64_t>(desc_.size);
+  desc_.nbytes = desc_.itemsize != 0 ? size * desc_.itemsize : (size * layout.dtype.element_bits() + 7) / 8;
+}
+
+bool Array::is_dense() const noexcept {
+  const Extent span = extent();
+  return span.end - span.begin == desc_.nbytes;
+}
+
+Extent Array::extent() const noexcept {
+  auto begin = reinterpret_cast<uintptr_t>(desc_.data);
+  if (desc_.size == 0) return {begin, begin};
+  if (!is_byte_sized()) return {begin, begin + desc_.nbytes};
+  uintptr_t end = begin + desc_.itemsize;
+  for (int32_t i = 0; i < desc_.ndim; ++i) {
+    const auto reach = static_cast<uintptr_t>((desc_.shape[i] - 1) * desc_.strides[i] *
+                                              static_cast<int64_t>(desc_.itemsize));
+    (desc_.strides[i] < 0 ? begin : end) += reach;
+  }
+  return {begin, end};
+}
+
+Ref<Array> Array::make(Ref<Storage> storage, const Layout& layout) {
+  void* const memory = ::operator new(sizeof(Array) + 2 * layout.shape.size() * sizeof(int64_t));
+  return Ref<Array>::adopt(new (memory) Array(std::move(storage), layout));
+}
+
+void Array::release() noexcept {
+  if (!refs_.decrement_unlisted()) return;
+  this->~Array();
+  ::operator delete(this);
+}
+
+Layout Array::layout() const noexcept {
+  return {data(), dtype(), desc_.device, desc_.flags, shape(), strides()};
+}
+
+Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags) {
+  check_dtype(dtype);
+  return over(Storage::allocate(nbytes_of(dtype, shape, flags), (flags & TENON_ZEROED) != 0), dtype, shape,
+              flags);
+}
+
+Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags) {
+  DimBuffer strides;
+  strides.count = static_cast<int32_t>(shape.size());
+  fill_c_strides(shape, strides.values.data());
+  Layout layout;
+  layout.data = storage->data();
+  layout.dtype = dtype;
+  layout.flags = flags;
+  layout.shape = shape;
+  layout.strides = strides.dims();
+  return make(std::move(storage), layout);
+}
+
+Ref<Array> Array::adopt(const tenon_adoption& adoption) {
+  int64_t size = 0;
+  DimBuffer buffer;
+  const Layout layout = layout_of(adoption, &size, buffer);
+  const Bytes bytes = size > 0 ? touched(layout, size) : Bytes{layout.data, 0};
+  Memory memory;
+  memory.data = bytes.begin;
+  memory.nbytes = bytes.nbytes;
+  memory.extent = adoption.extent != nullptr ? static_cast<std::byte*>(adoption.extent) : bytes.begin;
+  memory.extent_nbytes = adoption.extent != nullptr ? adoption.extent_nbytes : bytes.nbytes;
+  memory.is_readonly = (adoption.flags & TENON_READONLY) != 0;
+  memory.owner = adoption.owner;
+  memory.deleter = adoption.deleter;
+  if (size == 0) {
+    memory.extent = memory.data;
+    memory.extent_nbytes = 0;
+  } else if (bytes.begin < memory.extent || bytes.nbytes > memory.extent_nbytes ||
+             static_cast<size_t>(bytes.begin - memory.extent) > memory.extent_nbytes - bytes.nbytes ||
+             memory.extent_nbytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(memory.extent)) {
+    throw_error(Code::kValue, "shape ", shape_text(layout.shape), " with strides ",
+                shape_text(layout.strides), " touches ", bytes.nbytes, " bytes from ",
+                address_text(bytes.begin), ", outside of the ", memory.extent_nbytes, " bytes at ",
+                address_text(memory.extent));
+  }
+  // The object first: once the storage has the deleter, nothing may fail.
+  void* const block = ::operator new(sizeof(Array) + 2 * layout.shape.size() * sizeof(int64_t));
+  try {
+    return Ref<Array>::adopt(new (block) Array(Storage::adopt(memory), layout));
+  } catch (...) {
+    ::operator delete(block);
+    throw;
+  }
+}
+
+Ref<Array> Array::alias(const tenon_adoption& adoption) {
+  int64_t size = 0;
+  DimBuffer buffer;
+  Layout layout = layout_of(adoption, &size, buffer);
+  if (size == 0) return {};
+  const Bytes bytes = touched(layout, size);
+  const Access access = (layout.flags & TENON_READONLY) != 0 ? Access::kRead : Access::kWrite;
+  Ref<Storage> storage = Storage::find(bytes.begin, bytes.nbytes, access);
+  if (!storage) return {};
+  return make(std::move(storage), layout);
+}
+
+void describe(const Array& array, trace::Text& text) noexcept {
+  try {
+    text << "shape " << shape_text(array.shape()) << " and dtype " << array.dtype().name();
+  } catch (const std::bad_alloc&) {
+    text << "unknown shape";
+  }
+}
+
+}  // namespace tenon::impl

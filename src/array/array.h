@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An array: a typed, strided window on a storage. Every operation that gives another window shares the
+// storage; elements are touched only by copy_to, fill and copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "array/dtype.h"
+#include "array/shape.h"
+#include "base/ref.h"
+#include "base/trace.h"
+#include "memory/storage.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// What an array over a storage looks like. Strides count elements.
+struct Layout {
+  std::byte* data = nullptr;
+  DType dtype;
+  tenon_device device{TENON_CPU, 0};
+  uint32_t flags = 0;  // TENON_READONLY, TENON_SUBBYTE_PADDED
+  Dims shape;
+  Dims strides;
+};
+
+// Bytes of an array in C order. flags: TENON_SUBBYTE_PADDED. Fails with kValue (negative, too large).
+size_t nbytes_of(DType dtype, Dims shape, uint32_t flags);
+
+// Counted, immutable after creation; shape and strides lie behind it in the same allocation.
+// Threads: every function may be called from any thread; the elements themselves are the callers' affair.
+// Invariants: all elements lie inside of the storage; packed sub-byte elements are in C order.
+class Array {
+ public:
+  // Requires: the layout's elements lie inside of the storage.
+  static Ref<Array> make(Ref<Storage> storage, const Layout& layout);
+
+  // New memory in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kValue, kType, kNoMemory.
+  static Ref<Array> create(DType dtype, Dims shape, uint32_t flags = 0);
+
+  // An array in C order on the first bytes of a storage. Requires: they fit.
+  static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
+
+  // tenon_array_adopt and tenon_array_alias (which may give null).
+  static Ref<Array> adopt(const tenon_adoption& adoption);
+  static Ref<Array> alias(const tenon_adoption& adoption);
+
+  const tenon_array_desc& desc() const noexcept { return desc_; }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(desc_.data); }
+  DType dtype() const noexcept { return desc_.dtype; }
+  Dims shape() const noexcept { return {desc_.shape, static_cast<size_t>(desc_.ndim)}; }
+  Dims strides() const noexcept { return {desc_.strides, static_cast<size_t>(desc_.ndim)}; }
+  int64_t size() const noexcept { return desc_.size; }
+  bool is_readonly() const noexcept { return (desc_.flags & TENON_READONLY) != 0; }
+  // Each element takes whole bytes: true for all but packed fp4 and fp6.
+  bool is_byte_sized() const noexcept { return desc_.itemsize != 0; }
+  bool is_contiguous() const noexcept { return is_c_contiguous(shape(), strides()); }
+  Storage& storage() const noexcept { return *storage_; }
+  // The elements fill the bytes that they span, in whatever order.
+  bool is_dense() const noexcept;
+  // The bytes that the elements span; empty for an array without elements.
+  Extent extent() const noexcept;
+  // Everything but the elements' window, to be changed into another one.
+  Layout layout() const noexcept;
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept;
+
+ private:
+  Array(Ref<Storage> storage, const Layout& layout) noexcept;
+
+  tenon_array_desc desc_;  // first: the C boundary hands out its address
+  Ref<Storage> storage_;
+  RefCount refs_;
+};
+
+// "shape (3, 4) and dtype float32".
+void describe(const Array& array, trace::Text& text) noexcept;
+
+// Windows: array/views.cc. The failures are those of the functions of the same name in tenon.h.
+Ref<Array> index(Array& array, std::span<const tenon_index> indices);
+Ref<Array> reshape(Array& array, Dims shape, int32_t copy);
+Ref<Array> transpose(Array& array, const int32_t* axes);
+Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t byte_offset);
+Ref<Array> broadcast(Array& array, Dims shape);
+Ref<Array> as_readonly(Array& array);
+
+// Elements: array/assign.cc.
+void copy_to(const Array& src, Array& dst);
+void fill(Array& dst, const void* value, DType value_dtype);
+Ref<Array> copy(const Array& array, DType dtype);
+
+}  // namespace tenon::impl

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of the host that touch elements: copy_to, fill and copy. They check, broadcast, hold both arrays for
+// their duration, and leave the loops to array/elements.h.
+#include <algorithm>
+#include <cstring>
+
+#include "array/access.h"
+#include "array/array.h"
+#include "array/elements.h"
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+// An array as the loops see it, for the time of one call.
+class Window {
+ public:
+  explicit Window(const Array& array) : array_(array) {
+    for (int64_t stride : array.strides())
+      byte_strides_.push(stride * static_cast<int64_t>(array.desc().itemsize));
+  }
+  Elements elements() const {
+    return {array_.data(), array_.dtype(), array_.desc().ndim, array_.desc().shape,
+            byte_strides_.values.data()};
+  }
+
+ private:
+  const Array& array_;
+  DimBuffer byte_strides_;
+};
+
+void check_writable(const Array& dst) {
+  if (dst.is_readonly()) {
+    throw_error(Code::kBuffer, "the array of shape ", shape_text(dst.shape()),
+                " is read-only: write to a copy");
+  }
+}
+
+[[noreturn]] void throw_no_cast(DType from, DType to) {
+  throw_error(Code::kType, "cannot cast ", from.name(), " to ", to.name());
+}
+
+// Packed elements know no strides: bytes are copied as they are.
+void copy_packed(const Array& src, Array& dst) {
+  if (src.dtype() != dst.dtype() || src.desc().itemsize != dst.desc().itemsize) {
+    throw_no_cast(src.dtype(), dst.dtype());
+  }
+  if (!std::ranges::equal(src.shape(), dst.shape())) {
+    throw_error(Code::kValue, "packed ", src.dtype().name(), " elements do not broadcast: shape ",
+                shape_text(src.shape()), " differs from ", shape_text(dst.shape()));
+  }
+  if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
+}
+
+// The source as copy_to broadcasts it: leading axes of length 1 that dst does not have are dropped, as
+// assignments of NumPy do.
+Ref<Array> without_surplus_axes(const Array& src, const Array& dst) {
+  const auto source = Ref<Array>::share(&const_cast<Array&>(src));
+  const int32_t surplus = src.desc().ndim - dst.desc().ndim;
+  if (surplus <= 0) return source;
+  const Dims leading = src.shape().first(static_cast<size_t>(surplus));
+  if (std::ranges::any_of(leading, [](int64_t extent) { return extent != 1; })) return source;
+  return reshape(*source, src.shape().subspan(leading.size()), TENON_COPY_NEVER);
+}
+
+}  // namespace
+
+void copy_to(const Array& src, Array& dst) {
+  check_writable(dst);
+  const HostCall call("copyto", {{src, Access::kRead}, {dst, Access::kWrite, dst.is_dense()}});
+  if (!src.is_byte_sized() || !dst.is_byte_sized()) return copy_packed(src, dst);
+  if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
+  const Ref<Array> source = broadcast(*without_surplus_axes(src, dst), dst.shape());
+  if (dst.size() == 0) return;
+  copy_elements(Window(dst).elements(), Window(*source).elements());
+}
+
+void fill(Array& dst, const void* value, DType value_dtype) {
+  check_writable(dst);
+  check_dtype(value_dtype);
+  const HostCall call("fill", {{dst, Access::kWrite, dst.is_dense()}});
+  if (!dst.is_byte_sized()) {
+    throw_error(Code::kType, "packed ", dst.dtype().name(),
+                " elements cannot be filled: fill the bytes through a uint8 view");
+  }
+  if (!can_cast(value_dtype, dst.dtype())) throw_no_cast(value_dtype, dst.dtype());
+  if (dst.size() == 0) return;
+  fill_elements(Window(dst).elements(), value, value_dtype);
+}
+
+Ref<Array> copy(const Array& array, DType dtype) {
+  const uint32_t padded = dtype == array.dtype() ? array.desc().flags & TENON_SUBBYTE_PADDED : 0;
+  Ref<Array> result = Array::create(dtype, array.shape(), padded);
+  copy_to(array, *result);
+  return result;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/dlpack_import.h"
+
+#include <memory>
+
+#include "base/error.h"
+
+namespace tenon::impl::dlpack {
+namespace {
+
+template <class Tensor>
+void delete_tensor(void* tensor) {
+  auto* const self = static_cast<Tensor*>(tensor);
+  if (self->deleter != nullptr) self->deleter(self);
+}
+
+template <class Tensor>
+struct Owned {
+  void operator()(Tensor* tensor) const { delete_tensor<Tensor>(tensor); }
+};
+
+// Element 0, with byte_offset, which many producers leave at 0 and some do not.
+void* first_element(const DLTensor& tensor) {
+  if (tensor.data == nullptr) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (tensor.byte_offset > UINTPTR_MAX - address) {
+    throw_error(Code::kBuffer, "byte_offset ", tensor.byte_offset,
+                " of a DLPack tensor overflows its address ", address_text(tensor.data));
+  }
+  return reinterpret_cast<void*>(address + tensor.byte_offset);
+}
+
+// Calls body. What is out of range in a tensor's fields is the producer's fault, not the caller's argument:
+// it fails with kBuffer.
+template <class Body>
+Ref<Array> blame_producer(Body body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    if (e.code() != Code::kValue) throw;
+    throw_error(Code::kBuffer, "the DLPack tensor is malformed: ", e.what());
+  }
+}
+
+template <class Tensor>
+Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags) {
+  const DLTensor& dl = tensor->dl_tensor;
+  tenon_adoption adoption{};
+  adoption.struct_size = sizeof adoption;
+  adoption.flags = flags;
+  adoption.data = first_element(dl);
+  adoption.device = {dl.device.device_type, dl.device.device_id};
+  adoption.ndim = dl.ndim;
+  adoption.dtype = {dl.dtype.code, dl.dtype.bits, dl.dtype.lanes};
+  adoption.shape = dl.shape;
+  adoption.strides = dl.strides;
+  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) return known;
+  adoption.owner = tensor.get();
+  adoption.deleter = delete_tensor<Tensor>;
+  Ref<Array> array = blame_producer([&] { return Array::adopt(adoption); });
+  (void)tensor.release();
+  return array;
+}
+
+}  // namespace
+
+Ref<Array> import_versioned(DLManagedTensorVersioned* tensor, uint32_t flags) {
+  std::unique_ptr<DLManagedTensorVersioned, Owned<DLManagedTensorVersioned>> owned(tensor);
+  if (tensor->version.major != DLPACK_MAJOR_VERSION) {
+    throw_error(Code::kBuffer, "DLPack tensor has version ", tensor->version.major, ".",
+                tensor->version.minor, ", but only major version ", DLPACK_MAJOR_VERSION, " is understood");
+  }
+  if ((tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0) flags |= TENON_READONLY;
+  if ((tensor->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0) flags |= TENON_SUBBYTE_PADDED;
+  return import(std::move(owned), flags);
+}
+
+Ref<Array> import_legacy(DLManagedTensor* tensor, uint32_t flags) {
+  return import(std::unique_ptr<DLManagedTensor, Owned<DLManagedTensor>>(tensor), flags);
+}
+
+}  // namespace tenon::impl::dlpack

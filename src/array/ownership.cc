@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/ownership.h"
+
+#include <mutex>
+#include <utility>
+
+#include "array/access.h"
+#include "base/error.h"
+#include "memory/known_memory.h"
+
+namespace tenon::impl {
+namespace {
+
+Extent extent_of(const Storage& storage) noexcept {
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  return {begin, begin + storage.nbytes()};
+}
+
+}  // namespace
+
+Memory move_out(Array& array, const char* site) {
+  Storage& storage = array.storage();
+  Entry entry;
+  entry.home = &storage.home();
+  entry.extent = extent_of(storage);
+  entry.mode = Mode::kWrite;
+  BlockingClaim claim(Kind::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
+  claim.name = "move";
+  claim.site = site;
+  claim.owner = actor_of_task(0);
+  claim.since_ms = coarse_now_ms();
+  Refusal refusal;
+  if (!claim.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, "move", &array);
+  struct Release {
+    Claim& claim;
+    ~Release() { impl::release(claim); }
+  } const release{claim};
+  if (const Ref<Failure> failure = impl::failure_of(claim)) throw OpFailure(failure);
+  if (!KnownMemory::instance().take_out(storage, claim, site, &refusal)) {
+    throw_refusal(refusal, "move", &array);
+  }
+  return storage.memory();
+}
+
+Ref<Array> renew(const Array& array) {
+  const Storage& storage = array.storage();
+  if (array.is_readonly()) {
+    throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
+                " cannot get new memory");
+  }
+  if (storage.memory().gate != nullptr) {
+    throw_error(Code::kLeaseConflict, "the array of shape ", shape_text(array.shape()),
+                " cannot get new memory: other processes share what it has");
+  }
+  const bool is_all = array.data() == storage.data() && array.desc().nbytes == storage.nbytes();
+  if (!is_all || !array.is_contiguous()) {
+    throw_error(Code::kValue, "the array of shape ", shape_text(array.shape()),
+                " cannot get new memory: it is a part of ", storage.nbytes(),
+                " bytes, or not in C order; overwrite the whole of it");
+  }
+  {
+    Queue& queue = lock_home(array.storage().home());
+    const std::unique_lock lock(queue.lock, std::adopt_lock);
+    if (const View* const view = queue.first_writer(array.extent())) {
+      const Refusal refusal{Refusal::Reason::kHostView, nullptr, Obstacle::of(*view)};
+      throw_refusal(refusal, "leave the old values of", &array);
+    }
+  }
+  return Array::create(array.dtype(), array.shape(),
+                       (array.desc().flags & TENON_SUBBYTE_PADDED) | TENON_ZEROED);
+}
+
+Ref<Array> unchecked(const Array& array) {
+  if (Ref<Storage> storage = KnownMemory::instance().add_unchecked(array.storage())) {
+    return Array::make(std::move(storage), array.layout());
+  }
+  Refusal refusal;
+  refusal.reason = Refusal::Reason::kMoved;
+  throw_refusal(refusal, "use", &array);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/shape.h"
+
+#include "base/error.h"
+
+namespace tenon::impl {
+
+Dims checked_shape(int32_t ndim, const int64_t* shape) {
+  if (ndim < 0 || ndim > TENON_MAX_NDIM) {
+    throw_error(Code::kValue, "ndim is ", ndim, ": it must lie in 0..", TENON_MAX_NDIM);
+  }
+  if (ndim > 0 && shape == nullptr) {
+    throw_error(Code::kValue, "shape is NULL for an array of ", ndim, " axes");
+  }
+  const Dims dims{shape, static_cast<size_t>(ndim)};
+  for (int64_t extent : dims) {
+    if (extent < 0) {
+      throw_error(Code::kValue, "shape ", shape_text(dims), " has the negative entry ", extent);
+    }
+  }
+  return dims;
+}
+
+int64_t element_count(Dims shape, uint32_t element_bits) {
+  for (int64_t extent : shape) {
+    if (extent == 0) return 0;
+  }
+  int64_t count = 1;
+  int64_t bits = 0;
+  for (int64_t extent : shape) {
+    if (__builtin_mul_overflow(count, extent, &count)) {
+      throw_error(Code::kValue, "shape ", shape_text(shape), " has more than 2**63 - 1 elements");
+    }
+  }
+  if (__builtin_mul_overflow(count, static_cast<int64_t>(element_bits), &bits)) {
+    throw_error(Code::kValue, "shape ", shape_text(shape), " with ", element_bits,
+                " bits an element takes more than 2**60 bytes");
+  }
+  return count;
+}
+
+void fill_c_strides(Dims shape, int64_t* out) {
+  uint64_t stride = 1;  // wraps only for arrays without elements, whose strides mean nothing
+  for (size_t i = shape.size(); i-- > 0;) {
+    out[i] = static_cast<int64_t>(stride);
+    if (shape[i] > 0) stride *= static_cast<uint64_t>(shape[i]);
+  }
+}
+
+bool is_c_contiguous(Dims shape, Dims strides) {
+  uint64_t expected = 1;
+  bool contiguous = true;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] == 0) return true;
+    if (shape[i] == 1) continue;
+    if (static_cast<uint64_t>(strides[i]) != expected) contiguous = false;
+    expected *= static_cast<uint64_t>(shape[i]);
+  }
+  return contiguous;
+}
+
+Reach reach(Dims shape, Dims strides) {
+  Reach result{0, 1};
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return {0, 0};
+    int64_t span = 0;
+    int64_t& end = strides[i] < 0 ? result.low : result.high;
+    if (__builtin_mul_overflow(shape[i] - 1, strides[i], &span) || __builtin_add_overflow(end, span, &end)) {
+      throw_error(Code::kValue, "strides ", shape_text(strides), " of shape ", shape_text(shape),
+                  " overflow 64 bits");
+    }
+  }
+  return result;
+}
+
+}  // namespace tenon::impl

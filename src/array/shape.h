@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic on shapes and strides, all of it checked for overflow. Strides count elements here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+using Dims = std::span<const int64_t>;
+
+// Room for the axes of one array, on the stack.
+struct DimBuffer {
+  std::array<int64_t, TENON_MAX_NDIM> values;
+  int32_t count = 0;
+
+  void push(int64_t value) { values[static_cast<size_t>(count++)] = value; }
+  int64_t& operator[](int32_t i) { return values[static_cast<size_t>(i)]; }
+  int64_t operator[](int32_t i) const { return values[static_cast<size_t>(i)]; }
+  Dims dims() const { return {values.data(), static_cast<size_t>(count)}; }
+};
+
+// Fails with kValue for ndim outside of 0..TENON_MAX_NDIM, a missing or a negative entry.
+Dims checked_shape(int32_t ndim, const int64_t* shape);
+
+// The product. Fails with kValue when size * itemsize_bits / 8 leaves 63 bits.
+int64_t element_count(Dims shape, uint32_t element_bits);
+
+// Strides of C order into out (ndim entries).
+void fill_c_strides(Dims shape, int64_t* out);
+
+// The elements lie in C order without gaps. Strides of axes of length 1 do not matter, and an array
+// without elements is contiguous.
+bool is_c_contiguous(Dims shape, Dims strides);
+
+// The first element touched and one past the last, counted in elements from element 0: low <= 0 < high.
+// Both are 0 when there are no elements. Fails with kValue on overflow.
+struct Reach {
+  int64_t low;
+  int64_t high;
+};
+Reach reach(Dims shape, Dims strides);
+
+}  // namespace tenon::impl

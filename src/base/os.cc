@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/os.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork_mark.h"
+
+// Newer than the headers of the oldest systems on which Tenon is built (Linux 5.14, 5.16, 6.3).
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+
+namespace tenon::impl::os {
+
+void check_descriptors(int error) {
+  if (error != EMFILE && error != ENFILE) return;
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  throw_error(Code::kSystem, "no file descriptor is left for shared memory: this process may have ",
+              limit.rlim_cur, " (ulimit -n); close files, or raise the limit");
+}
+
+namespace {
+
+constexpr size_t kStep = size_t{64} << 20;
+constexpr const char* kMemoryPrefix = "/memfd:";
+
+std::string system_text(int error) { return std::strerror(error); }
+
+// Of a call that failed with this error: fails with kSystem if this process may not make it at all.
+void check_denied(const char* call, int error) {
+  if (error != EPERM && error != ENOSYS) return;
+  throw_error(Code::kSystem, "shared memory needs the system call ", call,
+              ", which fails in this process: ", system_text(error),
+              "; allow it (a seccomp filter of the container or sandbox denies it?)");
+}
+
+size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
+
+std::string megabytes(uint64_t nbytes) {
+  return concat(nbytes >> 20, ".", (nbytes % (1 << 20)) * 10 >> 20, " MiB");
+}
+
+// The first number in a file; none: it has none.
+std::optional<uint64_t> number_in(const std::string& path) {
+  std::ifstream file(path);
+  uint64_t number = 0;
+  if (file >> number) return number;
+  return std::nullopt;
+}
+
+// "key 123" or "key: 123 kB" in a file.
+std::optional<uint64_t> number_behind(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    uint64_t number = 0;
+    if (words >> name >> number && (name == key || name == key + ":")) return number;
+  }
+  return std::nullopt;
+}
+
+// What may still be taken, and by whose word.
+struct Headroom {
+  uint64_t nbytes = UINT64_MAX;
+  std::string limit = "no limit is known";
+  void lower(uint64_t to, std::string because) {
+    if (to >= nbytes) return;
+    nbytes = to;
+    limit = std::move(because);
+  }
+};
+
+// A group's own limit and those of the groups above it. Page cache that can be dropped counts as free.
+void look_at_groups(Headroom* room, const std::string& root, std::string path, const char* limit_file,
+                    const char* usage_file) {
+  while (true) {
+    const std::string group = root + path;
+    const auto limit = number_in(concat(group, "/", limit_file));
+    const auto used = number_in(concat(group, "/", usage_file));
+    if (limit && used && *limit < (uint64_t{1} << 60)) {
+      const uint64_t cache = number_behind(concat(group, "/memory.stat"), "inactive_file").value_or(0);
+      const uint64_t taken = *used - std::min(cache, *used);
+      room->lower(*limit - std::min(taken, *limit),
+                  concat("the control group '", path.empty() ? "/" : path, "' has a limit of ",
+                         megabytes(*limit), " and uses ", megabytes(taken)));
+    }
+    const size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return;
+    path.resize(slash);
+  }
+}
+
+Headroom headroom() {
+  Headroom room;
+  if (const auto available = number_behind("/proc/meminfo", "MemAvailable")) {
+    room.lower(*available << 10, concat("the machine has ", megabytes(*available << 10), " available"));
+  }
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    if (path == "/") path.clear();
+    if (controllers.empty()) {
+      look_at_groups(&room, "/sys/fs/cgroup", path, "memory.max", "memory.current");
+    } else if (controllers.find("memory") != std::string::npos) {
+      look_at_groups(&room, "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes");
+    }
+  }
+  return room;
+}
+
+[[noreturn]] void throw_no_memory(const std::string& what, const Headroom& room) {
+  throw_error(Code::kNoMemory, "there is no memory for ", what, ": ", room.limit,
+              "; free some, or make less at a time");
+}
+
+std::string link_of(const std::string& path) {
+  char target[512];
+  const ssize_t n = readlink(path.c_str(), target, sizeof target);
+  return n > 0 ? std::string(target, static_cast<size_t>(n)) : std::string();
+}
+
+// "/memfd:NAME (deleted)": NAME; else nothing.
+std::optional<std::string> memory_name(const std::string& link) {
+  if (link.rfind(kMemoryPrefix, 0) != 0) return std::nullopt;
+  std::string name = link.substr(std::strlen(kMemoryPrefix));
+  const size_t end = name.rfind(" (deleted)");
+  if (end != std::string::npos) name.resize(end);
+  return name;
+}
+
+bool is_number(const char* text) noexcept {
+  return *text != '\0' && std::strspn(text, "0123456789") == std::strlen(text);
+}
+
+template <class Visit>
+void visit_numbers(const std::string& folder, Visit visit) {
+  struct Close {
+    void operator()(DIR* entries) const noexcept { closedir(entries); }
+  };
+  const std::unique_ptr<DIR, Close> entries(opendir(folder.c_str()));
+  if (entries == nullptr) return check_descriptors(errno);
+  while (const dirent* entry = readdir(entries.get())) {
+    if (is_number(entry->d_name)) visit(static_cast<uint32_t>(std::strtoul(entry->d_name, nullptr, 10)));
+  }
+}
+
+}  // namespace
+
+File::~File() {
+  if (fd_ >= 0) close(fd_);
+}
+
+File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (has_huge_pages ? MFD_HUGETLB : 0);
+  int fd = memfd_create(name.c_str(), flags | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create(name.c_str(), flags);
+  if (fd < 0) {
+    const int error = errno;
+    check_descriptors(error);
+    check_denied("memfd_create", error);
+    throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem,
+                "a memory file cannot be made: ", system_text(error));
+  }
+  File file(fd);
+  if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
+    throw_error(Code::kNoMemory, "a memory file cannot have ", nbytes, " bytes: ", system_text(errno));
+  }
+  return file;
+}
+
+void seal(const File& file) {
+  if (fcntl(file.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    check_denied("fcntl(F_ADD_SEALS)", error);
+    throw_error(Code::kSystem, "a memory file cannot be sealed: ", system_text(error));
+  }
+}
+
+bool is_sealed(const File& file) {
+  const int seals = fcntl(file.fd(), F_GET_SEALS);
+  if (seals < 0) check_denied("fcntl(F_GET_SEALS)", errno);
+  constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW;
+  return seals >= 0 && (seals & kWanted) == kWanted;
+}
+
+size_t size_of(const File& file) {
+  struct stat status{};
+  if (fstat(file.fd(), &status) != 0) throw_error(Code::kSystem, "fstat: ", system_text(errno));
+  return static_cast<size_t>(status.st_size);
+}
+
+void commit(const File& file, size_t offset, size_t nbytes, const std::string& what) {
+  // What the kernel and others need meanwhile.
+  constexpr uint64_t kMargin = uint64_t{32} << 20;
+  size_t done = 0;
+  int error = 0;
+  Headroom room;
+  while (done < nbytes) {
+    const size_t step = std::min(kStep, nbytes - done);
+    room = headroom();
+    const uint64_t rest = done == 0 ? nbytes : step;  // at first all of it, so that little is taken in vain
+    if (room.nbytes < rest + std::min<uint64_t>(kMargin, rest)) break;
+    int result = 0;
+    do {
+      result = fallocate(file.fd(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) {
+      error = errno;
+      room.limit = concat("the system says '", system_text(error), "', and ", room.limit);
+      break;
+    }
+    done += step;
+  }
+  if (done == nbytes) return;
+  discard(file, offset, done);
+  check_denied("fallocate", error);
+  throw_no_memory(what, room);
+}
+
+void discard(const File& file, size_t offset, size_t nbytes) noexcept {
+  if (nbytes == 0) return;
+  (void)fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(nbytes));
+}
+
+std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {
+  // Addresses first, somewhat more than are needed; then the file at the aligned one.
+  const size_t reserved = nbytes + alignment;
+  void* const room = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) {
+    throw_error(Code::kNoMemory, "there are no addresses for ", nbytes,
+                " bytes of shared memory: ", system_text(errno), " (ulimit -v?)");
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(room);
+  const uintptr_t at = round_up(begin, alignment);
+  void* const mapped =
+      mmap(reinterpret_cast<void*>(at), nbytes, is_writable ? PROT_READ | PROT_WRITE : PROT_READ,
+           MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset));
+  const int error = errno;
+  const auto give_back = [](uintptr_t from, uintptr_t to) {
+    if (to > from) munmap(reinterpret_cast<void*>(from), to - from);
+  };
+  if (mapped == MAP_FAILED) {
+    give_back(begin, begin + reserved);
+    throw_error(Code::kNoMemory, nbytes, " bytes of shared memory cannot be mapped: ", system_text(error));
+  }
+  give_back(begin, at);
+  give_back(at + round_up(nbytes, page_nbytes()), begin + reserved);
+  return static_cast<std::byte*>(mapped);
+}
+
+void unmap(std::byte* address, size_t nbytes) noexcept { munmap(address, nbytes); }
+
+void make_writable(std::byte* address, size_t nbytes) {
+  if (mprotect(address, nbytes, PROT_READ | PROT_WRITE) != 0) {
+    throw_error(Code::kSystem, "shared memory cannot be made writable: ", system_text(errno));
+  }
+}
+
+namespace {
+
+struct flock lock_of_byte(short kind, uint64_t byte) noexcept {
+  struct flock lock{};
+  lock.l_type = kind;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(byte);
+  lock.l_len = 1;
+  return lock;
+}
+
+}  // namespace
+
+void check_byte_locks(const File& file) {
+  struct flock lock = lock_of_byte(F_WRLCK, 0);
+  if (fcntl(file.fd(), F_OFD_GETLK, &lock) == 0) return;
+  const int error = errno;
+  check_denied("fcntl(F_OFD_SETLK)", error);
+  throw_error(Code::kSystem,
+              "shared memory needs locks of open files (fcntl F_OFD_SETLK), by which others see "
+              "that a process has ended: ",
+              system_text(error));
+}
+
+bool try_lock_byte(const File& file, uint64_t byte) noexcept {
+  const struct flock lock = lock_of_byte(F_WRLCK, byte);
+  return fcntl(file.fd(), F_OFD_SETLK, &lock) == 0;
+}
+
+void unlock_byte(const File& file, uint64_t byte) noexcept {
+  const struct flock lock = lock_of_byte(F_UNLCK, byte);
+  (void)fcntl(file.fd(), F_OFD_SETLK, &lock);
+}
+
+bool is_byte_locked(const File& file, uint64_t byte) noexcept {
+  struct flock lock = lock_of_byte(F_WRLCK, byte);
+  return fcntl(file.fd(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+bool reopen(const File& file) noexcept {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
+  const int own = open(path, O_RDWR | O_CLOEXEC);
+  if (own < 0) return false;
+  const bool is_done = dup3(own, file.fd(), O_CLOEXEC) >= 0;
+  close(own);
+  return is_done;
+}
+
+bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept {
+  const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  return mmap(address, nbytes, protection, MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset)) !=
+         MAP_FAILED;
+}
+
+void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept {
+  (void)madvise(address, nbytes, is_writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+}
+
+void bind_to_node(std::byte* address, size_t nbytes, int node) {
+  constexpr int kBind = 2;  // MPOL_BIND
+  unsigned long nodes[16] = {};
+  constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
+  if (node < 0 || node >= 16 * kBits) throw_error(Code::kValue, "there is no NUMA node ", node);
+  nodes[node / kBits] = 1UL << (node % kBits);
+  if (syscall(SYS_mbind, address, nbytes, kBind, nodes, 16UL * kBits, 0) != 0) {
+    throw_error(Code::kValue, "memory cannot be bound to NUMA node ", node, ": ", system_text(errno));
+  }
+}
+
+bool read_at(const File& file, size_t offset, void* to, size_t nbytes) noexcept {
+  size_t done = 0;
+  while (done < nbytes) {
+    const ssize_t n =
+        pread(file.fd(), static_cast<char*>(to) + done, nbytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    done += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+size_t page_nbytes() noexcept {
+  static const auto nbytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return nbytes;
+}
+
+size_t huge_page_nbytes() noexcept {
+  static const size_t nbytes = number_behind("/proc/meminfo", "Hugepagesize").value_or(2048) << 10;
+  return nbytes;
+}
+
+namespace {
+
+// The fields of a process' stat from the third one, its state, on; empty: there is no such process.
+std::vector<std::string> stat_of(uint32_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  std::string text;
+  if (!std::getline(file, text)) return {};
+  const size_t after_name = text.rfind(')');
+  if (after_name == std::string::npos) return {};
+  std::istringstream words(text.substr(after_name + 1));
+  std::vector<std::string> fields;
+  for (std::string word; fields.size() < 20 && words >> word;) fields.push_back(std::move(word));
+  return fields;
+}
+
+}  // namespace
+
+uint64_t start_of(uint32_t pid) noexcept {
+  try {
+    const std::vector<std::string> fields = stat_of(pid);
+    if (fields.size() < 20 || fields[0] == "Z" || fields[0] == "X") return 0;
+    return std::strtoull(fields[19].c_str(), nullptr, 10);
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+bool is_stopped(uint32_t pid) noexcept {
+  try {
+    const std::vector<std::string> fields = stat_of(pid);
+    return !fields.empty() && (fields[0] == "T" || fields[0] == "t");
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+Process this_process() {
+  struct Known {
+    ForkMark mark;
+    Process process;
+  };
+  thread_local std::optional<Known> known;
+  if (!known || known->mark.is_child()) {
+    const auto pid = static_cast<uint32_t>(getpid());
+    known.emplace(Known{ForkMark(), {pid, start_of(pid)}});
+  }
+  return known->process;
+}
+
+std::string command_of(uint32_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+uint32_t user() noexcept { return geteuid(); }
+
+uint64_t pid_namespace() noexcept {
+  struct stat status{};
+  return stat("/proc/self/ns/pid", &status) == 0 ? static_cast<uint64_t>(status.st_ino) : 0;
+}
+
+uint64_t boot() {
+  static const uint64_t number = [] {
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    if (!file) check_descriptors(errno);  // asked again then
+    std::string text;
+    std::getline(file, text);
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return hash | 1;
+  }();
+  return number;
+}
+
+std::vector<Found> find_memory(const std::string& prefix) {
+  std::vector<Found> found;
+  visit_numbers("/proc", [&](uint32_t pid) {
+    const std::string process = concat("/proc/", pid);
+    struct stat status{};
+    if (stat(process.c_str(), &status) != 0 || status.st_uid != user()) return;
+    visit_numbers(process + "/fd", [&](uint32_t fd) {
+      const auto name = memory_name(link_of(concat(process, "/fd/", fd)));
+      if (name && name->rfind(prefix, 0) == 0) found.push_back({pid, static_cast<int>(fd), *name});
+    });
+  });
+  return found;
+}
+
+File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable) {
+  const std::string path = concat("/proc/", pid, "/fd/", fd);
+  const auto name = memory_name(link_of(path));
+  if (!name || name->rfind(name_prefix, 0) != 0) return {};
+  const int opened = open(path.c_str(), (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
+  if (opened < 0) {
+    check_descriptors(errno);
+    return {};
+  }
+  File file(opened);
+  // The process may have ended between the two, and its number and descriptor be another's.
+  const auto same = memory_name(link_of(concat("/proc/self/fd/", opened)));
+  return same && *same == *name ? std::move(file) : File();
+}
+
+namespace {
+
+FileFacts facts_in(const struct stat& status) noexcept {
+  return {static_cast<uint64_t>(status.st_dev), static_cast<uint64_t>(status.st_ino),
+          static_cast<uint64_t>(status.st_size), static_cast<uint64_t>(status.st_blocks) * 512,
+          S_ISREG(status.st_mode)};
+}
+
+}  // namespace
+
+bool facts_of(const File& file, FileFacts* facts) noexcept {
+  struct stat status{};
+  if (fstat(file.fd(), &status) != 0) return false;
+  *facts = facts_in(status);
+  return true;
+}
+
+bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {
+  struct stat status{};
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", pid, fd);
+  if (stat(path, &status) != 0) return false;
+  *facts = facts_in(status);
+  return true;
+}
+
+File create_event() {
+  File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) {
+    const int error = errno;
+    check_descriptors(error);
+    throw_error(Code::kSystem, "no event for a descriptor: ", system_text(error));
+  }
+  return event;
+}
+
+void signal_event(const File& event) noexcept {
+  const uint64_t one = 1;
+  (void)!write(event.fd(), &one, sizeof one);  // full: it is readable
+}
+
+void clear_event(const File& event) noexcept {
+  uint64_t count = 0;
+  (void)!read(event.fd(), &count, sizeof count);
+}
+
+bool make_pipe(File* reader, File* writer) noexcept {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;
+  *reader = File(ends[0]);
+  *writer = File(ends[1]);
+  return true;
+}
+
+bool has_no_writer(const File& reader) noexcept {
+  pollfd file{reader.fd(), POLLIN, 0};
+  return poll(&file, 1, 0) == 1 && (file.revents & POLLHUP) != 0;
+}
+
+void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {
+  struct Waited {  // struct futex_waitv
+    uint64_t value;
+    uint64_t address;
+    uint32_t flags;
+    uint32_t reserved;
+  };
+  constexpr uint32_t kWord32 = 2;  // FUTEX_32; shared between processes
+  static std::atomic<bool> has_waitv{true};
+  if (n > 1 && has_waitv.load(std::memory_order_relaxed)) {
+    Waited waited[kMostWords];
+    n = std::min(n, kMostWords);
+    for (size_t i = 0; i < n; ++i) {
+      waited[i] = {words[i].value, reinterpret_cast<uint64_t>(words[i].word), kWord32, 0};
+    }
+    const int64_t until = now_ns() + timeout_ns;
+    const timespec time{static_cast<time_t>(until / 1'000'000'000), static_cast<long>(until % 1'000'000'000)};
+    const bool is_done = syscall(SYS_futex_waitv, waited, n, 0, &time, CLOCK_MONOTONIC) >= 0;
+    if (is_done || (errno != ENOSYS && errno != EPERM)) return;  // EPERM: a container's filter
+    has_waitv.store(false, std::memory_order_relaxed);
+  }
+  if (n > 1) timeout_ns = std::min<int64_t>(timeout_ns, 1'000'000);
+  const timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000),
+                      static_cast<long>(timeout_ns % 1'000'000'000)};
+  (void)syscall(SYS_futex, words[0].word, FUTEX_WAIT, words[0].value, &time, nullptr, 0);
+}
+
+void wake_all(const std::atomic<uint32_t>& word) noexcept {
+  (void)syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace tenon::impl::os

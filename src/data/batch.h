@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A delivered batch: the arrays of its fields over one slot.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "array/array.h"
+#include "base/ref.h"
+#include "data/schema.h"
+#include "data/slot_layout.h"
+#include "data/slots.h"
+#include "data/ticket_queue.h"
+
+namespace tenon::impl {
+
+// Counted, immutable as a handle. One storage covers the slot; the batch, its arrays and every view of
+// them keep it, and when the last of them has gone, in whatever order, the slot is free again.
+class Batch {
+ public:
+  // Takes over the slot. Fails with std::bad_alloc; then the slot has been given back.
+  static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
+                         const Ticket& ticket);
+  // The same in memory of its own; the slot is given back.
+  static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
+                         const Ticket& ticket);
+
+  const Ticket& ticket() const noexcept { return ticket_; }
+  // Null for a field that the schema does not have.
+  Ref<Array> array(int32_t field) const noexcept {
+    return field >= 0 && static_cast<size_t>(field) < arrays_.size() ? arrays_[static_cast<size_t>(field)]
+                                                                     : Ref<Array>();
+  }
+
+  // Of the fields, in the shapes to which they were filled.
+  uint64_t nbytes() const noexcept { return nbytes_; }
+  std::span<const std::byte> attachment() const noexcept { return attachment_; }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  Batch(const Ticket& ticket, Ref<Storage> storage) : ticket_(ticket), storage_(std::move(storage)) {}
+  static Ref<Batch> over(Ref<Storage> storage, const Schema& schema, const SlotLayout& layout,
+                         const Ticket& ticket);
+
+  const Ticket ticket_;
+  const Ref<Storage> storage_;
+  std::span<const std::byte> attachment_;
+  uint64_t nbytes_ = 0;
+  std::vector<Ref<Array>> arrays_;  // in schema order
+  RefCount refs_;
+};
+
+}  // namespace tenon::impl

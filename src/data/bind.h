@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes a generator out of a native function: binds each parameter to a field of the batch, to a constant
+// or to one of the numbers that describe the batch (n, index, epoch, seed, worker).
+#pragma once
+
+#include <span>
+
+#include "base/ref.h"
+#include "data/native_function.h"
+#include "data/schema.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// The generator owns references to the function and to the constant arrays, on which it holds views open;
+// its drop() gives them back. Failures: as tenon_function_bind in tenon.h.
+tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema,
+                              std::span<const tenon_constant> constants);
+
+}  // namespace tenon::impl

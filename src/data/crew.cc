@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/crew.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/trace.h"
+#include "data/generator_call.h"
+#include "data/seed.h"
+
+namespace tenon::impl {
+namespace {
+
+// How many times as many slots there may be as at first.
+constexpr int32_t kMostGrowth = 16;
+
+// What a worker process gets to come to an end by itself.
+constexpr int64_t kGraceNs = 400'000'000;
+
+thread_local const Crew* working_for = nullptr;
+
+std::atomic<uint32_t> crews{0};
+
+bool wants_processes(const tenon_feed_options& options) { return (options.flags & TENON_PROCESSES) != 0; }
+
+// A generator that is not thread-safe is called by one thread, and has a copy in each process.
+int32_t workers_of(const tenon_generator& generator, const tenon_feed_options& options) {
+  const bool may_be_many = wants_processes(options) || (generator.flags & TENON_THREADSAFE) != 0;
+  return may_be_many ? options.workers : 1;
+}
+
+Ref<Slots> slots_for(const Schema& schema, const SlotLayout& layout, int32_t workers,
+                     const tenon_feed_options& options) {
+  SlotsPlan plan;
+  plan.count = options.slots;
+  plan.slot_nbytes = layout.slot_nbytes;
+  if (options.on_starved == TENON_ON_STARVED_GROW) {
+    plan.most = options.slots > INT32_MAX / kMostGrowth ? INT32_MAX : options.slots * kMostGrowth;
+  }
+  if (wants_processes(options)) {
+    plan.is_shared = true;
+    plan.control_nbytes = control_nbytes(schema.fields().size(), static_cast<size_t>(workers));
+  }
+  if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
+  return Slots::create(plan);
+}
+
+}  // namespace
+
+Ref<Crew> Crew::make(const tenon_generator& generator, Ref<Schema> schema,
+                     const tenon_feed_options& options) {
+  return Ref<Crew>::adopt(new Crew(generator, std::move(schema), options));
+}
+
+Crew::Crew(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
+    : generator_(generator),
+      name_(generator.name != nullptr ? generator.name : "generator"),
+      number_(crews.fetch_add(1, std::memory_order_relaxed) + 1),
+      schema_(std::move(schema)),
+      options_(options),
+      layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
+      slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
+      workers_(workers_of(generator, options)),
+      queue_(slots_, workers_ * static_cast<int32_t>(kDepth), options.batches,
+             (options.flags & TENON_ROUND_ROBIN) != 0 ? workers_ : 0, number_),
+      times_(static_cast<size_t>(workers_)),
+      fields_(static_cast<size_t>(workers_), std::vector<void*>(schema_->fields().size())),
+      shapes_(static_cast<size_t>(workers_), std::vector<int64_t*>(schema_->fields().size())) {
+  if (wants_processes(options)) fleet_.emplace(generator, *schema_, layout_, slots_, workers_);
+}
+
+void Crew::take_over_generator() noexcept {
+  const std::scoped_lock lock(mutex_);
+  owns_generator_ = true;
+}
+
+// job: null where there is none yet. The key is the crew's.
+trace::Span Crew::begin_span(trace::Kind kind, int32_t worker, const Job* job) const noexcept {
+  return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
+    record.group = number_;
+    record.worker = worker;
+    trace::copy_end(record.name, name_.c_str());
+    if (job == nullptr) return;
+    record.slot = job->slot;
+    record.epoch = job->ticket.epoch;
+    record.index = job->ticket.index;
+  });
+}
+
+// Of a worker that has a mailbox: the fill that it has answered.
+void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
+  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
+  trace::change(span, trace::key_of(this), [&](trace::Record& record) {
+    record.at_ns[trace::kBegun] = result.began_ns;
+    record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
+    record.pid = static_cast<int32_t>(result.pid);
+    record.outcome = is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone;
+    trace::Text(record.note) << trace::last_line_of(result.message);
+  });
+}
+
+int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
+  int32_t slot = slots_->try_take();
+  if (slot != Slots::kNone) return slot;
+  const trace::Span span = begin_span(trace::Kind::kBlocked, worker, nullptr);
+  const int64_t start = now_ns();
+  const bool is_consumers = queue_.has_ready();
+  const bool is_found = ShortWait::poll(short_wait.budget_ns(), [&] {
+    slot = slots_->try_take();
+    return slot != Slots::kNone;
+  });
+  if (!is_found) slot = slots_->take();
+  const int64_t waited = now_ns() - start;
+  trace::close(span, trace::key_of(this), trace::Outcome::kDone);
+  short_wait.note(waited);
+  blocked_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
+  if (is_consumers)
+    blocked_by_consumer_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
+  return slot;
+}
+
+void Crew::describe(const Job& job, int32_t worker, tenon_fill_request& request) {
+  std::byte* const slot = slots_->data(job.slot);
+  std::vector<void*>& fields = fields_[static_cast<size_t>(worker)];
+  std::vector<int64_t*>& shapes = shapes_[static_cast<size_t>(worker)];
+  int64_t* shape = layout_.shapes(slot);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    fields[i] = slot + schema_->fields()[i].offset;
+    shapes[i] = shape;
+    shape += schema_->fields()[i].shape.size();
+  }
+  request = {};
+  request.struct_size = sizeof request;
+  request.worker = worker;
+  request.fields = fields.data();
+  request.n = schema_->rows();
+  request.index = job.ticket.index;
+  request.epoch = job.ticket.epoch;
+  request.seed = batch_seed(options_.seed, job.ticket.epoch, job.ticket.index);
+  request.shapes = shapes.data();
+  request.attachment = layout_.attachment(slot);
+  request.attachment_size = layout_.attachment_nbytes;
+  request.attachment_nbytes = &layout_.attached(slot);
+}
+
+// False: the batch is settled already.
+bool Crew::prepare(int32_t worker, Job& job) {
+  tenon_fill_request request;
+  describe(job, worker, request);
+  FillResult result;
+  char message[kMessageSize] = "";
+  result.code = call_generator(generator_.prepare, generator_.context, request, message, sizeof message);
+  if (result.code != 0) {
+    result.message = message;
+    settle(-1, job, result);
+    return false;
+  }
+  if (options_.on_error == TENON_ON_ERROR_RETRY) {
+    const std::byte* const bytes = layout_.attachment(slots_->data(job.slot));
+    job.attachment.assign(
+        bytes, bytes + std::min(layout_.attached(slots_->data(job.slot)), layout_.attachment_nbytes));
+  }
+  return true;
+}
+
+Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+  const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
+  while (true) {
+    // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
+    if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return Take::kOver;
+    if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return Take::kNone;
+    job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
+    if (job.slot == Slots::kOver) return Take::kOver;
+    if (job.slot == Slots::kNone) return Take::kNone;
+    std::unique_lock preparing(preparing_, std::defer_lock);
+    if (generator_.prepare != nullptr) {
+      if (may_wait) preparing.lock();
+      if (!may_wait && !preparing.try_lock()) {
+        slots_->give(job.slot);
+        return Take::kNone;
+      }
+    }
+    const TicketQueue::Take taken = queue_.take(job.lane, worker, may_wait && !goes_round, job.ticket);
+    if (taken != TicketQueue::Take::kTicket) {
+      slots_->give(job.slot);
+      if (taken == TicketQueue::Take::kStopped) return Take::kOver;
+      if (may_wait) continue;  // the epoch has ended meanwhile
+      return Take::kNone;
+    }
+    job.retries = 0;
+    slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
+    reset_slot(layout_, *schema_, slots_->data(job.slot));
+    if (generator_.prepare == nullptr || prepare(worker, job)) return Take::kJob;
+  }
+}
+
+bool Crew::is_failure(const FillResult& result) const noexcept {
+  return result.code != 0 && result.code != TENON_NO_BATCH && result.code != TENON_END_OF_EPOCH;
+}
+
+bool Crew::may_retry(const Job& job, const FillResult& result) noexcept {
+  return is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries &&
+         !queue_.is_past(job.ticket);
+}
+
+// As it was before it was filled.
+void Crew::put_back(const Job& job) noexcept {
+  std::byte* const slot = slots_->data(job.slot);
+  reset_slot(layout_, *schema_, slot);
+  if (job.attachment.empty()) return;
+  std::memcpy(layout_.attachment(slot), job.attachment.data(), job.attachment.size());
+  layout_.attached(slot) = job.attachment.size();
+}
+
+void Crew::check_shapes(const Job& job, FillResult& result) const {
+  if (result.code != 0) return;
+  std::byte* const slot = slots_->data(job.slot);
+  const Field* const wrong = find_wrong_shape(layout_, *schema_, slot);
+  if (wrong != nullptr) {
+    result.code = -1;
+    result.message =
+        concat("it left field '", wrong->name, "' in a shape that does not fit into ",
+               shape_text(wrong->shape), ", or with another number of rows than the first field");
+  } else if (layout_.attached(slot) > layout_.attachment_nbytes) {
+    result.code = -1;
+    result.message = concat("it attached ", layout_.attached(slot), " bytes where there is room for ",
+                            layout_.attachment_nbytes);
+  }
+}
+
+// worker: -1, it has not come to any.
+void Crew::settle(int32_t worker, const Job& job, const FillResult& result) noexcept {
+  if (worker >= 0 && is_failure(result)) times_[static_cast<size_t>(worker)].note_failure();
+  if (result.code == 0) {
+    times_[static_cast<size_t>(worker)].note(result.fill_ns);
+    slots_->mark(job.slot, trace::kReady);
+    queue_.publish(job.lane, job.ticket, job.slot, result.fill_ns);
+  } else if (result.code == TENON_END_OF_EPOCH) {
+    queue_.finish(job.lane, job.ticket, job.slot);
+  } else if (result.code == TENON_NO_BATCH || options_.on_error == TENON_ON_ERROR_SKIP) {
+    queue_.skip(job.lane, job.ticket, job.slot);
+  } else {
+    TicketFailure failure;
+    failure.kind = result.kind;
+    failure.code = result.code;
+    failure.worker = worker;
+    failure.pid = result.pid;
+    failure.exit_signal = result.exit_signal;
+    failure.exit_code = result.exit_code;
+    failure.set_message(result.message.c_str());
+    queue_.fail(job.lane, job.ticket, job.slot, failure);
+  }
+}
+
+FillResult Crew::fill_here(int32_t worker, const Job& job) {
+  tenon_fill_request request;
+  describe(job, worker, request);
+  FillResult result;
+  char message[kMessageSize];
+  message[0] = '\0';
+  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
+  const int64_t start = now_ns();
+  result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
+  result.fill_ns = static_cast<uint64_t>(now_ns() - start);
+  if (result.code != 0) result.message = message;
+  check_shapes(job, result);
+  trace::close(span, trace::key_of(this),
+               is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone, result.message);
+  return result;
+}
+
+void Crew::work_here(int32_t worker) {
+  ShortWait short_wait;
+  Job job;
+  job.lane = worker * static_cast<int32_t>(kDepth);
+  while (take_job(worker, true, short_wait, job) == Take::kJob) {
+    FillResult result = fill_here(worker, job);
+    while (may_retry(job, result)) {
+      ++job.retries;
+      retried_.fetch_add(1, std::memory_order_relaxed);
+      put_back(job);
+      result = fill_here(worker, job);
+    }
+    settle(worker, job, result);
+  }
+}
+
+void Crew::work_by_process(int32_t worker) {
+  ShortWait short_wait;
+  std::array<Job, kDepth> jobs;  // in order of the requests: number n lies at n % kDepth
+  uint32_t asked = 0, settled = 0;
+  const auto ask = [&](const Job& job) {
+    fleet_->ask(worker, {job.slot, job.ticket.index, job.ticket.epoch,
+                         batch_seed(options_.seed, job.ticket.epoch, job.ticket.index)});
+    ++asked;
+  };
+  bool is_over = false;
+  while (true) {
+    while (!is_over && asked - settled < kDepth) {
+      Job& job = jobs[asked % kDepth];
+      job.lane = worker * static_cast<int32_t>(kDepth) + static_cast<int32_t>(asked % kDepth);
+      const Take taken = take_job(worker, asked == settled, short_wait, job);
+      is_over = taken == Take::kOver;
+      if (taken != Take::kJob) break;
+      ask(job);
+    }
+    if (asked == settled) return;
+    FillResult result;
+    if (!fleet_->await(worker, options_.fill_timeout_ns, result)) break;
+    Job& job = jobs[settled % kDepth];
+    check_shapes(job, result);
+    if (trace::is_on()) note_fill(worker, job, result);
+    const bool is_again = may_retry(job, result);
+    if (!fleet_->is_thread(worker) && (result.kind != TENON_FAILED || is_again)) {
+      fleet_->stop(worker);
+      // What it was at meanwhile begins anew.
+      for (uint32_t n = settled + 1; n != asked; ++n) {
+        if (static_cast<int32_t>(n - fleet_->answered(worker)) >= 0) put_back(jobs[n % kDepth]);
+      }
+      const std::string failure = fleet_->replace(worker);
+      if (!failure.empty() && result.message.empty()) result.message = failure;
+    }
+    ++settled;
+    if (!is_again) {
+      settle(worker, job, result);
+      continue;
+    }
+    retried_.fetch_add(1, std::memory_order_relaxed);
+    put_back(job);
+    // Behind those that were asked for meanwhile.
+    Job again = std::move(job);
+    ++again.retries;
+    again.lane = worker * static_cast<int32_t>(kDepth) + static_cast<int32_t>(asked % kDepth);
+    queue_.move(job.lane, again.lane);
+    jobs[asked % kDepth] = std::move(again);
+    ask(jobs[asked % kDepth]);
+  }
+  for (; settled != asked; ++settled) slots_->give(jobs[settled % kDepth].slot);
+}
+
+void Crew::work(int32_t worker) noexcept {
+  working_for = this;
+  try {
+    if (fleet_) {
+      work_by_process(worker);
+    } else {
+      work_here(worker);
+    }
+  } catch (const std::exception&) {
+    queue_.stop();  // no memory for a message: nothing more comes
+  }
+  leave();
+}
+
+void Crew::leave() noexcept {
+  std::unique_lock lock(mutex_);
+  if (--running_ > 0) return;
+  if (owns_generator_ && generator_.drop != nullptr) {
+    lock.unlock();
+    if (fleet_) (void)fleet_->end(kGraceNs);
+    generator_.drop(generator_.context);
+    lock.lock();
+  }
+  have_left_ = true;
+  left_.notify_all();
+}
+
+void Crew::dismiss() noexcept {
+  queue_.stop();
+  if (fleet_) fleet_->dismiss();
+  slots_->wake(workers_);
+}
+
+bool Crew::wait_until_left(int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  const auto left = [this] { return have_left_; };
+  const Deadline deadline(timeout_ns);
+  if (!deadline.is_never()) return left_.wait_until(lock, deadline.time_point(), left);
+  left_.wait(lock, left);
+  return true;
+}
+
+bool Crew::is_called_by_worker() const noexcept { return working_for == this; }
+
+}  // namespace tenon::impl

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/feed.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "base/blocked_signals.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+static_assert(sizeof tenon_feed_failure::text == kMessageSize);
+
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kShortestLook = 1'000'000;
+
+// How many batches a message lists.
+constexpr size_t kListed = 5;
+
+std::string seconds_text(int64_t ns) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.1f s", static_cast<double>(ns) / kSecond);
+  return buffer;
+}
+
+std::string ticket_text(const Ticket& ticket) {
+  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
+}
+
+std::string views_text(tenon_view_count views) {
+  const uint32_t count = views.readers + views.writers;
+  if (count == 0) return "no open view";
+  return concat(count, views.writers > 0 ? " writable" : " read-only", count == 1 ? " view" : " views");
+}
+
+// A slot that is lent.
+struct Held {
+  TicketQueue::Delivery delivery;
+  tenon_view_count views;
+};
+
+// Oldest first.
+std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::Delivery>& deliveries) {
+  std::vector<Held> held;
+  for (int32_t slot = 0; slot < slots.count(); ++slot) {
+    const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
+    if (storage) held.push_back({deliveries[static_cast<size_t>(slot)], storage->region().views()});
+  }
+  std::ranges::sort(held, {}, [](const Held& h) { return h.delivery.at_ns; });
+  return held;
+}
+
+void check(const tenon_generator& generator, const tenon_feed_options& options) {
+  if (generator.fill == nullptr) throw_error(Code::kValue, "feed: the generator has no fill function");
+  if (options.workers < 1)
+    throw_error(Code::kValue, "feed: workers is ", options.workers, ", at least 1 is needed");
+  if (options.slots <= options.workers) {
+    throw_error(Code::kValue, "feed: ", options.slots, " slots are too few for ", options.workers,
+                " workers: at least ", int64_t{options.workers} + 1,
+                " are needed, one for each worker and one for the consumer");
+  }
+  if (options.batches < -1) {
+    throw_error(Code::kValue, "feed: batches is ", options.batches, "; it is a count, or -1 for no end");
+  }
+  if (options.on_error < TENON_ON_ERROR_RAISE || options.on_error > TENON_ON_ERROR_RETRY ||
+      options.on_starved < TENON_ON_STARVED_WAIT || options.on_starved > TENON_ON_STARVED_RAISE) {
+    throw_error(Code::kValue, "feed: on_error is ", options.on_error, " and on_starved ", options.on_starved,
+                "; they are a TENON_ON_ERROR_ and a TENON_ON_STARVED_");
+  }
+  if (options.on_error == TENON_ON_ERROR_RETRY && options.retries < 1) {
+    throw_error(Code::kValue, "feed: retries is ", options.retries, ", at least 1 is needed to retry");
+  }
+}
+
+void work(Ref<Crew> crew, int32_t worker) {
+  pthread_setname_np(pthread_self(), concat("tenon-feed-", worker).substr(0, 15).c_str());
+  crew->work(worker);
+}
+
+}  // namespace
+
+Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
+    : options_((check(generator, options), options)),
+      schema_(std::move(schema)),
+      crew_(Crew::make(generator, schema_, options)),
+      threads_(std::make_unique<std::vector<std::thread>>()) {
+  if (crew_->fleet() != nullptr) crew_->fleet()->start();
+  start_workers();
+  crew_->take_over_generator();
+}
+
+void Feed::start_workers() {
+  const int32_t count = crew_->workers();
+  threads_->reserve(static_cast<size_t>(count));
+  const BlockedSignals blocked;
+  crew_->expect(count);
+  try {
+    for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, crew_, worker);
+  } catch (const std::exception& e) {  // of the system, or std::bad_alloc
+    crew_->dismiss();
+    for (std::thread& thread : *threads_) thread.join();
+    throw_error(Code::kSystem, "feed: cannot start worker ", threads_->size() + 1, " of ", count, ": ",
+                e.what());
+  }
+}
+
+Feed::~Feed() {
+  try {
+    close(kSecond);
+  } catch (const std::exception&) {
+    // The generator did not return: its thread is left behind, as tenon_feed_release promises.
+  }
+}
+
+void Feed::check_process() const {
+  if (process_.is_child()) {
+    throw_error(Code::kClosed,
+                "this feed belongs to the parent process: its workers do not exist after fork(); "
+                "create the feed in this process");
+  }
+}
+
+void Feed::begin() {
+  check_process();
+  crew_->queue().begin();
+}
+
+void Feed::end() {
+  if (!process_.is_child()) crew_->queue().end();
+}
+
+void Feed::seek(uint64_t epoch, uint64_t index) { crew_->queue().seek({epoch, index}); }
+
+Ticket Feed::position() { return crew_->queue().position(); }
+
+bool Feed::is_starved() const noexcept { return crew_->slots().lent() == crew_->slots().count(); }
+
+// The consumer holds every slot.
+void Feed::help_starved() {
+  if (options_.on_starved == TENON_ON_STARVED_GROW) {
+    if (crew_->slots().grow()) return;
+    throw_error(Code::kLeaseConflict, held_text(crew_->queue().position().epoch),
+                "; there are as many slots as there may be");
+  }
+  if (options_.on_starved == TENON_ON_STARVED_RAISE) {
+    throw_error(Code::kLeaseConflict, held_text(crew_->queue().position().epoch));
+  }
+}
+
+// Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
+// slots. False: the time has passed.
+bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcome& outcome) {
+  const bool watches_fill = options_.fill_timeout_ns > 0 && !crew_->has_processes();
+  const Deadline deadline(timeout_ns);
+  while (true) {
+    if (is_starved()) help_starved();
+    int64_t step = timeout_ns == 0 ? 0 : deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);
+    if (watches_fill && step != 0) {
+      const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
+      step = step < 0 ? look : std::min(step, look);
+    }
+    outcome = crew_->queue().next(step, item);
+    if (outcome != TicketQueue::Outcome::kLate) return true;
+    if (watches_fill) {
+      TicketFailure failure;
+      failure.kind = TENON_HUNG;
+      failure.code = -1;
+      failure.set_message("its thread is left behind");
+      const bool skips = options_.on_error == TENON_ON_ERROR_SKIP;
+      if (crew_->queue().give_up(options_.fill_timeout_ns, skips, failure)) continue;
+    }
+    if (timeout_ns == 0 || deadline.has_passed()) return false;
+  }
+}
+
+Ref<Batch> Feed::batch_of(const TicketQueue::Item& item) {
+  Slots& slots = crew_->slots();
+  const bool is_scarce =
+      options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + crew_->workers() > slots.count();
+  if (!is_scarce) return Batch::make(*schema_, crew_->layout(), slots, item.slot, item.ticket);
+  copied_.fetch_add(1, std::memory_order_relaxed);
+  return Batch::copy(*schema_, crew_->layout(), slots, item.slot, item.ticket);
+}
+
+bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
+  check_process();
+  if (crew_->is_called_by_worker()) {
+    throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
+  }
+  TicketQueue::Item item;
+  TicketQueue::Outcome outcome{};
+  if (!wait(timeout_ns, item, outcome)) return false;
+  switch (outcome) {
+    case TicketQueue::Outcome::kLate: return false;
+    case TicketQueue::Outcome::kStopped: throw_error(Code::kClosed, "the feed is closed");
+    case TicketQueue::Outcome::kFailure: {
+      const TicketFailure& f = item.failure;
+      const std::scoped_lock lock(failing_);
+      failure_ = {};
+      failure_.kind = f.kind;
+      failure_.code = f.code;
+      failure_.worker = f.worker;
+      failure_.pid = f.pid;
+      failure_.exit_signal = f.exit_signal;
+      failure_.exit_code = f.exit_code;
+      failure_.epoch = item.ticket.epoch;
+      failure_.index = item.ticket.index;
+      std::memcpy(failure_.text, f.message, sizeof failure_.text);
+      throw Error(Code::kOp, failure_text(item), f.code);
+    }
+    case TicketQueue::Outcome::kEnd: batch = {}; return true;
+    case TicketQueue::Outcome::kBatch: break;
+  }
+  crew_->slots().mark(item.slot, trace::kRunning);
+  try {
+    batch = batch_of(item);
+  } catch (...) {
+    crew_->queue().end();
+    throw;
+  }
+  batches_.fetch_add(1, std::memory_order_relaxed);
+  nbytes_.fetch_add(batch->nbytes(), std::memory_order_relaxed);
+  return true;
+}
+
+std::string Feed::failure_text(const TicketQueue::Item& item) const {
+  const TicketFailure& f = item.failure;
+  const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
+  std::string text = concat("generator '", crew_->generator_name(), "' ");
+  switch (f.kind) {
+    case TENON_DIED:
+      text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
+      if (f.exit_signal != 0) {
+        text += concat("was killed by signal ", f.exit_signal, " (", sigabbrev_np(f.exit_signal),
+                       f.exit_signal == SIGKILL ? "; out of memory?" : "", ")");
+      } else {
+        text += f.exit_code >= 0 ? concat("ended with exit code ", f.exit_code) : "could not be started";
+      }
+      text += concat(" while generator '", crew_->generator_name(), "' filled ", ticket_text(item.ticket));
+      break;
+    case TENON_HUNG:
+      text += concat("took longer than ", seconds_text(options_.fill_timeout_ns), " for ",
+                     ticket_text(item.ticket),
+                     worker.empty() ? "" : concat(" in ", worker, ", which was killed"));
+      break;
+    default:
+      text += concat("returned ", f.code, " at ", ticket_text(item.ticket),
+                     worker.empty() ? "" : concat(" in ", worker));
+  }
+  return concat(text, f.message[0] == '\0' ? "" : ": ", f.message);
+}
+
+tenon_feed_failure Feed::failure() {
+  const std::scoped_lock lock(failing_);
+  tenon_feed_failure copy = failure_;
+  copy.struct_size = sizeof copy;
+  return copy;
+}
+
+std::string Feed::waiting_text() {
+  const TicketQueue::Snapshot now = crew_->queue().snapshot();
+  if (!now.wanted) return "the batch has just become ready";
+  std::string text =
+      concat("no ", ticket_text(*now.wanted), " for ", seconds_text(now_ns() - now.waiting_since_ns), ": ");
+  if (crew_->slots().lent() == crew_->slots().count()) return text + held_text(now.wanted->epoch);
+  if (!now.longest) return text + "no worker has begun it";
+  return concat(text, "generator '", crew_->generator_name(), "' has been busy with ",
+                ticket_text(now.longest->ticket), " for ", seconds_text(now_ns() - now.longest->since_ns));
+}
+
+std::string Feed::held_text(uint64_t epoch) {
+  const std::vector<TicketQueue::Delivery> deliveries = crew_->queue().deliveries();
+  const int64_t now = now_ns();
+  const std::vector<Held> held = held_slots(crew_->slots(), deliveries);
+  std::string text =
+      concat("all ", crew_->slots().count(),
+             " slots hold delivered batches. Let go of those that are done with, and of arrays and "
+             "tensors made from them, or use slots=",
+             held.size() + static_cast<size_t>(crew_->workers()) + 1, ". Held, oldest first: ");
+  for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
+    const Ticket& ticket = held[i].delivery.ticket;
+    text += concat(i > 0 ? ", " : "", ticket.index,
+                   ticket.epoch != epoch ? concat(" of epoch ", ticket.epoch) : "", " (",
+                   seconds_text(now - held[i].delivery.at_ns), ", ", views_text(held[i].views), ")");
+  }
+  if (held.size() > kListed) text += concat(" and ", held.size() - kListed, " more");
+  return text;
+}
+
+void Feed::close(int64_t timeout_ns) {
+  if (process_.is_child()) {
+    (void)threads_.release();  // handles of threads that do not exist here can be neither joined nor detached
+    return;
+  }
+  const std::scoped_lock lock(closing_);
+  crew_->dismiss();
+  const bool have_left = !crew_->is_called_by_worker() && crew_->wait_until_left(timeout_ns);
+  for (std::thread& thread : *threads_) have_left ? thread.join() : thread.detach();
+  threads_->clear();
+  if (have_left) return;
+  const TicketQueue::Snapshot now = crew_->queue().snapshot();
+  throw_error(Code::kTimeout, "the feed is closed, but generator '", crew_->generator_name(),
+              "' has not returned",
+              now.longest ? concat(" from ", ticket_text(now.longest->ticket), " for ",
+                                   seconds_text(now_ns() - now.longest->since_ns))
+                          : "",
+              ": its thread is left behind");
+}
+
+void Feed::note_oldest(tenon_feed_statistics& s) {
+  const std::vector<Held> held = held_slots(crew_->slots(), crew_->queue().deliveries());
+  if (held.empty()) return;
+  s.oldest_epoch = held[0].delivery.ticket.epoch;
+  s.oldest_index = held[0].delivery.ticket.index;
+  s.oldest_ns = static_cast<uint64_t>(now_ns() - held[0].delivery.at_ns);
+}
+
+tenon_feed_statistics Feed::statistics() {
+  const Slots& slots = crew_->slots();
+  tenon_feed_statistics s{};
+  s.struct_size = sizeof s;
+  s.workers = crew_->workers();
+  s.slots = slots.count();
+  s.slot_nbytes = slots.slot_nbytes();
+  s.memory = slots.data(0);
+  s.memory_file = slots.file().fd();
+  s.memory_at = static_cast<uint64_t>(slots.data(0) - slots.control());
+  s.batches = batches_.load(std::memory_order_relaxed);
+  s.nbytes = nbytes_.load(std::memory_order_relaxed);
+  s.copied = copied_.load(std::memory_order_relaxed);
+  s.retried = crew_->retried();
+  s.slots_held = slots.lent();
+  if (!process_.is_child()) {
+    const TicketQueue::Snapshot now = crew_->queue().snapshot();
+    s.slots_filling = now.filling;
+    s.slots_ready = now.ready;
+    s.fill_ns = now.fill_ns;
+    s.starved_ns = now.starved_ns;
+    s.blocked_ns = crew_->blocked_ns();
+    s.blocked_by_consumer_ns = crew_->blocked_by_consumer_ns();
+    s.skipped = now.skipped;
+    if (Fleet* const fleet = crew_->fleet()) s.restarted = fleet->restarts();
+    note_oldest(s);
+  }
+  s.slots_free = std::max(0, s.slots - s.slots_held - s.slots_ready - s.slots_filling);
+  return s;
+}
+
+tenon_worker_statistics Feed::worker_statistics(int32_t worker) {
+  tenon_worker_statistics s{};
+  s.struct_size = sizeof s;
+  s.worker = worker;
+  if (worker < 0 || worker >= crew_->workers()) return s;
+  const FillTimes& times = crew_->times(worker);
+  if (Fleet* const fleet = crew_->fleet(); fleet != nullptr && !process_.is_child())
+    s.pid = fleet->pid(worker);
+  s.fills = times.count();
+  s.fill_ns = times.sum_ns();
+  s.fill_p50_ns = times.quantile_ns(0.5);
+  s.fill_p99_ns = times.quantile_ns(0.99);
+  s.failures = times.failures();
+  return s;
+}
+
+}  // namespace tenon::impl

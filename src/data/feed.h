@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A feed: worker threads that run a generator on free slots, and the consumer's end of it. Order is
+// TicketQueue's business, memory Slots', arrays Batch's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fork_mark.h"
+#include "base/ref.h"
+#include "data/batch.h"
+#include "data/crew.h"
+#include "data/schema.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// Owned by its handle. Threads: every function may be called by any thread, as long as the handle lives.
+// In a forked child, where the workers do not exist, nothing waits and every call but close() fails.
+class Feed {
+ public:
+  // Takes over the generator unless it throws. Failures: as tenon_feed_create in tenon.h.
+  Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
+  // Closes, waiting at most a second.
+  ~Feed();
+  Feed(const Feed&) = delete;
+  Feed& operator=(const Feed&) = delete;
+
+  // Fails with kClosed.
+  void begin();
+  void end();
+
+  void seek(uint64_t epoch, uint64_t index);
+  Ticket position();
+
+  // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
+  // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all
+  // slots and is to be told, and with std::bad_alloc, which ends the epoch.
+  bool next(int64_t timeout_ns, Ref<Batch>& batch);
+  // What the consumer waits for, and what would help.
+  std::string waiting_text();
+
+  // Fails with kTimeout when a generator does not return.
+  void close(int64_t timeout_ns);
+
+  // Of the failure that next() told last.
+  tenon_feed_failure failure();
+  tenon_feed_statistics statistics();
+  tenon_worker_statistics worker_statistics(int32_t worker);
+
+ private:
+  void check_process() const;
+  void start_workers();
+  std::string failure_text(const TicketQueue::Item& item) const;
+  std::string held_text(uint64_t epoch);
+  bool wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcome& outcome);
+  void note_oldest(tenon_feed_statistics& s);
+  bool is_starved() const noexcept;
+  void help_starved();
+  Ref<Batch> batch_of(const TicketQueue::Item& item);
+
+  // Constant after construction.
+  const ForkMark process_;
+  const tenon_feed_options options_;
+  const Ref<Schema> schema_;
+  const Ref<Crew> crew_;
+
+  // Shared: plain counters.
+  std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};
+
+  std::mutex failing_;
+  tenon_feed_failure failure_{};  // guarded by failing_
+
+  std::mutex closing_;
+  std::unique_ptr<std::vector<std::thread>> threads_;  // guarded by closing_; empty once joined or detached
+};
+
+}  // namespace tenon::impl

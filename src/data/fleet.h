@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The worker processes of a feed, seen from the feed's process: they are started, asked, watched and ended
+// here. A worker's side is data/worker.h.
+//
+// One thread starts all of them and learns of their ends. It lives as long as the feed, so that the kernel
+// can be told to kill the workers with their parent (which it takes to be the thread that started them).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/ref.h"
+#include "data/mailbox.h"
+#include "data/schema.h"
+#include "data/short_wait.h"
+#include "data/slots.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// How the fill of a batch went.
+struct FillResult {
+  int32_t code = 0;
+  int32_t kind = TENON_FAILED;  // with a code other than 0
+  int64_t pid = 0;
+  int32_t exit_signal = 0;
+  int32_t exit_code = -1;
+  uint64_t fill_ns = 0;
+  int64_t began_ns = 0;  // of now_ns()
+  std::string message;
+};
+
+// Threads: ask(), await() and replace() of one worker belong to one thread at a time; everything else may be
+// called by any.
+class Fleet {
+ public:
+  // The generator's functions are called as long as this lives. Starts nothing.
+  Fleet(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout, Ref<Slots> slots,
+        int32_t workers);
+  // Kills who has not left.
+  ~Fleet();
+  Fleet(const Fleet&) = delete;
+  Fleet& operator=(const Fleet&) = delete;
+
+  // Starts all workers. Fails with kSystem, and with kOp as the generator's start fails.
+  void start();
+
+  // At most kDepth requests may be open.
+  void ask(int32_t worker, const MailRequest& request) noexcept;
+  // The answer to the oldest open request, or what became of its process. timeout_ns <= 0: for ever; a
+  // process that takes longer is killed. False: the feed ends.
+  bool await(int32_t worker, int64_t timeout_ns, FillResult& result);
+  // For a process, not a thread: kills the worker if it lives, and waits for its end: from then on it writes
+  // nothing.
+  void stop(int32_t worker);
+  // How many requests the worker has answered.
+  uint32_t answered(int32_t worker) const noexcept;
+  // The same, and starts it again: it is asked again what is open. Empty, or why it could not be started.
+  std::string replace(int32_t worker);
+
+  int64_t pid(int32_t worker) const noexcept;  // 0: none runs, or a thread
+  // It is no process, and cannot be killed.
+  bool is_thread(int32_t worker) const noexcept {
+    return members_[static_cast<size_t>(worker)].is_thread.load(std::memory_order_relaxed);
+  }
+  uint64_t restarts() const noexcept { return restarts_.load(std::memory_order_relaxed); }
+
+  // Tells all to leave, and wakes whoever waits here.
+  void dismiss() noexcept;
+  // Waits for them to leave, at most for so long, then kills those that have not. False: some were killed.
+  bool end(int64_t timeout_ns);
+
+ private:
+  struct Member {
+    std::atomic<int64_t> pid{0};
+    std::atomic<bool> is_alive{false};
+    std::atomic<bool> is_thread{false};
+    // Guarded by mutex_.
+    int pidfd = -1;
+    int32_t status = 0;  // as waitpid gives it, of the process that has ended
+    bool is_wanted = false;
+    std::string failure;  // why it could not be started
+    // Of the thread that asks.
+    uint32_t asked = 0, seen = 0;
+    ShortWait short_wait;
+  };
+
+  void run() noexcept;
+  void start_one(int32_t worker) noexcept;
+  int64_t fork_worker(int32_t worker);
+  void note_end(int32_t worker) noexcept;
+  void kill_one(int32_t worker) noexcept;
+  bool has_answer(const Member& member, const Mailbox& box) const noexcept;
+  Mailbox& box(int32_t worker) const noexcept;
+  void take_end(int32_t worker, FillResult& result);
+
+  const tenon_generator generator_;
+  const Ref<Slots> slots_;
+  const size_t fields_;
+  std::vector<Member> members_;
+  std::atomic<uint64_t> restarts_{0};
+  std::atomic<bool> is_over_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<int32_t> to_start_;  // guarded by mutex_
+  bool is_ending_ = false;        // guarded by mutex_
+  int wake_fd_ = -1;
+  std::thread watcher_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared libraries that users name.
+#pragma once
+
+#include <string>
+
+namespace tenon::impl {
+
+// A handle of dlopen, for the whole process when path is null. The library stays loaded for ever: nobody can
+// know when its code is out of use. Fails with kNotFound and the loader's text.
+void* open_library(const char* path);
+
+// A symbol of that handle. Fails with kNotFound, with names that are similar.
+void* find_symbol(void* library, const char* path, const std::string& name);
+
+}  // namespace tenon::impl

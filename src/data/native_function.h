@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A function of a shared library together with its prototype. Which array or number an argument is, is
+// the caller's business: data/bind.h for generators, the bindings for direct calls.
+#pragma once
+
+#include <string_view>
+
+#include "base/ref.h"
+#include "data/native_call.h"
+#include "data/one_call.h"
+#include "data/prototype.h"
+
+namespace tenon::impl {
+
+// Counted, immutable. The library stays loaded for ever: nobody can know when its code is out of use.
+// Threads: every function may be called from any thread; without is_threadsafe() one call runs at a
+// time, whoever makes it, and others wait. A forked child starts with no call running.
+class NativeFunction {
+ public:
+  // path == nullptr: a symbol that is already in the process. Fails with kNotFound (library, symbol;
+  // with the loader's text and similar names), kValue (prototype), kSystem (see NativeCall).
+  static Ref<NativeFunction> load(const char* path, std::string_view prototype, bool is_threadsafe);
+  // Fails with kValue (prototype, null address), kSystem.
+  static Ref<NativeFunction> create(void* address, std::string_view prototype, bool is_threadsafe);
+
+  const Prototype& prototype() const noexcept { return prototype_; }
+  bool is_threadsafe() const noexcept { return is_threadsafe_; }
+
+  // arguments: one for each parameter. Fails with kValue when one that is not thread-safe calls itself.
+  tenon_value call(const tenon_value* arguments);
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  NativeFunction(void* address, Prototype prototype, bool is_threadsafe);
+
+  const Prototype prototype_;
+  const NativeCall call_;
+  const bool is_threadsafe_;
+  OneCall one_call_;
+  RefCount refs_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call at a time: a mutex that refuses its own thread instead of hanging it, and that is free in a forked
+// child, where the thread that held it does not exist.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <thread>
+
+#include "base/fork_mark.h"
+
+namespace tenon::impl {
+
+// Threads: any.
+class OneCall {
+  struct State;
+
+ public:
+  OneCall();
+  OneCall(const OneCall&) = delete;
+  OneCall& operator=(const OneCall&) = delete;
+  ~OneCall();
+
+  // Held while it lives. Fails with kValue where this thread is inside already: function calls itself.
+  class Turn {
+   public:
+    Turn(OneCall& one_call, std::string_view function);
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn();
+
+   private:
+    State& state_;
+  };
+
+ private:
+  State& state();
+
+  std::atomic<State*> state_;
+};
+
+}  // namespace tenon::impl

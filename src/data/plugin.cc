@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/plugin.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/foreign_call.h"
+#include "base/fork_mark.h"
+#include "base/json.h"
+#include "data/library.h"
+
+namespace tenon::impl {
+namespace {
+
+// The room for a plug-in's own words.
+constexpr size_t kMessageSize = 512;
+// A description with more fields than this is a mistake.
+constexpr int32_t kMostFields = 1024;
+
+// How many bytes of text, at least one, are one character of UTF-8; 0: none, or a control character.
+size_t character_size(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
+  const auto goes_on = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
+  const unsigned head = byte(0);
+  if (head < 0x80) return head >= 0x20 || head == '\n' || head == '\t' ? 1 : 0;
+  if (head < 0xC2 || head > 0xF4 || !goes_on(1)) return 0;
+  if (head < 0xE0) return 2;
+  const unsigned second = byte(1);
+  if (!goes_on(2) || (head == 0xE0 && second < 0xA0) || (head == 0xED && second > 0x9F)) return 0;
+  if (head < 0xF0) return 3;
+  return goes_on(3) && !(head == 0xF0 && second < 0x90) && !(head == 0xF4 && second > 0x8F) ? 4 : 0;
+}
+
+// What a plug-in wrote, as a message can hold it. A text that was cut may end within a character.
+std::string readable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t size = character_size(text);
+    size > 0 ? result.append(text.substr(0, size)) : result.append("?");
+    text.remove_prefix(std::max<size_t>(size, 1));
+  }
+  return result;
+}
+
+// As much of the text as fits, in whole characters.
+void put(std::string_view text, char* out, size_t size) {
+  size_t n = std::min(text.size(), size - 1);
+  while (n < text.size() && n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
+  *std::copy_n(text.data(), n, out) = '\0';
+}
+
+// Room for a plug-in's words about a failure.
+class Message {
+ public:
+  char* data() noexcept { return text_; }
+  static constexpr size_t size() noexcept { return kMessageSize; }
+  std::string text() {
+    text_[kMessageSize - 1] = '\0';
+    return readable(text_);
+  }
+
+ private:
+  char text_[kMessageSize] = "";
+};
+
+// Runs an entry of the table. None may throw or end its thread; one that does fails.
+template <class Call>
+int32_t call_entry(Message& message, Call call) {
+  int32_t code = -1;
+  const auto run = [&] { code = call(); };
+  try {
+    if (!has_returned(run)) std::snprintf(message.data(), Message::size(), "%s", kEndedThread);
+    return code;
+  } catch (...) {
+    std::snprintf(message.data(), Message::size(),
+                  "a C++ exception left it, which no plug-in may let happen");
+    return -1;
+  }
+}
+
+// The fields of a schema as plug-ins see them. Valid as long as the schema.
+class PluginFields {
+ public:
+  explicit PluginFields(const Schema& schema) {
+    for (const Field& field : schema.fields()) dtypes_.push_back(field.dtype.name());
+    for (size_t i = 0; i < dtypes_.size(); ++i) {
+      const Field& field = schema.fields()[i];
+      fields_.push_back({field.name.c_str(), dtypes_[i].c_str(), static_cast<int32_t>(field.shape.size()),
+                         field.shape.data()});
+    }
+  }
+  const std::vector<tenon_plugin_field>& get() const noexcept { return fields_; }
+
+ private:
+  std::vector<std::string> dtypes_;
+  std::vector<tenon_plugin_field> fields_;
+};
+
+std::string field_text(const Field& field) {
+  return concat(field.name, " ", field.dtype.name(), " ", shape_text(field.shape));
+}
+
+std::string fields_text(const Schema& schema) {
+  std::string text;
+  for (const Field& field : schema.fields()) text += (text.empty() ? "" : ", ") + field_text(field);
+  return text;
+}
+
+bool are_equal(const Schema& a, const Schema& b) {
+  return std::ranges::equal(a.fields(), b.fields(), [](const Field& x, const Field& y) {
+    return x.name == y.name && x.dtype == y.dtype && x.shape == y.shape;
+  });
+}
+
+// One open state of a plug-in. One thread at a time uses it.
+class State {
+ public:
+  // fields: null where the schema is not known yet. All lives as long as the state. Fails with kOp.
+  State(const PluginTable& table, int32_t worker, uint64_t seed, const char* config,
+        const PluginFields* fields)
+      : table_(table) {
+    setup_.struct_size = sizeof setup_;
+    setup_.worker = worker;
+    setup_.seed = seed;
+    setup_.config = config;
+    if (fields != nullptr) {
+      setup_.fields = fields->get().data();
+      setup_.n_fields = static_cast<int32_t>(fields->get().size());
+    }
+    Message message;
+    const int32_t code =
+        call_entry(message, [&] { return table_->open(&setup_, &state_, message.data(), Message::size()); });
+    if (code != 0) fail("open", code, message);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() {
+    // In a forked child the state is the parent's: its files, threads and locks are not to be touched.
+    if (process_.is_child()) return;
+    Message message;
+    (void)call_entry(message, [this] { return table_->close(state_), 0; });
+  }
+
+  int32_t worker() const noexcept { return setup_.worker; }
+  bool is_of_parent() const noexcept { return process_.is_child(); }
+
+  // Fails with kOp, and with kValue and kType for what cannot be the fields of a batch.
+  Ref<Schema> describe() {
+    const tenon_plugin_field* fields = nullptr;
+    int32_t n = 0;
+    Message message;
+    const int32_t code = call_entry(
+        message, [&] { return table_->describe(state_, &fields, &n, message.data(), Message::size()); });
+    if (code != 0) fail("describe", code, message);
+    if (n < 1 || n > kMostFields || fields == nullptr) {
+      throw_error(Code::kValue, "plug-in '", table_.name(), "' describes ", n, " fields",
+                  fields == nullptr ? " in no list" : "");
+    }
+    std::vector<tenon_field> described;
+    try {
+      for (const tenon_plugin_field& field : std::span(fields, static_cast<size_t>(n))) {
+        if (field.name == nullptr || field.dtype == nullptr || field.shape == nullptr) {
+          throw_error(Code::kValue, "field ", described.size(), " has no ",
+                      field.name == nullptr    ? "name"
+                      : field.dtype == nullptr ? "dtype"
+                                               : "shape");
+        }
+        described.push_back({field.name, dtype_from_name(field.dtype), field.ndim, field.shape});
+      }
+      return Schema::make(described);
+    } catch (const Error& e) {
+      throw_error(e.code(), "plug-in '", table_.name(),
+                  "' describes a batch that cannot be: ", readable(e.what()));
+    }
+  }
+
+  int32_t fill(const tenon_fill_request& given, int32_t n_fields, char* text, size_t text_size) {
+    tenon_plugin_request request{};
+    request.struct_size = sizeof request;
+    request.worker = given.worker;
+    request.index = given.index;
+    request.epoch = given.epoch;
+    request.seed = given.seed;
+    request.rows = given.n;
+    request.fields = given.fields;
+    request.n_fields = n_fields;
+    Message message;
+    const int32_t code =
+        call_entry(message, [&] { return table_->fill(state_, &request, message.data(), Message::size()); });
+    if (code != 0) put(message.text(), text, text_size);
+    return code;
+  }
+
+  State* next = nullptr;  // constant once the state is in a list
+
+ private:
+  [[noreturn]] void fail(const char* entry, int32_t code, Message& message) const {
+    throw Error(Code::kOp,
+                concat(entry, " of plug-in '", table_.name(), "'",
+                       setup_.worker >= 0 ? concat(" for worker ", setup_.worker) : std::string(),
+                       " returned ", code, message.text().empty() ? "" : ": ", message.text()),
+                code);
+  }
+
+  const PluginTable& table_;
+  const ForkMark process_;
+  tenon_plugin_setup setup_{};
+  void* state_ = nullptr;
+};
+
+// The context of the generator. Threads: workers share it; a worker's number is used by one thread at a time.
+class PluginGenerator {
+ public:
+  PluginGenerator(PluginTable table, const char* config, uint64_t seed, Ref<Schema> schema)
+      : table_(std::move(table)),
+        config_(config),
+        seed_(seed),
+        schema_(std::move(schema)),
+        fields_(*schema_) {}
+  PluginGenerator(const PluginGenerator&) = delete;
+  PluginGenerator& operator=(const PluginGenerator&) = delete;
+  ~PluginGenerator() {
+    // pairs with: PluginGenerator::state_of, "a state is open"
+    for (State* state = states_.load(std::memory_order_acquire); state != nullptr;) {
+      delete std::exchange(state, state->next);
+    }
+  }
+
+  const char* name() const noexcept { return table_.name().c_str(); }
+
+  int32_t fill(const tenon_fill_request& request, char* message, size_t message_size) noexcept {
+    int32_t code = -1;
+    try {
+      const auto n_fields = static_cast<int32_t>(fields_.get().size());
+      return state_of(request.worker).fill(request, n_fields, message, message_size);
+    } catch (const Error& e) {
+      if (e.op_code() != 0) code = e.op_code();
+      put(e.what(), message, message_size);
+    } catch (const std::exception& e) {
+      put(e.what(), message, message_size);
+    }
+    return code;
+  }
+
+ private:
+  State& state_of(int32_t worker) {
+    // pairs with: PluginGenerator::state_of, "a state is open"
+    for (State* s = states_.load(std::memory_order_acquire); s != nullptr; s = s->next) {
+      if (s->worker() == worker && !s->is_of_parent()) return *s;
+    }
+    auto state = std::make_unique<State>(table_, worker, seed_, config_.c_str(), &fields_);
+    if (table_->describe != nullptr) {
+      if (const Ref<Schema> now = state->describe(); !are_equal(*now, *schema_)) {
+        throw_error(Code::kValue, "plug-in '", table_.name(), "' describes itself for worker ", worker,
+                    " as ", fields_text(*now), ", but the feed was made for ", fields_text(*schema_));
+      }
+    }
+    state->next = states_.load(std::memory_order_relaxed);
+    // pairs with: PluginGenerator::state_of, "a state is open"
+    while (!states_.compare_exchange_weak(state->next, state.get(), std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+    }
+    return *state.release();
+  }
+
+  // Constant after construction.
+  const PluginTable table_;
+  const std::string config_;
+  const uint64_t seed_;
+  const Ref<Schema> schema_;
+  const PluginFields fields_;
+
+  std::atomic<State*> states_{nullptr};  // shared: a list that only grows, so that no fill waits
+};
+
+std::string file_name(std::string_view path) { return std::string(path.substr(path.rfind('/') + 1)); }
+
+}  // namespace
+
+PluginTable PluginTable::load(const char* path) {
+  void* const symbol = find_symbol(open_library(path), path, "tenon_plugin_table");
+  const tenon_plugin* const table = reinterpret_cast<decltype(tenon_plugin_table)*>(symbol)();
+  const auto refuse = [path](const auto&... reason) {
+    throw_error(Code::kValue, "plug-in '", path, "': ", reason...);
+  };
+  if (table == nullptr) refuse("tenon_plugin_table() returned NULL");
+  if (table->abi != TENON_PLUGIN_ABI) {
+    refuse("its ABI is ", table->abi, ", this library's is ", TENON_PLUGIN_ABI,
+           ": compile it with the tenon/plugin.h of this version");
+  }
+  if (table->struct_size < sizeof(tenon_plugin)) {
+    refuse("struct_size of its table is ", table->struct_size, ", at least ", sizeof(tenon_plugin),
+           " is needed");
+  }
+  if ((table->flags & ~uint32_t{TENON_PLUGIN_THREADSAFE}) != 0) {
+    refuse("its table has unknown flags: ", table->flags);
+  }
+  for (const auto& [entry, is_there] :
+       {std::pair("open", table->open != nullptr), std::pair("fill", table->fill != nullptr),
+        std::pair("close", table->close != nullptr)}) {
+    if (!is_there) refuse(entry, " is NULL in its table");
+  }
+  return {table, table->name != nullptr ? readable(table->name) : file_name(path)};
+}
+
+OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t seed, Ref<Schema> schema) {
+  if (config == nullptr) config = "{}";
+  if (!is_json_object(config)) {
+    throw_error(Code::kValue, "plug-in '", table.name(),
+                "': the configuration is not a JSON object: ", config);
+  }
+  if (table->describe == nullptr && !schema) {
+    throw_error(Code::kValue, "plug-in '", table.name(), "' does not describe its fields: give a schema");
+  }
+  if (table->describe != nullptr) {
+    const auto fields = schema ? std::make_unique<PluginFields>(*schema) : nullptr;
+    State state(table, -1, seed, config, fields.get());
+    Ref<Schema> described = state.describe();
+    if (schema && !are_equal(*schema, *described)) {
+      throw_error(Code::kValue, "plug-in '", table.name(), "' fills ", fields_text(*described),
+                  ", but the schema is ", fields_text(*schema));
+    }
+    schema = std::move(described);
+  }
+  auto context = std::make_unique<PluginGenerator>(table, config, seed, schema);
+  tenon_generator generator{};
+  generator.struct_size = sizeof generator;
+  generator.flags = table.is_threadsafe() ? TENON_THREADSAFE : 0;
+  generator.fill = [](void* self, const tenon_fill_request* request, char* message, size_t message_size) {
+    return static_cast<PluginGenerator*>(self)->fill(*request, message, message_size);
+  };
+  generator.drop = [](void* self) { delete static_cast<PluginGenerator*>(self); };
+  generator.leave = [](void* self, int32_t) { delete static_cast<PluginGenerator*>(self); };
+  generator.name = context->name();
+  generator.context = context.release();
+  return {std::move(schema), generator};
+}
+
+}  // namespace tenon::impl

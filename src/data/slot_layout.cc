@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/slot_layout.h"
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+uint64_t sum(uint64_t a, uint64_t b) {
+  uint64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result) || result > PTRDIFF_MAX - kPage) {
+    throw_error(Code::kValue, "a slot of ", a, " and ", b, " bytes does not fit into 63 bits");
+  }
+  return result;
+}
+
+}  // namespace
+
+SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes) {
+  size_t axes = 0;
+  for (const Field& field : schema.fields()) axes += field.shape.size();
+  SlotLayout layout;
+  layout.shapes_at = schema.fields_nbytes();
+  layout.attached_at = sum(layout.shapes_at, axes * sizeof(int64_t));
+  layout.attachment_at = layout.attached_at + sizeof(uint64_t);
+  layout.attachment_nbytes = attachment_nbytes;
+  const uint64_t end = sum(layout.attachment_at, attachment_nbytes);
+  layout.slot_nbytes = (end + kPage - 1) / kPage * kPage;
+  return layout;
+}
+
+const Field* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept {
+  const int64_t* const shapes = layout.shapes(slot);
+  const int64_t* shape = shapes;
+  for (const Field& field : schema.fields()) {
+    for (size_t i = 0; i < field.shape.size(); ++i) {
+      if (shape[i] < 0 || shape[i] > field.shape[i] || (i == 0 && shape[i] != shapes[0])) return &field;
+    }
+    shape += field.shape.size();
+  }
+  return nullptr;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/slots.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint32_t kLast = UINT32_MAX;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096;
+
+constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
+constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
+constexpr uint64_t gives_of(uint64_t head) { return head >> 32; }
+
+// What the kernel would give without swapping; SIZE_MAX when it does not say.
+size_t available_memory() {
+  size_t kilobytes = SIZE_MAX / 1024;
+  if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
+    char line[128];
+    while (std::fgets(line, sizeof line, file) != nullptr) {
+      if (std::sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+    }
+    std::fclose(file);
+  }
+  return kilobytes * 1024;
+}
+
+// Writes to every page, so that neither workers nor consumers meet a page fault later.
+bool populate(std::byte* memory, size_t nbytes) {
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(memory, nbytes, MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;  // EINVAL: a kernel before 5.14
+#endif
+  std::memset(memory, 0, nbytes);
+  return true;
+}
+
+[[noreturn]] void fail(int32_t count, size_t slot_nbytes, const std::string& reason) {
+  throw_error(Code::kNoMemory, count, " slots of ", slot_nbytes, " bytes: ", reason,
+              "; use fewer slots or smaller batches");
+}
+
+// Populating more than there is would wake the OOM killer instead of failing.
+void check_available(int32_t count, size_t slot_nbytes) {
+  const size_t nbytes = static_cast<size_t>(count) * slot_nbytes, available = available_memory();
+  if (nbytes > available) {
+    fail(count, slot_nbytes, concat(nbytes, " bytes together, but only ", available, " are available"));
+  }
+}
+
+size_t checked_nbytes(const SlotsPlan& plan) {
+  size_t nbytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(plan.most), plan.slot_nbytes, &nbytes) ||
+      __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
+    throw_error(Code::kValue, plan.most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
+  }
+  check_available(plan.count, plan.slot_nbytes);
+  return nbytes;
+}
+
+// Addresses without memory.
+std::byte* reserve(const SlotsPlan& plan, size_t nbytes) {
+  void* const memory =
+      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail(plan.count, plan.slot_nbytes, std::strerror(errno));
+  // Advice only: without huge pages the memory works all the same.
+  if (nbytes >= kHugePage) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+Ref<Slots> Slots::create(const SlotsPlan& plan) {
+  SlotsPlan whole = plan;
+  whole.most = std::max(plan.most, plan.count);
+  return Ref<Slots>::adopt(new Slots(whole));
+}
+
+Slots::Slots(const SlotsPlan& plan)
+    : plan_(plan),
+      nbytes_(checked_nbytes(plan)),
+      links_(static_cast<size_t>(plan.most)),
+      head_(head_of(0, 0)) {
+  for (size_t i = 0; i < links_.size(); ++i) {
+    links_[i].pool = this;
+    const bool has_next = i + 1 < static_cast<size_t>(plan.count);
+    links_[i].next.store(has_next ? static_cast<uint32_t>(i + 1) : kLast, std::memory_order_relaxed);
+  }
+  sem_init(&free_, 0, static_cast<unsigned>(plan.count));
+  try {
+    if (plan.is_shared) {
+      const bool has_control = plan.control_nbytes > 0;
+      file_ = os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
+      if (has_control) os::commit(file_, 0, plan.control_nbytes, "the control part of a feed");
+      memory_ = os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
+    } else {
+      memory_ = reserve(plan, nbytes_);
+    }
+    take_memory(0, plan.count);
+  } catch (...) {
+    if (memory_ != nullptr) munmap(memory_, nbytes_);
+    sem_destroy(&free_);
+    throw;
+  }
+  count_ = plan.count;
+}
+
+void Slots::take_memory(int32_t first, int32_t count) {
+  const auto offset = static_cast<size_t>(data(first) - memory_);
+  const size_t nbytes = static_cast<size_t>(count) * plan_.slot_nbytes;
+  if (plan_.is_shared) {
+    os::commit(file_, offset, nbytes, concat(count, " slots of ", plan_.slot_nbytes, " bytes"));
+  }
+  if (!populate(memory_ + offset, nbytes)) fail(count, plan_.slot_nbytes, std::strerror(errno));
+}
+
+bool Slots::grow() {
+  const std::scoped_lock lock(growing_);
+  const int32_t slot = count();
+  if (slot == plan_.most) return false;
+  check_available(1, plan_.slot_nbytes);
+  take_memory(slot, 1);
+  count_.store(slot + 1, std::memory_order_relaxed);
+  give(slot);
+  return true;
+}
+
+Slots::~Slots() {
+  munmap(memory_, nbytes_);
+  sem_destroy(&free_);
+}
+
+int32_t Slots::take() noexcept {
+  while (sem_wait(&free_) != 0) {
+  }  // EINTR
+  return pop();
+}
+
+int32_t Slots::try_take() noexcept {
+  while (sem_trywait(&free_) != 0) {
+    if (errno != EINTR) return is_awake_.load(std::memory_order_relaxed) ? kOver : kNone;
+  }
+  return pop();
+}
+
+// Requires a token of the semaphore.
+int32_t Slots::pop() noexcept {
+  // pairs with: Slots::wake, "awake before the tokens"
+  if (is_awake_.load(std::memory_order_acquire)) return kOver;
+  // pairs with: Slots::give, "slot free"
+  uint64_t head = head_.load(std::memory_order_acquire);
+  while (true) {
+    const uint32_t slot = slot_of(head);
+    // Another thread may own the slot by now; then the head has changed and the exchange fails.
+    const uint32_t next = links_[slot].next.load(std::memory_order_relaxed);
+    // pairs with: Slots::give, "slot free"
+    if (head_.compare_exchange_weak(head, head_of(gives_of(head), next), std::memory_order_acquire)) {
+      return static_cast<int32_t>(slot);
+    }
+  }
+}
+
+void Slots::give(int32_t slot) noexcept {
+  Link& link = links_[static_cast<size_t>(slot)];
+  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::Outcome::kDone);
+  uint64_t head = head_.load(std::memory_order_relaxed);
+  do {
+    link.next.store(slot_of(head), std::memory_order_relaxed);
+    // pairs with: Slots::pop, "slot free"
+  } while (!head_.compare_exchange_weak(head, head_of(gives_of(head) + 1, static_cast<uint32_t>(slot)),
+                                        std::memory_order_release, std::memory_order_relaxed));
+  sem_post(&free_);
+}
+
+void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
+  Link& link = links_[static_cast<size_t>(slot)];
+  link.span = trace::open(trace::Kind::kSlot, trace::key_of(&link), [&](trace::Record& record) {
+    record.group = feed;
+    record.slot = slot;
+    record.epoch = epoch;
+    record.index = index;
+  });
+}
+
+void* Slots::lend(int32_t slot) noexcept {
+  retain();
+  lent_.fetch_add(1, std::memory_order_relaxed);
+  return &links_[static_cast<size_t>(slot)];
+}
+
+void Slots::end_loan(void* owner) noexcept {
+  auto* const link = static_cast<Link*>(owner);
+  const Ref<Slots> pool = Ref<Slots>::adopt(link->pool);
+  pool->lent_.fetch_sub(1, std::memory_order_relaxed);
+  pool->give(static_cast<int32_t>(link - pool->links_.data()));
+}
+
+void Slots::wake(int32_t waiters) noexcept {
+  // pairs with: Slots::pop, "awake before the tokens"
+  is_awake_.store(true, std::memory_order_release);
+  for (int32_t i = 0; i < waiters; ++i) sem_post(&free_);
+}
+
+}  // namespace tenon::impl

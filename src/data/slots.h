@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The slots of a feed: one stretch of memory, mapped and touched once, and the list of those that are
+// free. What lies in a slot is not known here. Slots that other processes are to see lie in a memory file:
+// those for worker processes behind a part that is not theirs.
+#pragma once
+
+#include <semaphore.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "base/os.h"
+#include "base/ref.h"
+#include "base/trace.h"
+
+namespace tenon::impl {
+
+// Begins the names of the memory files of feeds.
+inline constexpr char kFeedFilePrefix[] = "tenon-feed";
+// And of those that hold slots alone.
+inline constexpr char kSlotsFilePrefix[] = "tenon-slots";
+
+// How many, of what size, and where.
+struct SlotsPlan {
+  int32_t count = 0;
+  size_t slot_nbytes = 0;     // a multiple of the page size
+  int32_t most = 0;           // up to which they may grow; 0: they do not
+  bool is_shared = false;     // in a memory file
+  size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
+};
+
+// Counted: the feed holds one reference, each lent slot another, so that delivered batches outlive the
+// feed. Threads: everything may be called by any thread. give() and end_loan() never block, allocate
+// nothing and take no lock: they are what the release of a batch runs.
+// Invariant: the semaphore never counts more than the slots in the list (until wake() ends its use).
+class Slots {
+ public:
+  // Fails with kValue (overflow), kNoMemory (the message has the numbers).
+  static Ref<Slots> create(const SlotsPlan& plan);
+
+  int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+  int32_t most() const noexcept { return plan_.most; }
+  size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
+  std::byte* data(int32_t slot) const noexcept {
+    return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
+  }
+  std::byte* control() const noexcept { return memory_; }
+  // Empty where the memory is not shared.
+  const os::File& file() const noexcept { return file_; }
+
+  // One more, which is free then. False: there may be no more. Fails with kNoMemory.
+  bool grow();
+
+  // In place of a slot.
+  static constexpr int32_t kNone = -1;  // none is free
+  static constexpr int32_t kOver = -2;  // wake() has been called
+
+  // A free slot, most recently used first; waits for one. kOver after wake().
+  int32_t take() noexcept;
+  // The same without waiting: also kNone.
+  int32_t try_take() noexcept;
+  void give(int32_t slot) noexcept;
+
+  // Of whoever has the slot: the span that ends when it is free again, and its times before that.
+  void begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept;
+  void mark(int32_t slot, trace::Mark at) noexcept {
+    const Link& link = links_[static_cast<size_t>(slot)];
+    trace::mark(link.span, trace::key_of(&link), at);
+  }
+
+  // Hands a taken slot out of the feed. The owner returned goes to end_loan(), exactly once, when nobody
+  // uses the slot any more; it then is free.
+  void* lend(int32_t slot) noexcept;
+  static void end_loan(void* owner) noexcept;
+  // How many slots are lent.
+  int32_t lent() const noexcept { return lent_.load(std::memory_order_relaxed); }
+
+  // Ends all waiting in take(), for ever. waiters: at least the number of threads that may wait.
+  void wake(int32_t waiters) noexcept;
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  struct Link {
+    Slots* pool;
+    std::atomic<uint32_t> next;
+    trace::Span span = trace::kNoSpan;  // of whoever has the slot
+  };
+
+  explicit Slots(const SlotsPlan& plan);
+  ~Slots();
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
+
+  int32_t pop() noexcept;
+  void take_memory(int32_t first, int32_t count);
+
+  // Constant after construction.
+  const SlotsPlan plan_;
+  const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
+  os::File file_;
+  std::byte* memory_ = nullptr;
+
+  std::mutex growing_;
+
+  // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
+  // that an exchange fails when the slot at the head has been taken and given back meanwhile.
+  std::atomic<int32_t> count_{0};
+  std::vector<Link> links_;
+  std::atomic<uint64_t> head_;
+  std::atomic<int32_t> lent_{0};
+  std::atomic<bool> is_awake_{false};
+  sem_t free_;
+  RefCount refs_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/slots.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+const auto kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+TEST(Slots, EachSlotIsTakenOnceAndLiesOnItsOwnPages) {
+  const Ref<Slots> slots = Slots::create({5, 3 * kPage});
+  std::set<int32_t> taken;
+  for (int i = 0; i < 5; ++i) taken.insert(slots->take());
+  EXPECT_EQ(taken, (std::set<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(slots->try_take(), Slots::kNone);
+  for (const int32_t slot : taken) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(slots->data(slot)) % kPage, 0u);
+    std::memset(slots->data(slot), slot, slots->slot_nbytes());
+  }
+  for (const int32_t slot : taken) EXPECT_EQ(slots->data(slot)[3 * kPage - 1], std::byte(slot));
+}
+
+TEST(Slots, TheLastFreedIsTakenFirst) {
+  const Ref<Slots> slots = Slots::create({3, kPage});
+  for (int i = 0; i < 3; ++i) slots->take();
+  for (const int32_t slot : {1, 0, 2}) slots->give(slot);
+  EXPECT_EQ(slots->take(), 2);
+  EXPECT_EQ(slots->take(), 0);
+  EXPECT_EQ(slots->take(), 1);
+}
+
+TEST(Slots, ALoanKeepsTheMemoryAfterItsFeed) {
+  Ref<Slots> slots = Slots::create({2, kPage});
+  const int32_t slot = slots->take();
+  std::byte* const data = slots->data(slot);
+  void* const loan = slots->lend(slot);
+  EXPECT_EQ(slots->lent(), 1);
+  slots = {};
+  std::memset(data, 7, kPage);
+  EXPECT_EQ(data[kPage - 1], std::byte{7});
+  Slots::end_loan(loan);
+}
+
+TEST(Slots, AnEndedLoanIsFreeAgain) {
+  const Ref<Slots> slots = Slots::create({1, kPage});
+  for (int i = 0; i < 3; ++i) {
+    void* const loan = slots->lend(slots->take());
+    EXPECT_EQ(slots->try_take(), Slots::kNone);
+    Slots::end_loan(loan);
+    EXPECT_EQ(slots->lent(), 0);
+  }
+}
+
+TEST(Slots, WakeEndsEveryWait) {
+  const Ref<Slots> slots = Slots::create({1, kPage});
+  slots->take();
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 3; ++i) waiting.emplace_back([&] { EXPECT_EQ(slots->take(), Slots::kOver); });
+  slots->wake(3);
+  for (std::thread& thread : waiting) thread.join();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(slots->try_take(), Slots::kOver);
+}
+
+TEST(Slots, MoreMemoryThanThereIsIsAnError) {
+  for (const size_t slot_nbytes : {size_t{1} << 45, size_t{1} << 62}) {
+    try {
+      Slots::create({1000, slot_nbytes});
+      ADD_FAILURE() << "created 1000 slots of " << slot_nbytes << " bytes";
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == Code::kNoMemory || e.code() == Code::kValue);
+      EXPECT_NE(std::string(e.what()).find(std::to_string(slot_nbytes)), std::string::npos) << e.what();
+    }
+  }
+}
+
+// Oracle: a flag for each slot, set by exchange when it is taken and cleared before it is given, finds
+// every slot that two threads have at a time.
+TEST(Slots, NoTwoThreadsEverHaveOneSlot) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 100'000;
+  const Ref<Slots> slots = Slots::create({3, kPage});
+  std::atomic<bool> owned[3]{};
+  std::atomic<int> clashes{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kRounds; ++i) {
+        const int32_t slot = (i + t) % 2 == 0 ? slots->take() : slots->try_take();
+        if (slot < 0) continue;
+        if (owned[slot].exchange(true, std::memory_order_relaxed)) ++clashes;
+        slots->data(slot)[0] = std::byte(t);  // a race for ThreadSanitizer if the orders were wrong
+        owned[slot].store(false, std::memory_order_relaxed);
+        if (i % 3 == 0) {
+          Slots::end_loan(slots->lend(slot));
+        } else {
+          slots->give(slot);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(clashes, 0);
+  std::set<int32_t> all;
+  for (int i = 0; i < 3; ++i) all.insert(slots->take());
+  EXPECT_EQ(all.size(), 3u);
+}
+
+}  // namespace
+}  // namespace tenon::impl

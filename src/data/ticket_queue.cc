@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/ticket_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+
+TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin, uint32_t feed)
+    : slots_(std::move(slots)),
+      usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
+      round_robin_(static_cast<uint64_t>(round_robin)),
+      feed_(feed),
+      ring_(static_cast<size_t>(slots_->most())),
+      filling_(static_cast<size_t>(lanes)),
+      deliveries_(ring_.size()) {}
+
+TicketQueue::Take TicketQueue::take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket) {
+  std::unique_lock lock(mutex_);
+  if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
+  if (is_stopped_) return Take::kStopped;
+  if (!has_ticket_for(worker)) return Take::kNone;
+  ticket = {epoch_, next_++};
+  filling_[static_cast<size_t>(lane)] = {ticket, now_ns(), true};
+  if (round_robin_ != 0) work_.notify_all();
+  return Take::kTicket;
+}
+
+bool TicketQueue::wait_for_turn(int32_t worker) {
+  std::unique_lock lock(mutex_);
+  work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
+  return !is_stopped_;
+}
+
+bool TicketQueue::is_turn_of(int32_t worker) {
+  const std::scoped_lock lock(mutex_);
+  return has_ticket_for(worker);
+}
+
+void TicketQueue::note_filled(int32_t lane, uint64_t fill_ns) noexcept {
+  filling_[static_cast<size_t>(lane)].is_busy = false;
+  fill_ns_ += fill_ns;
+}
+
+void TicketQueue::publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept {
+  std::unique_lock lock(mutex_);
+  note_filled(lane, fill_ns);
+  if (!is_awaited(ticket)) {
+    lock.unlock();
+    slots_->give(slot);
+    return;
+  }
+  entry(ticket.index) = {State::kFilled, slot};
+  ++ready_count_;
+  const bool is_next = consumers_waiting_ > 0 && ticket.index == deliver_;
+  news_.fetch_add(1, std::memory_order_relaxed);
+  lock.unlock();
+  if (is_next) ready_.notify_all();
+}
+
+void TicketQueue::note_failed(uint64_t index, const TicketFailure& failure) noexcept {
+  if (index >= limit_) return;  // an earlier one has failed, and ends the epoch
+  entry(index).state = State::kFailed;
+  failure_ = failure;
+  limit_ = index + 1;
+  tell_consumers();
+}
+
+void TicketQueue::fail(int32_t lane, const Ticket& ticket, int32_t slot,
+                       const TicketFailure& failure) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    note_filled(lane, 0);
+    if (is_awaited(ticket)) note_failed(ticket.index, failure);
+  }
+  slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
+}
+
+void TicketQueue::note_skipped(uint64_t index) noexcept {
+  entry(index).state = State::kSkipped;
+  ++skipped_;
+  drop_skipped();
+  tell_consumers();
+}
+
+void TicketQueue::skip(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    note_filled(lane, 0);
+    if (is_awaited(ticket)) note_skipped(ticket.index);
+  }
+  slots_->give(slot);
+}
+
+// Moves on to what the consumer gets next.
+void TicketQueue::drop_skipped() noexcept {
+  while (deliver_ < next_ && entry(deliver_).state == State::kSkipped) {
+    entry(deliver_).state = State::kPending;
+    ++deliver_;
+  }
+  work_.notify_all();  // there is room for tickets
+}
+
+void TicketQueue::finish(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    note_filled(lane, 0);
+    if (is_awaited(ticket) && ticket.index < end_) {
+      end_ = ticket.index;
+      limit_ = std::min(limit_, end_);
+      tell_consumers();
+    }
+  }
+  slots_->give(slot);
+}
+
+void TicketQueue::end_epoch() noexcept {
+  for (uint64_t index = deliver_; index < next_; ++index) {
+    Entry& undelivered = entry(index);
+    if (undelivered.state == State::kFilled) slots_->give(undelivered.slot);
+    undelivered = {};
+  }
+  ready_count_ = 0;
+  end_waiting();
+  is_active_ = false;
+}
+
+void TicketQueue::tell_consumers() noexcept {
+  news_.fetch_add(1, std::memory_order_relaxed);
+  ready_.notify_all();
+}
+
+void TicketQueue::begin() {
+  const std::scoped_lock lock(mutex_);
+  if (is_stopped_) throw_error(Code::kClosed, "the feed is closed");
+  if (is_active_) end_epoch();
+  const Ticket start = has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+  has_start_ = false;
+  epoch_ = start.epoch;
+  next_ = start.index;
+  deliver_ = start.index;
+  end_ = std::max(usual_end_, start.index);
+  limit_ = end_;
+  is_active_ = true;
+  work_.notify_all();
+  tell_consumers();
+}
+
+void TicketQueue::seek(const Ticket& start) {
+  const std::scoped_lock lock(mutex_);
+  start_ = start;
+  has_start_ = true;
+}
+
+Ticket TicketQueue::position() {
+  const std::scoped_lock lock(mutex_);
+  if (is_active_ && deliver_ != end_) return {epoch_, deliver_};
+  return has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+}
+
+bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
+  const std::scoped_lock lock(mutex_);
+  const Ticket wanted{epoch_, deliver_};
+  if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
+  const auto lane = std::ranges::find_if(filling_, [&](const Filling& filling) {
+    return filling.is_busy && filling.ticket.epoch == wanted.epoch && filling.ticket.index == wanted.index;
+  });
+  if (lane == filling_.end() || now_ns() - lane->since_ns < longer_than_ns) return false;
+  if (skips) {
+    note_skipped(wanted.index);
+  } else {
+    note_failed(wanted.index, failure);
+  }
+  return true;
+}
+
+void TicketQueue::end() {
+  const std::scoped_lock lock(mutex_);
+  if (is_active_) end_epoch();
+  tell_consumers();
+}
+
+void TicketQueue::stop() {
+  const std::scoped_lock lock(mutex_);
+  if (is_active_) end_epoch();
+  is_stopped_ = true;
+  work_.notify_all();
+  tell_consumers();
+}
+
+// A call that finds no batch begins it, whatever becomes of that call; one that finds something ends it.
+void TicketQueue::begin_waiting(int64_t now) noexcept {
+  waiting_since_ns_ = now;
+  waiting_ = trace::open(trace::Kind::kStarved, trace::key_of(this), [this](trace::Record& record) {
+    record.group = feed_;
+    record.epoch = epoch_;
+    record.index = deliver_;
+  });
+}
+
+void TicketQueue::end_waiting() noexcept {
+  waiting_since_ns_ = 0;
+  trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::Outcome::kDone);
+}
+
+// True when next() has something to say.
+bool TicketQueue::wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns) {
+  if (is_settled()) return true;
+  const int64_t start = now_ns();
+  if (waiting_since_ns_ == 0) begin_waiting(start);
+  if (timeout_ns == 0) return false;
+  const bool is_in_time = poll_settled(lock) || sleep_settled(lock, Deadline(timeout_ns));
+  const int64_t waited = now_ns() - start;
+  short_wait_.note(waited);
+  starved_ns_ += static_cast<uint64_t>(waited);
+  return is_in_time;
+}
+
+bool TicketQueue::poll_settled(std::unique_lock<std::mutex>& lock) {
+  const int64_t budget = short_wait_.budget_ns();
+  const uint64_t before = news_.load(std::memory_order_relaxed);
+  lock.unlock();
+  const bool has_news =
+      ShortWait::poll(budget, [&] { return news_.load(std::memory_order_relaxed) != before; });
+  lock.lock();
+  return has_news && is_settled();
+}
+
+bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+  const auto settled = [this] { return is_settled(); };
+  ++consumers_waiting_;
+  bool is_in_time = true;
+  if (deadline.is_never()) {
+    ready_.wait(lock, settled);
+  } else {
+    is_in_time = ready_.wait_until(lock, deadline.time_point(), settled);
+  }
+  --consumers_waiting_;
+  return is_in_time;
+}
+
+TicketQueue::Outcome TicketQueue::next(int64_t timeout_ns, Item& item) {
+  std::unique_lock lock(mutex_);
+  if (!wait_settled(lock, timeout_ns)) return Outcome::kLate;
+  end_waiting();
+  if (is_stopped_) return Outcome::kStopped;
+  if (is_active_ && deliver_ == end_) end_epoch();
+  if (!is_active_) return Outcome::kEnd;
+  Entry& front = entry(deliver_);
+  item.ticket = {epoch_, deliver_};
+  if (front.state == State::kFailed) {
+    item.failure = failure_;
+    end_epoch();
+    tell_consumers();
+    return Outcome::kFailure;
+  }
+  item.slot = front.slot;
+  front = {};
+  ++deliver_;
+  drop_skipped();
+  deliveries_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns()};
+  --ready_count_;
+  return Outcome::kBatch;
+}
+
+bool TicketQueue::has_ready() {
+  const std::scoped_lock lock(mutex_);
+  return ready_count_ > 0;
+}
+
+bool TicketQueue::is_past(const Ticket& ticket) {
+  const std::scoped_lock lock(mutex_);
+  return is_stopped_ || !is_awaited(ticket);
+}
+
+void TicketQueue::move(int32_t from, int32_t to) noexcept {
+  const std::scoped_lock lock(mutex_);
+  const Filling filling = std::exchange(filling_[static_cast<size_t>(from)], {});
+  filling_[static_cast<size_t>(to)] = filling;
+}
+
+TicketQueue::Snapshot TicketQueue::snapshot() {
+  const std::scoped_lock lock(mutex_);
+  Snapshot view;
+  view.ready = ready_count_;
+  view.skipped = skipped_;
+  view.fill_ns = fill_ns_;
+  view.starved_ns = starved_ns_;
+  if (waiting_since_ns_ != 0) {
+    view.wanted = Ticket{epoch_, deliver_};
+    view.waiting_since_ns = waiting_since_ns_;
+  }
+  for (const Filling& filling : filling_) {
+    if (!filling.is_busy) continue;
+    ++view.filling;
+    if (!view.longest || filling.since_ns < view.longest->since_ns) view.longest = filling;
+  }
+  return view;
+}
+
+std::vector<TicketQueue::Delivery> TicketQueue::deliveries() {
+  const std::scoped_lock lock(mutex_);
+  return deliveries_;
+}
+
+}  // namespace tenon::impl

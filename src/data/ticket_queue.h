@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Order: hands the batches of an epoch to workers as tickets, in order of index, and the filled slots to
+// the consumer in the same order. Knows nothing of generators, arrays and threads.
+//
+// A worker asks for a ticket only with a free slot in hand. So every ticket that is out has its slot, and
+// the batch for which the consumer waits can never be kept from its slot by later ones.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ref.h"
+#include "base/trace.h"
+#include "data/mailbox.h"
+#include "data/short_wait.h"
+#include "data/slots.h"
+
+namespace tenon::impl {
+
+// One batch of one epoch.
+struct Ticket {
+  uint64_t epoch = 0;
+  uint64_t index = 0;
+};
+
+// What became of a batch that is none.
+struct TicketFailure {
+  int32_t kind = 0;
+  int32_t code = 0;
+  int32_t worker = -1;
+  int64_t pid = 0;
+  int32_t exit_signal = 0;
+  int32_t exit_code = -1;
+  char message[kMessageSize] = "";
+
+  void set_message(const char* text) noexcept {
+    std::strncpy(message, text, sizeof message - 1);
+    message[sizeof message - 1] = '\0';
+  }
+};
+
+// Threads: one thread for each lane, any threads as consumers. A lane is a place where a batch is being
+// filled: a worker thread has one, that of a worker process as many as it may ask for at a time.
+// Invariants: deliver_ <= next_ <= deliver_ + most slots; each ticket in deliver_..next_ is being filled, or
+// lies in its entry of ring_ as filled, failed or skipped.
+class TicketQueue {
+ public:
+  // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
+  // 0: whoever comes gets the next. feed: its number in a timeline.
+  TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
+
+  // For workers. A batch of a past epoch, or one that was given up, is dropped, and its slot is free.
+
+  enum class Take { kTicket, kNone, kStopped };
+  // The next batch to be filled, into the slot that the caller has taken; else the slot stays the caller's.
+  // kNone: there is none now, and the caller would not wait.
+  Take take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket);
+  // Waits until the next batch is this worker's. False after stop().
+  bool wait_for_turn(int32_t worker);
+  bool is_turn_of(int32_t worker);
+  void publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept;
+  // The consumer gets the failure at the batch's place, and the epoch ends there.
+  void fail(int32_t lane, const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept;
+  // The consumer gets the next batch in its place.
+  void skip(int32_t lane, const Ticket& ticket, int32_t slot) noexcept;
+  // It is being filled in another lane.
+  void move(int32_t from, int32_t to) noexcept;
+  // The epoch ends before it.
+  void finish(int32_t lane, const Ticket& ticket, int32_t slot) noexcept;
+
+  // For consumers.
+
+  enum class Outcome { kBatch, kFailure, kEnd, kLate, kStopped };
+  struct Item {
+    Ticket ticket;
+    int32_t slot = -1;      // kBatch: is the caller's now
+    TicketFailure failure;  // kFailure
+  };
+
+  // Fails with kClosed after stop().
+  void begin();
+  void end();
+  // Where the next epoch begins that begin() begins.
+  void seek(const Ticket& start);
+  // The batch that next() would give, or the first one of the epoch that begin() would begin.
+  Ticket position();
+  // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
+  Outcome next(int64_t timeout_ns, Item& item);
+  // The batch for which a consumer waits, if a lane has been at it for so long; it is given up then: failed
+  // with failure, or skipped.
+  bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);
+  // No more tickets and batches; wakes everybody.
+  void stop();
+
+  // A look from outside.
+
+  bool has_ready();
+  // Nobody waits for this batch any more.
+  bool is_past(const Ticket& ticket);
+
+  struct Filling {
+    Ticket ticket;
+    int64_t since_ns = 0;
+    bool is_busy = false;
+  };
+  struct Snapshot {
+    int32_t filling = 0;
+    int32_t ready = 0;
+    uint64_t skipped = 0;
+    uint64_t fill_ns = 0;
+    uint64_t starved_ns = 0;
+    std::optional<Ticket> wanted;    // for which a consumer waits
+    int64_t waiting_since_ns = 0;    // with wanted
+    std::optional<Filling> longest;  // the lane that has been filling longest
+  };
+  Snapshot snapshot();
+
+  // The batch that a slot was delivered with last.
+  struct Delivery {
+    Ticket ticket;
+    int64_t at_ns = 0;
+  };
+  std::vector<Delivery> deliveries();  // by slot
+
+ private:
+  enum class State : uint8_t { kPending, kFilled, kFailed, kSkipped };
+  struct Entry {
+    State state = State::kPending;
+    int32_t slot = -1;  // kFilled
+  };
+
+  // All of these require mutex_.
+  Entry& entry(uint64_t index) { return ring_[index % ring_.size()]; }
+  bool is_current(const Ticket& ticket) const { return is_active_ && ticket.epoch == epoch_; }
+  bool is_awaited(const Ticket& ticket) {
+    return is_current(ticket) && ticket.index >= deliver_ && entry(ticket.index).state == State::kPending;
+  }
+  bool has_tickets() const {
+    return is_active_ && next_ < limit_ && next_ - deliver_ < static_cast<uint64_t>(ring_.size());
+  }
+  bool has_ticket_for(int32_t worker) const {
+    return has_tickets() && (round_robin_ == 0 || next_ % round_robin_ == static_cast<uint64_t>(worker));
+  }
+  bool is_settled() const { return is_stopped_ || !is_active_ || deliver_ == end_ || is_there(); }
+  bool is_there() const { return ring_[deliver_ % ring_.size()].state != State::kPending; }
+  void end_epoch() noexcept;
+  void begin_waiting(int64_t now) noexcept;
+  void end_waiting() noexcept;
+  void drop_skipped() noexcept;
+  void note_skipped(uint64_t index) noexcept;
+  void note_failed(uint64_t index, const TicketFailure& failure) noexcept;
+  void note_filled(int32_t lane, uint64_t fill_ns) noexcept;
+  void tell_consumers() noexcept;
+  bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
+  bool poll_settled(std::unique_lock<std::mutex>& lock);
+  bool sleep_settled(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
+
+  // Constant after construction.
+  const Ref<Slots> slots_;
+  const uint64_t usual_end_;  // of an epoch: UINT64_MAX for none
+  const uint64_t round_robin_;
+  const uint32_t feed_;
+
+  // Shared. Moves when something has settled: a hint for consumers that poll, who look under the mutex then.
+  std::atomic<uint64_t> news_{0};
+
+  std::mutex mutex_;
+  std::condition_variable work_;   // tickets, or stopped
+  std::condition_variable ready_;  // the batch at deliver_ has settled
+
+  // Guarded by mutex_.
+  std::vector<Entry> ring_;
+  TicketFailure failure_;             // of the entry that has failed: an epoch ends with its first one
+  std::vector<Filling> filling_;      // by lane
+  std::vector<Delivery> deliveries_;  // by slot
+  uint64_t epoch_ = UINT64_MAX;       // the first begin() makes it 0
+  Ticket start_;                      // what begin() is to begin with,
+  bool has_start_ = false;            // if somebody has said so
+  uint64_t end_ = 0;                  // of this epoch
+  uint64_t next_ = 0;                 // the next ticket
+  uint64_t limit_ = 0;                // no tickets from here on
+  uint64_t deliver_ = 0;              // the next batch for the consumer
+  int32_t ready_count_ = 0;
+  uint64_t skipped_ = 0;
+  int32_t consumers_waiting_ = 0;
+  int64_t waiting_since_ns_ = 0;  // 0: the last call got its batch
+  trace::Span waiting_ = trace::kNoSpan;
+  uint64_t fill_ns_ = 0;
+  uint64_t starved_ns_ = 0;
+  bool is_active_ = false;
+  bool is_stopped_ = false;
+  ShortWait short_wait_;
+};
+
+}  // namespace tenon::impl

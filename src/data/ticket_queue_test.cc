@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/ticket_queue.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+TicketFailure failure_of(int32_t code, const std::string& message) {
+  TicketFailure failure;
+  failure.code = code;
+  failure.set_message(message.c_str());
+  return failure;
+}
+
+using Outcome = TicketQueue::Outcome;
+
+// A queue and its slots, driven by one thread.
+struct Bench {
+  explicit Bench(int32_t slot_count, int64_t batches, int32_t workers = 4)
+      : slots(Slots::create({slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))})),
+        queue(slots, workers, batches) {}
+
+  struct Job {
+    Ticket ticket;
+    int32_t slot;
+  };
+  Job take(int32_t worker = 0) {
+    Job job{{}, slots->try_take()};
+    EXPECT_GE(job.slot, 0);
+    EXPECT_EQ(queue.take(worker, worker, true, job.ticket), TicketQueue::Take::kTicket);
+    return job;
+  }
+  void publish(const Job& job, int32_t worker = 0) { queue.publish(worker, job.ticket, job.slot, 1); }
+  Outcome next() { return queue.next(0, item); }
+  int32_t free_slots() {
+    std::vector<int32_t> taken;
+    for (int32_t slot = slots->try_take(); slot >= 0; slot = slots->try_take()) taken.push_back(slot);
+    for (const int32_t slot : taken) slots->give(slot);
+    return static_cast<int32_t>(taken.size());
+  }
+
+  Ref<Slots> slots;
+  TicketQueue queue;
+  TicketQueue::Item item;
+};
+
+TEST(TicketQueue, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
+  Bench bench(4, 3);
+  bench.queue.begin();
+  const auto first = bench.take();
+  const auto second = bench.take();
+  const auto third = bench.take();
+  EXPECT_EQ(third.ticket.index, 2u);
+  bench.publish(third);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  EXPECT_EQ(bench.item.slot, first.slot);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+  bench.publish(second);
+  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  EXPECT_EQ(bench.item.slot, second.slot);
+  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  EXPECT_EQ(bench.item.slot, third.slot);
+  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.next(), Outcome::kEnd);
+}
+
+TEST(TicketQueue, EpochsCountFromZeroAndBeginAnew) {
+  Bench bench(2, 1);
+  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    bench.queue.begin();
+    const auto job = bench.take();
+    EXPECT_EQ(job.ticket.epoch, epoch);
+    EXPECT_EQ(job.ticket.index, 0u);
+    bench.publish(job);
+    ASSERT_EQ(bench.next(), Outcome::kBatch);
+    bench.slots->give(bench.item.slot);
+    EXPECT_EQ(bench.next(), Outcome::kEnd);
+  }
+}
+
+TEST(TicketQueue, EndingAnEpochFreesWhatWasNotDelivered) {
+  Bench bench(4, -1);
+  bench.queue.begin();
+  bench.publish(bench.take());
+  bench.publish(bench.take());
+  const auto late = bench.take();
+  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  EXPECT_EQ(bench.free_slots(), 1);
+  bench.queue.end();
+  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.free_slots(), 2);
+  bench.queue.begin();
+  bench.publish(late);  // of the epoch before
+  EXPECT_EQ(bench.free_slots(), 3);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.queue.snapshot().ready, 0);
+}
+
+TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
+  Bench bench(4, -1);
+  bench.queue.begin();
+  const auto first = bench.take();
+  const auto failing = bench.take();
+  const auto later = bench.take();
+  bench.queue.fail(1, failing.ticket, failing.slot, failure_of(7, "no more"));
+  bench.publish(later);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  ASSERT_EQ(bench.next(), Outcome::kFailure);
+  EXPECT_EQ(bench.item.ticket.index, 1u);
+  EXPECT_EQ(bench.item.failure.code, 7);
+  EXPECT_STREQ(bench.item.failure.message, "no more");
+  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.free_slots(), 3);
+  bench.queue.begin();
+  EXPECT_EQ(bench.take().ticket.index, 0u);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+}
+
+TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
+  Bench bench(4, -1);
+  bench.queue.begin();
+  const auto failing = bench.take();
+  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, ""));
+  bool took = true;
+  std::thread worker([&] {
+    Ticket ticket;
+    took = bench.queue.take(0, 0, true, ticket) == TicketQueue::Take::kTicket;
+  });
+  bench.queue.stop();
+  worker.join();
+  EXPECT_FALSE(took);
+}
+
+TEST(TicketQueue, ALongMessageIsCut) {
+  Bench bench(2, -1);
+  bench.queue.begin();
+  const auto failing = bench.take();
+  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
+  ASSERT_EQ(bench.next(), Outcome::kFailure);
+  EXPECT_EQ(bench.item.failure.message, std::string(kMessageSize - 1, 'x'));
+}
+
+TEST(TicketQueue, StopWakesWorkersAndConsumers) {
+  Bench bench(2, -1);
+  Outcome outcome = Outcome::kBatch;
+  bench.queue.begin();
+  const auto busy = bench.take();
+  std::thread consumer([&] { outcome = bench.queue.next(-1, bench.item); });
+  bench.queue.stop();
+  consumer.join();
+  EXPECT_EQ(outcome, Outcome::kStopped);
+  Ticket ticket;
+  EXPECT_EQ(bench.queue.take(0, 0, true, ticket), TicketQueue::Take::kStopped);
+  bench.publish(busy);
+  EXPECT_EQ(bench.free_slots(), 2);
+  EXPECT_THROW(bench.queue.begin(), Error);
+}
+
+TEST(TicketQueue, ASnapshotTellsWhoIsBusyWithWhat) {
+  Bench bench(4, -1);
+  bench.queue.begin();
+  const auto oldest = bench.take(2);
+  bench.publish(bench.take(1), 1);
+  bench.take(0);
+  EXPECT_EQ(bench.next(), Outcome::kLate);
+  const TicketQueue::Snapshot now = bench.queue.snapshot();
+  EXPECT_EQ(now.filling, 2);
+  EXPECT_EQ(now.ready, 1);
+  ASSERT_TRUE(now.wanted.has_value());
+  EXPECT_EQ(now.wanted->index, 0u);
+  ASSERT_TRUE(now.longest.has_value());
+  EXPECT_EQ(now.longest->ticket.index, oldest.ticket.index);
+}
+
+// Oracle: each index must reach exactly one of the consumers, each consumer sees them rising.
+TEST(TicketQueue, SeveralConsumersShareTheBatches) {
+  constexpr uint64_t kBatches = 20'000;
+  Bench bench(4, kBatches, 2);
+  bench.queue.begin();
+  std::vector<std::thread> threads;
+  for (int32_t worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&bench, worker] {
+      while (true) {
+        const int32_t slot = bench.slots->take();
+        Ticket ticket;
+        if (slot < 0) return;
+        if (bench.queue.take(worker, worker, true, ticket) != TicketQueue::Take::kTicket) return;
+        bench.queue.publish(worker, ticket, slot, 1);
+      }
+    });
+  }
+  std::vector<int> seen(kBatches);
+  std::atomic<int> disorder{0};
+  std::vector<std::thread> consumers;
+  for (int c = 0; c < 2; ++c) {
+    consumers.emplace_back([&] {
+      TicketQueue::Item item;
+      uint64_t least = 0;
+      while (bench.queue.next(-1, item) == Outcome::kBatch) {
+        if (item.ticket.index < least) ++disorder;
+        least = item.ticket.index + 1;
+        ++seen[item.ticket.index];  // a data race if two got the same
+        bench.slots->give(item.slot);
+      }
+    });
+  }
+  for (std::thread& consumer : consumers) consumer.join();
+  bench.queue.stop();
+  bench.slots->wake(2);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(disorder, 0);
+  EXPECT_EQ(seen, std::vector<int>(kBatches, 1));
+}
+
+}  // namespace
+}  // namespace tenon::impl

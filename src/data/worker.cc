@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/worker.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "data/slots.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr int64_t kLookNs = 200'000'000;  // between two looks whether the feed's process lives
+
+size_t fields_of(const std::byte* memory) {
+  return static_cast<size_t>(reinterpret_cast<const FeedHead*>(memory)->fields);
+}
+
+}  // namespace
+
+std::string WorkerLink::text() const { return concat(feed.pid, ":", feed.start, ":", fd, ":", worker); }
+
+WorkerLink WorkerLink::parse(const std::string& text) {
+  WorkerLink link;
+  int end = 0;
+  if (std::sscanf(text.c_str(), "%" SCNu32 ":%" SCNu64 ":%d:%" SCNd32 "%n", &link.feed.pid, &link.feed.start,
+                  &link.fd, &link.worker, &end) != 4 ||
+      static_cast<size_t>(end) != text.size()) {
+    throw_error(Code::kValue, "'", text, "' is no link to a feed");
+  }
+  return link;
+}
+
+std::unique_ptr<Worker> Worker::join(const std::string& text) {
+  const WorkerLink link = WorkerLink::parse(text);
+  os::File file;
+  // That of this process is known, also where no descriptor is left to look.
+  const os::Process here = os::this_process();
+  const uint64_t start = here.pid == link.feed.pid ? here.start : os::start_of(link.feed.pid);
+  if (start == link.feed.start) {
+    file = os::open_memory_of(link.feed.pid, link.fd, kFeedFilePrefix);
+  }
+  if (!file) {
+    throw_error(Code::kNotFound, "process ", link.feed.pid, " has no feed that worker ", link.worker,
+                " could join: it is closed, or its process has ended");
+  }
+  FeedHead head{};
+  const bool is_feed = os::read_at(file, 0, &head, sizeof head) && head.magic == kFeedMagic;
+  if (!is_feed || head.version != kFeedVersion || link.worker < 0 || link.worker >= head.workers) {
+    throw_error(Code::kValue, "process ", link.feed.pid, " runs another version of Tenon, or has no worker ",
+                link.worker);
+  }
+  std::byte* const memory = os::map(file, 0, head.nbytes, true, 2 << 20);
+  if (static_cast<uint32_t>(getppid()) == link.feed.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto worker = std::make_unique<Worker>(memory, link.worker);
+  worker->file_ = std::move(file);
+  return worker;
+}
+
+Worker::Worker(std::byte* memory, int32_t number)
+    : memory_(memory),
+      head_(*reinterpret_cast<const FeedHead*>(memory)),
+      number_(number),
+      box_(mailbox_of(memory, fields_of(memory), static_cast<size_t>(number))),
+      fields_(fields_of(memory)),
+      shapes_(fields_of(memory)),
+      // What a predecessor was asked, and has not answered, is asked anew.
+      done_(box_.answered.load(std::memory_order_relaxed)) {
+  box_.has_left.store(0, std::memory_order_relaxed);
+  // The pages are there: they are entered into this process' table now, not during the first fills.
+  os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes, true);
+}
+
+Worker::~Worker() {
+  // pairs with: Fleet::await, "the worker has left"
+  box_.has_left.store(1, std::memory_order_release);
+  tell_feed();
+  if (file_) os::unmap(memory_, head_.nbytes);
+}
+
+bool Worker::is_feed_alive() const noexcept { return os::start_of(head_.pid) == head_.start; }
+
+// False: it is late, or over.
+bool Worker::wait_for_request(int64_t timeout_ns) {
+  const auto has_mail = [this] {
+    // pairs with: Fleet::ask, "a request"
+    return box_.asked.load(std::memory_order_acquire) != done_ ||
+           box_.is_over.load(std::memory_order_relaxed) != 0;
+  };
+  if (has_mail()) return true;
+  const int64_t began = now_ns();
+  bool has = ShortWait::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_mail);
+  const Deadline deadline(timeout_ns);
+  while (!has && !deadline.has_passed()) {
+    // pairs with: Fleet::ask, "the worker sleeps"
+    box_.is_worker_asleep.store(1, std::memory_order_seq_cst);
+    // pairs with: Fleet::ask, "the worker sleeps"
+    if (box_.asked.load(std::memory_order_seq_cst) == done_) {
+      const os::Sleep sleep{&box_.asked, done_};
+      os::sleep_on(&sleep, 1, std::min(deadline.left_ns(), kLookNs));
+    }
+    box_.is_worker_asleep.store(0, std::memory_order_relaxed);
+    has = has_mail();
+    if (!has && !is_feed_alive()) box_.is_over.store(1, std::memory_order_relaxed);
+  }
+  short_wait_.note(now_ns() - began);
+  return has || has_mail();
+}
+
+Worker::Outcome Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
+  if (!wait_for_request(timeout_ns)) return Outcome::kLate;
+  if (box_.is_over.load(std::memory_order_relaxed) != 0) return Outcome::kOver;
+  const MailRequest& mail = box_.requests[done_ % kDepth];
+  std::byte* const slot =
+      memory_ + head_.slots_at + static_cast<size_t>(mail.slot) * head_.layout.slot_nbytes;
+  int64_t* shape = head_.layout.shapes(slot);
+  for (size_t i = 0; i < fields_.size(); ++i) {
+    fields_[i] = slot + head_.places[i].offset;
+    shapes_[i] = shape;
+    shape += head_.places[i].ndim;
+  }
+  request = {};
+  request.struct_size = sizeof request;
+  request.worker = number_;
+  request.fields = fields_.data();
+  request.n = head_.rows;
+  request.index = mail.index;
+  request.epoch = mail.epoch;
+  request.seed = mail.seed;
+  request.shapes = shapes_.data();
+  request.attachment = head_.layout.attachment(slot);
+  request.attachment_size = head_.layout.attachment_nbytes;
+  request.attachment_nbytes = &head_.layout.attached(slot);
+  since_ns_ = now_ns();
+  return Outcome::kRequest;
+}
+
+void Worker::answer(int32_t code, const char* message) noexcept {
+  MailAnswer& answer = box_.answers[done_ % kDepth];
+  answer.code = code;
+  answer.began_ns = since_ns_;
+  answer.fill_ns = static_cast<uint64_t>(now_ns() - since_ns_);
+  std::strncpy(answer.message, message != nullptr ? message : "", sizeof answer.message - 1);
+  answer.message[sizeof answer.message - 1] = '\0';
+  // pairs with: Fleet::has_answer, "an answer"
+  box_.answered.store(++done_, std::memory_order_release);
+  tell_feed();
+}
+
+void Worker::tell_feed() noexcept {
+  // pairs with: Fleet::await, "the feed sleeps"
+  box_.news.fetch_add(1, std::memory_order_seq_cst);
+  // pairs with: Fleet::await, "the feed sleeps"
+  if (box_.is_feed_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(box_.news);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A worker process' end of a feed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/os.h"
+#include "data/mailbox.h"
+#include "data/short_wait.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// What a worker needs to find its feed.
+struct WorkerLink {
+  os::Process feed;
+  int fd = -1;
+  int32_t worker = 0;
+
+  std::string text() const;
+  static WorkerLink parse(const std::string& text);  // fails with kValue
+};
+
+// Threads: one at a time.
+class Worker {
+ public:
+  // Opens the feed's memory. Fails with kNotFound, kValue, kSystem.
+  static std::unique_ptr<Worker> join(const std::string& link);
+  // For a child that the feed has forked: it has the memory.
+  Worker(std::byte* memory, int32_t number);
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker();
+
+  enum class Outcome { kRequest, kLate, kOver };
+  // The next request, which is valid until it is answered. timeout_ns < 0: for ever.
+  Outcome next(int64_t timeout_ns, tenon_fill_request& request);
+  // message is cut where it is too long; null: none.
+  void answer(int32_t code, const char* message) noexcept;
+
+ private:
+  bool wait_for_request(int64_t timeout_ns);
+  bool is_feed_alive() const noexcept;
+  void tell_feed() noexcept;  // that something has changed
+
+  os::File file_;  // empty: the memory is not this object's
+  std::byte* const memory_;
+  const FeedHead& head_;
+  const int32_t number_;
+  Mailbox& box_;
+  std::vector<void*> fields_;
+  std::vector<int64_t*> shapes_;
+  uint32_t done_ = 0;     // requests so far
+  int64_t since_ns_ = 0;  // when the current one was taken
+  ShortWait short_wait_;
+};
+
+}  // namespace tenon::impl

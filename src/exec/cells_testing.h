@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory, ops, leases and views for the tests of the engine: plain integers, each with a queue of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "exec/engine.h"
+
+namespace tenon::impl {
+
+// Memory of eight bytes with a queue of its own.
+struct Cell {
+  Cell() { queue.set_bounds(extent()); }
+  ~Cell() {
+    Poison* rest = queue.heal(extent());
+    while (rest != nullptr) delete std::exchange(rest, rest->next);
+  }
+  Extent extent() const {
+    const auto at = reinterpret_cast<uintptr_t>(&value);
+    return {at, at + sizeof value};
+  }
+
+  int64_t value = 0;
+  Queue queue;
+  Home home{&queue};
+};
+
+// An access to the bytes begin..end of a cell.
+struct Wanted {
+  Cell* cell;
+  Mode mode;
+  bool is_overwrite = false;
+  size_t begin = 0;
+  size_t end = sizeof(int64_t);
+};
+inline Wanted read(Cell& cell) { return {&cell, Mode::kRead}; }
+inline Wanted write(Cell& cell) { return {&cell, Mode::kWrite}; }
+inline Wanted overwrite(Cell& cell) { return {&cell, Mode::kWrite, true}; }
+inline Wanted read(Cell& cell, size_t begin, size_t end) { return {&cell, Mode::kRead, false, begin, end}; }
+inline Wanted write(Cell& cell, size_t begin, size_t end) { return {&cell, Mode::kWrite, false, begin, end}; }
+
+inline Extent extent_of(const Wanted& wanted) {
+  const uintptr_t at = wanted.cell->extent().begin;
+  return {at + wanted.begin, at + wanted.end};
+}
+
+inline void describe(const Wanted& wanted, Entry& entry) {
+  entry.home = &wanted.cell->home;
+  entry.extent = extent_of(wanted);
+  entry.mode = wanted.mode;
+  entry.is_overwrite = wanted.is_overwrite;
+}
+
+using Body = std::function<void(Op*)>;
+
+inline Ref<Op> make(std::span<const Wanted> wanted, Body body, const char* name = "op") {
+  auto* const context = new Body(std::move(body));
+  const Work work{context, [](void* c, Op* op) { (*static_cast<Body*>(c))(op); },
+                  [](void* c) { delete static_cast<Body*>(c); }};
+  Ref<Op> op = Op::create(work, wanted.size(), name, "here:1");
+  size_t i = 0;
+  for (const Wanted& w : wanted) describe(w, op->entries[i++]);
+  return op;
+}
+
+inline Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char* name = "op") {
+  return make(std::span(wanted.begin(), wanted.size()), std::move(body), name);
+}
+
+// Of an op that will never run.
+inline void forget(const Ref<Op>& op) { delete static_cast<Body*>(op->give_up()); }
+
+// Pushes an op of make(); one that is refused is forgotten.
+inline bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise, Refusal* refusal = nullptr) {
+  Refusal unused;
+  if (Engine::instance().push(op, on_host, refusal != nullptr ? refusal : &unused)) return true;
+  forget(op);
+  return false;
+}
+
+// Pushes work that ends when it returns.
+inline Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> body,
+                    OnHost on_host = OnHost::kRaise) {
+  Ref<Op> op = make(wanted, [body = std::move(body)](Op* self) {
+    body();
+    self->complete();
+  });
+  if (!submit(op, on_host)) return {};
+  return op;
+}
+
+inline Ref<Failure> new_failure(const char* name, int32_t op_code = 0) {
+  return Ref<Failure>::adopt(new Failure(Code::kOp, op_code, "no", name, "", nullptr, nullptr));
+}
+
+// Pushes work that fails.
+inline Ref<Op> push_failing(std::initializer_list<Wanted> wanted, const char* name = "bad") {
+  Ref<Op> op = make(wanted, [name](Op* self) { self->fail(new_failure(name)); }, name);
+  if (!submit(op)) return {};
+  return op;
+}
+
+inline void wait(const Ref<Op>& op) {
+  Refusal refusal;
+  ASSERT_TRUE(op->wait(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+}
+
+inline void wait_all() {
+  Refusal refusal;
+  ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+}
+
+// How many failures began with an op of their own since the last call.
+inline size_t take_failures() {
+  size_t n = 0;
+  while (Engine::instance().take_failure()) ++n;
+  return n;
+}
+
+inline Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {
+  Refusal refusal;
+  EXPECT_FALSE(attempt(&refusal));
+  return refusal.reason;
+}
+
+class CellLease {
+ public:
+  explicit CellLease(const Wanted& wanted) : claim_(Kind::kLease, {&entry_, 1}) {
+    describe(wanted, entry_);
+    claim_.owner = current_actor();
+  }
+  bool acquire(Refusal* refusal, int64_t timeout_ns = -1) {
+    is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
+    return is_held_;
+  }
+  // For a task, which counts how often it is told.
+  Appended request(Request* request, std::atomic<int>* told, Refusal* refusal) {
+    request->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
+    request->context = told;
+    return claim_.request(request, refusal);
+  }
+  bool cancel() { return impl::cancel(claim_); }
+  bool release() {
+    is_held_ = false;
+    return impl::release(claim_);
+  }
+  void release_if_held() {
+    if (is_held_) release();
+  }
+  ~CellLease() { release_if_held(); }
+  // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
+  void settle(const Ref<Failure>& failure) { impl::settle(claim_, failure); }
+  // Nobody's from now on: any thread may give it back.
+  void detach() { impl::detach(claim_); }
+
+ private:
+  Entry entry_;
+  BlockingClaim claim_;
+  bool is_held_ = false;
+};
+
+inline void describe(const Wanted& wanted, View& view) {
+  view.home = &wanted.cell->home;
+  view.extent = extent_of(wanted);
+  view.mode = wanted.mode;
+}
+
+// A view of ordinary code.
+class Sight {
+ public:
+  explicit Sight(const Wanted& wanted, const char* site = nullptr) {
+    describe(wanted, view_);
+    view_.site = site;
+  }
+  // Waits for what was pushed before; false: refused.
+  bool open(Refusal* refusal, int64_t timeout_ns = -1) {
+    is_open_ = open_view(view_, false, Deadline(timeout_ns), refusal);
+    return is_open_;
+  }
+  void close() {
+    is_open_ = false;
+    close_view(view_);
+  }
+  ~Sight() {
+    if (is_open_) close();
+  }
+
+ private:
+  View view_;
+  bool is_open_ = false;
+};
+
+// Until so many entries stand in the queue of a cell: a thread that is to wait there does.
+inline void await_entries(Cell& cell, size_t n) {
+  const auto count = [&cell] {
+    const std::scoped_lock lock(cell.queue.lock);
+    size_t entries = 0;
+    for (const Entry* e = cell.queue.first(); e != nullptr; e = e->next) ++entries;
+    return entries;
+  };
+  while (count() < n) std::this_thread::yield();
+}
+
+// For waits that would else hang when a law is broken: a watchdog, no limit on how fast things are.
+constexpr int64_t kWatchdogNs = 60'000'000'000;
+
+// Full counts instead of moderate ones.
+inline bool is_soak() { return std::getenv("TENON_SOAK") != nullptr; }
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasSanitizer = true;
+#else
+constexpr bool kHasSanitizer = false;
+#endif
+
+}  // namespace tenon::impl

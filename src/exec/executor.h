@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where ready work runs. The engine decides what is ready; an executor only gives it a thread. Executors know
+// nothing of arrays, leases or ops.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tenon::impl {
+
+// One piece of ready work. Intrusive: posting it allocates nothing.
+class Task {
+ public:
+  // Runs once. What it returns, if anything, is ready as well and runs next on this thread, in place: so a
+  // chain of dependent work passes through no queue.
+  virtual Task* run() noexcept = 0;
+
+  Task* next_task = nullptr;  // the executor's, from post() until run()
+
+ protected:
+  ~Task() = default;
+};
+
+// Runs task, then what it returned, and so on.
+inline void run_chain(Task* task) noexcept {
+  while (task != nullptr) task = task->run();
+}
+
+// Threads: post() and try_run_one() from any thread, also from inside of tasks; stop() once, from none of the
+// executor's own threads.
+class Executor {
+ public:
+  Executor() = default;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  virtual ~Executor() = default;  // after stop()
+
+  // Takes the task; it will run exactly once. Roughly first in, first out. Never waits.
+  virtual void post(Task* task) noexcept = 0;
+
+  // Runs one posted task and its chain in the calling thread; false if none was at hand. An executor with
+  // threads of its own may keep its tasks from others, and always say false.
+  virtual bool try_run_one() noexcept = 0;
+
+  // True if posted tasks run without anyone calling try_run_one().
+  virtual bool has_own_threads() const noexcept = 0;
+
+  // How many tasks may run at a time.
+  virtual int concurrency() const noexcept = 0;
+
+  // Runs what has been posted to the end, then ends the threads. By then nothing may be posted from outside,
+  // and nobody may be in try_run_one().
+  virtual void stop() noexcept = 0;
+};
+
+// "pool", "inline" or "seeded:N". workers: threads of "pool", at most 1024; 0 means one for each processor
+// that this process may use, at least 2. Fails with kValue for other names and numbers, kSystem when threads
+// cannot be started.
+std::unique_ptr<Executor> make_executor(std::string_view name, int workers);
+
+}  // namespace tenon::impl

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exec/op.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/block_cache.h"
+#include "exec/engine.h"
+#include "sync/gate.h"
+
+namespace tenon::impl {
+namespace {
+
+// Ops count on from a part of the numbers that is this thread's own.
+uint64_t next_number() noexcept {
+  thread_local uint64_t last = 0;
+  if (last == 0) last = uint64_t{this_thread_id()} << 32;
+  return ++last;
+}
+
+Code code_of(Refusal::Reason reason) noexcept {
+  switch (reason) {
+    case Refusal::Reason::kTimeout: return Code::kTimeout;
+    case Refusal::Reason::kDeadlock: return Code::kDeadlock;
+    case Refusal::Reason::kInterrupted: return Code::kInterrupted;
+    case Refusal::Reason::kOwnerDied: return Code::kOwnerDied;
+    default: return Code::kLeaseConflict;
+  }
+}
+
+int32_t op_code_of(const Refusal& refusal) noexcept {
+  return refusal.reason == Refusal::Reason::kOwnerDied ? static_cast<int32_t>(refusal.obstacle.thread) : 0;
+}
+
+// Of what a gate has refused to an op.
+std::string text_of(const Refusal& refusal) {
+  switch (refusal.reason) {
+    case Refusal::Reason::kOwnerDied: return dead_owner_text(refusal.obstacle);
+    case Refusal::Reason::kTimeout: return concat("it has waited too long for ", text_of(refusal.obstacle));
+    case Refusal::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(refusal.obstacle));
+    default: return concat("it cannot use memory of other processes beside ", text_of(refusal.obstacle));
+  }
+}
+
+}  // namespace
+
+Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
+    : Claim(Kind::kOp, op_entries), work_(work), number_(next_number()) {}
+
+Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site,
+                   size_t context_size) {
+  static_assert(alignof(Op) >= alignof(Entry) && sizeof(Op) % alignof(Entry) == 0);
+  const size_t name_size = name != nullptr ? std::strlen(name) + 1 : 0;
+  const size_t site_size = site != nullptr ? std::strlen(site) + 1 : 0;
+  const size_t entries_size = n_entries * sizeof(Entry);
+  const size_t texts_at = sizeof(Op) + entries_size + context_size;
+  const size_t size = texts_at + name_size + site_size;
+  auto* const block = static_cast<std::byte*>(BlockCache::take(size));
+  auto* const entries = reinterpret_cast<Entry*>(block + sizeof(Op));
+  for (size_t i = 0; i < n_entries; ++i) new (entries + i) Entry;
+  auto* const op = new (block) Op(work, {entries, n_entries});
+  if (context_size != 0) op->work_.context = block + sizeof(Op) + entries_size;
+  char* text = reinterpret_cast<char*>(block + texts_at);
+  if (name != nullptr) op->name = static_cast<char*>(std::memcpy(text, name, name_size));
+  if (site != nullptr) op->site = static_cast<char*>(std::memcpy(text + name_size, site, site_size));
+  op->size_ = static_cast<uint32_t>(size);
+  op->owner = actor_of_task(0);
+  op->since_ms = coarse_now_ms();
+  return Ref<Op>::adopt(op);
+}
+
+void Op::release(uint64_t n) noexcept {
+  if (!refs_.decrement_unlisted(n)) return;
+  const size_t size = size_;
+  this->~Op();
+  BlockCache::give(this, size);
+}
+
+void Op::become_ready() noexcept {
+  if (is_gated && !pass_gates(*this)) [[unlikely]]
+    return;
+  trace::mark(span_, number_, trace::kReady);
+  // pairs with: Op::begin_running, "what the ops before have written"
+  state_.fetch_add(kReady - kQueued, std::memory_order_release);
+  Engine::instance().executor().post(this);
+}
+
+void Op::refuse_at_gates(const Refusal& refusal) noexcept {
+  try {
+    failure_ = Ref<Failure>::adopt(new Failure(code_of(refusal.reason), op_code_of(refusal), text_of(refusal),
+                                               name != nullptr ? name : "", site != nullptr ? site : "",
+                                               nullptr, nullptr));
+  } catch (const std::bad_alloc&) {
+    failure_ = Engine::instance().failure_without_memory();
+  }
+  Engine::instance().note_failure(failure_);
+}
+
+Task* Op::run() noexcept {
+  const Outcome outcome = begin_running() ? execute() : Outcome{};
+  release(outcome.is_done ? 2 : 1);  // the executor's, and the engine's
+  return outcome.next;
+}
+
+bool Op::begin_running() noexcept {
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  while ((state & kStateBits) == kReady) {
+    // pairs with: Op::become_ready, "what the ops before have written"
+    if (state_.compare_exchange_weak(state, state + (kRunning - kReady), std::memory_order_acquire,
+                                     std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The body forked, and this is the child: what would go on behind the body is the parent's.
+void Op::end_forked_child() const noexcept {
+  constexpr int kStatus = 70;  // EX_SOFTWARE
+  char text[512];
+  const int n = std::snprintf(
+      text, sizeof text,
+      "tenon: process %d was forked inside of the body of op '%.200s' and has come back from it: the op goes "
+      "on in "
+      "the parent alone, so this process ends here with status %d; let such a child end with os._exit() "
+      "(_exit) or exec\n",
+      static_cast<int>(getpid()), name != nullptr ? name : "", kStatus);
+  (void)!write(STDERR_FILENO, text, std::min(static_cast<size_t>(std::max(n, 0)), sizeof text - 1));
+  _exit(kStatus);
+}
+
+Op::Outcome Op::execute() noexcept {
+  if (is_refused) [[unlikely]]
+    return {finish(), true};  // at a gate
+  if (Ref<Failure> inherited = failure_of(*this)) {
+    failure_ = std::move(inherited);
+    return {finish(), true};
+  }
+  const ThisThread outer = this_thread;
+  this_thread.running = number_;
+  this_thread.running_claim = this;
+  trace::mark(span_, number_, trace::kRunning);
+  work_.run(work_.context, this);
+  if (this_thread.running_claim != this) [[unlikely]]
+    end_forked_child();
+  this_thread.running = outer.running;
+  this_thread.running_claim = outer.running_claim;
+  if (has_ended_in_place_) return {finish(), true};
+  trace::mark(span_, number_, trace::kReturned);
+  // pairs with: Op::end_body, "the body has ended and returned"
+  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
+  return {finish(), true};
+}
+
+void Op::complete() noexcept { end_body(); }
+
+void Op::fail(Ref<Failure> failure) noexcept {
+  failure_ = std::move(failure);
+  Engine::instance().note_failure(failure_);
+  end_body();
+}
+
+void Op::end_body() noexcept {
+  if (this_thread.running_claim == this) {
+    has_ended_in_place_ = true;  // execute() goes on when the body has returned
+    return;
+  }
+  // pairs with: Op::execute, "the body has ended and returned"
+  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (Task* const next = finish()) Engine::instance().executor().post(next);
+  release();  // the engine's
+}
+
+// The memory first, because what comes after may give it back; then whoever waits. The engine's reference is
+// left to the caller. What it returns is ready to run next.
+Task* Op::finish() noexcept {
+  if (span_ != trace::kNoSpan) [[unlikely]]
+    note_end();
+  settle(*this, failure_);
+  ReadyList ready;
+  impl::release(*this, &ready);
+  const bool was_finishing = std::exchange(this_thread.is_finishing, true);
+  if (work_.drop != nullptr) work_.drop(work_.context);
+  Op* next = nullptr;
+  for (Claim* claim = ready.take_all(); claim != nullptr;) {
+    Claim* const after = claim->next_ready;
+    if (next == nullptr && claim->kind == Kind::kOp && !claim->is_gated) {
+      next = static_cast<Op*>(claim);
+      trace::mark(next->span_, next->number_, trace::kReady);
+      // pairs with: Op::begin_running, "what the ops before have written"
+      next->state_.fetch_add(kReady - kQueued, std::memory_order_release);
+    } else {
+      claim->become_ready();
+    }
+    claim = after;
+  }
+  // pairs with: Op::is_done, "an op's result"
+  // pairs with: Op::set_bit, "somebody waits for an op"
+  const uint32_t before = state_.exchange(kDone, std::memory_order_acq_rel);
+  if ((before & kHasWaiters) != 0) futex_wake_all(state_);
+  DoneCall* calls = nullptr;
+  if ((before & kHasCalls) != 0) {
+    const std::scoped_lock lock(calls_lock_);
+    calls = std::exchange(calls_, nullptr);
+  }
+  while (calls != nullptr) {
+    DoneCall* const call = std::exchange(calls, calls->next);
+    call->call(call->context);
+  }
+  this_thread.is_finishing = was_finishing;
+  Engine::instance().note_done();
+  return next;
+}
+
+void Op::note_end() const noexcept {
+  if (!failure_) return trace::close(span_, number_, trace::Outcome::kDone);
+  bool has_run = is_refused;
+  trace::change(span_, number_, [&](const trace::Record& r) { has_run |= r.at_ns[trace::kRunning] != 0; });
+  trace::close(span_, number_, has_run ? trace::Outcome::kFailed : trace::Outcome::kSkipped,
+               failure_->message);
+}
+
+// Tells whoever ends the op of something. False: it is done.
+bool Op::set_bit(uint32_t bit) noexcept {
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  while ((state & kStateBits) != kDone) {
+    // pairs with: Op::finish, "somebody waits for an op"
+    if ((state & bit) != 0 || state_.compare_exchange_weak(state, state | bit, std::memory_order_acq_rel,
+                                                           std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  // pairs with: Op::finish, "an op's result"
+  (void)state_.load(std::memory_order_acquire);
+  return false;
+}
+
+void Op::call_when_done(DoneCall* call) noexcept {
+  {
+    const std::scoped_lock lock(calls_lock_);
+    if (set_bit(kHasCalls)) {
+      call->next = std::exchange(calls_, call);
+      return;
+    }
+  }
+  call->call(call->context);
+}
+
+bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
+  if (is_done()) return true;
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+    return false;
+  }
+  if (deadline.is_never() && begin_running()) {
+    const Outcome outcome = execute();
+    if (outcome.next != nullptr) Engine::instance().executor().post(outcome.next);
+    if (outcome.is_done) release();  // the engine's: the executor has its own, and the caller
+    if (is_done()) return true;
+  }
+  if (!set_bit(kHasWaiters)) return true;
+  Waiter waiter;
+  waiter.actor = current_actor();
+  waiter.claim = this;
+  // pairs with: Op::finish, "an op's result"
+  const auto is_done_in = [](uint32_t value) { return (value & kStateBits) == kDone; };
+  return is_over(impl::wait(waiter, state_, is_done_in, deadline, &refusal->obstacle), refusal);
+}
+
+void Op::abandon(Ref<Failure> failure) noexcept {
+  failure_ = std::move(failure);
+  settle(*this, failure_);
+  // A body that has begun may be the one that this thread is in, and goes on with its context.
+  const bool has_begun = (state_.load(std::memory_order_relaxed) & kStateBits) == kRunning;
+  if (work_.drop != nullptr && !has_begun) work_.drop(work_.context);
+  // pairs with: Op::is_done, "an op's result"
+  state_.store(kDone, std::memory_order_release);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The executor with threads of its own. Made for tasks of some hundred nanoseconds: posting is one exchange
+// on a shared list, and a system call only where all workers that have nothing to do sleep.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/spin_lock.h"
+#include "exec/executor.h"
+
+namespace tenon::impl {
+
+// Where tasks are. post() puts a task in front of inbox_. Who needs work looks into its own list, then takes
+// the whole inbox and turns it round (oldest first), then takes half of another's list from its front. It
+// keeps the first task to run and puts the rest into its own list. List i belongs to worker i, the last
+// one to all threads that call try_run_one(). Tasks are nowhere else, but in hand for that moment.
+//
+// Who sleeps. Each worker works, searches or sleeps; idle_ counts those who search and those who sleep. Who
+// finds nothing becomes a searcher, unless half of the workers are: it polls for a while, and then sleeps.
+// The protocol (each look and each change named here is sequentially consistent, except the change in
+// which a worker becomes a searcher, on which nothing rests):
+//
+//   S1 Who puts tasks in sight (into the inbox, or the rest into a list) looks at idle_ afterwards. If
+//      nobody searches and somebody sleeps, it turns one sleeper into a searcher (in idle_: a claim) and
+//      then adds a token to tokens_ and wakes one thread that waits for a token. post() gives those who
+//      work a moment before it claims: if it sees the inbox empty, its task is in hand, and the duty gone.
+//   S2 A searcher that has found a task stops counting as one before it runs it. If it was the last, it looks
+//      whether there are tasks in sight, and does as in S1 if there are.
+//   S3 A worker that has found nothing counts itself asleep (and no longer searching, in one step) and then
+//      looks whether there are tasks in sight. If there are, it turns one sleeper, which need not be
+//      itself, into a searcher, and goes on as that one. If there are none, or no sleeper is left to turn,
+//      it waits for a token, takes it, and is a searcher.
+//
+// Invariants: workers between S3's count and the end of its wait = sleepers in idle_ + tokens + claims whose
+// token is still to come. So each claim ends exactly one wait, whichever, and no token is lost.
+// Why no task is left behind: let a task come in sight. If the look of S1 finds a searcher, that one, or the
+// last that searches with it, looks again later, in S2 or S3. If it finds nobody idle, each worker will look
+// before it sleeps (S3). Otherwise it wakes one. Who takes tasks into hand and not into sight runs
+// the first and brings the rest in sight: S1 again.
+//
+// The end. stop() sets kStopping in idle_ and then does as in S1, so that some worker passes S3 later. The
+// worker whose change in S3 finds kStopping set and makes all sleep, and that then sees nothing in sight,
+// sets kOver and turns all sleepers into searchers, with a token for each; so does who finds kOver set in
+// S3. A worker leaves after a wait when it finds no task and sees kOver. Tasks that still come are posted by
+// a worker, which does not leave before it has found nothing itself.
+//
+// Owner: make_executor's caller. A pool that is there at the end of the process is never destroyed: its
+// threads touch nothing but the pool and the tasks. Threads: as Executor; the workers block all signals but
+// those of a fault.
+class ThreadPool final : public Executor {
+ public:
+  static constexpr int kMostWorkers = 1024;
+
+  // Requires 1 <= workers <= kMostWorkers. Fails with kSystem where a thread cannot be started.
+  explicit ThreadPool(int workers);
+
+  void post(Task* task) noexcept override;
+  bool try_run_one() noexcept override;
+  bool has_own_threads() const noexcept override { return true; }
+  int concurrency() const noexcept override { return workers_; }
+  void stop() noexcept override;
+
+ private:
+  // Tasks in order, oldest first.
+  struct Batch {
+    Task* first = nullptr;
+    Task* last = nullptr;
+    uint32_t count = 0;
+  };
+
+  // Tasks of one worker in sight of all. Threads: any.
+  class alignas(64) TaskList {
+   public:
+    bool is_empty() const noexcept;  // what is put before counts, in the sense of S3
+    Task* pop() noexcept;            // null if empty
+    void append(const Batch& batch) noexcept;
+    Batch take_half() noexcept;
+
+   private:
+    SpinLock lock_;
+    std::atomic<uint32_t> count_{0};  // written under lock_
+    Task* first_ = nullptr;           // guarded by lock_, as is last_
+    Task* last_ = nullptr;
+  };
+
+  // Of one worker: how long its waits are, and so for how long it polls (as data/short_wait.h, but never
+  // not at all).
+  struct Patience {
+    int64_t usual_ns = 0;
+
+    int64_t budget_ns() const noexcept;
+    void note(int64_t waited_ns) noexcept;
+  };
+
+  static constexpr uint64_t kSearcher = 1;
+  static constexpr uint64_t kSleeper = uint64_t{1} << 16;
+  static constexpr uint64_t kStopping = uint64_t{1} << 32;
+  static constexpr uint64_t kOver = uint64_t{1} << 33;
+  static constexpr uint64_t searchers(uint64_t idle) { return idle & 0xffff; }
+  static constexpr uint64_t sleepers(uint64_t idle) { return (idle >> 16) & 0xffff; }
+
+  void start_threads();
+  void work(size_t self) noexcept;
+  Task* find(size_t self) noexcept;
+  Task* keep_rest(size_t self, Batch batch) noexcept;
+  Batch take_inbox() noexcept;
+  bool is_work_in_sight() const noexcept;
+
+  Task* wait_for_task(size_t self, Patience& patience) noexcept;
+  Task* poll(size_t self, int64_t budget_ns) noexcept;
+  bool try_start_search() noexcept;
+  void end_search() noexcept;
+  void sleep(uint64_t searching) noexcept;
+  bool try_get_up() noexcept;
+  bool needs_waking() const noexcept;
+  bool is_soon_taken() const noexcept;
+  void wake_one_if_none_searches() noexcept;
+  void end_all() noexcept;
+  void take_token() noexcept;
+
+  // Constant after construction.
+  const int workers_;
+  const std::unique_ptr<TaskList[]> lists_;  // workers_ + 1
+  std::vector<std::thread> threads_;         // and until stop()
+
+  // Shared and atomic. The first two on one line of the cache: who posts needs both.
+  alignas(64) std::atomic<Task*> inbox_{nullptr};  // newest first
+  std::atomic<uint64_t> idle_{0};
+  alignas(64) std::atomic<uint32_t> tokens_{0};
+};
+
+}  // namespace tenon::impl

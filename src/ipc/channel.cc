@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/channel.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "base/spin_lock.h"
+#include "ipc/hooked_sleep.h"
+#include "ipc/process_lock.h"
+#include "ipc/watcher.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint64_t kSlotAlignment = 256;
+constexpr uint32_t kMostSlots = kMostBlocks - 1;
+constexpr int64_t kSliceNs = 50'000'000;
+constexpr uint32_t kNoSlot = UINT32_MAX;
+
+[[noreturn]] void throw_no_channel(const Array& memory) {
+  throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
+}
+
+[[noreturn]] void throw_no_place() {
+  throw_error(Code::kSystem,
+              "this process was forked while there was no room for another one in the channel");
+}
+
+}  // namespace
+
+Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
+                             const SharedOptions& options) {
+  if (plan.slots == 0 || plan.slots > kMostSlots) {
+    throw_error(Code::kValue, "a channel has 1 to ", kMostSlots, " slots, not ", plan.slots);
+  }
+  if (plan.mode == ChannelMode::kLatest && plan.slots < 3) {
+    throw_error(Code::kValue, "a channel of the latest item needs at least 3 slots, not ", plan.slots,
+                ": one to write, one that is the latest, and one in each reader's hands");
+  }
+  auto channel = Ref<Channel>::adopt(new Channel);
+  channel->is_closed_.store(true, std::memory_order_relaxed);  // until it is complete
+  channel->fields_ = Fields::lay_out(given, "channel");
+  channel->plan_ = plan;
+  std::string description;
+  channel->fields_.encode(&description);
+  std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
+  sizes[0] = sizeof(State) + plan.slots * sizeof(Place) + description.size();
+  SharedOptions prepared = options;
+  prepared.prepare = [&](std::byte* base) {
+    auto* const state = reinterpret_cast<State*>(base);
+    state->slots = plan.slots;
+    state->mode = static_cast<uint32_t>(plan.mode);
+    state->when_full = static_cast<uint32_t>(plan.when_full);
+    state->description_nbytes = description.size();
+    make_robust(&state->mutex);
+    std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
+    // pairs with: Channel::of, "the description of a channel"
+    state->mark.store(kChannelMark, std::memory_order_release);
+  };
+  channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
+  channel->open_slots();
+  return channel;
+}
+
+Ref<Channel> Channel::of(Ref<Array> memory) {
+  auto channel = Ref<Channel>::adopt(new Channel);
+  channel->is_closed_.store(true, std::memory_order_relaxed);
+  const uint64_t nbytes = memory->desc().nbytes;
+  auto* const state = reinterpret_cast<State*>(memory->data());
+  const bool has_room = memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(State);
+  // pairs with: Channel::create, "the description of a channel"
+  if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
+  channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
+                    static_cast<WhenFull>(state->when_full)};
+  const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(Place);
+  const uint64_t description_nbytes = state->description_nbytes;
+  if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
+      state->when_full > TENON_WHEN_FULL_RAISE || at > nbytes || description_nbytes > nbytes - at) {
+    throw_no_channel(*memory);
+  }
+  const std::vector<std::byte> copy(memory->data() + at, memory->data() + at + description_nbytes);
+  std::span<const std::byte> rest(copy);
+  channel->fields_ = Fields::decode(&rest);
+  channel->memory_ = std::move(memory);
+  channel->open_slots();
+  return channel;
+}
+
+void Channel::open_slots() {
+  state_ = reinterpret_cast<State*>(memory_->data());
+  places_ = reinterpret_cast<Place*>(state_ + 1);
+  segment_ = &Segments::lock_of(*memory_).segment();
+  for (uint32_t i = 1; i <= plan_.slots; ++i) {
+    slots_.push_back(Segments::instance().sibling(*memory_, i));
+    if (slots_.back()->desc().nbytes < fields_.nbytes()) throw_no_channel(*memory_);
+    Segments::lock_of(*slots_.back()).set_bell(&state_->room);
+  }
+  seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
+  is_closed_.store(false, std::memory_order_relaxed);
+}
+
+Channel::End& Channel::own_end() const noexcept { return state_->ends[segment_->participant().index()]; }
+
+bool Channel::is_alive(uint32_t p) const noexcept {
+  const Control& control = segment_->control();
+  const End& end = state_->ends[p];
+  return control.has_slot(p) && look(control.slot(p).generation) == look(end.generation) &&
+         look(control.slot(p).state) == SlotState::kLive && impl::is_alive(control, p);
+}
+
+// Requires the mutex, as all that follow up to try_receive().
+void Channel::take_role(Role role) {
+  if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
+  const uint32_t index = segment_->participant().index();
+  if (index == Participant::kNone) throw_no_place();
+  End& end = own_end();
+  const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
+  const uint64_t taker = uint64_t{index} << 32 | generation;
+  // A forked child has those that it takes itself.
+  if (roles_taker_.exchange(taker, std::memory_order_relaxed) != taker) {
+    roles_.store(0, std::memory_order_relaxed);
+  }
+  if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
+  (void)look_at_ends();  // among them that of the dead whose place this process may have
+  if (look(end.generation) != generation) {
+    store(end.producers, 0u);
+    store(end.consumers, 0u);
+    store(end.cursor, uint64_t{0});
+    store(end.pid, static_cast<uint32_t>(getpid()));
+    publish(end.generation, generation);
+  }
+  (void)add(end.openings(role), 1u);
+  publish(end.roles, look(end.roles) | role);
+  // First the role, then whether it was closed meanwhile; close() does the opposite.
+  // pairs with: Channel::close, "a role of an opening"
+  roles_.fetch_or(role, std::memory_order_seq_cst);
+  // pairs with: Channel::close, "an opening that is closed"
+  if (is_closed_.load(std::memory_order_seq_cst)) {
+    if (give_roles()) end_closed(end);
+    throw_error(Code::kClosed, "the channel was closed here");
+  }
+  // Whoever sleeps is to be woken by its death, too.
+  ring(state_->items);
+  ring(state_->room);
+}
+
+// Forgets the ends of processes that have died, and remembers their deaths. True: there were some.
+bool Channel::look_at_ends() noexcept {
+  bool has_found = false;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    End& end = state_->ends[p];
+    end_closed(end);
+    const uint32_t roles = look(end.roles);
+    if (roles == 0 || is_alive(p)) continue;
+    has_found = true;
+    if ((roles & kProducer) != 0) {
+      store(state_->dead_pids[look(state_->deaths) % kKnownDead], look(end.pid));
+      (void)add(state_->deaths, uint64_t{1});
+    }
+    end_roles(end, roles);
+    ring(state_->items);
+    ring(state_->room);
+  }
+  return has_found;
+}
+
+// Whoever is killed in between counts as dead, and nobody waits for an end that was not noted.
+void Channel::end_roles(End& end, uint32_t ended) noexcept {
+  const uint32_t roles = look(end.roles);
+  if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
+  publish(end.roles, roles & ~ended);
+}
+
+// Ends the roles of which its process has closed all openings.
+void Channel::end_closed(End& end) noexcept {
+  const uint32_t roles = look(end.roles);
+  for (const Role role : {kProducer, kConsumer}) {
+    if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
+  }
+}
+
+// There is no producer, and this has not been said since there was one.
+bool Channel::has_ended() const noexcept {
+  return count(kProducer) == 0 && look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
+}
+
+// How many processes have this role.
+uint32_t Channel::count(Role role) const noexcept {
+  uint32_t n = 0;
+  for (const End& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
+  return n;
+}
+
+// The last item that all consumers have got.
+uint64_t Channel::least_cursor() const noexcept {
+  uint64_t least = UINT64_MAX;
+  for (const End& end : state_->ends) {
+    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
+  }
+  return least;
+}
+
+// The slot with the oldest item after this one.
+uint32_t Channel::next_slot(uint64_t after) const noexcept {
+  uint32_t found = kNoSlot;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t sequence = look(places_[i].sequence);
+    if (sequence <= after || sequence >= least) continue;
+    least = sequence;
+    found = i;
+  }
+  return found;
+}
+
+// Of the items that are there. The last number that was given may be that of one that was never sent.
+uint64_t Channel::newest_sequence() const noexcept {
+  uint64_t newest = 0;
+  for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(places_[i].sequence));
+  return newest;
+}
+
+// The lease of a slot that nobody holds.
+bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
+  LeaseFlags flags;
+  flags.is_overwrite = is_overwrite;
+  flags.ignores_dead_owner = true;
+  const std::optional<Error> refused =
+      item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(), site, Deadline(0));
+  if (refused) {
+    if (refused->code() == Code::kTimeout || refused->code() == Code::kDeadlock) return false;
+    throw Error(*refused);
+  }
+  item.lease_.detach();
+  item.is_readonly_ = access == Access::kRead;
+  item.slot_ = slot;
+  return true;
+}
+
+bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
+  const TimedLock lock(state_->mutex, deadline, "lend from the channel");
+  take_role(kProducer);
+  return try_to_lend(item, site);
+}
+
+bool Channel::try_to_lend(Item& item, const char* site) {
+  const uint64_t newest = newest_sequence();
+  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
+  const auto is_spare = [&](uint64_t sequence) {
+    if (sequence == 0) return true;
+    if (plan_.mode == ChannelMode::kLatest) return sequence != newest;
+    return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
+  };
+  const auto try_slot = [&](uint32_t i) {
+    if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
+    // In this order: who cannot have the slot, or dies here, takes no item away.
+    if (!take(item, i, Access::kWrite, true, site)) return false;
+    publish(places_[i].sequence, uint64_t{0});
+    return true;
+  };
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    if (is_spare(look(places_[i].sequence)) && try_slot(i)) return true;
+  }
+  // With a broadcast that nobody listens to, the oldest go.
+  const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
+                        (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
+  if (may_drop && plan_.mode != ChannelMode::kLatest) {
+    for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(places_[i].sequence))) {
+      if (!Segments::lock_of(*slots_[i]).is_idle()) continue;
+      if (!try_slot(i)) break;
+      (void)add(state_->dropped, uint64_t{1});
+      return true;
+    }
+  }
+  return look_at_ends() && try_to_lend(item, site);  // what the dead were to get, nobody waits for
+}
+
+// The slot with this process' next item. Requires that it is a consumer.
+uint32_t Channel::slot_to_receive() const noexcept {
+  const uint64_t cursor = look(own_end().cursor);
+  if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
+  const uint64_t newest = newest_sequence();
+  for (uint32_t i = 0; i < plan_.slots && newest > cursor; ++i) {
+    if (look(places_[i].sequence) == newest) return i;
+  }
+  return kNoSlot;
+}
+
+bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
+  const TimedLock lock(state_->mutex, deadline, "receive from the channel");
+  take_role(kConsumer);
+  End& end = own_end();
+  const uint32_t slot = slot_to_receive();
+  if (slot != kNoSlot) {
+    const bool is_queue = plan_.mode == ChannelMode::kQueue;
+    const uint64_t sequence = look(places_[slot].sequence);
+    if (take(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
+      item.sequence_ = sequence;
+      if (is_queue) publish(places_[slot].sequence, uint64_t{0});
+      publish(end.cursor, sequence);
+      (void)add(state_->received, uint64_t{1});
+      return true;
+    }
+  }
+  (void)look_at_ends();
+  if (slot != kNoSlot) return false;
+  const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
+  if (deaths > seen) {
+    seen_deaths_.store(seen + 1, std::memory_order_relaxed);
+    const bool is_known = deaths - seen <= kKnownDead;
+    const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[seen % kKnownDead])) : 0;
+    throw Error(Code::kOwnerDied,
+                concat("a producer of the channel has died (process ", pid,
+                       "); what it had not sent is lost, what others send still comes: receive again"),
+                pid);
+  }
+  if (has_ended()) {
+    seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
+    throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
+  }
+  return false;
+}
+
+// On what to sleep so that the death of others is seen. False: not all have found room, or somebody is ending
+// of whose end nothing will wake. has_died: somebody has, and is to be forgotten by look_at_ends().
+bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
+  const uint32_t self = segment_->participant().index();
+  bool is_complete = true;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (p == self || look(state_->ends[p].roles) == 0) continue;
+    (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark
+    if (!is_alive(p)) {
+      *has_died = true;
+    } else if (*n == os::kMostWords) {
+      is_complete = false;
+    } else {
+      std::atomic<uint32_t>& life = life_word(segment_->control().life(p));
+      words[(*n)++] = {&life, note_sleeper(life)};
+      is_complete &= !is_dead(look(life));
+    }
+  }
+  return is_complete;
+}
+
+Watch* Channel::watch_of(const Bell& bell) const noexcept {
+  const auto& place = &bell == &state_->items ? item_watch_ : room_watch_;
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* const watch = place.load(std::memory_order_acquire);
+  return watch == nullptr || watch->is_inherited() ? nullptr : watch;
+}
+
+// Where nothing could be done: lets the descriptor say so, and looks again, as something may have come before
+// that.
+template <class Try>
+bool Channel::try_once_more(const Bell& bell, Try attempt) {
+  Watch* const watch = watch_of(bell);
+  if (watch == nullptr) return false;
+  watch->clear();
+  if (is_closed_.load(std::memory_order_relaxed)) watch->signal();
+  return attempt();
+}
+
+int Channel::descriptor(Access access) {
+  Bell& bell = access == Access::kRead ? state_->items : state_->room;
+  auto& place = access == Access::kRead ? item_watch_ : room_watch_;
+  if (segment_->participant().index() == Participant::kNone) throw_no_place();
+  // pairs with: Channel::descriptor, "the watch of an end"
+  Watch* watch = place.load(std::memory_order_acquire);
+  while (watch == nullptr || watch->is_inherited()) {
+    auto fresh = std::make_unique<Watch>(*this, bell);
+    // pairs with: Channel::descriptor, "the watch of an end"
+    if (!place.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
+    fresh->keep(watch);
+    watch = fresh.release();
+    if (is_closed_.load(std::memory_order_relaxed)) watch->end();
+  }
+  return watch->fd();
+}
+
+Channel::~Channel() {
+  delete item_watch_.load(std::memory_order_relaxed);
+  delete room_watch_.load(std::memory_order_relaxed);
+}
+
+// Of those that take part: who is stopped.
+std::string Channel::stopped_text() const {
+  std::string text;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    const End& end = state_->ends[p];
+    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
+    text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
+                   identity_of(segment_->control().slot(p)).command, "), which is stopped");
+  }
+  return text.empty() ? text : text + ", takes part in it";
+}
+
+void Channel::throw_timeout(const char* doing) const {
+  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
+}
+
+// Tries until it works: for a while by looking at the bell, then asleep.
+template <class Try>
+void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt) {
+  uint32_t turn = look(bell.turn);
+  if (attempt()) return;
+  if (deadline.has_passed()) {
+    if (try_once_more(bell, attempt)) return;
+    throw_timeout(doing);
+  }
+  const uint32_t spins = patience.spins();
+  for (uint32_t i = 0; i < spins; ++i) {
+    relax_processor();
+    if (look(bell.turn) == turn) continue;
+    turn = look(bell.turn);
+    if (!attempt()) continue;
+    patience.note(spins, true);
+    return;
+  }
+  patience.note(spins, false);
+  HookedSleep sleep;
+  EndingPace pace;
+  struct Waiting {
+    Segment& segment;
+    Bell& bell;
+    Waiting(Segment& in, Bell& at) : segment(in), bell(at) { segment.begin_wait(bell); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { segment.end_wait(bell); }
+  } const waiting{*segment_, bell};
+  while (true) {
+    turn = look(bell.turn);
+    os::Sleep words[os::kMostWords];
+    size_t n = 0;
+    bool has_died = false;
+    words[n++] = {&bell.turn, turn};
+    const bool will_be_woken = add_lives(words, &n, &has_died);
+    if (will_be_woken) pace.restart();
+    if (attempt()) return;
+    const int64_t left = deadline.left_ns();
+    if (left <= 0) {
+      if (try_once_more(bell, attempt)) return;
+      throw_timeout(doing);
+    }
+    const int64_t slice = std::min(kSliceNs, left);
+    if (!has_died) os::sleep_on(words, n, will_be_woken ? slice : pace.next_ns(slice));
+    if (has_died ||
+        std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
+      // The kernel has told nobody else, and who died may have died before it rang.
+      if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
+      if (will_be_woken) {  // else the others have been told, and look by themselves
+        ring(state_->items);
+        ring(state_->room);
+      }
+    }
+    if (attempt()) return;
+    if (sleep.is_interrupted())
+      throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
+    sleep.report([&] {
+      const ChannelStatistics now = statistics();
+      return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
+                    now.in_use, " are in use, ", now.producers, " producers and ", now.consumers,
+                    " consumers");
+    });
+  }
+}
+
+Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
+  auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
+  if (plan_.when_full == WhenFull::kRaise) {
+    const auto attempt = [&] { return try_loan(*item, deadline, site); };
+    if (attempt() || try_once_more(state_->room, attempt)) return item;
+    throw_error(Code::kLeaseConflict, "all ", plan_.slots,
+                " slots of the channel are in use: receive or drop items, or make it with more slots");
+  }
+  wait(state_->room, loan_patience_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
+  return item;
+}
+
+void Channel::send(Item& item) {
+  if (!item.lease_.is_held() || item.sequence_ != 0) {
+    throw_error(Code::kValue, "the item is no loan of the channel, or was sent before");
+  }
+  {
+    const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
+    (void)item.lease_.release();
+    if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
+      const uint64_t sequence = look(state_->last_sequence) + 1;
+      publish(state_->last_sequence, sequence);
+      publish(places_[item.slot_].sequence, sequence);
+      item.sequence_ = sequence;
+    }
+  }
+  if (item.sequence_ == 0) {
+    throw_error(
+        Code::kLeaseEscaped,
+        "a view of the item lives on, so it cannot be sent, and is dropped: drop the view first, or copy "
+        "what is to be kept");
+  }
+  ring(state_->items);
+}
+
+Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
+  auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
+  wait(state_->items, receive_patience_, deadline, "receive from",
+       [&] { return try_receive(*item, deadline, site); });
+  return item;
+}
+
+void Channel::wait_for_item(const Deadline& deadline) {
+  const auto has_news = [&] {
+    const TimedLock lock(state_->mutex, deadline, "receive from the channel");
+    take_role(kConsumer);
+    (void)look_at_ends();
+    return slot_to_receive() != kNoSlot ||
+           look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
+  };
+  wait(state_->items, receive_patience_, deadline, "receive from", has_news);
+}
+
+Ref<Array> Item::array(int32_t field) {
+  const std::vector<Part>& parts = channel_->fields_.parts();
+  if (field < 0 || field >= static_cast<int32_t>(parts.size())) {
+    throw_error(Code::kIndex, "the channel has no field ", field, " but ", parts.size(), " of them");
+  }
+  const Part& part = parts[static_cast<size_t>(field)];
+  // On a storage of its own over the slot's bytes, which keeps the item.
+  const Memory& slot = channel_->slots_[slot_]->storage().memory();
+  const auto release_item = [](void* owner) { static_cast<Item*>(owner)->release(); };
+  Memory memory = slot;
+  memory.data = slot.data + part.offset;
+  memory.nbytes = part.nbytes;
+  memory.owner = this;
+  memory.deleter = release_item;
+  memory.is_readonly = is_readonly_;
+  if (part.nbytes == 0) memory.extent_nbytes = 0;
+  retain();
+  Ref<Storage> storage;
+  try {
+    storage = Storage::adopt(memory);
+  } catch (...) {
+    release();
+    throw;
+  }
+  // From here on the storage's deleter does it.
+  return Array::over(std::move(storage), part.dtype, Dims(part.shape),
+                     is_readonly_ ? uint32_t{TENON_READONLY} : 0);
+}
+
+void Channel::close() noexcept {
+  // pairs with: Channel::take_role, "an opening that is closed"
+  if (is_closed_.exchange(true, std::memory_order_seq_cst)) return;
+  for (const Bell* const bell : {&state_->items, &state_->room}) {
+    Watch* const watch = watch_of(*bell);
+    if (watch == nullptr) continue;
+    watch->end();
+    watch->signal();
+  }
+  if (segment_->participant().index() == Participant::kNone) return;
+  // Behind a process that is stopped inside of the mutex, the next one that has it ends them.
+  constexpr int kTries = 20;
+  const bool has_ended = give_roles();
+  for (int i = 0; has_ended && i < kTries; ++i) {
+    if (const TimedLock lock(state_->mutex); lock.is_held()) {
+      end_closed(own_end());
+      break;
+    }
+    sched_yield();
+  }
+  ring(state_->items);
+  ring(state_->room);
+}
+
+// Gives back the roles of this opening, without the mutex. True: some of them are to be ended.
+bool Channel::give_roles() noexcept {
+  Participant& self = segment_->participant();
+  const uint64_t taker = uint64_t{self.index()} << 32 | look(self.slot().generation);
+  // pairs with: Channel::take_role, "a role of an opening"
+  const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
+  if (roles_taker_.load(std::memory_order_relaxed) != taker) return false;
+  bool has_ended = false;
+  for (const Role role : {kProducer, kConsumer}) {
+    if ((roles & role) != 0) has_ended |= add(own_end().openings(role), ~0u) == 1;
+  }
+  return has_ended;
+}
+
+// Of one moment only where nobody is at work on the channel.
+ChannelStatistics Channel::statistics() const {
+  ChannelStatistics s;
+  s.sent = look(state_->last_sequence);
+  s.received = look(state_->received);
+  s.dropped = look(state_->dropped);
+  s.deaths = look(state_->deaths);
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    s.ready += look(places_[i].sequence) != 0 ? 1 : 0;
+    s.in_use += Segments::lock_of(*slots_[i]).is_idle() ? 0 : 1;
+  }
+  s.producers = count(kProducer);
+  s.consumers = count(kConsumer);
+  return s;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A channel hands slots of shared memory from those who fill them to those who read them. What a slot holds
+// is one number, and who uses it holds its lock: so a process that dies at any moment loses the items that it
+// had, and its slots are free for the others.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "array/lease.h"
+#include "base/ref.h"
+#include "ipc/channel_state.h"
+#include "ipc/fields.h"
+#include "ipc/patience.h"
+#include "ipc/segments.h"
+
+namespace tenon::impl {
+
+enum class ChannelMode : uint32_t {
+  kQueue = TENON_CHANNEL_QUEUE,          // each item to one consumer
+  kBroadcast = TENON_CHANNEL_BROADCAST,  // each item to all consumers
+  kLatest = TENON_CHANNEL_LATEST,        // the newest item to whoever asks
+};
+
+// What a producer does that finds no free slot.
+enum class WhenFull : uint32_t {
+  kWait = TENON_WHEN_FULL_WAIT,
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // that nobody has in hand
+  kRaise = TENON_WHEN_FULL_RAISE,
+};
+
+struct ChannelPlan {
+  uint32_t slots = 0;
+  ChannelMode mode = ChannelMode::kQueue;
+  WhenFull when_full = WhenFull::kWait;
+};
+
+class Item;
+class Watch;
+
+struct ChannelStatistics {
+  uint64_t sent = 0;
+  uint64_t received = 0;
+  uint64_t dropped = 0;  // for lack of room
+  uint64_t deaths = 0;   // of processes that had an end
+  uint32_t ready = 0;    // slots that hold an item
+  uint32_t in_use = 0;   // slots that somebody holds
+  uint32_t producers = 0;
+  uint32_t consumers = 0;
+};
+
+// Counted; one for each opening in a process, with at most two ends: it becomes a producer with the first
+// loan, a consumer with the first receive. Threads: any.
+class Channel {
+ public:
+  // Fails with kValue, kType, kNoMemory, kSystem.
+  static Ref<Channel> create(std::span<const tenon_field> fields, const ChannelPlan& plan,
+                             const SharedOptions& options);
+  // In the memory of a channel that was attached or opened here. Fails with kValue (it holds none).
+  static Ref<Channel> of(Ref<Array> memory);
+
+  const Fields& fields() const noexcept { return fields_; }
+  Array& memory() const noexcept { return *memory_; }  // to be sent
+  const ChannelPlan& plan() const noexcept { return plan_; }
+
+  // A free slot, held for writing. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (it is full,
+  // and the channel raises then).
+  Ref<Item> loan(const Deadline& deadline, const char* site);
+  // Hands it on. Fails with kLeaseEscaped (a view of it lives on: then it is dropped), kValue (no loan), and
+  // where another process is at work on the channel for longer than gate_timeout_ns() with kTimeout and
+  // kInterrupted: then it may be called again.
+  void send(Item& item);
+  // The next item: held for reading, or in a queue for writing. Fails with kTimeout, kInterrupted, kOwnerDied
+  // (a producer has died, and nothing that was sent is left: once for each), kClosed (the last producer has
+  // gone, and nothing is left: once, until there is one again).
+  Ref<Item> receive(const Deadline& deadline, const char* site);
+  // Until receive() would not wait. Fails with kTimeout, kInterrupted.
+  void wait_for_item(const Deadline& deadline);
+
+  // For poll() and its kind: a descriptor that is readable while receive() (kRead) or loan() (kWrite) may
+  // have something to do. It is so until that has found nothing to do at once; after close() always. It is
+  // the channel's, for this process: a forked child asks anew. Fails with kSystem.
+  int descriptor(Access access);
+
+  // Ends both ends of this opening. Items in hand stay valid.
+  void close() noexcept;
+  ChannelStatistics statistics() const;
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (!refs_.decrement()) return;
+    close();
+    delete this;
+  }
+
+ private:
+  friend class Item;
+  friend class Watch;
+  friend class Watcher;
+  using State = ChannelState;
+  using End = ChannelEnd;
+  using Place = ChannelPlace;
+  using Role = ChannelRole;
+
+  Channel() = default;
+  ~Channel();
+  void open_slots();
+  End& own_end() const noexcept;
+  void take_role(Role role);
+  bool give_roles() noexcept;
+  bool is_alive(uint32_t participant) const noexcept;
+  bool look_at_ends() noexcept;
+  std::string stopped_text() const;
+  void end_roles(End& end, uint32_t ended) noexcept;
+  void end_closed(End& end) noexcept;
+  bool has_ended() const noexcept;
+  uint32_t count(Role role) const noexcept;
+  uint64_t least_cursor() const noexcept;
+  uint64_t newest_sequence() const noexcept;
+  bool try_loan(Item& item, const Deadline& deadline, const char* site);
+  bool try_to_lend(Item& item, const char* site);
+  bool try_receive(Item& item, const Deadline& deadline, const char* site);
+  uint32_t slot_to_receive() const noexcept;
+  uint32_t next_slot(uint64_t after) const noexcept;
+  bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
+  bool add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept;
+  void begin_wait(Bell& bell) const noexcept { segment_->begin_wait(bell); }
+  void end_wait(Bell& bell) const noexcept { segment_->end_wait(bell); }
+  Watch* watch_of(const Bell& bell) const noexcept;
+  template <class Try>
+  bool try_once_more(const Bell& bell, Try attempt);
+  [[noreturn]] void throw_timeout(const char* doing) const;
+  template <class Try>
+  void wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
+
+  Fields fields_;
+  ChannelPlan plan_;
+  Ref<Array> memory_;
+  std::vector<Ref<Array>> slots_;
+  Segment* segment_ = nullptr;
+  State* state_ = nullptr;
+  Place* places_ = nullptr;
+  std::atomic<uint64_t> seen_deaths_{0};
+  std::atomic<uint64_t> seen_closings_{0};
+  Patience loan_patience_;
+  Patience receive_patience_;
+  std::atomic<uint32_t> roles_{0};        // of this opening; taken under the mutex
+  std::atomic<uint64_t> roles_taker_{0};  // the participant that has taken them, and its generation
+  std::atomic<bool> is_closed_{false};
+  // Made at the first use; owned.
+  std::atomic<Watch*> item_watch_{nullptr};
+  std::atomic<Watch*> room_watch_{nullptr};
+  RefCount refs_;
+};
+
+// A slot in the hands of this process: to be filled, or to be read. Counted: its arrays keep it, and with the
+// last one the slot is given back. Threads: any.
+class Item {
+ public:
+  // An array over the slot, read-only where others read the item, too. Fails with kIndex.
+  Ref<Array> array(int32_t field);
+  // Of one that was received; 0: it is to be sent.
+  uint64_t sequence() const noexcept { return sequence_; }
+  Channel& channel() const noexcept { return *channel_; }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept {
+    if (refs_.decrement()) delete this;
+  }
+
+ private:
+  friend class Channel;
+  explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
+
+  Ref<Channel> channel_;
+  Lease lease_;
+  uint32_t slot_ = 0;
+  uint64_t sequence_ = 0;
+  bool is_readonly_ = false;
+  RefCount refs_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Histories of channels: processes that are steered step by step through random loans, receives, closes and
+// kills. Oracle: a sequential model of the channel says what each step must answer, and what the statistics
+// are. A seed is printed where it fails; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "ipc/channel_testing.h"
+
+namespace tenon::impl {
+
+// Does what each line says, and answers with one.
+void be_steered(Lines& lines, const std::string& name) {
+  std::optional<api::Channel> channel = join(name);
+  std::deque<api::Item> loans, received;
+  lines.say("here");
+  for (std::string line; lines.hear(&line);) {
+    std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    std::string answer = "ok";
+    try {
+      if (verb == "loan") {
+        loans.push_back(channel->loan(0s));
+        fill(loans.back(), kTorn);
+      } else if (verb == "send") {
+        int64_t value = 0;
+        words >> value;
+        fill(loans.front(), value);
+        loans.front().send();
+        answer = concat("ok ", loans.front().sequence());
+        loans.pop_front();
+      } else if (verb == "drop") {
+        loans.pop_front();
+      } else if (verb == "receive") {
+        std::optional<api::Item> item = channel->receive(0s);
+        if (item) received.push_back(std::move(*item));
+        answer = item ? concat("ok ", received.back().sequence(), ' ', value_of(received.back())) : "closed";
+      } else if (verb == "look") {
+        for (const api::Item& item : received) answer += concat(' ', value_of(item));
+      } else if (verb == "give") {
+        received.pop_front();
+      } else if (verb == "reopen") {
+        channel->close();
+        channel = join(name);
+      } else if (verb == "patiently") {  // waits for an item
+        std::optional<api::Item> item = channel->receive(kPatience);
+        answer = item ? concat("ok ", value_of(*item)) : "closed";
+      }
+    } catch (const api::Error& e) {
+      answer = error_of(e.code(), e.op_code());
+    }
+    lines.say(answer);
+  }
+  _exit(0);  // without closing: as if it were killed
+}
+
+namespace {
+
+// -------------------------------------------------------------------------------------------- the histories
+
+// What an opening of the channel was told.
+struct Opening {
+  size_t deaths = 0;
+  uint64_t closings = 0;
+};
+
+// What a channel is, one step after the other.
+class Model {
+ public:
+  Model(size_t slots, ChannelMode mode, WhenFull when_full)
+      : slots_(slots), mode_(mode), when_full_(when_full) {}
+
+  std::string loan(int who) {
+    take_role(who, &End::is_producer);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      if (const auto i = slot_to_loan()) {
+        slots_[*i] = Slot();
+        slots_[*i].holders.insert(who);
+        loans_[who].push_back(*i);
+        return "ok";
+      }
+      look();
+    }
+    return error_of(when_full_ == WhenFull::kRaise ? TENON_ERR_LEASE_CONFLICT : TENON_ERR_TIMEOUT);
+  }
+  std::string send(int who, int64_t value) {
+    Slot& slot = slots_[pop(&loans_[who])];
+    slot.holders.clear();
+    slot.sequence = ++last_;
+    slot.value = value;
+    return concat("ok ", last_);
+  }
+  std::string drop(int who) {
+    slots_[pop(&loans_[who])].holders.clear();
+    return "ok";
+  }
+  std::string receive(int who, Opening* opening) {
+    End& end = take_role(who, &End::is_consumer);
+    if (const auto i = slot_to_receive(end)) {
+      Slot& slot = slots_[*i];
+      end.cursor = slot.sequence;
+      slot.holders.insert(who);
+      in_hand_[who].push_back(*i);
+      ++received_;
+      const std::string answer = concat("ok ", slot.sequence, ' ', slot.value);
+      if (mode_ == ChannelMode::kQueue) slot.sequence = 0;
+      return answer;
+    }
+    look();
+    if (opening->deaths < deaths_.size()) {
+      return error_of(TENON_ERR_OWNER_DIED, deaths_[opening->deaths++]);
+    }
+    if (count(&End::is_producer) == 0 && closings_ > opening->closings) {
+      opening->closings = closings_;
+      return "closed";
+    }
+    return error_of(TENON_ERR_TIMEOUT);
+  }
+  std::string give(int who) {
+    Slot& slot = slots_[pop(&in_hand_[who])];
+    slot.holders.erase(slot.holders.find(who));
+    return "ok";
+  }
+  void close(int who) {
+    End& end = ends_[who];
+    end.is_consumer = false;
+    if (std::exchange(end.is_producer, false) && count(&End::is_producer) == 0) ++closings_;
+  }
+  void kill(int who, pid_t pid) {
+    for (Slot& slot : slots_) slot.holders.erase(who);
+    loans_.erase(who);
+    in_hand_.erase(who);
+    End end = ends_[who];
+    ends_.erase(who);
+    end.pid = pid;
+    if (end.is_producer || end.is_consumer) ends_[who - kGraves] = end;
+  }
+  Opening new_opening() const { return {deaths_.size(), 0}; }
+  bool has_loan(int who) { return !loans_[who].empty(); }
+  bool has_in_hand(int who) { return !in_hand_[who].empty(); }
+  std::string values_in_hand(int who) {
+    std::string text = "ok";
+    for (const size_t i : in_hand_[who]) text += concat(' ', slots_[i].value);
+    return text;
+  }
+  std::string statistics() const {
+    const auto n = [](auto m) { return static_cast<uint64_t>(m); };
+    uint64_t ready = 0, in_use = 0;
+    for (const Slot& slot : slots_) {
+      ready += slot.sequence != 0 ? 1 : 0;
+      in_use += slot.holders.empty() ? 0 : 1;
+    }
+    return text_of(last_, received_, dropped_, deaths_.size(), ready, in_use, n(count(&End::is_producer)),
+                   n(count(&End::is_consumer)));
+  }
+  static std::string text_of(uint64_t sent, uint64_t received, uint64_t dropped, uint64_t deaths,
+                             uint64_t ready, uint64_t in_use, uint64_t producers, uint64_t consumers) {
+    return concat("sent ", sent, ", received ", received, ", dropped ", dropped, ", deaths ", deaths,
+                  ", ready ", ready, ", in use ", in_use, ", producers ", producers, ", consumers ",
+                  consumers);
+  }
+
+ private:
+  struct Slot {
+    uint64_t sequence = 0;
+    int64_t value = 0;
+    std::multiset<int> holders;
+  };
+  struct End {
+    bool is_producer = false, is_consumer = false;
+    uint64_t cursor = 0;
+    pid_t pid = 0;
+  };
+
+  static size_t pop(std::deque<size_t>* slots) {
+    const size_t i = slots->front();
+    slots->pop_front();
+    return i;
+  }
+  int count(bool End::* role) const {
+    int n = 0;
+    for (const auto& [who, end] : ends_) n += end.*role ? 1 : 0;
+    return n;
+  }
+  End& take_role(int who, bool End::* role) {
+    if (!(ends_[who].*role)) look();
+    ends_[who].*role = true;
+    return ends_[who];
+  }
+  // Those of the dead.
+  void look() {
+    while (!ends_.empty() && ends_.begin()->first < 0) {
+      // Of several in the order of their places, which whoever is started in their stead has, too.
+      const End end = ends_.begin()->second;
+      ends_.erase(ends_.begin());
+      if (!end.is_producer) continue;
+      deaths_.push_back(end.pid);
+      if (count(&End::is_producer) == 0) ++closings_;
+    }
+  }
+  std::optional<size_t> slot_to_loan() {
+    uint64_t seen = UINT64_MAX, newest = 0;
+    for (const auto& [who, end] : ends_) seen = end.is_consumer ? std::min(seen, end.cursor) : seen;
+    for (const Slot& slot : slots_) newest = std::max(newest, slot.sequence);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const uint64_t sequence = slots_[i].sequence;
+      const bool is_spare = sequence == 0 || (mode_ == ChannelMode::kLatest && sequence != newest) ||
+                            (mode_ == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen);
+      if (is_spare && slots_[i].holders.empty()) return i;
+    }
+    const bool may_drop =
+        mode_ != ChannelMode::kLatest &&
+        (when_full_ == WhenFull::kDropOldest || (mode_ == ChannelMode::kBroadcast && seen == UINT64_MAX));
+    std::optional<size_t> oldest;
+    for (size_t i = 0; may_drop && i < slots_.size(); ++i) {
+      if (slots_[i].sequence == 0 || !slots_[i].holders.empty()) continue;
+      if (!oldest || slots_[i].sequence < slots_[*oldest].sequence) oldest = i;
+    }
+    dropped_ += oldest ? 1 : 0;
+    return oldest;
+  }
+  std::optional<size_t> slot_to_receive(const End& end) const {
+    std::optional<size_t> found;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const uint64_t sequence = slots_[i].sequence;
+      if (sequence == 0 || (mode_ != ChannelMode::kQueue && sequence <= end.cursor)) continue;
+      const bool is_newest = mode_ == ChannelMode::kLatest;
+      if (!found || (sequence > slots_[*found].sequence) == is_newest) found = i;
+    }
+    return found;
+  }
+
+  std::vector<Slot> slots_;
+  const ChannelMode mode_;
+  const WhenFull when_full_;
+  static constexpr int kGraves = 1000;
+  std::map<int, End> ends_;  // of the dead under who - kGraves
+  std::map<int, std::deque<size_t>> loans_, in_hand_;
+  std::vector<pid_t> deaths_;
+  uint64_t last_ = 0, received_ = 0, dropped_ = 0, closings_ = 0;
+};
+
+class Histories : public testing::TestWithParam<Case> {};
+
+TEST_P(Histories, AnswerAsTheModelDoes) {
+  const int steps = is_soak() ? 50'000 : kHasSanitizer ? 500 : 2000;
+  const uint64_t seed = new_seed();
+  SCOPED_TRACE(concat("TENON_SEED=", seed));
+  std::mt19937_64 random(seed);
+  const std::string name = new_name();
+  const size_t slots = 3 + random() % 3;
+  const api::Channel channel = make(static_cast<int>(slots), GetParam().mode, GetParam().when_full, name);
+  Model model(slots, GetParam().mode, GetParam().when_full);
+  constexpr int kPeers = 4;
+  std::unique_ptr<Peer> peers[kPeers];
+  Opening openings[kPeers];
+  std::string log, line;
+  const auto start = [&](int who) {
+    peers[who].reset();  // first: the next one is to have its place
+    peers[who] = std::make_unique<Peer>(std::vector<std::string>{"steered", name});
+    ASSERT_TRUE(peers[who]->hear(&line));
+    openings[who] = model.new_opening();
+  };
+  for (int who = 0; who < kPeers; ++who) start(who);
+  for (int step = 0; step < steps && !HasFailure(); ++step) {
+    const int who = static_cast<int>(random() % kPeers);
+    const uint64_t dice = random() % 100;
+    std::string told, wanted;
+    if (dice < 25) {
+      told = "loan", wanted = model.loan(who);
+    } else if (dice < 45) {
+      if (!model.has_loan(who)) continue;
+      told = concat("send ", step), wanted = model.send(who, step);
+    } else if (dice < 50) {
+      if (!model.has_loan(who)) continue;
+      told = "drop", wanted = model.drop(who);
+    } else if (dice < 75) {
+      told = "receive", wanted = model.receive(who, &openings[who]);
+    } else if (dice < 93) {
+      if (!model.has_in_hand(who)) continue;
+      told = "give", wanted = model.give(who);
+    } else if (dice < 95) {
+      told = "look", wanted = model.values_in_hand(who);
+    } else if (dice < 98) {
+      model.close(who);
+      openings[who] = model.new_opening();
+      told = "reopen", wanted = "ok";
+    } else {
+      model.kill(who, peers[who]->pid());
+      start(who);
+      told = "look", wanted = "ok";
+      log += concat("\n  ", who, " is killed");
+    }
+    const std::string answer = peers[who]->ask(told);
+    log += concat("\n  ", who, ' ', told, ": ", answer);
+    if (log.size() > 2000) log.erase(0, log.find('\n', 500));
+    ASSERT_EQ(answer, wanted) << "step " << step << " of " << slots << " slots:" << log;
+    const tenon_channel_statistics now = channel.statistics();
+    const auto n = [](int32_t m) { return static_cast<uint64_t>(m); };
+    ASSERT_EQ(Model::text_of(now.sent, now.received, now.dropped, now.deaths, n(now.ready), n(now.in_use),
+                             n(now.producers), n(now.consumers)),
+              model.statistics())
+        << "step " << step << log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Channel, Histories, testing::ValuesIn(all_cases()), name_of);
+
+}  // namespace
+}  // namespace tenon::impl

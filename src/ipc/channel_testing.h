@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tests of channels have in common: channels of one kind, and items of which it can be seen whether
+// they are whole.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "exec/cells_testing.h"
+#include "ipc/peer_testing.h"
+#include "tenon/channel.hpp"  // last: inside, some of its names are others
+
+namespace tenon::impl {
+
+namespace api = tenon::api0;  // as users see it
+using namespace std::chrono_literals;
+using api::ChannelMode;
+using api::WhenFull;
+
+constexpr int64_t kCount = 500;
+constexpr auto kPatience = 60s;  // a watchdog: what takes so long hangs
+constexpr int64_t kTorn = -1;
+
+inline const std::vector<api::Field> kFields = {api::field<int64_t>("x", {kCount}),
+                                                api::field<int32_t>("k", {})};
+
+inline std::string new_name() {
+  static int n = 0;
+  return concat("channel_test.", getpid(), ".", ++n);
+}
+inline api::Channel make(int slots, ChannelMode mode = ChannelMode::kQueue,
+                         WhenFull when_full = WhenFull::kWait, const std::string& name = {}) {
+  api::SharedOptions shared;
+  shared.name = name;
+  return api::Channel::create(kFields, slots, mode, when_full, shared);
+}
+inline api::Channel join(const std::string& name) { return api::Channel::open(api::attach(name)); }
+
+inline void fill(const api::Item& item, int64_t value) {
+  const api::Array array = item.array(0);
+  const auto x = array.as<int64_t, 1>();
+  for (int64_t i = 0; i < kCount; ++i) x(i) = value;
+}
+inline int64_t value_of(const api::Item& item) {
+  const api::Array array = item.array(0);
+  const auto x = array.as<const int64_t, 1>();
+  for (int64_t i = 1; i < kCount; ++i) {
+    if (x(i) != x(0)) return kTorn;
+  }
+  return x(0);
+}
+inline void put(const api::Channel& channel, int64_t value) {
+  api::Item item = channel.loan(kPatience);
+  fill(item, value);
+  item.send();
+}
+inline int64_t take(const api::Channel& channel) { return value_of(*channel.receive(kPatience)); }
+
+inline tenon_status code_of(const std::function<void()>& attempt, std::string* message = nullptr) {
+  try {
+    attempt();
+    return TENON_OK;
+  } catch (const api::Error& e) {
+    if (message != nullptr) *message = e.what();
+    return e.code();
+  }
+}
+inline tenon_status try_loan(const api::Channel& channel) {
+  return code_of([&] { (void)channel.loan(0s); });
+}
+inline tenon_status try_receive(const api::Channel& channel) {
+  tenon_status closed = TENON_OK;
+  const tenon_status status =
+      code_of([&] { closed = channel.receive(0s).has_value() ? TENON_OK : TENON_ERR_CLOSED; });
+  return status != TENON_OK ? status : closed;
+}
+
+struct Case {
+  ChannelMode mode;
+  WhenFull when_full;
+};
+inline std::string name_of(const testing::TestParamInfo<Case>& info) {
+  static constexpr const char *kModes[] = {"Queue", "Broadcast", "Latest"},
+                              *kPolicies[] = {"Wait", "DropOldest", "Raise"};
+  return concat(kModes[static_cast<int>(info.param.mode)], kPolicies[static_cast<int>(info.param.when_full)]);
+}
+inline std::vector<Case> all_cases() {
+  std::vector<Case> all;
+  for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
+    for (const WhenFull policy : {WhenFull::kWait, WhenFull::kDropOldest, WhenFull::kRaise}) {
+      all.push_back({mode, policy});
+    }
+  }
+  return all;
+}
+
+inline uint64_t new_seed() {
+  const char* const given = std::getenv("TENON_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+}
+
+// What a steered peer answers after an error.
+inline std::string error_of(tenon_status code, int32_t pid = 0) {
+  return concat("error ", static_cast<int>(code), ' ', pid);
+}
+// A peer that is told step by step what to do.
+void be_steered(Lines& lines, const std::string& name);
+
+}  // namespace tenon::impl

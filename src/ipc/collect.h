@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tidies up behind dead processes without waiting for somebody who needs what they held. There is never much
+// to do: the memory itself goes with the last process that has it open.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ipc/inspect.h"
+
+namespace tenon::impl {
+
+struct Collected {
+  SegmentReport before;
+  std::vector<PlaceReport> places;  // that were given back
+  uint32_t leases = 0;              // of these, held or awaited
+  uint32_t handles = 0;             // that these had sent, as far as it is known of each
+  std::string failure;              // why nothing could be done; "": nothing was in the way
+};
+
+// In all segments that inspect() finds. Takes the locks of the living for as short as any access does. Fails
+// with kSystem (no file descriptor is left).
+std::vector<Collected> collect();
+
+// The document that docs/inspect.md describes.
+std::string json_of(const std::vector<Collected>& segments);
+
+}  // namespace tenon::impl

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The deaths of writers. A lease for writing whose process has died becomes a death in the same record, by
+// one store; it stays until its bytes hold values again. Bytes of it are taken away under a lease for writing
+// of them, so by one process at a time, and no death of which bytes are held so goes meanwhile.
+#pragma once
+
+#include <cstdint>
+
+#include "ipc/participant.h"
+
+namespace tenon::impl {
+
+// Bytes of a block.
+struct Span {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  bool is_empty() const noexcept { return begin >= end; }
+  bool overlaps(const Span& other) const noexcept { return begin < other.end && other.begin < end; }
+  bool contains(const Span& other) const noexcept { return begin <= other.begin && other.end <= end; }
+};
+inline Span span_of(const Record& record) noexcept { return {look(record.begin), look(record.end)}; }
+
+// Calls visit(record, word) with each record of a block that is not free, in all slots.
+template <class Visit>
+void visit_records(const Control& control, uint32_t block, Visit visit) {
+  visit_bits(control.block(block).present, [&](uint32_t p) {
+    if (!control.has_slot(p)) return;
+    Slot& slot = control.slot(p);
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (uint32_t i = 0; i < used; ++i) {
+      const uint64_t word = observe(slot.records[i].state);
+      if (RecordState::kind(word) == RecordState::kFree || RecordState::block(word) != block) continue;
+      visit(slot.records[i], word);
+    }
+  });
+}
+
+// Of a record of a dead process: a lease for writing becomes a death. Requires the life of that process.
+void note_death(const Control& control, Slot& slot, Record& record, uint64_t word) noexcept;
+
+// These bytes hold values. Requires that this process holds them for writing.
+void heal(const Control& control, Participant& self, uint32_t block, const Span& bytes) noexcept;
+
+// Of a block that nobody uses any more.
+void forget_deaths(const Control& control, uint32_t block) noexcept;
+
+}  // namespace tenon::impl

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What travels between processes instead of a shared array: where it lies and how it looks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "array/dtype.h"
+#include "base/os.h"
+#include "ipc/layout.h"
+
+namespace tenon::impl {
+
+constexpr size_t kMostHandleBytes = 96 + 2 * kMostAxes * sizeof(int64_t);
+
+struct Handle {
+  uint64_t boot = 0;
+  uint64_t pid_namespace = 0;
+  uint32_t user = 0;
+  os::Process sender;
+  int32_t fd = -1;  // of the sender
+  SegmentId segment;
+  uint32_t block = 0;
+  uint32_t generation = 0;
+  uint32_t number = 0;  // keeps the storage until the handle is used: Segment::send
+  int64_t offset = 0;   // of element 0 from the beginning of the block
+  DType dtype;
+  uint32_t flags = 0;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;  // in elements
+
+  std::string encode() const;
+  // Fails with kValue.
+  static Handle decode(std::span<const std::byte> bytes);
+};
+
+}  // namespace tenon::impl

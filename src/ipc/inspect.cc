@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/inspect.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "array/dtype.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/os.h"
+#include "ipc/arena.h"
+#include "ipc/channel_state.h"
+#include "ipc/participant.h"
+
+namespace tenon::impl {
+namespace {
+
+// A larger description of a channel or an arena is not looked at.
+constexpr uint64_t kMostDescription = uint64_t{16} << 20;
+
+// Bytes of a file, read into private memory: no page of it is touched that does not exist, and nothing
+// changes while it is looked at.
+class Copy {
+ public:
+  explicit Copy(size_t nbytes)
+      : bytes_(static_cast<std::byte*>(::operator new(nbytes, kAlignment))), nbytes_(nbytes) {
+    std::memset(bytes_.get(), 0, nbytes);
+  }
+  std::byte* data() const noexcept { return bytes_.get(); }
+  size_t size() const noexcept { return nbytes_; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{kPage};
+  struct Free {
+    void operator()(std::byte* bytes) const noexcept { ::operator delete(bytes, kAlignment); }
+  };
+  std::unique_ptr<std::byte, Free> bytes_;
+  size_t nbytes_;
+};
+
+ProcessReport process_of(uint32_t pid) {
+  return {pid, os::command_of(pid), os::start_of(pid) != 0, os::is_stopped(pid)};
+}
+
+int64_t age_of(int64_t since_ns) noexcept {
+  const int64_t now = now_ns();
+  return since_ns > 0 && since_ns <= now ? now - since_ns : -1;
+}
+
+// One segment, from its file.
+class Look {
+ public:
+  Look(const os::File& file, SegmentReport* report) : file_(file), report_(*report) {}
+
+  // Fails with kValue: what is wrong with it.
+  void run() {
+    read_header();
+    copy_ = std::make_unique<Copy>(control_end(header_.blocks));
+    control_ = {copy_->data(), header_.blocks, nullptr};
+    read(0, copy_->data(), kSlotsAt);
+    const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
+    read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
+    for (uint32_t p = 0; p < kParticipants; ++p) look_at_place(p);
+    look_at_creator();
+    for (uint32_t b = 0; b < used; ++b) look_at_block(b);
+    look_for_channel();
+    report_.kind = kind();
+  }
+
+ private:
+  void read(uint64_t at, std::byte* to, size_t nbytes) const {
+    if (!os::read_at(file_, at, to, nbytes)) {
+      throw_error(Code::kValue, "bytes ", at, " to ", at + nbytes, " cannot be read");
+    }
+  }
+
+  void read_header() {
+    if (!os::is_sealed(file_)) {
+      throw_error(Code::kValue, "it is being made, or its maker has ended over it: it is not sealed");
+    }
+    if (report_.nbytes < kSlotsAt || !os::read_at(file_, 0, &header_, sizeof header_)) {
+      throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", report_.nbytes,
+                  " bytes");
+    }
+    check(header_, report_.nbytes);
+    report_.id = text_of(header_.id);
+    report_.name = header_.name;
+    report_.created_ns = header_.created_ns;
+  }
+
+  void look_at_place(uint32_t p) {
+    if (!control_.has_slot(p)) return;
+    const Slot& slot = control_.slot(p);
+    read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
+    const SlotState state = look(slot.state);
+    const bool is_taken = state == SlotState::kReserved || state == SlotState::kLive;
+    look_at_records(p, slot, is_taken);
+    if (!is_taken) return;
+    const Identity identity = identity_of(slot);
+    PlaceReport place;
+    place.index = p;
+    place.process = {identity.pid, identity.command, true, false};
+    place.age_ns = age_of(slot.since_ns.load(std::memory_order_relaxed));
+    const bool is_in_sight = slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace();
+    if (state == SlotState::kReserved) {
+      place.state = PlaceReport::State::kReserved;
+      if (is_in_sight) place.process = process_of(identity.pid);
+    } else {
+      place.process.is_alive = os::is_byte_locked(file_, p);
+      place.process.is_stopped = is_in_sight && place.process.is_alive && os::is_stopped(identity.pid);
+      if (!place.process.is_alive) place.state = PlaceReport::State::kDead;
+    }
+    pids_[p] = identity.pid;
+    report_.places.push_back(std::move(place));
+  }
+
+  // is_taken: by a participant. Deaths stay in a slot that is free.
+  void look_at_records(uint32_t p, const Slot& slot, bool is_taken) {
+    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    for (const Record& record : std::span(slot.records, used)) {
+      const uint64_t state = look(record.state);
+      const RecordState::Kind kind = RecordState::kind(state);
+      if (kind == RecordState::kDied) {
+        deaths_[RecordState::block(state)].push_back(
+            {record.task.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
+             record.end.load(std::memory_order_relaxed), RecordState::is_joined(state)});
+      }
+      if (!is_taken || !RecordState::is_lease(state)) continue;
+      LeaseReport lease;
+      lease.block = RecordState::block(state);
+      lease.place = p;
+      lease.pid = slot.pid.load(std::memory_order_relaxed);
+      lease.is_write = RecordState::is_write(state);
+      lease.is_granted = kind == RecordState::kGranted;
+      lease.begin = record.begin.load(std::memory_order_relaxed);
+      lease.end = record.end.load(std::memory_order_relaxed);
+      lease.ticket = record.ticket.load(std::memory_order_relaxed);
+      lease.age_ns = age_of(record.since_ns.load(std::memory_order_relaxed));
+      lease.task = record.task.load(std::memory_order_relaxed);
+      report_.leases.push_back(lease);
+    }
+  }
+
+  // It had the first place, as long as it lived.
+  void look_at_creator() {
+    const uint32_t pid = header_.creator_pid;
+    ProcessReport& creator = report_.creator;
+    creator.pid = pid;
+    if (os::start_of(pid) == header_.creator_start) {
+      creator = process_of(pid);
+    } else if (!report_.places.empty() && report_.places[0].index == 0 &&
+               report_.places[0].process.pid == pid) {
+      creator = report_.places[0].process;
+    }
+  }
+
+  void look_at_block(uint32_t b) {
+    const Block& block = control_.block(b);
+    if (look(block.state) != BlockState::kUsed) return;
+    ArrayReport array;
+    array.block = b;
+    array.begin = block.begin.load(std::memory_order_relaxed);
+    array.nbytes = block.nbytes.load(std::memory_order_relaxed);
+    array.version = block.version.load(std::memory_order_relaxed);
+    if (b == 0 && header_.has_named_array == 1) {
+      const NamedArray& named = header_.array;
+      array.dtype = DType(named.code, named.bits, named.lanes).name();
+      array.shape.assign(named.shape, named.shape + named.ndim);
+    }
+    visit_bits(block.users, [&](uint32_t p) {
+      if (pids_.contains(p)) array.users.push_back(pids_[p]);
+    });
+    look_at_sent(block, &array);
+    if (const auto found = deaths_.find(b); found != deaths_.end()) array.deaths = found->second;
+    look_for_arena(&array);
+    report_.arrays.push_back(std::move(array));
+  }
+
+  void look_at_sent(const Block& block, ArrayReport* array) {
+    std::map<uint32_t, uint32_t> counts;
+    for (const auto& place : block.sent) {
+      const uint32_t number = look(place);
+      if (number != 0) ++counts[(number & 0xff) - 1];
+    }
+    for (const auto& [p, count] : counts) {
+      array->sent.push_back({p, pids_.contains(p) ? pids_[p] : 0, count});
+    }
+    array->sent_more = count_of_sent_more(look(block.sent_more));
+  }
+
+  // The bytes of an array, as far as they lie in the file: at most so many.
+  std::unique_ptr<Copy> bytes_of(const ArrayReport& array, uint64_t most) const {
+    const uint64_t data_nbytes = header_.total_nbytes - header_.data_at;
+    if (array.begin > data_nbytes) return nullptr;
+    const uint64_t nbytes = std::min({array.nbytes, data_nbytes - array.begin, most});
+    if (nbytes == 0) return nullptr;
+    auto copy = std::make_unique<Copy>(nbytes);
+    if (!os::read_at(file_, header_.data_at + array.begin, copy->data(), nbytes)) return nullptr;
+    return copy;
+  }
+
+  void look_for_arena(ArrayReport* array) const {
+    if (array->nbytes <= sizeof(ArenaState)) return;
+    const std::unique_ptr<Copy> head = bytes_of(*array, sizeof(ArenaState));
+    if (head == nullptr || head->size() < sizeof(ArenaState)) return;
+    const auto& state = *reinterpret_cast<const ArenaState*>(head->data());
+    if (state.mark.load(std::memory_order_relaxed) != kArenaMark) return;
+    ArenaReport arena;
+    try {
+      const uint64_t nbytes = state.description_nbytes;
+      const std::unique_ptr<Copy> all =
+          nbytes <= kMostDescription ? bytes_of(*array, sizeof(ArenaState) + nbytes) : nullptr;
+      if (all == nullptr || all->size() != sizeof(ArenaState) + nbytes) {
+        throw_error(Code::kValue, "its description of ", nbytes, " bytes does not lie in it");
+      }
+      for (const NamedFields& layout : decode_layouts({all->data() + sizeof(ArenaState), nbytes})) {
+        arena.layouts.push_back(layout.name);
+      }
+      const uint32_t active = state.active.load(std::memory_order_relaxed);
+      if (active > 0 && active <= arena.layouts.size()) arena.active = arena.layouts[active - 1];
+      arena.generation = state.generation.load(std::memory_order_relaxed);
+    } catch (const Error& e) {
+      arena.damage = e.what();
+    }
+    array->arena = std::move(arena);
+  }
+
+  void look_for_channel() {
+    if (header_.blocks < 2 || report_.arrays.empty() || report_.arrays[0].block != 0) return;
+    const std::unique_ptr<Copy> mark = bytes_of(report_.arrays[0], sizeof kChannelMark);
+    if (mark == nullptr || std::memcmp(mark->data(), &kChannelMark, mark->size()) != 0) return;
+    const std::unique_ptr<Copy> bytes = bytes_of(report_.arrays[0], kMostDescription);
+    if (bytes == nullptr || bytes->size() < sizeof(ChannelState)) return;
+    const auto& state = *reinterpret_cast<const ChannelState*>(bytes->data());
+    ChannelReport channel;
+    channel.mode = state.mode;
+    channel.when_full = state.when_full;
+    channel.sent = look(state.last_sequence);
+    channel.received = look(state.received);
+    channel.dropped = look(state.dropped);
+    channel.deaths = look(state.deaths);
+    try {
+      look_at_channel(state, *bytes, &channel);
+    } catch (const Error& e) {
+      channel.damage = e.what();
+    }
+    report_.channel = std::move(channel);
+  }
+
+  void look_at_channel(const ChannelState& state, const Copy& bytes, ChannelReport* channel) {
+    const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelPlace);
+    if (state.slots == 0 || state.slots >= header_.blocks || state.mode > TENON_CHANNEL_LATEST ||
+        state.when_full > TENON_WHEN_FULL_RAISE || at > bytes.size() ||
+        state.description_nbytes > bytes.size() - at) {
+      throw_error(Code::kValue, "its table of ", state.slots, " slots is damaged");
+    }
+    const auto* const places = reinterpret_cast<const ChannelPlace*>(bytes.data() + sizeof(ChannelState));
+    channel->slots.resize(state.slots);
+    for (uint32_t i = 0; i < state.slots; ++i) channel->slots[i].sequence = look(places[i].sequence);
+    for (const LeaseReport& lease : report_.leases) {
+      if (lease.is_granted && lease.block >= 1 && lease.block <= state.slots) {
+        channel->slots[lease.block - 1].holders.push_back(lease.pid);
+      }
+    }
+    for (const PlaceReport& place : report_.places) {
+      const ChannelEnd& end = state.ends[place.index];
+      const uint32_t roles = look(end.roles);
+      const bool is_same = look(end.generation) == look(control_.slot(place.index).generation);
+      if (!is_same || place.state != PlaceReport::State::kLive) continue;
+      if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
+      if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
+    }
+    std::span<const std::byte> rest(bytes.data() + at, state.description_nbytes);
+    const Fields fields = Fields::decode(&rest);
+    for (const Part& part : fields.parts()) channel->fields.push_back(part.name);
+  }
+
+  SegmentReport::Kind kind() const {
+    using Kind = SegmentReport::Kind;
+    if (report_.channel) return Kind::kChannel;
+    if (header_.has_named_array == 0) return Kind::kPool;
+    return !report_.arrays.empty() && report_.arrays[0].arena ? Kind::kArena : Kind::kArray;
+  }
+
+  const os::File& file_;
+  SegmentReport& report_;
+  Header header_{};
+  std::unique_ptr<Copy> copy_;
+  Control control_;
+  std::map<uint32_t, uint32_t> pids_;                    // of the participants
+  std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
+};
+
+// False: it has vanished.
+bool look_at(const std::vector<os::Found>& openings, const os::FileFacts& known, SegmentReport* report) {
+  bool is_there = false;
+  for (const os::Found& found : openings) {
+    os::FileFacts facts;
+    const os::File file = os::open_memory_of(found.pid, found.fd, found.name, false);
+    if (!file || !os::facts_of(file, &facts) || facts.inode != known.inode || facts.device != known.device) {
+      // It may have been closed; and of a file that nobody may read, nothing else is known.
+      is_there |= os::facts_of(found.pid, found.fd, &facts) && facts.inode == known.inode;
+      continue;
+    }
+    report->nbytes = facts.nbytes;
+    report->opened_of_pid = found.pid;
+    report->opened_fd = found.fd;
+    report->committed_nbytes = facts.committed_nbytes;
+    try {
+      Look(file, report).run();
+    } catch (const Error& e) {
+      report->damage = e.what();
+    }
+    return true;
+  }
+  report->damage = "it cannot be opened";
+  return is_there;
+}
+
+}  // namespace
+
+std::vector<SegmentReport> inspect() {
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<os::Found>> files;
+  for (os::Found& found : os::find_memory(kFilePrefix)) {
+    os::FileFacts facts;
+    if (!os::facts_of(found.pid, found.fd, &facts) || !facts.is_regular) continue;
+    files[{facts.device, facts.inode}].push_back(std::move(found));
+  }
+  std::vector<SegmentReport> segments;
+  for (const auto& [file, openings] : files) {
+    SegmentReport report;
+    os::FileFacts known;
+    known.device = file.first;
+    known.inode = file.second;
+    if (!look_at(openings, known, &report)) continue;
+    report.file = openings[0].name;
+    for (const os::Found& found : openings) {
+      const auto is_same = [&](const ProcessReport& process) { return process.pid == found.pid; };
+      if (std::ranges::any_of(report.processes, is_same)) continue;
+      report.processes.push_back(process_of(found.pid));
+    }
+    segments.push_back(std::move(report));
+  }
+  std::ranges::sort(segments, {}, [](const SegmentReport& s) {
+    return std::tuple(s.name.empty(), s.name, s.created_ns, s.file);
+  });
+  return segments;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What shared memory there is, and who has it: of every segment that some process of this user has open, as
+// an observer sees it. The observer reads the files and stores nothing, joins nothing, takes no lock and
+// waits for nobody; so what it sees may be between two states of others, and every number in it is checked
+// before it is used.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ipc/layout.h"
+
+namespace tenon::impl {
+
+// A process that has a memory file open, or is known by its number to one.
+struct ProcessReport {
+  uint32_t pid = 0;
+  std::string command;
+  bool is_alive = false;
+  bool is_stopped = false;  // by a signal or a debugger
+};
+
+// A participant.
+struct PlaceReport {
+  enum class State { kLive, kDead, kReserved };
+  uint32_t index = 0;
+  State state = State::kLive;
+  ProcessReport process;  // of a place that is reserved for a forked child: the parent
+  int64_t age_ns = -1;    // -1: not known
+};
+
+struct LeaseReport {
+  uint32_t block = 0;
+  uint32_t place = 0;
+  uint32_t pid = 0;
+  bool is_write = false;
+  bool is_granted = false;  // else it waits
+  uint64_t begin = 0;       // bytes of the block
+  uint64_t end = 0;
+  uint64_t ticket = 0;
+  int64_t age_ns = -1;
+  uint32_t task = 0;
+};
+
+// Handles that were sent and not opened yet.
+struct SentReport {
+  uint32_t place = 0;
+  uint32_t pid = 0;  // 0: of nobody who is there
+  uint32_t count = 0;
+};
+
+// A writer that died, of whom nobody was told yet.
+struct DeathReport {
+  uint32_t pid = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  bool is_joined = false;
+};
+
+struct ArenaReport {
+  std::string damage;  // "": none
+  std::vector<std::string> layouts;
+  std::optional<std::string> active;
+  uint64_t generation = 0;
+};
+
+struct ArrayReport {
+  uint32_t block = 0;
+  uint64_t begin = 0;  // in the data
+  uint64_t nbytes = 0;
+  std::string dtype;  // "": the segment does not say
+  std::vector<int64_t> shape;
+  uint64_t version = 0;
+  std::vector<uint32_t> users;  // numbers of processes
+  std::vector<SentReport> sent;
+  uint32_t sent_more = 0;  // handles of which it is not known who sent them
+  std::vector<DeathReport> deaths;
+  std::optional<ArenaReport> arena;
+};
+
+struct ChannelReport {
+  struct Slot {
+    uint64_t sequence = 0;          // of the item in it; 0: none
+    std::vector<uint32_t> holders;  // numbers of processes
+  };
+  struct Consumer {
+    uint32_t pid = 0;
+    uint64_t cursor = 0;  // the last item that it has got
+  };
+  std::string damage;
+  uint32_t mode = 0;       // TENON_CHANNEL_*
+  uint32_t when_full = 0;  // TENON_WHEN_FULL_*
+  std::vector<std::string> fields;
+  std::vector<Slot> slots;
+  uint64_t sent = 0;
+  uint64_t received = 0;
+  uint64_t dropped = 0;
+  uint64_t deaths = 0;
+  std::vector<uint32_t> producers;
+  std::vector<Consumer> consumers;
+};
+
+struct SegmentReport {
+  enum class Kind { kUnknown, kPool, kArray, kArena, kChannel };
+  std::string file;    // the name of the memory file
+  std::string damage;  // "": none; else only what is above `created_ns` is known
+  std::string id;      // "" where the file's name does not tell it
+  std::string name;
+  uint64_t nbytes = 0;
+  uint64_t committed_nbytes = 0;         // of memory that it takes
+  std::vector<ProcessReport> processes;  // that have it open
+  uint32_t opened_of_pid = 0;            // by which of them it was looked at
+  int opened_fd = -1;
+  int64_t created_ns = 0;  // since 1970
+  Kind kind = Kind::kUnknown;
+  ProcessReport creator;
+  std::vector<PlaceReport> places;
+  std::vector<ArrayReport> arrays;
+  std::vector<LeaseReport> leases;
+  std::optional<ChannelReport> channel;
+};
+
+// In the order of their names. Fails with kSystem (no file descriptor is left).
+std::vector<SegmentReport> inspect();
+
+// The document that docs/inspect.md describes.
+std::string json_of(const std::vector<SegmentReport>& segments);
+
+}  // namespace tenon::impl

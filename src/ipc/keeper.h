@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A thread that lives as long as its process and holds the mutexes that call other processes when it ends:
+// the kernel marks them and wakes who sleeps on them, in whatever way the process ends. It runs no code of
+// others: whoever calls it may hold any lock.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tenon::impl {
+
+// Threads: call() from any.
+class Keeper {
+ public:
+  // That of this process: another one after a fork. Never destroyed.
+  static Keeper& instance();
+
+  Keeper() = default;
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+  // Ends the thread: the kernel marks what it holds.
+  ~Keeper();
+
+  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread, or the
+  // kernel knows no robust mutexes of this process; and as work fails.
+  void call(const std::function<void()>& work);
+
+  // Something small to do. The result: after how long once more; 0: it is done.
+  using Chore = std::chrono::milliseconds (*)() noexcept;
+
+  // Has chore() run soon. Does nothing if there is no thread yet.
+  void nudge(Chore chore) noexcept;
+
+ private:
+  struct Call {
+    const std::function<void()>& work;
+    std::exception_ptr failure;
+    bool is_done = false;
+  };
+
+  void run() noexcept;
+
+  std::mutex lock_;
+  std::condition_variable changed_;
+  // Guarded by lock_.
+  std::deque<Call*> calls_;
+  Chore chore_ = nullptr;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lies in a segment: one sealed memory file, mapped by several processes.
+//
+//   header          constant from creation on; may come from anyone, so it is copied, then checked
+//   lives           one robust mutex for each participant, which wakes others when its process begins to end;
+//                   that it has ended is told by the lock of its place (place_locks.h)
+//   slots           what each participant holds and waits for; written by itself, or by who reaps it
+//   blocks          one for each storage: its lock, and who has it
+//   data            the bytes
+//
+// All numbers are offsets, never addresses. Every store leaves a state from which others can go on, because
+// the process that stores may be killed or stopped after it. Nothing but a channel has a mutex, and nobody
+// waits for that without a deadline.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tenon::impl {
+
+constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
+constexpr uint16_t kMajor = 2;  // another one cannot be read
+constexpr uint16_t kMinor = 0;  // a later one has more behind what this one knows
+
+constexpr uint32_t kParticipants = 128;
+constexpr uint32_t kRecords = 160;  // leases of one process on one segment at a time
+constexpr uint32_t kMostBlocks = 4096;
+constexpr uint32_t kMostAxes = 64;
+constexpr size_t kMostNameBytes = 100;
+
+// What the names of all memory files of segments begin with.
+constexpr const char* kFilePrefix = "tenon:";
+
+struct SegmentId {
+  uint64_t words[2] = {0, 0};
+  friend bool operator==(const SegmentId&, const SegmentId&) = default;
+  friend auto operator<=>(const SegmentId&, const SegmentId&) = default;
+};
+std::string text_of(const SegmentId& id);  // 32 hexadecimal digits
+
+// The array that a named segment holds, in C order.
+struct NamedArray {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+  int32_t ndim;
+  uint64_t flags;  // TENON_SUBBYTE_PADDED
+  int64_t shape[kMostAxes];
+};
+
+struct Header {
+  char magic[8];
+  uint32_t byte_order;  // kByteOrder as the creator's machine writes it
+  uint16_t pointer_nbytes;
+  uint16_t mutex_nbytes;
+  uint16_t major;
+  uint16_t minor;
+  uint32_t header_nbytes;
+  uint64_t required;  // bits of features without which it cannot be read
+  uint64_t optional;
+  SegmentId id;
+  uint64_t total_nbytes;
+  uint64_t lives_at;
+  uint64_t slots_at;
+  uint64_t blocks_at;
+  uint64_t data_at;
+  uint64_t page_nbytes;  // of the memory file
+  uint32_t participants;
+  uint32_t records;
+  uint32_t blocks;
+  uint32_t creator_pid;
+  uint64_t creator_start;
+  int64_t created_ns;  // since 1970
+  uint32_t has_named_array;
+  uint32_t reserved;
+  NamedArray array;
+  char name[128];     // "" for a pool
+  uint64_t checksum;  // of all before it; last
+};
+static_assert(sizeof(Header) <= 4096);
+constexpr uint32_t kByteOrder = 0x01020304;
+
+uint64_t checksum_of(const Header& header) noexcept;
+
+// Checks a private copy of a header that begins a file of this size. Fails with kValue, which says what is
+// wrong with it.
+void check(const Header& header, size_t file_nbytes);
+
+// ----------------------------------------------------------------------------------------------------
+
+struct alignas(64) Life {
+  pthread_mutex_t mutex;
+  std::atomic<uint32_t> has_slot;  // the memory of the slot is there
+};
+static_assert(sizeof(Life) == 64);
+
+enum class SlotState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
+
+// What a record says of itself in one word, so that one store changes all of it: the block, whether it waits
+// or is granted, and for what.
+struct RecordState {
+  enum Kind : uint64_t {
+    kFree = 0,
+    kArriving = 1,  // it has no ticket yet: everybody waits for it
+    kWaiting = 2,
+    kGranted = 3,
+    kDied = 4,  // a writer died here: the bytes may be half written
+  };
+  static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
+  static constexpr uint64_t make(uint32_t block, Kind kind, bool is_write) noexcept {
+    return uint64_t{block} << 8 | (is_write ? 8 : 0) | kind;
+  }
+  static constexpr uint32_t block(uint64_t word) noexcept { return static_cast<uint32_t>(word >> 8); }
+  static constexpr Kind kind(uint64_t word) noexcept { return static_cast<Kind>(word & 7); }
+  static constexpr bool is_write(uint64_t word) noexcept { return (word & 8) != 0; }
+  static constexpr bool is_joined(uint64_t word) noexcept { return (word & kJoined) != 0; }
+  // A lease, or a request for one.
+  static constexpr bool is_lease(uint64_t word) noexcept {
+    return kind(word) == kArriving || kind(word) == kWaiting || kind(word) == kGranted;
+  }
+};
+
+// A lease of a participant's, held or waited for; or the death of one that was held for writing, which stays
+// in the slot when another process has it. Of a lease the rest is written while it is free, but for the
+// ticket of one that arrives, and changes in no other state. The bytes of a death become fewer: they change
+// under a lease for writing of those that are taken away, so that nobody else changes them there.
+struct Record {
+  std::atomic<uint64_t> state;
+  std::atomic<uint64_t> begin;  // bytes of the block
+  std::atomic<uint64_t> end;
+  std::atomic<uint64_t> ticket;  // in the order of requests for the block
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint32_t> thread;  // that owns it; 0: nobody
+  std::atomic<uint32_t> task;    // of an asynchronous program on it; 0: none. Of a death: the process
+};
+static_assert(sizeof(Record) == 48);
+
+struct alignas(64) Slot {
+  std::atomic<SlotState> state;
+  std::atomic<uint32_t> pid;
+  std::atomic<uint64_t> start;
+  std::atomic<uint64_t> pid_namespace;
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint32_t> records_used;  // those from here on are free
+  std::atomic<uint32_t> generation;    // moves when the slot goes to another process
+  char command[16];
+  Record records[kRecords];
+};
+static_assert(sizeof(Slot) <= 8192);
+constexpr size_t kSlotStride = 8192;
+
+using Mask = std::atomic<uint64_t>[kParticipants / 64];
+
+// Something to wait for: a futex, and who may sleep on it.
+struct Bell {
+  std::atomic<uint32_t> turn;
+  std::atomic<uint32_t> reserved;
+  Mask waiting;
+};
+
+// kClosing: its creator looks whether anybody uses it.
+enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
+
+constexpr uint32_t kSent = 24;
+constexpr uint32_t kDeaths = 3;  // of one process on one block; more are joined
+
+struct alignas(64) Block {
+  std::atomic<uint32_t> turn;  // moves when who waits should look again: a futex
+  std::atomic<BlockState> state;
+  std::atomic<uint32_t> generation;     // moves when the block is given to another storage
+  std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another record
+  std::atomic<uint32_t> arrivals_seen;  // moves when a request waits for others that have no ticket yet
+  std::atomic<uint32_t> reserved;
+  // Handles for which there was no place in sent, and above them how many there ever were.
+  std::atomic<uint64_t> sent_more;
+  std::atomic<uint64_t> begin;  // in the data
+  std::atomic<uint64_t> nbytes;
+  std::atomic<uint64_t> next_ticket;
+  std::atomic<uint64_t> version;
+  Mask users;    // participants that have the storage
+  Mask present;  // slots that may have records here
+  Mask waiting;  // participants that may have records here that wait
+  // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
+  // sender.
+  std::atomic<uint32_t> sent[kSent];
+  Mask sent_more_by;  // who sent those for which there was no place
+};
+static_assert(sizeof(Block) <= 320);
+
+constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
+
+// The number of a handle tells who sent it. 0: of none.
+struct SentNumber {
+  static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
+    return nth << 8 | (participant + 1);
+  }
+  static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
+    return (number & 0xff) == participant + 1;
+  }
+};
+static_assert(kParticipants < 0xff);
+constexpr size_t kBlockStride = 320;
+
+// Where everything lies. The blocks begin and end on a page, the data begin on a huge one.
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) noexcept {
+  return (value + unit - 1) / unit * unit;
+}
+constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
+// Behind the header, in its page: the blocks from this one on were never used.
+constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
+static_assert(sizeof(Header) <= kBlocksUsedAt);
+constexpr uint64_t kSlotsAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
+constexpr uint64_t kBlocksAt = kSlotsAt + kParticipants * kSlotStride;
+constexpr uint64_t control_end(uint32_t blocks) noexcept {
+  return round_up(kBlocksAt + blocks * kBlockStride, kPage);
+}
+
+// ------------------------------------------------------------------------------------------- stores
+
+#ifdef TENON_FAULT_INJECTION
+// Counts the stores to shared memory; a test ends the process at one of them.
+void note_store() noexcept;
+// The process stops itself (SIGSTOP) before its store number so and so from now on. 0: never. True: a stop
+// that was asked for before has not come.
+bool stop_at_store(long number) noexcept;
+#else
+inline void note_store() noexcept {}
+#endif
+
+template <class T>
+void store(std::atomic<T>& word, T value) noexcept {
+  note_store();
+  word.store(value, std::memory_order_relaxed);
+}
+// What was stored before is seen by who looks at the word.
+template <class T>
+void publish(std::atomic<T>& word, T value) noexcept {
+  note_store();
+  // pairs with: look, "a word that others look at"
+  word.store(value, std::memory_order_release);
+}
+// The same, in one order with observe() and with what changes a word: of two that announce a thing each and
+// then observe that of the other one, one sees it.
+template <class T>
+void announce(std::atomic<T>& word, T value) noexcept {
+  note_store();
+  // pairs with: observe, "a word that others observe"
+  word.store(value, std::memory_order_seq_cst);
+}
+template <class T>
+T observe(const std::atomic<T>& word) noexcept {
+  // pairs with: announce, "a word that others observe"
+  return word.load(std::memory_order_seq_cst);
+}
+template <class T>
+T look(const std::atomic<T>& word) noexcept {
+  // pairs with: publish, "a word that others look at"
+  return word.load(std::memory_order_acquire);
+}
+// True: the word had the value expected, and has the other one. Else expected is what it has.
+template <class T>
+bool exchange(std::atomic<T>& word, T& expected, T value) noexcept {
+  note_store();
+  // pairs with: look, "a word that others look at"
+  return word.compare_exchange_strong(expected, value, std::memory_order_seq_cst);
+}
+template <class T>
+T add(std::atomic<T>& word, T value) noexcept {
+  note_store();
+  // pairs with: look, "a word that others look at"
+  return word.fetch_add(value, std::memory_order_seq_cst);
+}
+
+inline void set_bit(Mask& mask, uint32_t i) noexcept {
+  note_store();
+  // pairs with: look, "a word that others look at"
+  mask[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_seq_cst);
+}
+inline void clear_bit(Mask& mask, uint32_t i) noexcept {
+  note_store();
+  // pairs with: look, "a word that others look at"
+  mask[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
+}
+inline bool has_bit(const Mask& mask, uint32_t i) noexcept {
+  return (look(mask[i / 64]) >> (i % 64) & 1) != 0;
+}
+inline bool is_empty(const Mask& mask) noexcept {
+  for (const auto& word : mask) {
+    if (observe(word) != 0) return false;
+  }
+  return true;
+}
+// Calls visit with the number of each bit that is set.
+template <class Visit>
+void visit_bits(const Mask& mask, Visit visit) {
+  for (uint32_t w = 0; w < kParticipants / 64; ++w) {
+    for (uint64_t left = observe(mask[w]); left != 0; left &= left - 1) {
+      visit(w * 64 + static_cast<uint32_t>(__builtin_ctzll(left)));
+    }
+  }
+}
+
+}  // namespace tenon::impl

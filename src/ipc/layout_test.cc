@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Headers of segments: what is wrong with one is found before it is used, whatever it is; a memory file that
+// is no segment, or a damaged one, gives an Error.
+#include "ipc/layout.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "array/dtype.h"
+#include "base/error.h"
+#include "ipc/segment.h"
+
+namespace tenon::impl {
+namespace {
+
+// The text of the Error; "": it succeeds.
+template <class Attempt>
+std::string error_of(Attempt&& attempt, Code code = Code::kValue) {
+  try {
+    attempt();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.what();
+  }
+  return {};
+}
+
+NamedArray small_array() {
+  NamedArray array{};
+  array.code = TENON_FLOAT;
+  array.bits = 32;
+  array.lanes = 1;
+  array.ndim = 2;
+  array.shape[0] = 3;
+  array.shape[1] = 5;
+  return array;
+}
+
+class Layout : public testing::Test {
+ protected:
+  void SetUp() override {
+    const NamedArray array = small_array();
+    SegmentPlan plan;
+    plan.name = "layout_test";
+    plan.data_nbytes = 60;
+    plan.array = &array;
+    segment_ = Segment::create(plan, keeper_);
+    header_ = segment_->header();
+    file_nbytes_ = os::size_of(segment_->file());
+  }
+  std::string refused(const std::function<void(Header&)>& damage, bool has_sum = true) {
+    Header damaged = header_;
+    damage(damaged);
+    if (has_sum) damaged.checksum = checksum_of(damaged);
+    return error_of([&] { check(damaged, file_nbytes_); });
+  }
+
+  Keeper keeper_;
+  std::unique_ptr<Segment> segment_;
+  Header header_{};
+  size_t file_nbytes_ = 0;
+};
+
+TEST_F(Layout, AHeaderAsItWasMadeIsGood) {
+  EXPECT_NO_THROW(check(header_, file_nbytes_));
+  Header read{};
+  ASSERT_TRUE(os::read_at(segment_->file(), 0, &read, sizeof read));
+  EXPECT_EQ(std::memcmp(&read, &header_, sizeof read), 0);
+}
+
+TEST_F(Layout, NoBitCanChangeUnseen) {
+  for (size_t i = 0; i < sizeof(Header); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      Header damaged = header_;
+      reinterpret_cast<unsigned char*>(&damaged)[i] ^= static_cast<unsigned char>(1 << bit);
+      EXPECT_NE(error_of([&] { check(damaged, file_nbytes_); }), "") << "byte " << i << ", bit " << bit;
+    }
+  }
+}
+
+// With a sum that fits, whatever else has changed is either refused or harmless: check() ends in either way.
+TEST_F(Layout, NoBitChangedWithItsSumBreaksTheCheck) {
+  size_t refused_bits = 0;
+  for (size_t i = 0; i < offsetof(Header, checksum); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      const auto flip = [&](Header& h) {
+        reinterpret_cast<unsigned char*>(&h)[i] ^= static_cast<unsigned char>(1 << bit);
+      };
+      refused_bits += refused(flip) != "" ? 1 : 0;
+    }
+  }
+  EXPECT_GT(refused_bits, 8 * offsetof(Header, id)) << "at least what identifies the layout";
+}
+
+TEST_F(Layout, WhatIsWrongIsSaid) {
+  const auto says = [&](const char* what, const std::function<void(Header&)>& damage) {
+    const std::string text = refused(damage);
+    EXPECT_NE(text.find(what), std::string::npos) << "'" << text << "' says nothing of '" << what << "'";
+  };
+  says("begin as a segment", [](Header& h) { h.magic[0] = 'X'; });
+  says("byte order", [](Header& h) { h.byte_order = 0x04030201; });
+  says("pointer", [](Header& h) { h.pointer_nbytes = 4; });
+  says("mutex", [](Header& h) { h.mutex_nbytes = 24; });
+  says("the same version of Tenon", [](Header& h) { h.major = kMajor + 1; });
+  says("features", [](Header& h) { h.required = 1; });
+  says("size of its header", [](Header& h) { h.header_nbytes += 8; });
+  says("its header has", [](Header& h) {
+    h.minor = kMinor + 1;
+    h.header_nbytes = 8;
+  });
+  says("its size", [](Header& h) { h.total_nbytes += kPage; });
+  says("its size", [](Header& h) { h.total_nbytes = UINT64_MAX; });
+  says("its lives", [](Header& h) { h.lives_at += 64; });
+  says("its slots", [](Header& h) { h.slots_at = 0; });
+  says("its blocks", [](Header& h) { h.blocks_at = UINT64_MAX; });
+  says("participants", [](Header& h) { h.participants = kParticipants + 1; });
+  says("records", [](Header& h) { h.records = 0; });
+  says("blocks", [](Header& h) { h.blocks = 0; });
+  says("blocks", [](Header& h) { h.blocks = UINT32_MAX; });
+  says("data begin", [](Header& h) { h.data_at = kPage; });
+  says("data begin", [](Header& h) { h.data_at += 1; });
+  says("data begin", [](Header& h) { h.data_at = h.total_nbytes; });
+  says("data begin", [](Header& h) { h.data_at = UINT64_MAX - kPage + 1; });
+  says("pages", [](Header& h) { h.page_nbytes = 0; });
+  says("pages", [](Header& h) { h.page_nbytes = 3 * kPage; });
+  says("pages", [](Header& h) { h.page_nbytes = uint64_t{1} << 63; });
+  says("name has no end", [](Header& h) { std::memset(h.name, 'n', sizeof h.name); });
+  says("unclear", [](Header& h) { h.has_named_array = 2; });
+  says("axes", [](Header& h) { h.array.ndim = -1; });
+  says("axes", [](Header& h) { h.array.ndim = kMostAxes + 1; });
+  says("flags", [](Header& h) { h.array.flags = ~uint64_t{0}; });
+  says("shape", [](Header& h) { h.array.shape[0] = -3; });
+  says("shape", [](Header& h) { h.array.shape[0] = h.array.shape[1] = INT64_MAX; });
+  says("dtype", [](Header& h) { h.array.bits = 7; });
+  says("does not fit", [](Header& h) { h.array.shape[0] = 1 << 20; });
+}
+
+TEST_F(Layout, ALaterMinorVersionCanBeRead) {
+  EXPECT_EQ(refused([](Header& h) {
+              h.minor = kMinor + 1;
+              h.header_nbytes += 64;
+              h.optional = 1;
+            }),
+            "");
+}
+
+// -------------------------------------------------------------------------------------- files of all kinds
+
+class Files : public Layout {
+ protected:
+  // A memory file with these bytes at its beginning.
+  static os::File file(std::span<const char> bytes, size_t nbytes, bool is_sealed = true) {
+    os::File made = os::create_memory("layout_test", nbytes, false);
+    EXPECT_EQ(pwrite(made.fd(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    EXPECT_EQ(ftruncate(made.fd(), static_cast<off_t>(nbytes)), 0);
+    if (is_sealed) os::seal(made);
+    return made;
+  }
+  std::span<const char> header_bytes() const {
+    return {reinterpret_cast<const char*>(&header_), sizeof header_};
+  }
+  std::string opened(os::File given) {
+    return error_of([&] { (void)Segment::open(std::move(given), true, keeper_); });
+  }
+};
+
+TEST_F(Files, AnUnsealedFileIsRefused) {
+  EXPECT_NE(opened(file(header_bytes(), file_nbytes_, false)).find("not sealed"), std::string::npos);
+}
+
+TEST_F(Files, ATruncatedFileIsRefused) {
+  for (size_t nbytes : {size_t{0}, size_t{1}, sizeof(Header) - 1, sizeof(Header), size_t{kSlotsAt} - 1,
+                        size_t{kSlotsAt}, size_t{kBlocksAt}, file_nbytes_ - kPage, file_nbytes_ - 1}) {
+    EXPECT_NE(opened(file(header_bytes(), nbytes)), "") << nbytes;
+  }
+}
+
+TEST_F(Files, WhatIsNoSegmentIsRefused) {
+  EXPECT_NE(opened(file(std::string(4096, '\0'), file_nbytes_)), "") << "zeros";
+  EXPECT_NE(opened(file(std::string(4096, 'x'), file_nbytes_)), "") << "text";
+  EXPECT_NE(opened(os::File(open("/dev/null", O_RDWR | O_CLOEXEC))), "") << "a device";
+  EXPECT_NE(opened(os::File(open("/proc/self/exe", O_RDONLY | O_CLOEXEC))), "") << "a program";
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const os::File other(ends[1]);
+  EXPECT_NE(opened(os::File(ends[0])), "") << "a pipe";
+  EXPECT_NE(opened(os::File()), "") << "nothing";
+}
+
+// Holes where mutexes should be, and then garbage there: it opens or fails, and nothing hangs or crashes.
+TEST_F(Files, AControlPartThatWasNeverWrittenHarmsNobody) {
+  (void)error_of([&] { (void)Segment::open(file(header_bytes(), file_nbytes_), true, keeper_); },
+                 Code::kSystem);
+}
+
+TEST_F(Files, OpenedTwiceItHasTwoParticipantsAndOneContent) {
+  Keeper other;
+  const os::File& mine = segment_->file();
+  const std::string path = concat("/proc/self/fd/", mine.fd());
+  const auto second = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, other);
+  EXPECT_NE(second->participant().index(), segment_->participant().index());
+  segment_->data()[7] = std::byte{42};
+  EXPECT_EQ(second->data()[7], std::byte{42});
+}
+
+TEST_F(Files, ThereIsRoomForAllParticipantsAndNoMore) {
+  const std::string path = concat("/proc/self/fd/", segment_->file().fd());
+  struct Other {
+    std::unique_ptr<Keeper> keeper = std::make_unique<Keeper>();
+    std::unique_ptr<Segment> segment;
+  };
+  const auto one_more = [&] {
+    Other other;
+    other.segment = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *other.keeper);
+    return other;
+  };
+  std::vector<Other> all;
+  while (all.size() + 1 < kParticipants) all.push_back(one_more());
+  const std::string text = error_of([&] { (void)one_more(); }, Code::kSystem);
+  EXPECT_NE(text.find("128"), std::string::npos) << text;
+  all.pop_back();
+  EXPECT_NO_THROW(all.push_back(one_more())) << "a place that was left is free";
+}
+
+}  // namespace
+}  // namespace tenon::impl

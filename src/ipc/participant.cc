@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/participant.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <bitset>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ipc/deaths.h"
+#include "sync/actor.h"
+
+namespace tenon::impl {
+namespace {
+
+void drop_record(const Control& control, Slot& slot, Record& record) noexcept {
+  const uint64_t seen = look(record.state);
+  if (!RecordState::is_lease(seen)) return;
+  const uint32_t index = RecordState::block(seen);
+  const bool was_written = RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen);
+  if (index >= control.blocks || !was_written) {
+    return publish(record.state, uint64_t{RecordState::kFree});
+  }
+  (void)add(control.block(index).version, uint64_t{1});
+  note_death(control, slot, record, seen);
+}
+
+constexpr int64_t kPatienceNs = 10'000'000'000;
+constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is left
+
+// Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
+// with the lock of the place.
+bool is_abandoned(const Control& control, uint32_t participant, int64_t patience_ns) noexcept {
+  if (!control.has_slot(participant)) return false;
+  const Slot& slot = control.slot(participant);
+  return look(slot.state) == SlotState::kReserved &&
+         now_ns() - slot.since_ns.load(std::memory_order_relaxed) > patience_ns;
+}
+
+// Requires the lock of its place.
+void clear(const Control& control, uint32_t participant) noexcept {
+  if (!control.has_slot(participant)) return;
+  Slot& slot = control.slot(participant);
+  if (look(slot.state) == SlotState::kFree) return;
+  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  std::bitset<kMostBlocks> has_deaths;
+  for (uint32_t i = 0; i < used; ++i) {
+    drop_record(control, slot, slot.records[i]);
+    const uint64_t word = look(slot.records[i].state);
+    const uint32_t block = RecordState::block(word);
+    if (RecordState::kind(word) == RecordState::kDied && block < kMostBlocks) has_deaths.set(block);
+  }
+  const uint32_t blocks = std::min(look(control.blocks_used()), control.blocks);
+  for (uint32_t i = 0; i < blocks; ++i) {
+    Block& block = control.block(i);
+    if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
+    drop_sent(block, participant);
+    if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
+    // Also where no record was found: a reaper may have died between a record and the wake.
+    (void)add(block.turn, 1u);
+    os::wake_all(block.turn);
+    clear_bit(block.waiting, participant);
+    if (!has_deaths.test(i)) clear_bit(block.present, participant);
+    clear_bit(block.users, participant);
+  }
+  publish(slot.state, SlotState::kFree);
+}
+
+}  // namespace
+
+std::atomic<uint32_t>& life_word(Life& life) noexcept {
+  // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
+  return *reinterpret_cast<std::atomic<uint32_t>*>(&life.mutex);
+}
+
+bool is_dead(uint32_t life_word) noexcept { return (life_word & FUTEX_OWNER_DIED) != 0; }
+
+bool is_alive(const Control& control, uint32_t participant) noexcept {
+  return !is_dead(look(life_word(control.life(participant)))) || !control.places->is_free(participant);
+}
+
+uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
+  uint32_t word = look(life_word);
+  // Only while somebody holds it: nobody can take a mutex of which nothing but this is set.
+  while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0) {
+    if (exchange(life_word, word, word | FUTEX_WAITERS)) return word | FUTEX_WAITERS;
+  }
+  return word;
+}
+
+Identity identity_of(const Slot& slot) {
+  char command[sizeof slot.command + 1] = {};
+  std::memcpy(command, slot.command, sizeof slot.command);
+  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed), command};
+}
+
+void ring(Bell& bell) noexcept {
+  (void)add(bell.turn, 1u);
+  if (!is_empty(bell.waiting)) os::wake_all(bell.turn);
+}
+
+uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
+  uint32_t n = 0;
+  for (auto& place : block.sent) {
+    uint32_t number = look(place);
+    if (SentNumber::is_from(number, participant) && exchange(place, number, 0u)) ++n;
+  }
+  if (!has_bit(block.sent_more_by, participant)) return n;
+  uint64_t more = look(block.sent_more);
+  clear_bit(block.sent_more_by, participant);
+  // A participant that sends meanwhile has set its bit first, and changes the number for ever.
+  while (is_empty(block.sent_more_by) && count_of_sent_more(more) != 0) {
+    if (exchange(block.sent_more, more, more - count_of_sent_more(more))) return n + count_of_sent_more(more);
+  }
+  return n;
+}
+
+bool reap(const Control& control, uint32_t participant) noexcept {
+  if (!control.has_slot(participant)) return false;
+  const Slot& slot = control.slot(participant);
+  if (look(slot.state) != SlotState::kLive || !control.places->try_lock(participant)) return false;
+  const bool has_died = look(slot.state) == SlotState::kLive;
+  if (has_died) clear(control, participant);
+  control.places->unlock(participant);
+  return has_died;
+}
+
+namespace {
+
+void reap_all(const Control& control, int64_t patience_ns) noexcept {
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    if (reap(control, i) || !is_abandoned(control, i, patience_ns)) continue;
+    if (!control.places->try_lock(i)) continue;  // it has come after all
+    if (is_abandoned(control, i, patience_ns)) clear(control, i);
+    control.places->unlock(i);
+  }
+}
+
+}  // namespace
+
+void reap_all(const Control& control) noexcept { reap_all(control, kPatienceNs); }
+
+Participant::Participant(const Control& control, const os::File& file, Keeper& keeper)
+    : control_(control), keeper_(&keeper) {
+  keeper.call([&] { join(file); });
+}
+
+void Participant::join(const os::File& file) {
+  os::check_byte_locks(file);
+  index_ = take_any_slot(file);
+  if (index_ == kNone) {
+    reap_all(control_, kShortPatienceNs);
+    index_ = take_any_slot(file);
+  }
+  if (index_ == kNone) {
+    throw_error(Code::kSystem, "all ", kParticipants,
+                " places of a shared segment are taken: so many processes use it at a time");
+  }
+  keep_deaths();
+  if (come_to_life()) return;
+  control_.places->unlock(index_);
+  throw_error(Code::kSystem, "the robust mutex of a place in a shared segment cannot be locked");
+}
+
+uint32_t Participant::take_any_slot(const os::File& file) {
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    if (take_slot(i, file)) return i;
+  }
+  return kNone;
+}
+
+namespace {
+
+// Deaths that nobody has healed leave a process few records of its own.
+bool has_room(const Slot& slot) noexcept {
+  constexpr auto kLeast = static_cast<std::ptrdiff_t>(kRecords * 4 / 5);
+  return std::ranges::count_if(slot.records, [](const Record& record) {
+           return look(record.state) == RecordState::kFree;
+         }) >= kLeast;
+}
+
+}  // namespace
+
+// True: with the lock of its place.
+bool Participant::take_slot(uint32_t i, const os::File& file) {
+  Slot& slot = control_.slot(i);
+  const auto is_reserved = [&] {  // for a child that is being made
+    return control_.has_slot(i) && look(slot.state) == SlotState::kReserved;
+  };
+  if (is_reserved() || !control_.places->try_lock(i)) return false;
+  try {
+    if (!control_.has_slot(i)) {
+      os::commit(file, kSlotsAt + i * kSlotStride, kSlotStride, "a place in a shared segment");
+      // pairs with: Control::has_slot, "memory of a slot"
+      publish(control_.life(i).has_slot, 1u);
+    }
+  } catch (...) {
+    control_.places->unlock(i);
+    throw;
+  }
+  if (look(slot.state) == SlotState::kLive) clear(control_, i);  // of one that has died
+  if (is_reserved() || !has_room(slot)) {
+    control_.places->unlock(i);
+    return false;
+  }
+  store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
+  return true;
+}
+
+// The kernel will mark the life when this thread ends. Requires the lock of the place.
+bool Participant::come_to_life() noexcept {
+  Life& life = control_.life(index_);
+  try {
+    make_robust(&life.mutex);  // whatever its last holder has left
+  } catch (const Error&) {
+    return false;
+  }
+  if (pthread_mutex_trylock(&life.mutex) != 0) return false;
+  write_slot(SlotState::kLive);
+  return true;
+}
+
+void Participant::write_slot(SlotState state) noexcept {
+  Slot& slot = this->slot();
+  const os::Process process = os::this_process();
+  store(slot.pid, process.pid);
+  store(slot.start, process.start);
+  store(slot.pid_namespace, os::pid_namespace());
+  store(slot.since_ns, now_ns());
+  try {
+    const std::string command = os::command_of(process.pid);
+    std::strncpy(slot.command, command.c_str(), sizeof slot.command);
+  } catch (const std::exception&) {
+    slot.command[0] = '\0';
+  }
+  publish(slot.state, state);
+}
+
+bool Participant::can_leave() const noexcept {
+  return index_ == kNone || keeper_ != nullptr || life_holder_ == this_thread_id();
+}
+
+void Participant::leave() noexcept {
+  if (index_ == kNone) return;
+  Life& life = control_.life(index_);
+  clear(control_, index_);
+  const auto unlock = [&life] { (void)pthread_mutex_unlock(&life.mutex); };
+  if (keeper_ != nullptr) {
+    keeper_->call(unlock);  // cannot fail: its thread runs
+  } else {
+    unlock();
+  }
+  control_.places->unlock(index_);  // last: the next one makes the mutex anew
+}
+
+uint32_t Participant::take_record() noexcept {
+  for (uint32_t w = 0; w < taken_.size(); ++w) {
+    uint64_t taken = taken_[w].load(std::memory_order_relaxed);
+    while (~taken != 0) {
+      const auto bit = static_cast<uint32_t>(__builtin_ctzll(~taken));
+      const uint32_t i = w * 64 + bit;
+      if (i >= kRecords) break;
+      // pairs with: Participant::give_record, "a record that is free"
+      if (!taken_[w].compare_exchange_weak(taken, taken | uint64_t{1} << bit, std::memory_order_acquire,
+                                           std::memory_order_relaxed)) {
+        continue;
+      }
+      Slot& slot = this->slot();
+      uint32_t used = slot.records_used.load(std::memory_order_relaxed);
+      while (used <= i && !exchange(slot.records_used, used, i + 1)) {
+      }
+      return i;
+    }
+  }
+  return take_back_deaths() ? take_record() : kNone;
+}
+
+uint32_t Participant::take_record_for_death() noexcept {
+  constexpr int kMost = kRecords / 10;
+  int deaths = 0;
+  for (const auto& word : deaths_) deaths += std::popcount(word.load(std::memory_order_relaxed));
+  const uint32_t i = deaths < kMost || take_back_deaths() ? take_record() : kNone;
+  if (i != kNone) deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  return i;
+}
+
+void Participant::give_record(uint32_t i) noexcept {
+  // pairs with: Participant::take_record, "a record that is free"
+  taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
+  // pairs with: Participant::begin_record_wait, "a thread that waits for a record"
+  if (record_waits_.load(std::memory_order_seq_cst) == 0) return;
+  // pairs with: Participant::records_given, "a record that is free"
+  records_given_.fetch_add(1, std::memory_order_release);
+  os::wake_all(records_given_);
+}
+
+// Of the processes that had the slot before: their records are taken.
+void Participant::keep_deaths() noexcept {
+  const uint32_t used = std::min(look(slot().records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) {
+    if (look(record(i).state) == RecordState::kFree) continue;
+    taken_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+    deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  }
+}
+
+// Gives the records back whose deaths are healed. True: there were some.
+bool Participant::take_back_deaths() noexcept {
+  bool has_found = false;
+  for (uint32_t w = 0; w < deaths_.size(); ++w) {
+    for (uint64_t left = deaths_[w].load(std::memory_order_relaxed); left != 0; left &= left - 1) {
+      const uint64_t bit = left & (~left + 1);
+      const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
+      uint64_t word = look(record(i).state);
+      // One without bytes is nobody's to change but its slot's owner's.
+      const bool is_healed = word == RecordState::kFree || look(record(i).begin) >= look(record(i).end);
+      if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
+      if (word != RecordState::kFree) (void)exchange(record(i).state, word, uint64_t{RecordState::kFree});
+      give_record(i);
+      has_found = true;
+    }
+  }
+  return has_found;
+}
+
+Participant::Reserved Participant::reserve_for_child(const os::File& file) noexcept {
+  child_index_ = kNone;
+  if (index_ == kNone) return {};
+  uint32_t i = kNone;
+  try {
+    i = take_any_slot(file);
+    if (i == kNone) {
+      reap_all(control_, kShortPatienceNs);
+      i = take_any_slot(file);
+    }
+  } catch (const std::exception&) {
+    return {};
+  }
+  if (i == kNone) return {};
+  store(control_.slot(i).since_ns, now_ns());
+  store(control_.slot(i).pid, os::this_process().pid);
+  publish(control_.slot(i).state, SlotState::kReserved);
+  control_.places->unlock(i);
+  child_index_ = i;
+  const uint32_t blocks = std::min(look(control_.blocks_used()), control_.blocks);
+  for (uint32_t b = 0; b < blocks; ++b) {
+    Block& block = control_.block(b);
+    if (has_bit(block.users, index_)) set_bit(block.users, i);
+  }
+  return {i, control_.slot(i).generation.load(std::memory_order_relaxed)};
+}
+
+void Participant::free_reserved(const Reserved& reserved) noexcept {
+  if (reserved.index == kNone) return;
+  if (!control_.places->try_lock(reserved.index)) return;  // it has come after all
+  const Slot& slot = control_.slot(reserved.index);
+  const bool has_not_come = look(slot.state) == SlotState::kReserved &&
+                            slot.generation.load(std::memory_order_relaxed) == reserved.generation;
+  if (has_not_come) clear(control_, reserved.index);
+  control_.places->unlock(reserved.index);
+}
+
+void Participant::become_child(bool has_own_opening) noexcept {
+  index_ = has_own_opening ? child_index_ : kNone;
+  child_index_ = kNone;
+  keeper_ = nullptr;
+  life_holder_ = this_thread_id();
+  for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
+  for (auto& word : deaths_) word.store(0, std::memory_order_relaxed);
+  record_waits_.store(0, std::memory_order_relaxed);
+  for (auto& count : references_) count.store(0, std::memory_order_relaxed);
+  if (index_ == kNone) return;
+  keep_deaths();
+  // Others may have the lock for a moment, to see that the place is reserved. One that is stopped with it
+  // would have it for long.
+  const Deadline deadline(kShortPatienceNs);
+  bool is_locked = false;
+  while (!(is_locked = control_.places->try_lock(index_)) && look(slot().state) == SlotState::kReserved &&
+         !deadline.has_passed()) {
+    sched_yield();
+  }
+  // The life is held by this thread, which is the process' only one and as a rule lives as long as it.
+  if (is_locked && look(slot().state) == SlotState::kReserved && come_to_life()) return;
+  if (is_locked) control_.places->unlock(index_);
+  index_ = kNone;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A process' part in a segment: its slot, by which the others know that it lives and what it holds.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/os.h"
+#include "ipc/keeper.h"
+#include "ipc/layout.h"
+#include "ipc/place_locks.h"
+#include "ipc/timed_lock.h"
+
+namespace tenon::impl {
+
+// The control part of a segment, as it is mapped here.
+struct Control {
+  std::byte* base = nullptr;
+  uint32_t blocks = 0;
+  PlaceLocks* places = nullptr;  // null: in a copy that is only read
+
+  Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
+  Slot& slot(uint32_t i) const noexcept {
+    return *reinterpret_cast<Slot*>(base + kSlotsAt + i * kSlotStride);
+  }
+  std::atomic<uint32_t>& blocks_used() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kBlocksUsedAt);
+  }
+  bool has_slot(uint32_t i) const noexcept {
+    // pairs with: Participant::take_slot, "memory of a slot"
+    return look(life(i).has_slot) != 0;
+  }
+  Block& block(uint32_t i) const noexcept {
+    return *reinterpret_cast<Block*>(base + kBlocksAt + i * kBlockStride);
+  }
+};
+
+// The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
+std::atomic<uint32_t>& life_word(Life& life) noexcept;
+// It is marked: the process is ending, or has ended; of those that are not marked it is nearly certain that
+// they live. The kernel marks no more than 2,048 for one thread, and a forked child lives on when the thread
+// that it began with ends.
+bool is_dead(uint32_t life_word) noexcept;
+// The same, for paths that run often; of one that is marked the kernel is asked.
+bool is_alive(const Control& control, uint32_t participant) noexcept;
+// Tells the kernel that somebody will sleep on the word; the value with which to do so.
+uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
+
+// Who a participant is, as far as its slot says.
+struct Identity {
+  uint32_t pid = 0;
+  uint64_t start = 0;
+  std::string command;
+};
+Identity identity_of(const Slot& slot);
+
+// The handles of a block that this participant has sent keep it no longer: how many there were. Of those that
+// were sent without a number none is dropped while another participant has sent such ones, too.
+uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
+
+// If this participant has died, all of it: drops what it held, in all blocks, wakes who waits there, and
+// frees its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the
+// kernel, marked or not.
+bool reap(const Control& control, uint32_t participant) noexcept;
+// All that have died.
+void reap_all(const Control& control) noexcept;
+
+// Something was given back: who waits for it looks again.
+inline void note_change(Block& block) noexcept {
+  (void)add(block.turn, 1u);
+  if (!is_empty(block.waiting)) os::wake_all(block.turn);
+}
+
+void ring(Bell& bell) noexcept;
+
+// This process in one segment. Threads: any.
+class Participant {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // Joins. Fails with kSystem (all slots are taken), kNoMemory.
+  Participant(const Control& control, const os::File& file, Keeper& keeper);
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
+
+  // This thread can give the slot back.
+  bool can_leave() const noexcept;
+  // Gives it back. Requires can_leave(), and no record is in use.
+  void leave() noexcept;
+
+  // kNone: in a forked child for which there was no place.
+  uint32_t index() const noexcept { return index_; }
+  Slot& slot() const noexcept { return control_.slot(index_); }
+  Record& record(uint32_t i) const noexcept { return slot().records[i]; }
+
+  // A free record of this process' own; kNone: none is free.
+  uint32_t take_record() noexcept;
+  // The same, for a death that stays in it until others heal it; kNone also where there are many of them.
+  uint32_t take_record_for_death() noexcept;
+  void give_record(uint32_t i) noexcept;
+  // A request waits for a free record.
+  void begin_record_wait() noexcept {
+    // pairs with: Participant::give_record, "a thread that waits for a record"
+    record_waits_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  void end_record_wait() noexcept { record_waits_.fetch_sub(1, std::memory_order_relaxed); }
+  // What moves when one is given and somebody waits for it, with its value: a futex.
+  os::Sleep records_given() const noexcept {
+    // pairs with: Participant::give_record, "a record that is free"
+    return {&records_given_, records_given_.load(std::memory_order_acquire)};
+  }
+  bool has_record_waits() const noexcept { return record_waits_.load(std::memory_order_relaxed) != 0; }
+  // How many entries and views stand on a record.
+  std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
+
+  // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
+  // that has no opening of the file to itself.
+  struct Reserved {
+    uint32_t index = kNone;
+    uint32_t generation = 0;  // of the slot
+  };
+  Reserved reserve_for_child(const os::File& file) noexcept;
+  void become_child(bool has_own_opening) noexcept;
+  // For a child that will never come. Does nothing if it has come.
+  void free_reserved(const Reserved& reserved) noexcept;
+
+ private:
+  void join(const os::File& file);
+  uint32_t take_any_slot(const os::File& file);
+  bool take_slot(uint32_t i, const os::File& file);
+  bool come_to_life() noexcept;
+  void write_slot(SlotState state) noexcept;
+  void keep_deaths() noexcept;
+  bool take_back_deaths() noexcept;
+
+  const Control control_;
+  Keeper* keeper_;            // null: in a forked child,
+  uint32_t life_holder_ = 0;  // where this thread holds the mutex of the life
+  uint32_t index_ = kNone;
+  uint32_t child_index_ = kNone;
+  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};
+  // Of those that are taken: they hold deaths, or did.
+  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> deaths_{};
+  std::atomic<uint32_t> record_waits_{0};   // threads
+  std::atomic<uint32_t> records_given_{0};  // moves when a record is given and somebody waits: a futex
+  std::array<std::atomic<uint32_t>, kRecords> references_{};
+};
+
+}  // namespace tenon::impl

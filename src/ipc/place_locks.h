@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lock of each place of a segment, as one opening of its memory file has them. A process holds that of
+// its place as long as it maps the memory; a process that gives a dead one's place back holds it meanwhile.
+// The kernel lets go of it when nobody can write through the opening any more: after the last thread of the
+// process has ended, however it ends, and after exec.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/os.h"
+#include "ipc/layout.h"
+
+namespace tenon::impl {
+
+// Threads: any.
+class PlaceLocks {
+ public:
+  // The file must outlive the object.
+  explicit PlaceLocks(const os::File& file) noexcept : file_(file) {}
+  PlaceLocks(const PlaceLocks&) = delete;
+  PlaceLocks& operator=(const PlaceLocks&) = delete;
+
+  // False: another process has it, or another thread of this one.
+  bool try_lock(uint32_t place) noexcept;
+  void unlock(uint32_t place) noexcept;
+  // No process has it: who had the place, has ended. A system call.
+  bool is_free(uint32_t place) const noexcept;
+
+  // The file has a new opening, which holds no lock.
+  void become_child() noexcept;
+
+ private:
+  const os::File& file_;
+  // Those that are held here: the kernel does not tell the threads of an opening apart.
+  std::atomic<uint64_t> held_[kParticipants / 64]{};
+};
+
+}  // namespace tenon::impl

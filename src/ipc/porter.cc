@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/porter.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+
+#include "base/blocked_signals.h"
+#include "base/error.h"
+#include "base/one_per_process.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr int64_t kSliceNs = 50'000'000;
+constexpr int64_t kIdleNs = 3'600'000'000'000;
+
+}  // namespace
+
+Porter& Porter::instance() { return one_per_process<Porter>(); }
+
+bool Porter::add(ProcessLock& lock, Claim& claim, Entry& entry,
+                 const ProcessLock::Attempt& attempt) noexcept {
+  try {
+    const std::scoped_lock locked(lock_);
+    waiting_.push_back({&lock, &claim, &entry, attempt});
+    const bool has_record = attempt.record != Participant::kNone;
+    if (!is_running_) {
+      const BlockedSignals blocked;
+      try {
+        std::thread([this] { run(); }).detach();
+        is_running_ = true;
+      } catch (const std::system_error&) {
+        waiting_.pop_back();
+        return false;
+      }
+    }
+    if (!has_record) lock.segment().participant().begin_record_wait();
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  call();
+  return true;
+}
+
+bool Porter::cancel(const Entry& entry) noexcept {
+  Waiting found{};
+  {
+    const std::scoped_lock locked(lock_);
+    const auto is_it = [&](const Waiting& w) { return w.entry == &entry; };
+    const auto at = std::find_if(waiting_.begin(), waiting_.end(), is_it);
+    if (at == waiting_.end()) return false;
+    found = *at;
+    waiting_.erase(at);
+  }
+  if (found.attempt.record == Participant::kNone) found.lock->segment().participant().end_record_wait();
+  found.lock->withdraw(found.attempt);
+  return true;
+}
+
+void Porter::call() noexcept {
+  // pairs with: Porter::run, "something new to wait for"
+  calls_.fetch_add(1, std::memory_order_release);
+  os::wake_all(calls_);
+}
+
+void Porter::run() noexcept {
+  pthread_setname_np(pthread_self(), "tenon-porter");
+  std::vector<os::Sleep> words;
+  words.reserve(os::kMostWords);
+  while (true) {
+    // pairs with: Porter::call, "something new to wait for"
+    const uint32_t calls = calls_.load(std::memory_order_acquire);
+    words.assign(1, {&calls_, calls});
+    const bool is_idle = look_at_all(&words);
+    os::sleep_on(words.data(), words.size(), is_idle ? kIdleNs : kSliceNs);
+  }
+}
+
+// Enters a request for which there was no record. False: there is none yet; those that came first have it
+// first.
+bool Porter::begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept {
+  Participant& participant = waiting.lock->segment().participant();
+  const os::Sleep given = participant.records_given();
+  if (waiting.lock->begin(*waiting.claim, *waiting.entry, &waiting.attempt)) {
+    participant.end_record_wait();
+    return true;
+  }
+  const auto is_same = [&](const os::Sleep& word) { return word.word == given.word; };
+  if (words->size() < os::kMostWords && std::ranges::none_of(*words, is_same)) words->push_back(given);
+  return false;
+}
+
+// Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
+bool Porter::look_at_all(std::vector<os::Sleep>* words) noexcept {
+  ProcessLock::Obstruction obstruction;
+  for (size_t i = 0;;) {
+    std::unique_lock locked(lock_);
+    if (i >= waiting_.size()) return waiting_.empty();
+    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i], words)) {
+      ++i;
+      continue;
+    }
+    const Waiting waiting = waiting_[i];
+    uint32_t dead_pid = 0;
+    if (waiting.lock->try_grant(waiting.attempt, &obstruction, &dead_pid) == ProcessLock::Look::kBlocked) {
+      if (waiting.lock->reap_dead(obstruction)) continue;
+      const size_t room = os::kMostWords - std::min(os::kMostWords, words->size());
+      const size_t n = std::min(room, obstruction.word_count());
+      words->insert(words->end(), obstruction.words, obstruction.words + n);
+      ++i;
+      continue;
+    }
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+    locked.unlock();
+    arrive(waiting, dead_pid);
+  }
+}
+
+void Porter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
+  if (dead_pid == 0) {
+    waiting.entry->pass = waiting.attempt.record + 1;
+    arrive_at_gates(*waiting.claim, nullptr);
+    return;
+  }
+  Refusal refusal;
+  ProcessLock::describe_death(dead_pid, &refusal);
+  arrive_at_gates(*waiting.claim, &refusal);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A thread that waits at process locks for those who must not sleep: ops, and tasks of asynchronous programs.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "ipc/process_lock.h"
+
+namespace tenon::impl {
+
+// Threads: any. Runs the arrival of a claim, and with some executors its body, so it may wait for the lock of
+// a language; who holds that must not wait for the porter.
+class Porter {
+ public:
+  // That of this process: another one after a fork. Never destroyed.
+  static Porter& instance();
+
+  Porter() = default;
+  Porter(const Porter&) = delete;
+  Porter& operator=(const Porter&) = delete;
+
+  // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(claim, ...). False:
+  // there is no memory or no thread for it.
+  bool add(ProcessLock& lock, Claim& claim, Entry& entry, const ProcessLock::Attempt& attempt) noexcept;
+  // Takes it back. False: it has arrived, or does so now.
+  bool cancel(const Entry& entry) noexcept;
+  // It looks at all attempts again.
+  void call() noexcept;
+
+ private:
+  struct Waiting {
+    ProcessLock* lock;
+    Claim* claim;
+    Entry* entry;
+    ProcessLock::Attempt attempt;
+  };
+
+  void run() noexcept;
+  bool begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept;
+  bool look_at_all(std::vector<os::Sleep>* words) noexcept;
+  void arrive(const Waiting& waiting, uint32_t dead_pid) noexcept;
+  std::mutex lock_;
+  std::vector<Waiting> waiting_;  // guarded by lock_
+  bool is_running_ = false;       // guarded by lock_
+  // Moves when there is something new: a futex.
+  std::atomic<uint32_t> calls_{0};
+};
+
+}  // namespace tenon::impl

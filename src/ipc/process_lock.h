@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lock of a shared storage, by which processes take turns: reads together, a write alone, in the order in
+// which they came; accesses to different bytes do not conflict. Each process writes what it holds and awaits
+// into its own slot. The process that makes a request grants it, as soon as no earlier one of another process
+// is in its way. What a dead process held is dropped by the one that finds it dead. There is no mutex: a
+// process that stops at any point is in the way of requests for the same bytes alone, which name it when
+// their time is over.
+//
+// A request announces itself, takes a ticket, and is then seen with it. A ticket is announced before it is
+// taken, so of two requests that conflict the later one sees the earlier one, and waits for it.
+#pragma once
+
+#include <atomic>
+
+#include "ipc/deaths.h"
+#include "ipc/segment.h"
+#include "sync/gate.h"
+
+namespace tenon::impl {
+
+// One for each block in each process. Threads: any.
+class ProcessLock final : public Gate {
+ public:
+  ProcessLock(Segment& segment, uint32_t block);  // fails with std::bad_alloc
+  ProcessLock(const ProcessLock&) = delete;
+  ProcessLock& operator=(const ProcessLock&) = delete;
+
+  bool enter(const Claim& claim, Entry& entry, const Deadline& deadline, Refusal* refusal) noexcept override;
+  Appended request(Claim& claim, Entry& entry, Refusal* refusal) noexcept override;
+  bool cancel(Entry& entry) noexcept override;
+  void share(Pass pass) noexcept override;
+  void leave(Pass pass, bool has_written) noexcept override;
+  void disown(Pass pass) noexcept override;
+  bool precedes(const Gate& other) const noexcept override;
+  void visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
+                    void* context) noexcept override;
+  uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
+  void note_write() noexcept override;
+  void dismiss(Claim& claim) noexcept override;
+  void heal(const Extent& extent) noexcept override;
+  bool clear_deaths(const Extent& extent, const Deadline& deadline, Refusal* refusal) noexcept override;
+
+  // What is rung whenever nothing of this process holds the block any more: a channel's.
+  void set_bell(Bell* bell) noexcept { bell_ = bell; }
+  // No process holds or awaits any of its bytes. Reaps those that have died.
+  bool is_idle() noexcept;
+
+  Block& block() const noexcept { return segment_.block(index_); }
+  Segment& segment() const noexcept { return segment_; }
+
+  // A request that has been entered into this process' slot.
+  struct Attempt {
+    uint32_t record = Participant::kNone;
+    bool ignores_death = false;  // or overwrites all bytes
+  };
+  enum class Look { kGranted, kBlocked, kDied };
+  // Who is in the way of a blocked request, and the words on which it sleeps.
+  struct Obstruction {
+    size_t count = 0;
+    uint32_t participants[os::kMostWords - 1];
+    os::Sleep words[os::kMostWords];  // the turn of the block, then the lives of the participants
+    Obstacle obstacle;
+
+    size_t word_count() const noexcept { return count + 1; }
+  };
+
+  // Enters a request that does not wait. False: there is no record for it, or too many ops have requests
+  // already; then it is to be tried again when a record has been given, and after a call of the porter.
+  bool begin(Claim& claim, const Entry& entry, Attempt* attempt) noexcept;
+  // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
+  Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
+  // Takes a request back.
+  void withdraw(const Attempt& attempt) noexcept;
+  // Reaps those in the way that have died. True: one has, so look again. The kernel is asked of each; with
+  // only_marked, of those alone that it has marked.
+  bool reap_dead(const Obstruction& obstruction, bool only_marked = false) noexcept;
+  // One of those in the way has begun to end: who sleeps is to look by itself whether it has ended.
+  static bool is_ending(const Obstruction& obstruction) noexcept;
+  // Sets the obstacle's text for a death.
+  static void describe_death(uint32_t pid, Refusal* refusal) noexcept;
+
+ private:
+  struct Wanted {
+    Span bytes;  // of the block
+    bool is_write = false;
+    bool ignores_death = false;
+    Actor owner;
+  };
+  static Wanted wanted_of(const ProcessLock& lock, const Claim& claim, const Entry& entry) noexcept;
+  Span bytes_of(const Extent& extent) const noexcept;
+  Record& record(const Attempt& attempt) const noexcept;
+  bool take_record(Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept;
+  void write_request(const Wanted& wanted, Attempt* attempt) noexcept;
+  bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept;
+  void free_record(uint32_t record) noexcept;
+  void wake_others() noexcept;
+  void end_wait(uint32_t ended, uint64_t state) noexcept;
+  bool is_circle(const Attempt& attempt) noexcept;
+  bool is_stopped(uint32_t pid) const noexcept;
+
+  Segment& segment_;
+  const uint32_t index_;
+  Bell* bell_ = nullptr;  // constant from the first use of the block on
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,793 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The laws of the lock between processes, and of blocks, handles and pools, with stand-ins for processes
+// (stand_in_testing.h). True processes: crash_test and fork_test.
+#include "ipc/process_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "exec/history_testing.h"
+#include "ipc/pool.h"
+#include "ipc/stand_in_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+using Reason = Refusal::Reason;
+
+constexpr Mode kRead = Mode::kRead, kWrite = Mode::kWrite;
+constexpr uint64_t kNbytes = 64;
+
+class Lock : public testing::Test {
+ protected:
+  Lock() {
+    block_ = a_.take(kNbytes);
+    other_ = a_.take(kNbytes);
+    for (StandIn* s : {&b_, &c_}) {
+      EXPECT_TRUE(s->use(block_));
+      EXPECT_TRUE(s->use(other_));
+    }
+  }
+  Place& in(StandIn& s) { return s.place(block_); }
+  bool is_granted_now(StandIn& s, Mode mode, size_t begin = 0, size_t end = kNbytes) {
+    Turn turn(in(s), mode, begin, end);
+    return turn.acquire(0);
+  }
+  // A thread that asks, and is seen to wait.
+  std::thread ask(StandIn& s, Mode mode, std::function<void(Turn&)> then, size_t begin = 0,
+                  size_t end = kNbytes, int64_t timeout_ns = kWatchdogNs) {
+    Place& place = in(s);
+    const uint32_t before = waiting(a_.segment(), block_);
+    std::thread thread([&place, mode, begin, end, timeout_ns, then] {
+      Turn turn(place, mode, begin, end);
+      (void)turn.acquire(timeout_ns);
+      then(turn);
+    });
+    EXPECT_TRUE(comes_true([&] { return waiting(a_.segment(), block_) > before; }));
+    return thread;
+  }
+  std::vector<std::unique_ptr<StandIn>> more(size_t n) {
+    std::vector<std::unique_ptr<StandIn>> all;
+    while (all.size() < n) {
+      all.push_back(std::make_unique<StandIn>(a_));
+      EXPECT_TRUE(all.back()->use(block_));
+    }
+    return all;
+  }
+  uint64_t version() { return in(a_).lock.version(); }
+  // What the next one that asks without saying anything is told.
+  std::optional<Reason> told(StandIn& s, size_t begin = 0, size_t end = kNbytes) {
+    Turn turn(in(s), kRead, begin, end);
+    if (turn.acquire()) return std::nullopt;
+    return turn.reason();
+  }
+
+  void overwrite(StandIn& s, size_t begin, size_t end) {
+    Turn turn(in(s), kWrite, begin, end);
+    ASSERT_TRUE(turn.overwriting().acquire());
+  }
+
+  StandIn a_{4};
+  StandIn b_{a_};
+  StandIn c_{a_};
+  uint32_t block_ = 0, other_ = 0;
+};
+
+TEST_F(Lock, ReadsGoTogetherAndAWriteGoesAlone) {
+  Turn one(in(a_), kRead), two(in(b_), kRead);
+  ASSERT_TRUE(one.acquire() && two.acquire());
+  EXPECT_FALSE(is_granted_now(c_, kWrite));
+  one.release();
+  EXPECT_FALSE(is_granted_now(c_, kWrite));
+  two.release();
+  Turn write(in(c_), kWrite);
+  ASSERT_TRUE(write.acquire());
+  EXPECT_FALSE(is_granted_now(a_, kRead));
+  EXPECT_FALSE(is_granted_now(a_, kWrite));
+  write.release();
+  EXPECT_EQ(granted(a_.segment(), block_) + waiting(a_.segment(), block_), 0U);
+}
+
+TEST_F(Lock, BytesThatAreNotSharedAreNotWaitedFor) {
+  Turn front(in(a_), kWrite, 0, 32);
+  ASSERT_TRUE(front.acquire());
+  EXPECT_TRUE(is_granted_now(b_, kWrite, 32, 64));
+  EXPECT_FALSE(is_granted_now(b_, kRead, 31, 64));
+  EXPECT_FALSE(is_granted_now(b_, kRead, 0, 1));
+  Turn elsewhere(b_.place(other_), kWrite);
+  EXPECT_TRUE(elsewhere.acquire(0)) << "another block";
+}
+
+TEST_F(Lock, TurnsAreTakenInTheOrderOfRequests) {
+  Turn first(in(a_), kWrite);
+  ASSERT_TRUE(first.acquire());
+  std::mutex lock;
+  std::vector<int> order;
+  const auto note = [&](int number) {
+    return [&, number](Turn& turn) {
+      EXPECT_TRUE(turn.is_held());
+      const std::scoped_lock locked(lock);
+      order.push_back(number);
+    };
+  };
+  const std::vector<std::unique_ptr<StandIn>> others = more(6);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 6; ++i) threads.push_back(ask(*others[static_cast<size_t>(i)], kWrite, note(i)));
+  first.release();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4, 5}));
+}
+
+TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
+  Turn reader(in(a_), kRead);
+  ASSERT_TRUE(reader.acquire());
+  std::thread writer = ask(b_, kWrite, [](Turn& turn) { EXPECT_TRUE(turn.is_held()); });
+  EXPECT_FALSE(is_granted_now(c_, kRead));
+  EXPECT_EQ(waiting(a_.segment(), block_), 1U) << "who gave up stands in nobody's way";
+  reader.release();
+  writer.join();
+  EXPECT_TRUE(is_granted_now(c_, kRead));
+}
+
+TEST_F(Lock, WhoGivesUpLetsThoseBehindItPass) {
+  Turn reader(in(a_), kRead);
+  ASSERT_TRUE(reader.acquire());
+  std::thread writer = ask(
+      b_, kWrite, [](Turn& turn) { EXPECT_EQ(turn.reason(), Reason::kTimeout); }, 0, kNbytes, 100'000'000);
+  std::thread late = ask(c_, kRead, [](Turn& turn) { EXPECT_TRUE(turn.is_held()); });
+  writer.join();
+  late.join();
+  EXPECT_TRUE(reader.is_held());
+}
+
+TEST_F(Lock, ATimeoutNamesTheHolder) {
+  Turn writer(in(a_), kWrite);
+  ASSERT_TRUE(writer.acquire());
+  writer.detach();
+  Turn turn(in(b_), kRead);
+  ASSERT_FALSE(turn.acquire(1'000'000));
+  EXPECT_EQ(turn.reason(), Reason::kTimeout);
+  const std::string text = text_of(turn.refusal.obstacle);
+  EXPECT_NE(text.find(concat("process ", getpid(), " (")), std::string::npos) << text;
+  EXPECT_NE(text.find("writing"), std::string::npos) << text;
+  EXPECT_EQ(waiting(a_.segment(), block_), 0U);
+}
+
+TEST_F(Lock, VersionsMoveWithWritesOfAll) {
+  const uint64_t before = version();
+  EXPECT_TRUE(is_granted_now(b_, kRead));
+  EXPECT_EQ(version(), before);
+  EXPECT_TRUE(is_granted_now(b_, kWrite) && is_granted_now(c_, kWrite));
+  EXPECT_EQ(version(), before + 2);
+}
+
+TEST_F(Lock, AnotherThreadMayGiveBackWhatOneTook) {
+  Turn turn(in(a_), kWrite);
+  ASSERT_TRUE(turn.acquire());
+  turn.detach();
+  std::thread([&] { turn.release(); }).join();
+  EXPECT_TRUE(is_granted_now(b_, kWrite));
+}
+
+TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
+  Turn writer(in(a_), kWrite);
+  ASSERT_TRUE(writer.acquire());
+  writer.detach();
+  Request first, second;
+  std::atomic<int> first_told{0}, second_told{0};
+  Turn one(in(b_), kRead), two(in(c_), kRead);
+  ASSERT_EQ(one.request(&first, &first_told), Appended::kWaiting);
+  ASSERT_EQ(two.request(&second, &second_told), Appended::kWaiting);
+  ASSERT_EQ(waiting(a_.segment(), block_), 2U);
+  ASSERT_TRUE(one.cancel());
+  WaitGraph::instance().leave(&first.waiter);
+  EXPECT_EQ(waiting(a_.segment(), block_), 1U);
+  writer.release();
+  ASSERT_TRUE(comes_true([&] { return second_told == 1; }));
+  two.arrived(second);
+  EXPECT_TRUE(two.is_held());
+  EXPECT_EQ(first_told, 0);
+}
+
+TEST_F(Lock, WithoutARecordALeaseWaitsAndARequestIsToldLater) {
+  std::vector<std::unique_ptr<Turn>> turns;
+  for (uint32_t i = 0; i < kRecords; ++i) {
+    turns.push_back(std::make_unique<Turn>(in(a_), kRead));
+    ASSERT_TRUE(turns.back()->acquire());
+    turns.back()->detach();  // else the next one would be a part of it
+  }
+  Turn none(in(a_), kRead);
+  EXPECT_FALSE(none.acquire(0));
+  EXPECT_EQ(none.reason(), Reason::kTooMany);
+  Turn late(in(a_), kRead);
+  EXPECT_FALSE(late.acquire(20'000'000));
+  EXPECT_EQ(late.reason(), Reason::kTooMany);
+  EXPECT_FALSE(is_granted_now(b_, kWrite));
+
+  Turn more(in(a_), kRead);
+  std::thread thread([&] { EXPECT_TRUE(more.acquire()); });
+  EXPECT_TRUE(comes_true([&] { return a_.segment().participant().has_record_waits(); }));
+  turns.pop_back();
+  thread.join();
+  Request request, second;
+  std::atomic<int> told{0}, second_told{0};
+  Turn asked(in(a_), kRead), withdrawn(in(a_), kRead);
+  ASSERT_EQ(asked.request(&request, &told), Appended::kWaiting);
+  ASSERT_EQ(withdrawn.request(&second, &second_told), Appended::kWaiting);
+  EXPECT_TRUE(withdrawn.cancel());
+  WaitGraph::instance().leave(&second.waiter);
+  turns.pop_back();
+  ASSERT_TRUE(comes_true([&] { return told == 1; }));
+  asked.arrived(request);
+  EXPECT_TRUE(asked.is_held());
+  asked.release();
+  more.release();
+  turns.clear();
+  EXPECT_TRUE(is_granted_now(b_, kWrite));
+}
+
+// ------------------------------------------------------------------------------------------------- deadlocks
+
+TEST_F(Lock, OneOfTwoThatWaitForEachOtherIsTold) {
+  std::atomic<int> held{0}, refused{0};
+  const auto run = [&](Place& mine, Place& others) {
+    Turn first(mine, kWrite), second(others, kWrite);
+    ASSERT_TRUE(first.acquire());
+    held.fetch_add(1);
+    while (held < 2) std::this_thread::yield();
+    if (second.acquire()) return;
+    EXPECT_EQ(second.reason(), Reason::kDeadlock);
+    refused.fetch_add(1);
+  };
+  std::thread one([&] { run(a_.place(block_), a_.place(other_)); });
+  std::thread two([&] { run(b_.place(other_), b_.place(block_)); });
+  one.join();
+  two.join();
+  EXPECT_GE(refused, 1);
+}
+
+TEST_F(Lock, OneOfThreeInACircleIsToldAndAWaitWithoutACircleIsNot) {
+  const uint32_t third = a_.take(kNbytes);
+  ASSERT_TRUE(b_.use(third) && c_.use(third));
+  std::atomic<int> held{0}, refused{0};
+  const auto run = [&](StandIn& s, uint32_t mine, uint32_t next) {
+    Turn first(s.place(mine), kWrite), second(s.place(next), kRead);
+    ASSERT_TRUE(first.acquire());
+    held.fetch_add(1);
+    while (held < 3) std::this_thread::yield();
+    if (second.acquire()) return;
+    EXPECT_EQ(second.reason(), Reason::kDeadlock);
+    refused.fetch_add(1);
+  };
+  std::thread one([&] { run(a_, block_, other_); });
+  std::thread two([&] { run(b_, other_, third); });
+  std::thread three([&] { run(c_, third, block_); });
+  one.join();
+  two.join();
+  three.join();
+  EXPECT_GE(refused, 1);
+  Turn holder(in(a_), kWrite);
+  ASSERT_TRUE(holder.acquire());
+  holder.detach();
+  EXPECT_FALSE(is_granted_now(b_, kRead));
+  Turn turn(in(b_), kRead);
+  ASSERT_FALSE(turn.acquire(20'000'000));
+  EXPECT_EQ(turn.reason(), Reason::kTimeout);
+}
+
+// ---------------------------------------------------------------------------------------------------- deaths
+
+TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
+  Turn& writer = c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32));
+  ASSERT_TRUE(writer.acquire());
+  const uint64_t before = version();
+  c_.die();
+  EXPECT_EQ(told(a_, 32, 64), std::nullopt) << "other bytes";
+  {
+    Turn ignoring(in(a_), kRead);
+    EXPECT_TRUE(ignoring.ignoring().acquire());
+  }
+  for (StandIn* const reader : {&b_, &a_, &b_}) {
+    Turn turn(in(*reader), kRead, 31, 32);
+    ASSERT_FALSE(turn.acquire());
+    EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
+    EXPECT_EQ(turn.refusal.obstacle.thread, static_cast<uint32_t>(getpid()));
+  }
+  EXPECT_NE(version(), before);
+  overwrite(b_, 16, 32);
+  EXPECT_EQ(told(a_), std::nullopt);
+  EXPECT_EQ(told(b_), std::nullopt);
+}
+
+TEST_F(Lock, AnOverwriteThatFailedHealsNothing) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  c_.die();
+  {
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.overwriting().acquire());
+    turn.has_failed = true;
+  }
+  EXPECT_EQ(told(b_), Reason::kOwnerDied);
+  {
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.ignoring().acquire()) << "and one that overwrites nothing, neither";
+  }
+  EXPECT_EQ(told(b_), Reason::kOwnerDied);
+}
+
+TEST_F(Lock, ADeathIsToldOfTheBytesThatWereNotWrittenAnew) {
+  const auto expect_told = [&](std::vector<std::pair<size_t, size_t>> dead) {
+    for (size_t i = 0; i < kNbytes; ++i) {
+      const bool is_dead = std::ranges::any_of(dead, [&](auto d) { return d.first <= i && i < d.second; });
+      EXPECT_EQ(told(a_, i, i + 1), is_dead ? std::optional(Reason::kOwnerDied) : std::nullopt)
+          << "byte " << i;
+    }
+  };
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 48)).acquire());
+  c_.die();
+  expect_told({{16, 48}});
+  overwrite(a_, 0, 20);
+  expect_told({{20, 48}});
+  overwrite(b_, 40, 64);
+  expect_told({{20, 40}});
+  overwrite(a_, 30, 34);
+  expect_told({{20, 30}, {34, 40}});
+  overwrite(b_, 22, 24);
+  overwrite(b_, 36, 38);
+  expect_told({{20, 22}, {24, 30}, {34, 36}, {38, 40}});
+  a_.die();  // what it has split stays in its slot
+  reap_all(b_.segment().control());
+  StandIn d{b_};
+  ASSERT_TRUE(d.use(block_));
+  EXPECT_EQ(told(d, 24, 30), Reason::kOwnerDied);
+  overwrite(d, 20, 40);
+  EXPECT_EQ(told(d), std::nullopt);
+}
+
+TEST_F(Lock, DeathsAreNeverForgottenHoweverManyThereAre) {
+  constexpr size_t kEach =
+      6;  // leases of each process that dies: more than it may leave as deaths of their own
+  static_assert(kEach > kDeaths);
+  for (size_t first = 0; first < 2; ++first) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block_));
+    for (size_t i = 0; i < kEach; ++i) {
+      const size_t at = first + 4 * i;
+      Turn& turn = d.keep(std::make_unique<Turn>(in(d), kWrite, at, at + 1));
+      ASSERT_TRUE(turn.ignoring().acquire());
+      turn.detach();
+    }
+    d.die();
+  }
+  reap_all(a_.segment().control());
+  EXPECT_LE(count_records(a_.segment(), block_, RecordState::kDied), 2 * kDeaths);
+  for (size_t at = 0; at < 4 * kEach; ++at) {
+    if (at % 4 >= 2) continue;
+    EXPECT_EQ(told(b_, at, at + 1), Reason::kOwnerDied) << at;
+  }
+  EXPECT_EQ(told(b_, 4 * kEach, kNbytes), std::nullopt);
+  overwrite(b_, 0, kNbytes);
+  EXPECT_EQ(told(b_), std::nullopt);
+  EXPECT_EQ(count_records(a_.segment(), block_, RecordState::kDied), 0U);
+}
+
+TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirRecords) {
+  for (size_t i = 0; i < 2 * size_t{kRecords}; ++i) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block_));
+    ASSERT_TRUE(
+        d.keep(std::make_unique<Turn>(in(d), kWrite, i % kNbytes, i % kNbytes + 1)).ignoring().acquire());
+    d.die();
+    reap_all(a_.segment().control());
+  }
+  EXPECT_LE(count_records(a_.segment(), block_, RecordState::kDied), kNbytes) << "the same bytes once";
+  EXPECT_EQ(told(a_), Reason::kOwnerDied);
+}
+
+TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 32)).acquire());
+  c_.die();
+  impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16});
+  EXPECT_EQ(told(b_, 0, 16), std::nullopt);
+  EXPECT_EQ(told(b_, 16, 32), Reason::kOwnerDied);
+  {
+    Turn turn(in(a_), kWrite);
+    ASSERT_TRUE(turn.ignoring().acquire());
+    impl::clear_failures(in(a_).home, in(a_).extent);  // under a lease of its own
+  }
+  EXPECT_EQ(told(b_), std::nullopt);
+}
+
+TEST_F(Lock, ABlockThatIsTakenAnewHasNoDeaths) {
+  const uint32_t block = a_.take(kNbytes);
+  ASSERT_TRUE(c_.use(block));
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(c_.place(block), kWrite)).acquire());
+  c_.die();
+  reap_all(a_.segment().control());
+  EXPECT_EQ(count_records(a_.segment(), block, RecordState::kDied), 1U);
+  a_.leave(block);
+  ASSERT_TRUE(a_.segment().free_if_unused(block));
+  EXPECT_EQ(count_records(a_.segment(), block, RecordState::kDied), 0U);
+}
+
+TEST_F(Lock, WhatAllIsWrittenAnewIsToldToNobody) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32)).acquire());
+  c_.die();
+  overwrite(a_, 0, 20);
+  overwrite(b_, 16, 40);
+  EXPECT_EQ(told(a_), std::nullopt);
+}
+
+TEST_F(Lock, NobodyIsToldOfAReaderThatDied) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kRead)).acquire());
+  c_.die();
+  Turn writer(in(a_), kWrite);
+  EXPECT_TRUE(writer.acquire());
+}
+
+TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
+  for (const Mode mode : {kRead, kWrite}) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block_));
+    ASSERT_TRUE(d.keep(std::make_unique<Turn>(in(d), mode)).acquire());
+    std::vector<std::thread> threads;
+    std::atomic<int> deaths{0}, grants{0};
+    const std::vector<std::unique_ptr<StandIn>> others = more(4);
+    for (const auto& other : others) {
+      threads.push_back(ask(*other, kWrite, [&](Turn& turn) {
+        if (turn.is_held()) grants.fetch_add(1);
+        if (!turn.is_held() && turn.reason() == Reason::kOwnerDied) deaths.fetch_add(1);
+      }));
+    }
+    d.die();
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(deaths, mode == kWrite ? 4 : 0);
+    EXPECT_EQ(grants, mode == kWrite ? 0 : 4);
+    overwrite(a_, 0, kNbytes);
+  }
+}
+
+TEST_F(Lock, ARequestLearnsOfADeath) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  c_.detach_all();
+  Request request;
+  std::atomic<int> done{0};
+  Turn turn(in(a_), kRead);
+  ASSERT_EQ(turn.request(&request, &done), Appended::kWaiting);
+  c_.die();
+  ASSERT_TRUE(comes_true([&] { return done == 1; }));
+  turn.arrived(request);
+  EXPECT_FALSE(turn.is_held());
+  EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
+}
+
+TEST_F(Lock, ThePlaceOfADeadOneIsTakenByTheNext) {
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  const uint32_t index = c_.index();
+  c_.die();
+  StandIn d{a_};
+  EXPECT_EQ(d.index(), index);
+  ASSERT_TRUE(d.use(block_));
+  EXPECT_EQ(granted(a_.segment(), block_), 0U);
+  EXPECT_EQ(told(d), Reason::kOwnerDied) << "what the one before it left";
+}
+
+// -------------------------------------------------------------------------------------- blocks and handles
+
+TEST_F(Lock, ABlockIsFreeWhenAllHaveLeftOrDied) {
+  const uint32_t block = a_.take(kNbytes);
+  ASSERT_TRUE(b_.use(block) && c_.use(block));
+  const uint32_t generation = a_.segment().block(block).generation;
+  a_.leave(block);
+  EXPECT_FALSE(a_.segment().free_if_unused(block));
+  b_.leave(block);
+  EXPECT_FALSE(a_.segment().free_if_unused(block));
+  c_.die();
+  reap_all(a_.segment().control());
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+  EXPECT_FALSE(b_.segment().use(block, generation)) << "it is another one now";
+  EXPECT_EQ(a_.take(kNbytes), block) << "the first one that is free";
+}
+
+TEST_F(Lock, AHandleKeepsABlockUntilItIsOpened) {
+  const uint32_t block = a_.take(kNbytes);
+  const uint32_t number = a_.segment().send(block);
+  a_.leave(block);
+  EXPECT_FALSE(a_.segment().free_if_unused(block));
+  ASSERT_TRUE(b_.use(block));
+  b_.segment().receive(block, number);
+  b_.segment().receive(block, number);
+  b_.leave(block);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+TEST_F(Lock, EveryHandleOfManyCounts) {
+  const uint32_t block = a_.take(kNbytes);
+  std::vector<uint32_t> numbers;
+  for (uint32_t i = 0; i < 3 * kSent; ++i) numbers.push_back(a_.segment().send(block));
+  a_.leave(block);
+  for (const uint32_t number : numbers) {
+    EXPECT_FALSE(a_.segment().free_if_unused(block));
+    b_.segment().receive(block, number);
+  }
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+TEST_F(Lock, HandlesEndWithTheirSender) {
+  for (const uint32_t count : {uint32_t{1}, 2 * kSent}) {
+    const uint32_t block = a_.take(kNbytes);
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block));
+    a_.leave(block);
+    for (uint32_t i = 0; i < count; ++i) (void)d.segment().send(block);
+    d.leave(block);
+    EXPECT_TRUE(d.segment().has_sent());
+    EXPECT_FALSE(a_.segment().has_sent());
+    EXPECT_FALSE(a_.segment().free_if_unused(block));
+    d.die();
+    reap_all(a_.segment().control());
+    EXPECT_TRUE(a_.segment().free_if_unused(block)) << count << " handles";
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------- pools
+
+class Pools : public testing::Test {
+ protected:
+  static constexpr uint64_t kData = uint64_t{512} << 20;
+  static constexpr uint64_t kLarge = uint64_t{96} << 20;
+  StandIn owner_{64, kData};
+  Pool pool_{owner_.segment()};
+
+  void drop(const Pool::Place& place) {
+    (void)owner_.segment().leave(place.block);
+    pool_.note_left(place.block);
+  }
+};
+
+TEST_F(Pools, MemoryThatWasUsedIsUsedAgain) {
+  const Pool::Place first = pool_.allocate(1 << 20);
+  ASSERT_NE(first.block, Segment::kNone);
+  EXPECT_TRUE(first.is_fresh);
+  EXPECT_EQ(first.begin % kPage, 0U);
+  owner_.segment().data()[first.begin] = std::byte{1};
+  drop(first);
+  EXPECT_FALSE(pool_.reclaim());
+  const Pool::Place again = pool_.allocate(1 << 20);
+  EXPECT_EQ(again.begin, first.begin);
+  EXPECT_FALSE(again.is_fresh);
+  drop(again);
+}
+
+TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
+  std::vector<Pool::Place> places;
+  for (int i = 0; i < 4; ++i) {
+    places.push_back(pool_.allocate(kLarge));
+    ASSERT_NE(places.back().block, Segment::kNone);
+    owner_.segment().data()[places.back().begin] = std::byte{1};
+  }
+  for (const Pool::Place& place : places) drop(place);
+  EXPECT_FALSE(pool_.reclaim());
+  EXPECT_LE(pool_.idle_nbytes(), uint64_t{256} << 20);
+  EXPECT_GT(pool_.idle_nbytes(), 0U);
+  for (int i = 0; i < 4; ++i) {
+    const Pool::Place place = pool_.allocate(kLarge);
+    ASSERT_NE(place.block, Segment::kNone);
+    const bool is_zero = owner_.segment().data()[place.begin] == std::byte{0};
+    EXPECT_TRUE(is_zero || !place.is_fresh);
+    drop(place);
+  }
+  EXPECT_FALSE(pool_.reclaim());
+}
+
+TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
+  std::mt19937_64 random(20260101);
+  struct Live {
+    Pool::Place place;
+    uint64_t nbytes;
+    std::byte mark;
+  };
+  std::vector<Live> live;
+  const auto bytes = [&](const Live& l) { return owner_.segment().data() + l.place.begin; };
+  for (int step = 0; step < 4000; ++step) {
+    if (live.size() < 64 && random() % 2 == 0) {
+      Live next{
+          {}, random() % 3 == 0 ? random() % (3 << 20) : random() % 5000, std::byte(random() % 255 + 1)};
+      next.place = pool_.allocate(next.nbytes);
+      ASSERT_NE(next.place.block, Segment::kNone);
+      if (next.nbytes != 0) bytes(next)[0] = bytes(next)[next.nbytes - 1] = next.mark;
+      live.push_back(next);
+    } else if (!live.empty()) {
+      std::swap(live[random() % live.size()], live.back());
+      const Live& last = live.back();
+      if (last.nbytes != 0) {
+        ASSERT_EQ(bytes(last)[0], last.mark);
+        ASSERT_EQ(bytes(last)[last.nbytes - 1], last.mark);
+      }
+      drop(last.place);
+      live.pop_back();
+      (void)pool_.reclaim();
+    }
+  }
+  for (const Live& l : live) drop(l.place);
+  EXPECT_FALSE(pool_.reclaim());
+  const Pool::Place all = pool_.allocate(kData - kPage);
+  EXPECT_NE(all.block, Segment::kNone) << "the free stretches have grown together";
+  drop(all);
+}
+
+TEST_F(Pools, MoreBlocksThanThereAreIsNoRoom) {
+  std::vector<Pool::Place> places;
+  for (uint32_t i = 0; i < 64; ++i) places.push_back(pool_.allocate(8));
+  EXPECT_EQ(pool_.allocate(8).block, Segment::kNone);
+  drop(places[17]);
+  EXPECT_FALSE(pool_.reclaim());
+  EXPECT_EQ(pool_.allocate(8).block, places[17].block);
+}
+
+// --------------------------------------------------------------------------------------------------- keepers
+
+TEST(KeeperChores, AnUnfinishedOneRunsAgainWhateverElseIsAskedFor) {
+  static std::atomic<int> runs{0};
+  runs = 0;
+  Keeper keeper;
+  keeper.call([] {});
+  keeper.nudge([]() noexcept { return std::chrono::milliseconds{runs.fetch_add(1) < 1 ? 100 : 0}; });
+  ASSERT_TRUE(comes_true([] { return runs >= 1; }));
+  keeper.call([] {});
+  EXPECT_TRUE(comes_true([] { return runs >= 2; })) << "the call made it forget the chore";
+}
+
+// -------------------------------------------------------------------------------------------------- programs
+
+// Threads of several processes take leases of all kinds at random: with and without patience, of parts and of
+// all, as tasks that may take their requests back; and processes die with leases in their hands, and come
+// again. Oracle: the history has no two accesses of different processes that overlap and conflict; at the
+// end no record is left. Prints its seed.
+class Programs : public testing::TestWithParam<uint64_t> {
+ protected:
+  static constexpr int kProcesses = 3, kThreads = 2, kRounds = 4;
+  static constexpr size_t kSections = 8;
+
+  Cell common_[2];
+  History history_;
+  std::atomic<uint64_t> next_claim_{1};
+  std::atomic<uint64_t> granted_{0}, died_{0}, timed_out_{0}, deadlocks_{0};
+
+  class Noted {
+   public:
+    Noted(Programs& test, int block, Mode mode, size_t begin, size_t end, int process) : test_(test) {
+      access_.what = {&test.common_[block], mode, false, begin, end};
+      access_.party = Party::kOp;
+      access_.claim = static_cast<uint64_t>(process) + 1;  // one process excludes itself by its queues
+      test_.history_.begin(access_);
+    }
+    ~Noted() { test_.history_.end(access_); }
+
+   private:
+    Programs& test_;
+    Access access_;
+  };
+
+  void count(const Turn& turn) {
+    if (turn.is_held()) {
+      ++granted_;
+    } else if (turn.reason() == Reason::kOwnerDied) {
+      ++died_;
+    } else if (turn.reason() == Reason::kDeadlock) {
+      ++deadlocks_;
+    } else {
+      // Interrupted: it was on its way from the queue to the gate when it was taken back.
+      EXPECT_TRUE(turn.reason() == Reason::kTimeout || turn.reason() == Reason::kInterrupted);
+      ++timed_out_;
+    }
+  }
+
+  // What is held when a process dies is in the way of its own threads, too: they do not wait for it.
+  void run(StandIn& self, Place* const* places, int process, uint64_t seed, int steps, bool is_dying,
+           bool keeps_last) {
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < steps; ++i) {
+      const int block = static_cast<int>(random() % 2);
+      const Mode mode = random() % 2 == 0 ? kRead : kWrite;
+      size_t begin = 0, end = kSections;
+      if (random() % 2 == 0) {
+        begin = random() % kSections;
+        end = begin + 1 + random() % (kSections - begin);
+      }
+      auto turn = std::make_unique<Turn>(*places[block], mode, begin * 8, end * 8);
+      if (mode == kWrite && random() % 4 == 0) turn->overwriting();
+      if (random() % 8 == 0) turn->ignoring();
+      if (random() % 4 == 0) {
+        Request request;
+        std::atomic<int> told{0};
+        const Appended appended = turn->request(&request, &told);
+        if (appended == Appended::kWaiting) {
+          if ((is_dying || random() % 2 == 0) && turn->cancel()) {
+            WaitGraph::instance().leave(&request.waiter);
+            continue;
+          }
+          ASSERT_TRUE(comes_true([&] { return told == 1; }));
+          turn->arrived(request);
+        }
+      } else {
+        const int64_t patience = random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % 2'000'000);
+        (void)turn->acquire(random() % 8 == 0 && !is_dying ? kWatchdogNs : patience);
+      }
+      count(*turn);
+      if (!turn->is_held()) continue;
+      const Noted noted(*this, block, mode, begin, end, process);
+      for (size_t n = random() % 3; n > 0; --n) std::this_thread::yield();
+      if (random() % 4 == 0) {  // one more, while this is held
+        Turn inner(*places[1 - block], kRead);
+        if (inner.acquire(static_cast<int64_t>(random() % 500'000))) {
+          const Noted also(*this, 1 - block, kRead, 0, kSections, process);
+          std::this_thread::yield();
+        }
+      }
+      if (!keeps_last || i + 1 != steps) continue;
+      (void)self.keep(std::move(turn));
+    }
+  }
+};
+
+TEST_P(Programs, KeepTheLaws) {
+  std::mt19937_64 random(GetParam());
+  StandIn keeper{4};
+  const uint32_t blocks[2] = {keeper.take(kNbytes), keeper.take(kNbytes)};
+  const int steps = is_soak() ? 2000 : kHasSanitizer ? 60 : 200;
+  std::vector<std::unique_ptr<StandIn>> processes(kProcesses);
+  for (int round = 0; round < kRounds && !HasFailure(); ++round) {
+    std::vector<std::thread> threads;
+    std::vector<bool> dies(kProcesses);
+    for (int p = 0; p < kProcesses; ++p) {
+      auto& process = processes[static_cast<size_t>(p)];
+      if (!process) {
+        process = std::make_unique<StandIn>(keeper);
+        ASSERT_TRUE(process->use(blocks[0]) && process->use(blocks[1]));
+      }
+      Place* const places[2] = {&process->place(blocks[0]), &process->place(blocks[1])};
+      dies[static_cast<size_t>(p)] = random() % 2 == 0;
+      for (int t = 0; t < kThreads; ++t) {
+        const bool is_dying = dies[static_cast<size_t>(p)];
+        threads.emplace_back([this, &process, places, p, seed = random(), steps, is_dying, t] {
+          run(*process, places, p, seed, steps, is_dying, is_dying && t == 0);
+        });
+      }
+    }
+    // Each dies as soon as its threads have ended, while the others may wait for what it keeps.
+    std::vector<std::thread> undertakers;
+    for (int p = 0; p < kProcesses; ++p) {
+      undertakers.emplace_back([&, p] {
+        for (int t = 0; t < kThreads; ++t) threads[static_cast<size_t>(p * kThreads + t)].join();
+        if (dies[static_cast<size_t>(p)]) processes[static_cast<size_t>(p)]->die();
+      });
+    }
+    for (std::thread& thread : undertakers) thread.join();
+    for (int p = 0; p < kProcesses; ++p) {
+      if (dies[static_cast<size_t>(p)]) processes[static_cast<size_t>(p)].reset();
+    }
+  }
+  EXPECT_EQ(history_.take_fault(), "") << "seed " << GetParam();
+  reap_all(keeper.segment().control());
+  for (const uint32_t block : blocks) {
+    EXPECT_EQ(granted(keeper.segment(), block) + waiting(keeper.segment(), block), 0U)
+        << "seed " << GetParam();
+  }
+  EXPECT_GT(granted_, 0U);
+  RecordProperty("granted", std::to_string(granted_));
+  RecordProperty("died", std::to_string(died_));
+  RecordProperty("timed_out", std::to_string(timed_out_));
+  RecordProperty("deadlocks", std::to_string(deadlocks_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Programs, testing::Range<uint64_t>(1, 9));
+
+}  // namespace
+}  // namespace tenon::impl

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/segment.h"
+
+#include <errno.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ipc/deaths.h"
+#include "ipc/process_lock.h"
+
+namespace tenon::impl {
+namespace {
+
+SegmentId random_id() {
+  SegmentId id;
+  if (getrandom(id.words, sizeof id.words, 0) != sizeof id.words) {
+    throw_error(Code::kSystem, "no random number for a segment");
+  }
+  return id;
+}
+
+int64_t realtime_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
+Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
+  Header h{};
+  std::memcpy(h.magic, kMagic, sizeof kMagic);
+  h.byte_order = kByteOrder;
+  h.pointer_nbytes = sizeof(void*);
+  h.mutex_nbytes = sizeof(pthread_mutex_t);
+  h.major = kMajor;
+  h.minor = kMinor;
+  h.header_nbytes = sizeof(Header);
+  h.id = random_id();
+  h.lives_at = kLivesAt;
+  h.slots_at = kSlotsAt;
+  h.blocks_at = kBlocksAt;
+  h.data_at = round_up(control_end(plan.blocks), std::max<uint64_t>(page_nbytes, 2 << 20));
+  h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
+  h.page_nbytes = page_nbytes;
+  h.participants = kParticipants;
+  h.records = kRecords;
+  h.blocks = plan.blocks;
+  const os::Process process = os::this_process();
+  h.creator_pid = process.pid;
+  h.creator_start = process.start;
+  h.created_ns = realtime_ns();
+  if (plan.array != nullptr) {
+    h.has_named_array = 1;
+    h.array = *plan.array;
+  }
+  std::strncpy(h.name, plan.name.c_str(), sizeof h.name - 1);
+  h.checksum = checksum_of(h);
+  return h;
+}
+
+}  // namespace
+
+std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper) {
+  std::unique_ptr<Segment> segment(new Segment);
+  const uint64_t page = plan.has_huge_pages ? os::huge_page_nbytes() : os::page_nbytes();
+  segment->header_ = header_of(plan, page);
+  const Header& h = segment->header_;
+  std::string name = kFilePrefix + text_of(h.id);
+  if (!plan.name.empty()) name += ":" + plan.name;
+  segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
+  const uint64_t control = round_up(control_end(h.blocks), page);
+  if (plan.has_huge_pages) {
+    os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
+  } else {
+    os::commit(segment->file_, 0, kSlotsAt, "the control part of a shared segment");
+    os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
+  }
+  segment->map(true, plan.node);
+  std::memcpy(segment->control_.base, &h, sizeof h);
+  segment->is_creator_ = true;
+  segment->join(keeper);
+  os::seal(segment->file_);  // last: an unsealed file is not complete
+  return segment;
+}
+
+std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, Keeper& keeper) {
+  std::unique_ptr<Segment> segment(new Segment);
+  if (!os::is_sealed(file)) {
+    throw_error(Code::kValue,
+                "this is no shared memory that Tenon can use: it is not sealed, so its size could "
+                "change");
+  }
+  const size_t nbytes = os::size_of(file);
+  if (nbytes < kSlotsAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
+    throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
+  }
+  check(segment->header_, nbytes);
+  segment->file_ = std::move(file);
+  segment->map(is_writable, -1);
+  segment->join(keeper);
+  return segment;
+}
+
+void Segment::map(bool is_writable, int node) {
+  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+  control_.blocks = header_.blocks;
+  control_.places = &places_;
+  control_.base = os::map(file_, 0, round_up(control_end(header_.blocks), page), true, page);
+  data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
+  if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
+  is_writable_ = is_writable;
+}
+
+void Segment::join(Keeper& keeper) {
+  uses_.resize(header_.blocks);
+  participant_ = std::make_unique<Participant>(control_, file_, keeper);
+  locks_.resize(header_.blocks);
+}
+
+ProcessLock& Segment::lock(uint32_t block) {
+  const std::scoped_lock uses(uses_lock_);
+  if (!locks_[block]) locks_[block] = std::make_unique<ProcessLock>(*this, block);
+  return *locks_[block];
+}
+
+Segment::~Segment() {
+  if (participant_) participant_->leave();
+  if (name_ && is_empty(block(0).users)) remove_name(header_.name, header_.id);
+  if (data_ != nullptr) os::unmap(data_, data_nbytes());
+  if (control_.base != nullptr) {
+    const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+    os::unmap(control_.base, round_up(control_end(header_.blocks), page));
+  }
+}
+
+void Segment::make_writable() {
+  if (is_writable_) return;
+  os::make_writable(data_, data_nbytes());
+  is_writable_ = true;
+}
+
+void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
+  if (control_.blocks_used().load(std::memory_order_relaxed) <= i) publish(control_.blocks_used(), i + 1);
+  Block& b = block(i);
+  const std::scoped_lock uses(uses_lock_);
+  store(b.begin, begin);
+  store(b.nbytes, nbytes);
+  set_bit(b.users, participant_->index());
+  publish(b.state, BlockState::kUsed);
+  uses_[i] = 1;
+  users_.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Segment::use(uint32_t index, uint32_t generation) noexcept {
+  if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
+  Block& b = block(index);
+  const std::scoped_lock uses(uses_lock_);
+  if (uses_[index] == 0) {
+    // First the bit, then the state; who frees it, does the opposite: one of both sees the other.
+    set_bit(b.users, participant_->index());
+    const bool is_there =
+        observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
+        b.begin.load(std::memory_order_relaxed) <= data_nbytes() &&
+        b.nbytes.load(std::memory_order_relaxed) <= data_nbytes() - b.begin.load(std::memory_order_relaxed);
+    if (!is_there) {
+      clear_bit(b.users, participant_->index());
+      return false;
+    }
+  } else if (b.generation.load(std::memory_order_relaxed) != generation) {
+    return false;
+  }
+  ++uses_[index];
+  users_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool Segment::leave(uint32_t index) noexcept {
+  bool is_last = false;
+  {
+    const std::scoped_lock uses(uses_lock_);
+    is_last = --uses_[index] == 0;
+    if (is_last && participant_->index() != Participant::kNone) {
+      clear_bit(block(index).users, participant_->index());
+    }
+  }
+  // pairs with: Segment::users, "a use that has ended"
+  users_.fetch_sub(1, std::memory_order_release);
+  return is_last;
+}
+
+bool Segment::is_used_here(uint32_t index) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  return uses_[index] != 0;
+}
+
+// The creator has the first slot, as long as it lives.
+bool Segment::is_creator_alive() const noexcept {
+  const Slot& slot = control_.slot(0);
+  return slot.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
+         slot.start.load(std::memory_order_relaxed) == header_.creator_start &&
+         look(slot.state) == SlotState::kLive && is_alive(control_, 0);
+}
+
+bool Segment::free_if_unused(uint32_t index) noexcept {
+  Block& b = block(index);
+  const auto is_unused = [&b] {
+    return is_empty(b.users) && count_of_sent_more(look(b.sent_more)) == 0 &&
+           std::ranges::all_of(b.sent, [](const auto& number) { return look(number) == 0; });
+  };
+  if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_unused()) return false;
+  announce(b.state, BlockState::kClosing);
+  if (!is_unused()) {
+    publish(b.state, BlockState::kUsed);
+    return false;
+  }
+  forget_deaths(control_, index);
+  store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
+  publish(b.state, BlockState::kFree);
+  return true;
+}
+
+uint32_t Segment::send(uint32_t index) noexcept {
+  Block& b = block(index);
+  const uint32_t self = participant_->index();
+  if (self == Participant::kNone) return 0;  // nobody would know when it has ended
+  static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
+  const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
+  for (auto& place : b.sent) {
+    uint32_t none = 0;
+    if (exchange(place, none, number)) return number;
+  }
+  set_bit(b.sent_more_by, self);
+  (void)add(b.sent_more, uint64_t{1} << 32 | 1);
+  return 0;
+}
+
+uint32_t Segment::revoke(uint32_t index) noexcept {
+  const uint32_t self = participant_->index();
+  return self != Participant::kNone ? drop_sent(block(index), self) : 0;
+}
+
+bool Segment::limit(uint32_t index, uint32_t number, const HandleLimits& limits) {
+  if (index >= header_.blocks || !SentNumber::is_from(number, participant_->index())) return false;
+  const std::scoped_lock uses(uses_lock_);
+  std::erase_if(limited_, [&](const Limited& l) { return l.block == index && l.number == number; });
+  if (limits.has_any()) limited_.push_back({index, number, limits});
+  limited_count_.store(limited_.size(), std::memory_order_relaxed);
+  return true;
+}
+
+bool Segment::end_limited() noexcept {
+  std::vector<Limited> over;
+  try {
+    {
+      const std::scoped_lock uses(uses_lock_);
+      over = limited_;
+    }
+    std::erase_if(over, [this](const Limited& sent) {
+      const auto& places = block(sent.block).sent;
+      const auto is_it = [&](const auto& place) { return look(place) == sent.number; };
+      if (std::none_of(std::begin(places), std::end(places), is_it)) return false;  // it was opened
+      const HandleLimits& limits = sent.limits;
+      if (limits.until_ns != 0 && limits.until_ns <= now_ns()) return false;
+      return limits.receiver.pid == 0 || os::start_of(limits.receiver.pid) == limits.receiver.start;
+    });
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  const std::scoped_lock uses(uses_lock_);
+  for (const Limited& sent : over) {
+    receive(sent.block, sent.number);
+    std::erase_if(limited_,
+                  [&](const Limited& l) { return l.block == sent.block && l.number == sent.number; });
+  }
+  limited_count_.store(limited_.size(), std::memory_order_relaxed);
+  return !limited_.empty();
+}
+
+bool Segment::has_sent() const noexcept {
+  const uint32_t self = participant_->index();
+  for (uint32_t i = 0; i < header_.blocks && self != Participant::kNone; ++i) {
+    const Block& b = block(i);
+    const bool has_more = count_of_sent_more(look(b.sent_more)) != 0 && has_bit(b.sent_more_by, self);
+    const auto is_mine = [self](const auto& number) { return SentNumber::is_from(look(number), self); };
+    if (has_more || std::any_of(std::begin(b.sent), std::end(b.sent), is_mine)) return true;
+  }
+  return false;
+}
+
+void Segment::receive(uint32_t index, uint32_t number) noexcept {
+  Block& b = block(index);
+  if (number == 0) {
+    uint64_t more = b.sent_more.load(std::memory_order_relaxed);
+    while (count_of_sent_more(more) != 0 && !exchange(b.sent_more, more, more - 1)) {
+    }
+    return;
+  }
+  for (auto& place : b.sent) {
+    uint32_t expected = number;
+    if (exchange(place, expected, 0u)) return;
+  }
+}
+
+void Segment::begin_wait(Bell& bell) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  for (Waits& waits : waits_) {
+    if (waits.bell != nullptr && waits.bell != &bell) continue;
+    waits.bell = &bell;
+    if (waits.threads++ == 0) set_bit(bell.waiting, participant_->index());
+    return;
+  }
+}
+
+void Segment::end_wait(Bell& bell) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  for (Waits& waits : waits_) {
+    if (waits.bell == &bell && --waits.threads == 0) clear_bit(bell.waiting, participant_->index());
+  }
+}
+
+Participant::Reserved Segment::before_fork() noexcept {
+  uses_lock_.lock();
+  return participant_->reserve_for_child(file_);
+}
+
+void Segment::after_fork() noexcept { uses_lock_.unlock(); }
+
+void Segment::become_child() noexcept {
+  is_creator_ = false;
+  for (Waits& waits : waits_) waits.threads = 0;
+  limited_.clear();  // the parent's
+  limited_count_.store(0, std::memory_order_relaxed);
+  // The parent's death is not to be hidden by an opening of the file that the child shares with it.
+  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
+  const bool has_own_opening =
+      os::reopen(file_) &&
+      os::remap(file_, 0, control_.base, round_up(control_end(header_.blocks), page), true) &&
+      os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
+  places_.become_child();
+  participant_->become_child(has_own_opening);
+  uses_lock_.unlock();
+}
+
+}  // namespace tenon::impl

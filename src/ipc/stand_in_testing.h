@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot and a
+// keeper. When the keeper's thread ends, the kernel does what it does when a process begins to end.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+#include "exec/cells_testing.h"
+#include "exec/engine.h"
+#include "ipc/process_lock.h"
+#include "ipc/segment.h"
+
+namespace tenon::impl {
+
+// Memory of one block as a stand-in uses it: with the queue of its process.
+struct Place {
+  Place(Segment& segment, uint32_t block) : lock(segment.lock(block)) {
+    const Block& b = segment.block(block);
+    const auto at = reinterpret_cast<uintptr_t>(segment.data()) + b.begin.load(std::memory_order_relaxed);
+    extent = {at, at + b.nbytes.load(std::memory_order_relaxed)};
+    queue.set_bounds(extent);
+    queue.set_gate(&lock);
+  }
+  ProcessLock& lock;
+  Extent extent;
+  Queue queue;
+  Home home{&queue};
+};
+
+// A lease of bytes begin..end of a place.
+class Turn {
+ public:
+  Turn(Place& place, Mode mode, size_t begin = 0, size_t end = SIZE_MAX)
+      : claim_(Kind::kLease, {&entry_, 1}) {
+    entry_.home = &place.home;
+    entry_.mode = mode;
+    entry_.extent = {place.extent.begin + begin, std::min(place.extent.end, place.extent.begin + end)};
+    if (end == SIZE_MAX) entry_.extent.end = place.extent.end;
+    claim_.owner = current_actor();
+  }
+  ~Turn() { release(); }
+  Turn& overwriting() {
+    entry_.is_overwrite = true;
+    return *this;
+  }
+  Turn& ignoring() {
+    claim_.ignores_dead_owner = true;
+    return *this;
+  }
+  bool acquire(int64_t timeout_ns = kWatchdogNs) {
+    claim_.owner = current_actor();
+    is_held_ = claim_.acquire(Deadline(timeout_ns), &refusal);
+    return is_held_;
+  }
+  Appended request(Request* request, std::atomic<int>* told) {
+    request->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
+    request->context = told;
+    const Appended appended = claim_.request(request, &refusal);
+    // What its queue has granted, the gate may have refused.
+    if (appended == Appended::kGranted) arrived(*request);
+    return appended;
+  }
+  // After done() has been called.
+  void arrived(const Request& request) {
+    is_held_ = !request.is_refused;
+    if (request.is_refused) refusal = request.refusal;
+  }
+  bool cancel() { return impl::cancel(claim_); }
+  bool is_held() const { return is_held_; }
+  void release() {
+    if (!std::exchange(is_held_, false)) return;
+    if (!has_failed) impl::settle(claim_, {});
+    impl::release(claim_);
+  }
+  void detach() { impl::detach(claim_); }
+  Refusal::Reason reason() const { return refusal.reason; }
+
+  Refusal refusal;
+  bool has_failed = false;
+
+ private:
+  Entry entry_;
+  BlockingClaim claim_;
+  bool is_held_ = false;
+};
+
+class StandIn {
+ public:
+  // Makes the segment.
+  explicit StandIn(uint32_t blocks, uint64_t data_nbytes = 1 << 16) : keeper_(std::make_unique<Keeper>()) {
+    SegmentPlan plan;
+    plan.data_nbytes = data_nbytes;
+    plan.blocks = blocks;
+    segment_ = Segment::create(plan, *keeper_);
+  }
+  // Opens the segment of another one.
+  explicit StandIn(const StandIn& of) : keeper_(std::make_unique<Keeper>()) {
+    const std::string path = concat("/proc/self/fd/", of.segment_->file().fd());
+    segment_ = Segment::open(os::File(::open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *keeper_);
+  }
+  ~StandIn() {
+    places_.clear();
+    for (uint32_t block : used_) (void)segment_->leave(block);
+  }
+
+  Segment& segment() { return *segment_; }
+  uint32_t index() { return segment_->participant().index(); }
+  // A new block, and the same one in another stand-in.
+  uint32_t take(uint64_t nbytes) {
+    uint32_t block = 0;  // the first one that is free
+    while (look(segment_->block(block).state) != BlockState::kFree) ++block;
+    segment_->take_block(block, block_end_, nbytes);
+    block_end_ += round_up(nbytes, 64);
+    used_.push_back(block);
+    return block;
+  }
+  bool use(uint32_t block) {
+    const uint32_t generation = segment_->block(block).generation.load(std::memory_order_relaxed);
+    if (!segment_->use(block, generation)) return false;
+    used_.push_back(block);
+    return true;
+  }
+  void leave(uint32_t block) {
+    std::erase(used_, block);
+    (void)segment_->leave(block);
+  }
+  Place& place(uint32_t block) {
+    for (const auto& [number, place] : places_) {
+      if (number == block) return *place;
+    }
+    places_.emplace_back(block, std::make_unique<Place>(*segment_, block));
+    return *places_.back().second;
+  }
+
+  // As if it were killed: what it holds stays held, and is of no use to it any more.
+  void die() {
+    keeper_.reset();
+    segment_->control().places->unlock(index());
+    // Its mapping and its leases stay, as a dead process' own memory would be gone.
+    static auto* const graves = new std::vector<Grave>;
+    static std::mutex lock;
+    const std::scoped_lock locked(lock);
+    graves->push_back({std::move(segment_), std::move(places_), std::move(turns_)});
+    used_.clear();
+    places_.clear();
+    turns_.clear();
+  }
+  // What it keeps belongs to no thread: those of a test that act for several processes would wait for
+  // themselves.
+  void detach_all() {
+    for (const auto& turn : turns_) turn->detach();
+  }
+  // A lease that it keeps until it dies.
+  Turn& keep(std::unique_ptr<Turn> turn) {
+    turns_.push_back(std::move(turn));
+    return *turns_.back();
+  }
+
+ private:
+  using Places = std::vector<std::pair<uint32_t, std::unique_ptr<Place>>>;
+  using Turns = std::vector<std::unique_ptr<Turn>>;
+  struct Grave {
+    std::unique_ptr<Segment> segment;
+    Places places;
+    Turns turns;
+  };
+
+  std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<Segment> segment_;
+  Places places_;
+  Turns turns_;
+  std::vector<uint32_t> used_;
+  uint64_t block_end_ = 0;
+};
+
+// How many records on a block are of this kind, in all slots.
+inline uint32_t count_records(Segment& segment, uint32_t block, RecordState::Kind kind) {
+  const Control& control = segment.control();
+  uint32_t n = 0;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (!control.has_slot(p)) continue;
+    for (const Record& record : control.slot(p).records) {
+      const uint64_t state = look(record.state);
+      if (RecordState::kind(state) == kind && RecordState::block(state) == block) ++n;
+    }
+  }
+  return n;
+}
+inline uint32_t waiting(Segment& segment, uint32_t block) {
+  return count_records(segment, block, RecordState::kWaiting);
+}
+inline uint32_t granted(Segment& segment, uint32_t block) {
+  return count_records(segment, block, RecordState::kGranted);
+}
+
+template <class IsSo>
+bool comes_true(IsSo&& is_so) {
+  const Deadline watchdog(kWatchdogNs);
+  while (!is_so()) {
+    if (watchdog.has_passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));  // what is awaited may need the same locks
+  }
+  return true;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A process stops (SIGSTOP) before each of its stores to shared memory in turn, while it takes and gives back
+// leases, or uses a channel. Oracle, for another process:
+//   - each call with a timeout ends soon after it, with success or with a timeout whose message names the
+//     process and says that it is stopped;
+//   - what is given back is given back at once, and bytes that the stopped process does not use can be used;
+//   - after SIGCONT both go on, and no two leases for writing overlap.
+//
+// TENON_STOP_STEP=n tries every n-th store.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ipc/channel_testing.h"
+#include "ipc/layout.h"
+#include "ipc/peer_testing.h"
+#include "tenon/share.hpp"
+
+namespace tenon::impl {
+namespace {
+
+constexpr auto kShort = 60ms;  // of the calls beside a stopped process
+constexpr auto kSoon = 10s;    // what takes so long hangs
+constexpr int64_t kElements = 16;
+
+api::Array part(const api::Array& x, int64_t begin, int64_t end) {
+  const api::Index items[] = {api::slice(begin, end)};
+  return x.index(items);
+}
+
+// Writes elements 0 to 8. The first of them says whether somebody is at it.
+void write_alone(const api::Array& x, uint32_t flags, std::chrono::nanoseconds patience) {
+  api::Lease lease(part(x, 0, 8), api::Access::kWrite, flags, patience);
+  {
+    const auto view = lease.view<int64_t, 1>();
+    const std::atomic_ref<int64_t> flag(view(0));
+    if (flag.exchange(1, std::memory_order_relaxed) != 0) {
+      throw std::runtime_error("two leases for writing overlap");
+    }
+    flag.store(0, std::memory_order_relaxed);
+  }
+  lease.release();
+}
+
+// ------------------------------------------------------------------------------------------ who is stopped
+
+void use_array(const api::Array& x) {
+  write_alone(x, TENON_OVERWRITE, kPatience);
+  write_alone(x, 0, kPatience);
+  const api::Lease lease(part(x, 0, 8), api::Access::kRead, 0, kPatience);
+}
+
+void use_channel(const api::Channel& channel) {
+  put(channel, 5);
+  (void)take(channel);
+}
+
+// Each line that it hears is the number of a store. In each round it stops once: there, or at the end.
+int be_stopped(const std::vector<std::string>& words) {
+  Lines lines(STDIN_FILENO, STDOUT_FILENO);
+  const bool is_array = words[0] == "array";
+  const api::Array memory = api::attach(words[1], false);
+  for (std::string line; lines.hear(&line);) {
+    const long number = std::stol(line);
+    if (is_array) {
+      (void)stop_at_store(number);
+      use_array(memory);
+    } else {
+      const api::Channel channel = api::Channel::open(memory);
+      (void)stop_at_store(number);
+      use_channel(channel);
+      channel.close();
+    }
+    const bool is_whole = stop_at_store(0);
+    if (is_whole) kill(getpid(), SIGSTOP);
+    lines.say(is_whole ? "whole" : "stopped");
+  }
+  return 0;
+}
+
+// -------------------------------------------------------------------------------------------- the others
+
+class Stops : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* const step = std::getenv("TENON_STOP_STEP");
+    step_ = step != nullptr ? std::atoi(step) : 1;
+    (void)api::set_lock_timeout(kShort);
+  }
+  void TearDown() override {
+    (void)api::set_lock_timeout(5s);
+    go_on();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // In a thread: a call that hangs goes on when the peer does.
+  tenon_status status_of(std::function<void()> call, std::string* message) {
+    auto told = std::make_shared<std::pair<tenon_status, std::string>>(TENON_ERR_INTERNAL, "");
+    std::packaged_task<void()> task([call, told] { told->first = code_of(call, &told->second); });
+    const std::future<void> over = task.get_future();
+    threads_.emplace_back(std::move(task));
+    if (over.wait_for(kSoon) != std::future_status::ready) {
+      *message = "it hangs";
+      return TENON_ERR_INTERNAL;
+    }
+    *message = told->second;
+    threads_.back().join();
+    threads_.pop_back();
+    return told->first;
+  }
+  void expect_end(const std::string& what, std::function<void()> call) {
+    std::string message;
+    const tenon_status status = status_of(std::move(call), &message);
+    if (status == TENON_OK) return;
+    ++timeouts_;
+    EXPECT_EQ(status, TENON_ERR_TIMEOUT) << what << ": " << message;
+    EXPECT_NE(message.find(concat("process ", peer_->pid())), std::string::npos) << what << ": " << message;
+    EXPECT_NE(message.find("is stopped"), std::string::npos) << what << ": " << message;
+  }
+  void expect_success(const std::string& what, std::function<void()> call) {
+    std::string message;
+    EXPECT_EQ(status_of(std::move(call), &message), TENON_OK) << what << ": " << message;
+  }
+
+  // Starts a round, and returns when the peer is stopped.
+  void stop_at(long store) {
+    peer_->say(std::to_string(store));
+    int status = 0;
+    ASSERT_EQ(waitpid(peer_->pid(), &status, WUNTRACED), peer_->pid());
+    ASSERT_TRUE(WIFSTOPPED(status)) << "status " << status;
+    is_stopped_ = true;
+  }
+  void go_on() {
+    if (std::exchange(is_stopped_, false)) (void)kill(peer_->pid(), SIGCONT);
+  }
+  // True: the peer was stopped at a store of its.
+  bool end_round() {
+    go_on();
+    std::string line;
+    EXPECT_TRUE(peer_->hear(&line)) << "the peer has ended";
+    return line == "stopped";
+  }
+
+  std::unique_ptr<Peer> peer_;
+  std::vector<std::thread> threads_;
+  bool is_stopped_ = false;
+  int step_ = 1;
+  int timeouts_ = 0;
+};
+
+TEST_F(Stops, AtAnyStoreOfALeaseNeitherHangTheOthersNorBreakTheLock) {
+  api::SharedOptions options;
+  options.name = concat("stop_test.", getpid());
+  const api::Array x = api::zeros_shared({kElements}, api::dtype_of<int64_t>(), options);
+  peer_ = std::make_unique<Peer>(std::vector<std::string>{"array", options.name});
+  int stops = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    auto held = std::make_unique<api::Lease>(part(x, 8, 16), api::Access::kWrite);
+    held->detach();
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    expect_end("write", [&] { write_alone(x, 0, kShort); });
+    expect_end("read", [&] { (void)api::Lease(part(x, 0, 8), api::Access::kRead, 0, kShort); });
+    expect_success("release", [&] { held->release(); });
+    expect_success("other bytes", [&] { (void)api::Lease(part(x, 8, 16), api::Access::kWrite, 0, kShort); });
+    expect_success("list", [&] { (void)api::describe_shared(); });
+    expect_success("collect", [&] { (void)api::collect_shared(); });
+    is_inside = end_round();
+    expect_success("write afterwards", [&] { write_alone(x, 0, kPatience); });
+  }
+  EXPECT_GT(stops * step_, 20);
+  EXPECT_GT(timeouts_, 0);
+  std::cout << stops << " stops, " << timeouts_ << " timeouts\n";
+}
+
+TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
+  const std::string name = concat("stop_test.", getpid(), ".channel");
+  const api::Channel channel = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
+  peer_ = std::make_unique<Peer>(std::vector<std::string>{"channel", name});
+  int stops = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    auto lent = std::make_unique<api::Item>(channel.loan(kPatience));
+    fill(*lent, 7);
+    auto dropped = std::make_unique<api::Item>(channel.loan(kPatience));
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    expect_success("drop", [&] { dropped.reset(); });
+    expect_success("statistics", [&] { (void)channel.statistics(); });
+    bool is_sent = false;
+    expect_end("send", [&] { lent->send(), is_sent = true; });
+    bool is_received = false;
+    expect_end("receive", [&] {
+      // What was sent by this process is there.
+      (void)channel.receive(is_sent ? kShort : 0ms);
+      is_received = true;
+    });
+    expect_success("close", [&] {
+      const api::Channel other = api::Channel::open(channel.memory());
+      other.close();
+    });
+    is_inside = end_round();
+    if (!is_sent) expect_success("send afterwards", [&] { lent->send(); });
+    lent.reset();
+    expect_success("use afterwards", [&] {
+      while (try_receive(channel) == TENON_OK) {
+      }
+      put(channel, 1);
+      if (take(channel) != 1) throw std::runtime_error("another item");
+    });
+  }
+  EXPECT_GT(stops * step_, 30);
+  EXPECT_GT(timeouts_, 0);
+  std::cout << stops << " stops, " << timeouts_ << " timeouts\n";
+}
+
+}  // namespace
+}  // namespace tenon::impl
+
+int main(int count, char** words) {
+  std::vector<std::string> told;
+  if (tenon::impl::is_peer(count, words, &told)) return tenon::impl::be_stopped(told);
+  testing::InitGoogleTest(&count, words);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/timed_lock.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "base/error.h"
+#include "base/os.h"
+#include "base/spin_lock.h"
+#include "ipc/hooked_sleep.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr int64_t kSliceNs = 20'000'000;
+constexpr int64_t kGraceNs = 1'000'000'000;  // for a holder that runs: the sections are short
+
+struct Holder {
+  uint32_t pid = 0;  // 0: it is not known
+  bool is_stopped = false;
+};
+
+// glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes: the number of the
+// thread that holds it.
+Holder holder_of(pthread_mutex_t& mutex) {
+  const auto& word = *reinterpret_cast<const std::atomic<uint32_t>*>(&mutex);
+  const uint32_t thread = word.load(std::memory_order_relaxed) & FUTEX_TID_MASK;
+  Holder holder;
+  if (thread == 0) return holder;
+  std::ifstream file(concat("/proc/", thread, "/status"));
+  const std::string wanted = "Tgid:";
+  for (std::string line; std::getline(file, line);) {
+    if (line.compare(0, wanted.size(), wanted) != 0) continue;
+    holder.pid = static_cast<uint32_t>(std::strtoul(line.c_str() + wanted.size(), nullptr, 10));
+    break;
+  }
+  holder.is_stopped = holder.pid != 0 && os::is_stopped(holder.pid);
+  return holder;
+}
+
+std::string text_of(const Holder& holder) {
+  if (holder.pid == 0) return "another process";
+  const std::string command = os::command_of(holder.pid);
+  return concat("process ", holder.pid, command.empty() ? "" : concat(" (", command, ")"),
+                holder.is_stopped ? ", which is stopped," : "");
+}
+
+}  // namespace
+
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
+}
+
+bool TimedLock::note(int result) noexcept {
+  if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex_);
+  return result == 0 || result == EOWNERDEAD;
+}
+
+bool TimedLock::poll() noexcept {
+  // To be put asleep and woken costs much more than most sections take.
+  constexpr int kPolls = 100;
+  for (int i = 0; i < kPolls; ++i) {
+    const int result = pthread_mutex_trylock(&mutex_);
+    if (result != EBUSY) return note(result);
+    relax_processor();
+  }
+  return false;
+}
+
+TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing) : mutex_(mutex) {
+  is_held_ = poll();
+  if (is_held_) return;
+  HookedSleep sleep;
+  while (true) {
+    const int64_t left = deadline.left_ns();
+    const int64_t until = now_ns() + std::clamp<int64_t>(left, 1'000'000, kSliceNs);
+    const timespec time{static_cast<time_t>(until / 1'000'000'000), static_cast<long>(until % 1'000'000'000)};
+    is_held_ = note(pthread_mutex_clocklock(&mutex_, CLOCK_MONOTONIC, &time));
+    if (is_held_) return;
+    if (sleep.is_interrupted()) throw_error(Code::kInterrupted, "the wait to ", doing, " was interrupted");
+    if (deadline.has_passed()) {
+      const Holder holder = holder_of(mutex_);
+      if (holder.is_stopped || left < -kGraceNs) {
+        throw_error(Code::kTimeout, "cannot ", doing, " in the time given: ", text_of(holder),
+                    " is at work on it", holder.is_stopped ? ": continue or end that process" : "");
+      }
+    }
+    sleep.report([&] { return concat("to ", doing, ": ", text_of(holder_of(mutex_)), " is at work on it"); });
+  }
+}
+
+}  // namespace tenon::impl

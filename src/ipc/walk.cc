@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/walk.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "ipc/deaths.h"
+#include "ipc/segments.h"
+
+namespace tenon::impl {
+namespace {
+
+using RecordKind = RecordState::Kind;
+
+// A thread, or a task of it, of some process.
+struct Owner {
+  uint32_t pid = 0;
+  uint64_t start = 0;
+  uint32_t thread = 0;
+  uint32_t task = 0;
+  friend bool operator==(const Owner&, const Owner&) = default;
+};
+
+struct Wanted {
+  const Control* control;
+  uint32_t participant;
+  uint32_t record;
+  friend bool operator==(const Wanted&, const Wanted&) = default;
+};
+
+Owner actor_of(const Slot& slot, const Record& record) noexcept {
+  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed),
+          record.thread.load(std::memory_order_relaxed), record.task.load(std::memory_order_relaxed)};
+}
+
+template <class Visit>
+void visit_leases(const Control& control, uint32_t participant, Visit visit) {
+  if (!control.has_slot(participant)) return;
+  const Slot& slot = control.slot(participant);
+  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  for (uint32_t i = 0; i < used; ++i) {
+    const Record& record = slot.records[i];
+    const uint64_t state = look(record.state);
+    const RecordKind kind = RecordState::kind(state);
+    if (kind == RecordKind::kWaiting || kind == RecordKind::kGranted) visit(i, slot, record, state);
+  }
+}
+
+// Somebody who waits, and a record in the way: as long as both have their tickets, the one waits for the
+// other.
+struct Edge {
+  Wanted waiting;
+  uint64_t waiting_ticket;
+  Wanted blocking;
+  uint64_t blocking_ticket;
+  friend bool operator==(const Edge&, const Edge&) = default;
+};
+
+// Calls visit with everything of other processes that is in the way of a request, and its owner.
+template <class Visit>
+void visit_edges(const Wanted& request, Visit visit) {
+  const Control& control = *request.control;
+  const Record& own = control.slot(request.participant).records[request.record];
+  const uint64_t state = look(own.state);
+  if (RecordState::kind(state) != RecordKind::kWaiting) return;
+  const uint32_t block = RecordState::block(state);
+  if (block >= control.blocks) return;
+  const uint64_t own_ticket = look(own.ticket);
+  const Span bytes = span_of(own);
+  visit_bits(control.block(block).present, [&](uint32_t p) {
+    if (p == request.participant) return;
+    visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
+      if (RecordState::block(word) != block) return;
+      if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
+      const uint64_t ticket = look(other.ticket);
+      if (RecordState::kind(word) != RecordKind::kGranted && ticket > own_ticket) return;
+      if (!span_of(other).overlaps(bytes)) return;
+      const Owner owner = actor_of(slot, other);
+      // Of one request all the while: each has a ticket of its own.
+      const bool is_same = look(other.ticket) == ticket && look(own.ticket) == own_ticket &&
+                           RecordState::is_lease(look(other.state)) && look(own.state) == state;
+      if (is_same) visit(Edge{request, own_ticket, {&control, p, i}, ticket}, owner);
+    });
+  });
+}
+
+// All that this actor waits for, as far as can be seen here.
+std::vector<Wanted> requests_of(const Owner& actor, const std::vector<const Segment*>& segments) {
+  std::vector<Wanted> found;
+  for (const Segment* segment : segments) {
+    const Control& control = segment->control();
+    for (uint32_t p = 0; p < kParticipants; ++p) {
+      if (!control.has_slot(p)) continue;
+      if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
+      visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& record, uint64_t state) {
+        if (RecordState::kind(state) == RecordKind::kWaiting && actor_of(slot, record) == actor) {
+          found.push_back({&control, p, i});
+        }
+      });
+    }
+  }
+  return found;
+}
+
+// True: a way leads back to the thread and task of the request. Puts down the edges that it meets; with
+// `among` it goes along those alone.
+bool walk(const Wanted& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
+          std::vector<Edge>* met) {
+  const Slot& slot = from.control->slot(from.participant);
+  const Owner self = actor_of(slot, slot.records[from.record]);
+  if (self.thread == 0) return false;
+  std::vector<Owner> seen;
+  std::vector<Wanted> next{from};
+  while (!next.empty()) {
+    const Wanted request = next.back();
+    next.pop_back();
+    std::vector<Owner> owners;
+    visit_edges(request, [&](const Edge& edge, const Owner& owner) {
+      if (owner.thread == 0) return;
+      if (among != nullptr && std::find(among->begin(), among->end(), edge) == among->end()) return;
+      met->push_back(edge);
+      if (std::find(seen.begin(), seen.end(), owner) != seen.end()) return;
+      seen.push_back(owner);
+      owners.push_back(owner);
+    });
+    for (const Owner& owner : owners) {
+      if (owner == self) return true;
+      for (const Wanted& further : requests_of(owner, segments)) next.push_back(further);
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept {
+  try {
+    const Wanted from{&segment.control(), participant, record};
+    const std::vector<const Segment*> segments = open_segments(segment);
+    // Twice: leases that were given back and taken again during the first walk may have closed a circle that
+    // never was. An edge that both walks have met was there at the moment between them.
+    std::vector<Edge> first, second;
+    return walk(from, segments, nullptr, &first) && walk(from, segments, &first, &second);
+  } catch (const std::bad_alloc&) {
+    return false;  // the report of long waits names the obstacle
+  }
+}
+
+void describe(const Slot& slot, const Record& record, Obstacle* obstacle) noexcept {
+  const uint64_t state = record.state.load(std::memory_order_relaxed);
+  obstacle->party = Obstacle::Party::kProcess;
+  obstacle->mode = RecordState::is_write(state) ? Mode::kWrite : Mode::kRead;
+  obstacle->is_granted = RecordState::kind(state) == RecordKind::kGranted;
+  obstacle->thread = slot.pid.load(std::memory_order_relaxed);
+  obstacle->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;
+  static_assert(sizeof obstacle->name > sizeof slot.command);
+  std::memcpy(obstacle->name, slot.command, sizeof slot.command);
+  obstacle->name[sizeof slot.command] = '\0';
+  obstacle->site[0] = '\0';
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a fork means for the contract. The child has one thread and all of the memory. Ops that were
+// unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
+// that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
+// are not there are void, and views that were bound to them are nobody's. Of memory that other processes use,
+// too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
+// for short sections only, never for ops.
+#include "memory/fork.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "exec/engine.h"
+#include "memory/known_memory.h"
+#include "sync/gate.h"
+
+namespace tenon::impl {
+namespace {
+
+// Of the forking thread, between the handlers.
+std::vector<Queue*>& locked_queues() {
+  static auto* const queues = new std::vector<Queue*>;
+  return *queues;
+}
+
+std::atomic<const ForkHooks*> hooks{nullptr};
+const ForkHooks* hooks_of_fork = nullptr;  // of the forking thread, between the handlers
+
+void before_fork() {
+  // pairs with: set_fork_hooks, "the hooks of forks"
+  const ForkHooks* const wanted = hooks.load(std::memory_order_acquire);
+  if (wanted != nullptr) wanted->before();
+  WaitGraph::instance().lock_for_fork();
+  hooks_of_fork = wanted;
+  std::vector<Queue*>& queues = locked_queues();
+  queues.clear();
+  KnownMemory::instance().lock_for_fork(&queues);
+  std::sort(queues.begin(), queues.end());
+  for (Queue* queue : queues) queue->lock.lock();
+  Engine::instance().lock_for_fork();
+  lock_threads_for_fork();  // last: a thread takes it under any other lock
+}
+
+void unlock_all(bool is_child) {
+  unlock_threads_after_fork(is_child);
+  Engine::instance().unlock_after_fork();
+  for (Queue* queue : locked_queues()) queue->lock.unlock();
+  KnownMemory::instance().unlock_after_fork();
+  WaitGraph::instance().unlock_after_fork();
+}
+
+void in_parent() {
+  const ForkHooks* const wanted = hooks_of_fork;
+  unlock_all(false);
+  if (wanted != nullptr) wanted->in_parent();
+}
+
+// What waits in the thread that forks is a task's request: its loop runs in the parent.
+bool is_void(const Claim& claim) {
+  if (claim.is_gated) return true;
+  if (claim.kind == Kind::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
+  return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != this_thread_id();
+}
+
+// Takes out of a queue what belongs to threads that are not there; the ops are to be ended.
+void empty(Queue& queue, std::vector<Op*>* ops) {
+  ReadyList ready;  // nobody becomes ready: what waits is taken out before what it waits for
+  Entry* last = queue.first();
+  while (last != nullptr && last->next != nullptr) last = last->next;
+  for (Entry* entry = last; entry != nullptr;) {
+    Entry* const previous = entry->previous;
+    Claim& claim = *entry->claim;
+    if (is_void(claim)) {
+      if (claim.is_gated) forget_gates(claim);
+      queue.remove(entry, &ready);
+      if (claim.kind == Kind::kOp && std::find(ops->begin(), ops->end(), &claim) == ops->end()) {
+        ops->push_back(static_cast<Op*>(&claim));
+      }
+    }
+    entry = previous;
+  }
+  (void)ready.take_all();
+  if (queue.gate() != nullptr) queue.mark_views_inherited();
+  queue.unbind_views_of_others(this_thread_id());
+}
+
+void in_child() {
+  std::vector<Op*> ops;
+  for (Queue* queue : locked_queues()) empty(*queue, &ops);
+  this_thread.running = 0;  // what it forked in runs in the parent
+  this_thread.running_claim = nullptr;
+  this_thread.is_finishing = false;
+  WaitGraph::instance().clear_after_fork();
+  Engine::instance().start_anew_after_fork();
+  const ForkHooks* const wanted = hooks_of_fork;
+  unlock_all(true);
+  if (wanted != nullptr) wanted->in_child();
+  for (Op* op : ops) {
+    op->abandon(Ref<Failure>::adopt(new Failure(
+        Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
+        op->name != nullptr ? op->name : "", op->site != nullptr ? op->site : "", nullptr, nullptr)));
+  }
+}
+
+}  // namespace
+
+void handle_forks() { pthread_atfork(before_fork, in_parent, in_child); }
+
+void set_fork_hooks(const ForkHooks* given) noexcept {
+  // pairs with: before_fork, "the hooks of forks"
+  hooks.store(given, std::memory_order_release);
+}
+
+}  // namespace tenon::impl

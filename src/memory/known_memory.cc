@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/known_memory.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "exec/engine.h"
+#include "memory/fork.h"
+
+namespace tenon::impl {
+namespace {
+
+// How many unused control blocks are kept for the next imports.
+constexpr size_t kSpare = 256;
+
+uintptr_t address(const std::byte* p) { return reinterpret_cast<uintptr_t>(p); }
+
+template <class T>
+void recycle(std::vector<T>& spare, T item) noexcept {
+  spare.push_back(std::move(item));  // capacity is reserved: cannot throw below kSpare
+}
+
+// The memory is gone, and what failed to be written there.
+void forget_failures(Region* region) noexcept {
+  if (!region->has_poison.load(std::memory_order_relaxed)) return;
+  Poison* healed = nullptr;
+  {
+    const std::scoped_lock lock(region->lock);
+    healed = region->heal(Extent{});
+  }
+  while (healed != nullptr) delete std::exchange(healed, healed->next);
+}
+
+void forget_gate(Region* region) noexcept {
+  if (region->gate() == nullptr) return;
+  const std::scoped_lock lock(region->lock);
+  region->set_gate(nullptr);
+}
+
+}  // namespace
+
+KnownMemory& KnownMemory::instance() noexcept {
+  static KnownMemory* const instance = [] {
+    auto* memory = new KnownMemory;
+    memory->spare_storages_.reserve(kSpare);
+    memory->spare_nodes_.reserve(kSpare);
+    set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
+      KnownMemory::instance().visit_queues(visit, context);
+    });
+    handle_forks();
+    return memory;
+  }();
+  return *instance;
+}
+
+Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
+  const uintptr_t begin = address(memory.extent);
+  const std::scoped_lock lock(lock_);
+  sweep();
+  Storage* storage = new_storage();
+  Region* region = nullptr;
+  try {
+    region = region_for(begin, begin + memory.extent_nbytes, memory.gate);
+  } catch (...) {
+    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    throw;
+  }
+  storage->memory_ = memory;
+  storage->heap_nbytes_ = heap_nbytes;
+  storage->home_.store(region, std::memory_order_relaxed);
+  link(storage, region);
+  ++storages_;
+  heap_nbytes_ += heap_nbytes;
+  return Ref<Storage>::adopt(storage);
+}
+
+Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
+  const uintptr_t begin = address(of.data());
+  const std::scoped_lock lock(lock_);
+  sweep();
+  if (of.moved_at() != nullptr) return {};
+  Storage* const storage = new_storage();
+  Region* region = nullptr;
+  try {
+    region = new_region();
+  } catch (...) {
+    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    throw;
+  }
+  set_extent(region, begin, begin + of.nbytes());
+  region->set_birth(Queue::kAnyOp);
+  region->is_unlisted_ = true;
+  region->next_unlisted_ = std::exchange(unlisted_, region);
+  of.retain();
+  of.unchecked_.fetch_add(1, std::memory_order_relaxed);
+  storage->memory_ = {of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, [](void* owner) {
+                        auto* const kept = static_cast<Storage*>(owner);
+                        kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
+                        kept->release();
+                      }};
+  storage->heap_nbytes_ = 0;
+  storage->home_.store(region, std::memory_order_relaxed);
+  link(storage, region);
+  ++storages_;
+  ++regions_;
+  return Ref<Storage>::adopt(storage);
+}
+
+namespace {
+
+bool is_free_but_for(const Claim& claim, Queue& queue, const Extent& extent, Refusal* refusal) noexcept {
+  refusal->reason = Refusal::Reason::kHeld;
+  for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
+    if (e->claim == &claim || !e->extent.overlaps(extent)) continue;
+    refusal->obstacle = Obstacle::of(*e);
+    return false;
+  }
+  const View* const view = queue.host_conflict(Mode::kWrite, extent);
+  if (view == nullptr) return true;
+  refusal->obstacle = Obstacle::of(*view);
+  return false;
+}
+
+}  // namespace
+
+bool KnownMemory::take_out(Storage& storage, const Claim& claim, const char* at, Refusal* refusal) {
+  const std::scoped_lock lock(lock_);
+  sweep();
+  Region* const region = &storage.region();
+  const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
+  refusal->reason = Refusal::Reason::kShared;
+  if (region->is_unlisted_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
+  if (region->gate() != nullptr) return false;
+  for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
+    const Extent other{address(s->data()), address(s->data()) + s->nbytes()};
+    if (s != &storage && other.overlaps(extent)) return false;
+  }
+  {
+    const std::scoped_lock queue(region->lock);
+    if (!is_free_but_for(claim, *region, extent, refusal)) return false;
+    // pairs with: Storage::moved_at, "moved"
+    storage.moved_at_.store(at != nullptr ? at : "", std::memory_order_release);
+    // pairs with: lock_home, "a home and its queue"
+    storage.home_.store(&gone_, std::memory_order_release);
+  }
+  unlink_from(&storage, region);
+  link(&storage, &gone_);
+  heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
+  return true;
+}
+
+void KnownMemory::link(Storage* storage, Region* region) noexcept {
+  storage->previous_on_region_ = nullptr;
+  storage->next_on_region_ = region->storages_;
+  if (region->storages_ != nullptr) region->storages_->previous_on_region_ = storage;
+  region->storages_ = storage;
+}
+
+void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
+  Storage* const previous = storage->previous_on_region_;
+  (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
+  if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
+  if (region->storages_ == nullptr && region != &gone_) make_idle(region);
+}
+
+Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access access) {
+  const uintptr_t begin = address(data);
+  const std::scoped_lock lock(lock_);
+  sweep();
+  const auto region = first_overlap(begin, begin + nbytes);
+  if (region == map_.end()) return {};
+  for (Storage* s = region->second->storages_; s != nullptr; s = s->next_on_region_) {
+    if (s->can_lend(data, nbytes, access) && s->refs_.increment_if_alive()) return Ref<Storage>::adopt(s);
+  }
+  return {};
+}
+
+void KnownMemory::retire(Storage* storage) noexcept {
+  Storage* head = dead_.load(std::memory_order_relaxed);
+  do {
+    storage->next_dead_ = head;
+    // pairs with: KnownMemory::sweep, "dead before its memory is reused"
+  } while (!dead_.compare_exchange_weak(head, storage, std::memory_order_release, std::memory_order_relaxed));
+}
+
+void KnownMemory::sweep() noexcept {
+  if (dead_.load(std::memory_order_relaxed) == nullptr) return;
+  // pairs with: KnownMemory::retire, "dead before its memory is reused"
+  Storage* storage = dead_.exchange(nullptr, std::memory_order_acquire);
+  while (storage != nullptr) {
+    Storage* const next = storage->next_dead_;
+    unlink_from(storage, &storage->region());
+    --storages_;
+    heap_nbytes_ -= storage->heap_nbytes_;
+    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    storage = next;
+  }
+}
+
+KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t end) {
+  auto next = map_.upper_bound(begin);
+  if (next != map_.begin()) {
+    const auto before = std::prev(next);
+    if (before->second->end_ > begin) return before;
+  }
+  return next != map_.end() && next->first < end ? next : map_.end();
+}
+
+namespace {
+
+bool is_in_use(const Region& region) noexcept { return region.has_entries() || region.has_views(); }
+
+void set_gate(Region& region, Gate* gate) noexcept {
+  if (gate == nullptr) return;
+  const std::scoped_lock lock(region.lock);
+  region.set_gate(gate);
+}
+
+// The gate of bytes that had one and get the other: either may be null. is_used: by what needed no pass or
+// has one.
+Gate* common_gate(Gate* one, bool is_used, Gate* other) {
+  if (one != nullptr && other != nullptr && one != other) {
+    throw_error(Code::kLeaseConflict, "the bytes bridge two memories that are shared with other processes");
+  }
+  if (one == nullptr && other != nullptr && is_used) {
+    throw_error(Code::kLeaseConflict,
+                "the bytes are in use as memory of this process alone: end the views, leases and ops there "
+                "before they are shared with others");
+  }
+  return one != nullptr ? one : other;
+}
+
+}  // namespace
+
+Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end, Gate* gate) {
+  Region* region = idle_[idle_slot(begin)];
+  if (region != nullptr && region->begin_ == begin && region->end_ == end) {
+    drop_idle(region);
+    ++regions_;
+    region->set_birth(this_thread.running);
+    set_gate(*region, gate);
+    return region;
+  }
+  while (begin != end) {
+    const auto overlap = first_overlap(begin, end);
+    if (overlap == map_.end()) break;
+    region = overlap->second;
+    if (region->storages_ == nullptr) {
+      drop_idle(region);
+      unmap_region(region);
+      continue;
+    }
+    if (region->begin_ > begin || end > region->end_) return merge(overlap, begin, end, gate);
+    if (gate != nullptr) {
+      const std::scoped_lock lock(region->lock);
+      region->set_gate(common_gate(region->gate(), is_in_use(*region), gate));
+    }
+    return region;
+  }
+  region = new_region();
+  try {
+    if (begin != end) map_region(region, begin, end);
+  } catch (...) {
+    unmap_region(region);
+    throw;
+  }
+  ++regions_;
+  region->set_birth(this_thread.running);
+  set_gate(*region, gate);
+  return region;
+}
+
+namespace {
+
+// The locks of the queues of several regions.
+class QueueLocks {
+ public:
+  explicit QueueLocks(std::vector<Region*> regions) : regions_(std::move(regions)) {
+    std::sort(regions_.begin(), regions_.end(), [](const Queue* a, const Queue* b) { return a < b; });
+    for (Region* region : regions_) region->lock.lock();
+  }
+  QueueLocks(const QueueLocks&) = delete;
+  QueueLocks& operator=(const QueueLocks&) = delete;
+  ~QueueLocks() {
+    for (Region* region : regions_) region->lock.unlock();
+  }
+
+ private:
+  std::vector<Region*> regions_;
+};
+
+}  // namespace
+
+// One region for everything that overlaps begin..end. It keeps the queue that is in use: what stands there
+// stays where it is. Two queues in use cannot become one.
+Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end, Gate* gate) {
+  std::vector<Region*> regions;
+  while (first != map_.end() && first->first < end) {
+    Region* const region = (first++)->second;
+    if (region->storages_ != nullptr) {
+      regions.push_back(region);
+    } else {
+      drop_idle(region);
+      unmap_region(region);
+    }
+  }
+  const QueueLocks locks(regions);
+  const auto used = std::find_if(regions.begin(), regions.end(), [](Region* r) { return is_in_use(*r); });
+  if (used != regions.end() &&
+      std::find_if(used + 1, regions.end(), [](Region* r) { return is_in_use(*r); }) != regions.end()) {
+    throw_error(
+        Code::kLeaseConflict, "the bytes ", address_text(reinterpret_cast<void*>(begin)), "..",
+        address_text(reinterpret_cast<void*>(end)),
+        " bridge two memories that are both in use: end the views, leases and ops of one of them first");
+  }
+  for (Region* region : regions) gate = common_gate(region->gate(), false, gate);
+  if (used != regions.end()) (void)common_gate((*used)->gate(), true, gate);
+  Region* const kept = used == regions.end() ? regions.front() : *used;
+  if (gate != nullptr) {
+    for (Region* region : regions) region->set_gate(region == kept ? gate : nullptr);
+  }
+  for (Region* region : regions) {
+    if (region == kept) continue;
+    Storage* last = region->storages_;
+    while (true) {
+      // pairs with: lock_home, "a home and its queue"
+      last->home_.store(kept, std::memory_order_release);
+      if (last->next_on_region_ == nullptr) break;
+      last = last->next_on_region_;
+    }
+    last->next_on_region_ = kept->storages_;
+    kept->storages_->previous_on_region_ = last;
+    kept->storages_ = std::exchange(region->storages_, nullptr);
+    kept->take_over(*region);
+    begin = std::min(begin, region->begin_);
+    end = std::max(end, region->end_);
+    map_.erase(region->begin_);
+    region->is_mapped_ = false;
+    --regions_;
+    keep_spare(region);
+  }
+  auto node = map_.extract(kept->begin_);
+  set_extent(kept, std::min(begin, kept->begin_), std::max(end, kept->end_));
+  node.key() = kept->begin_;
+  map_.insert(std::move(node));
+  return kept;
+}
+
+void KnownMemory::set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept {
+  region->begin_ = begin;
+  region->end_ = end;
+  region->set_bounds({begin, end});
+}
+
+void KnownMemory::keep_spare(Region* region) noexcept {
+  region->next_spare_ = std::exchange(spare_regions_, region);
+}
+
+void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
+  if (spare_nodes_.empty()) {
+    map_.emplace(begin, region);
+  } else {
+    auto node = std::move(spare_nodes_.back());
+    spare_nodes_.pop_back();
+    node.key() = begin;
+    node.mapped() = region;
+    map_.insert(std::move(node));
+  }
+  set_extent(region, begin, end);
+  region->is_mapped_ = true;
+}
+
+void KnownMemory::make_idle(Region* region) noexcept {
+  --regions_;
+  forget_failures(region);
+  forget_gate(region);
+  if (!region->is_mapped_) return unmap_region(region);
+  if (Region* const other = std::exchange(idle_[idle_slot(region->begin_)], region)) unmap_region(other);
+}
+
+void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin_)] = nullptr; }
+
+void KnownMemory::unmap_region(Region* region) noexcept {
+  if (region->is_unlisted_) {
+    Region** place = &unlisted_;
+    while (*place != region) place = &(*place)->next_unlisted_;
+    *place = region->next_unlisted_;
+    region->is_unlisted_ = false;
+  }
+  if (region->is_mapped_) {
+    auto node = map_.extract(region->begin_);
+    if (spare_nodes_.size() < kSpare) recycle(spare_nodes_, std::move(node));
+  }
+  region->is_mapped_ = false;
+  keep_spare(region);
+}
+
+Storage* KnownMemory::new_storage() {
+  if (spare_storages_.empty()) return new Storage;
+  Storage* const storage = spare_storages_.back();
+  spare_storages_.pop_back();
+  storage->refs_.reset();
+  storage->moved_at_.store(nullptr, std::memory_order_relaxed);
+  storage->unchecked_.store(0, std::memory_order_relaxed);
+  return storage;
+}
+
+Region* KnownMemory::new_region() {
+  if (spare_regions_ == nullptr) return new Region;
+  return std::exchange(spare_regions_, spare_regions_->next_spare_);
+}
+
+void KnownMemory::visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
+  const std::scoped_lock lock(lock_);
+  for (const auto& [begin, region] : map_) visit(*region, context);
+  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
+    visit(*region, context);
+  visit(Engine::instance().loose_queue(), context);
+}
+
+void KnownMemory::lock_for_fork(std::vector<Queue*>* queues) {
+  lock_.lock();
+  queues->reserve(map_.size());
+  for (const auto& [begin, region] : map_) queues->push_back(region);
+  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
+    queues->push_back(region);
+  queues->push_back(&Engine::instance().loose_queue());
+}
+
+tenon_view_count Region::views() noexcept {
+  const std::scoped_lock hold(lock);
+  return {readers(), writers()};
+}
+
+uint64_t Region::version() noexcept {
+  bool has_writers = false;
+  Gate* gate = nullptr;
+  {
+    const std::scoped_lock hold(lock);
+    gate = this->gate();
+    if (gate == nullptr) return Queue::version();
+    has_writers = writers() != 0;
+  }
+  if (has_writers) gate->note_write();
+  return gate->version();
+}
+
+void KnownMemory::statistics(tenon_statistics* out) {
+  const std::scoped_lock lock(lock_);
+  sweep();
+  out->storages = storages_;
+  out->regions = regions_;
+  out->heap_nbytes = heap_nbytes_;
+  out->views = 0;
+  for (const auto& [begin, region] : map_) {
+    const tenon_view_count views = region->views();
+    out->views += views.readers + views.writers;
+  }
+  out->failed_deleters = failed_deleters_.load(std::memory_order_relaxed);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A region is one stretch of known memory: the unit to which the contract applies. Storages whose bytes
+// overlap share a region, so that two imports of the same memory can never be told apart by it. Its queue is
+// the one place in which leases, ops and views of that memory stand.
+#pragma once
+
+#include <cstdint>
+
+#include "sync/gate.h"
+#include "sync/queue.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+class Storage;
+
+// What is done with the elements.
+enum class Access : int32_t { kRead = TENON_READ, kWrite = TENON_WRITE };
+
+inline Mode mode_of(Access access) noexcept { return access == Access::kWrite ? Mode::kWrite : Mode::kRead; }
+
+// Owned by KnownMemory; lives at least as long as every storage on it.
+// Threads: what the queue guards, any; the rest is guarded by KnownMemory's lock.
+// Invariant: the extents of two regions in the map are disjoint.
+class Region : public Queue {
+ public:
+  tenon_view_count views() noexcept;
+
+  // Moves when elements may have changed: at every call while a writable view is open.
+  uint64_t version() noexcept;
+
+ private:
+  friend class KnownMemory;
+
+  uintptr_t begin_ = 0;
+  uintptr_t end_ = 0;
+  Storage* storages_ = nullptr;  // the storages on this region, the dead ones that nobody swept included
+  Region* next_spare_ = nullptr;
+  Region* next_unlisted_ = nullptr;
+  bool is_unlisted_ = false;  // of an unchecked storage
+  bool is_mapped_ = false;    // in the interval map: false for memory without bytes
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A storage is one allocation with its owner: Tenon's own heap memory, or memory adopted from someone
+// else with a deleter. It knows nothing of shapes and dtypes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/ref.h"
+#include "memory/region.h"
+
+namespace tenon::impl {
+
+using Deleter = void (*)(void* owner);
+
+// Memory to adopt. data..data+nbytes are the bytes of the storage, which lie inside of the extent: the
+// allocation that the region registers (for a NumPy view, the memory of its root array).
+struct Memory {
+  std::byte* data = nullptr;
+  size_t nbytes = 0;
+  std::byte* extent = nullptr;
+  size_t extent_nbytes = 0;
+  bool is_readonly = false;
+  void* owner = nullptr;
+  Deleter deleter = nullptr;
+  Gate* gate = nullptr;  // of memory that other processes use, too
+};
+
+// Counted; made and recycled by KnownMemory.
+// Threads: everything public may be used by any thread.
+// Invariants: the deleter runs exactly once, after the last reference has gone, on the thread that
+// dropped it, unless the memory has been moved out before; a storage with count zero is never handed out
+// again.
+class Storage {
+ public:
+  // New memory, aligned to 64 bytes, to pages from 1 MiB on. Fails with kNoMemory.
+  static Ref<Storage> allocate(size_t nbytes, bool is_zeroed);
+
+  // Takes over the memory. On failure the deleter does not run. Fails with std::bad_alloc, and with
+  // kBuffer when the extent bridges regions that are in use.
+  static Ref<Storage> adopt(const Memory& memory);
+
+  // A living storage that can lend the bytes, or null.
+  static Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
+
+  std::byte* data() const noexcept { return memory_.data; }
+  size_t nbytes() const noexcept { return memory_.nbytes; }
+  bool is_readonly() const noexcept { return memory_.is_readonly; }
+  const Memory& memory() const noexcept { return memory_; }
+  // Where the memory was moved out, so that it is not this storage's any more; null: it was not.
+  // pairs with: KnownMemory::take_out, "moved"
+  const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }
+  // May change while the caller looks, when an import bridges two regions.
+  // pairs with: KnownMemory::merge, "a home and its queue"
+  Region& region() const noexcept { return static_cast<Region&>(*home_.load(std::memory_order_acquire)); }
+  Home& home() noexcept { return home_; }
+
+  // Contains the bytes, keeps them alive (memory without a deleter may end before the storage does), and
+  // may be used for access.
+  bool can_lend(const std::byte* data, size_t nbytes, Access access) const noexcept {
+    return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes &&
+           memory_.deleter != nullptr && (access == Access::kRead || !memory_.is_readonly);
+  }
+
+  // The owner, if it came with this deleter; else null.
+  void* owner_with(Deleter deleter) const noexcept {
+    return memory_.deleter == deleter ? memory_.owner : nullptr;
+  }
+
+  void retain() noexcept { refs_.increment(); }
+  void release() noexcept;
+
+ private:
+  friend class KnownMemory;
+  Storage() = default;
+
+  RefCount refs_;
+
+  // Constant from creation to recycling.
+  Memory memory_;
+  size_t heap_nbytes_ = 0;  // of Tenon's own allocation, else 0
+
+  // Shared; written under KnownMemory::lock_ and the locks of both queues.
+  Home home_{nullptr};
+  // Shared; written under KnownMemory::lock_ and the lock of the queue that it leaves.
+  std::atomic<const char*> moved_at_{nullptr};
+  // Shared: unchecked storages over this one's memory. Incremented under KnownMemory::lock_.
+  std::atomic<uint32_t> unchecked_{0};
+
+  // Guarded by KnownMemory::lock_.
+  Storage* next_on_region_ = nullptr;
+  Storage* previous_on_region_ = nullptr;
+
+  // Written once by the releasing thread, then read by the sweep.
+  Storage* next_dead_ = nullptr;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What wants memory: claims and their entries in queues, and the views of the process' ordinary code.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+#include "base/spin_lock.h"
+#include "sync/actor.h"
+
+namespace tenon::impl {
+
+class Queue;
+class Claim;
+struct Refusal;
+struct View;
+
+// What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
+// by the entries and views that stand on it.
+using Pass = uint32_t;
+constexpr Pass kNoPass = 0;
+// Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
+constexpr Pass kInheritedPass = UINT32_MAX;
+
+enum class Mode : uint8_t { kRead, kWrite };
+
+// The bytes begin..end of the address space.
+struct Extent {
+  uintptr_t begin = 0;
+  uintptr_t end = UINTPTR_MAX;
+
+  bool overlaps(const Extent& other) const noexcept { return begin < other.end && other.begin < end; }
+  bool contains(const Extent& other) const noexcept { return begin <= other.begin && other.end <= end; }
+};
+
+// Two accesses conflict when they share bytes and one of them writes.
+inline bool conflict(Mode a, const Extent& in_a, Mode b, const Extent& in_b) noexcept {
+  return (a == Mode::kWrite || b == Mode::kWrite) && in_a.overlaps(in_b);
+}
+
+// Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
+// happens only while at most one of the two queues is in use; so an entry or view stays in its queue.
+using Home = std::atomic<Queue*>;
+
+// One claim's place in one queue. Lies in its claim; never moves while it is in a queue.
+struct Entry {
+  // Set by the claim before it is appended.
+  Home* home = nullptr;
+  Extent extent;
+  Mode mode = Mode::kRead;
+  bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
+
+  // In a gated queue: granted or not, nobody acts under it, for it has no pass. Guarded by the queue's lock.
+  bool needs_pass = false;
+  // Means something to others under the queue's lock and where no pass is needed.
+  Pass pass = kNoPass;
+
+  // Guarded by the queue's lock.
+  Claim* claim = nullptr;
+  Queue* queue = nullptr;
+  Entry* next = nullptr;
+  Entry* previous = nullptr;
+  View* views = nullptr;  // taken under this entry
+  uint64_t sequence = 0;  // 0: it stands in no queue, because its claim acts without it
+  uint32_t blockers = 0;  // in a counted queue: entries that conflict and are earlier, or later and granted
+  bool is_queued = false;
+  bool is_granted = false;
+  bool waits_for_host = false;
+  bool is_overwriting = false;  // it acts under one that writes every byte
+  bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
+  bool holds_memory = false;    // an op's, on memory that is not small
+};
+
+// A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
+// process are one party, but for the bound ones. Never moves while it is open.
+//
+// A view that outlives the lease under which it was taken is bound to the actor of that lease until it is
+// closed: claims of other actors wait for it as they waited for the lease, and that actor acts under it.
+struct View {
+  // Set before it is opened.
+  Home* home = nullptr;
+  Extent extent;
+  Mode mode = Mode::kRead;
+  const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null
+
+  // Guarded by the queue's lock.
+  Queue* queue = nullptr;
+  View* next = nullptr;
+  View* previous = nullptr;
+  Entry* holder = nullptr;      // the entry under which it was taken; null: the host's own
+  bool is_overwriting = false;  // under an entry that writes every byte
+  bool is_bound = false;
+  bool is_reported = false;  // as bound, and in the way of others
+  Pass pass = kNoPass;       // in a gated queue
+  Actor actor;               // the thread that opened it; of a bound view: the owner of its lease
+  int64_t opened_ms = 0;
+};
+
+enum class Kind : uint8_t {
+  kOp,     // pushed work
+  kLease,  // a block of code that holds memory
+  kCall,   // a synchronous call while it runs
+};
+
+// What is granted as a whole: all of its entries or none. Owned by whoever appended it, who keeps it until it
+// has been released or cancelled.
+class Claim {
+ public:
+  Claim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
+      : entries(claim_entries), kind(claim_kind) {}
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // Called with no lock held when the last entry has been granted by someone else than append(), and again
+  // when a gate at which it was waiting has let it pass, or refused it.
+  virtual void become_ready() noexcept = 0;
+
+  // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
+  virtual void refuse_at_gates(const Refusal& refusal) noexcept = 0;
+
+  // Of an op; others have none.
+  virtual uint64_t number() const noexcept { return 0; }
+
+  // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.
+  virtual void hold() noexcept {}
+  virtual void drop() noexcept {}
+
+  // Constant while appended.
+  std::span<Entry> entries;
+  const char* name = nullptr;  // for messages; lives as long as the claim; may be null
+  const char* site = nullptr;
+  Actor owner;  // of a lease; of a call: who makes it
+  int64_t since_ms = 0;
+  const Kind kind;
+  bool heeds_host = false;          // an op that must not run beside conflicting host views
+  bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
+  bool is_for_view = false;         // a call that opens a view as soon as it is granted
+
+  // Set by append(): some of its entries stand on memory that other processes use, too.
+  bool is_gated = false;
+
+  // Shared: entries that are not granted yet.
+  std::atomic<uint32_t> missing{0};
+  // Shared: a lease that belongs to nobody.
+  std::atomic<bool> is_detached{false};
+
+  // On the way through the gates, without waiting; guarded by gates_lock.
+  SpinLock gates_lock;
+  bool waits_at_gate = false;
+  bool is_withdrawn = false;  // nobody waits for it any more
+  bool is_refused = false;
+  uint32_t gate_share = 0;  // what a gate has granted it of what ops may ask for at a time
+
+  uint64_t born_in = 0;         // the op whose body took it; 0: none
+  uint64_t seen_by = 0;         // the last walk through the graph of waits that came here
+  Claim* next_ready = nullptr;  // of whoever collects claims that have become ready
+
+ protected:
+  ~Claim() = default;
+};
+
+// Claims that have become ready under a lock, to be told so after it.
+class ReadyList {
+ public:
+  void add(Claim* claim) noexcept {
+    claim->next_ready = nullptr;
+    *end_ = claim;
+    end_ = &claim->next_ready;
+  }
+  bool is_empty() const noexcept { return first_ == nullptr; }
+  // In the order in which they became ready.
+  Claim* take_all() noexcept {
+    Claim* const all = first_;
+    first_ = nullptr;
+    end_ = &first_;
+    return all;
+  }
+
+ private:
+  Claim* first_ = nullptr;
+  Claim** end_ = &first_;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync/claims.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "sync/gate.h"
+
+namespace tenon::impl {
+namespace {
+
+// The entries stand in the order of their queues: the first of each queue locks it.
+bool is_first_of_queue(std::span<Entry> entries, size_t i) noexcept {
+  return i == 0 || entries[i].queue != entries[i - 1].queue;
+}
+
+void lock_queues(std::span<Entry> entries) noexcept {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (is_first_of_queue(entries, i)) entries[i].queue->lock.lock();
+  }
+}
+
+void unlock_queues(std::span<Entry> entries) noexcept {
+  for (size_t i = entries.size(); i-- > 0;) {
+    if (is_first_of_queue(entries, i)) entries[i].queue->lock.unlock();
+  }
+}
+
+// Finds the queues, puts the entries into their order and locks them.
+void lock_homes(std::span<Entry> entries) noexcept {
+  if (entries.size() == 1) {
+    entries[0].queue = &lock_home(*entries[0].home);
+    return;
+  }
+  const auto is_at_home = [](const Entry& e) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    return e.home->load(std::memory_order_acquire) == e.queue;
+  };
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    for (Entry& e : entries) e.queue = e.home->load(std::memory_order_acquire);
+    std::sort(entries.begin(), entries.end(),
+              [](const Entry& a, const Entry& b) { return a.queue < b.queue; });
+    lock_queues(entries);
+    if (std::all_of(entries.begin(), entries.end(), is_at_home)) return;
+    unlock_queues(entries);
+  }
+}
+
+// Two entries of one claim that both cover all of one memory become one.
+void merge_wholes(std::span<Entry> entries) noexcept {
+  for (size_t i = 1; i < entries.size(); ++i) {
+    for (size_t k = i; k-- > 0 && entries[k].queue == entries[i].queue;) {
+      if (entries[k].sequence == 0 || !entries[i].queue->are_whole(entries[k], entries[i])) continue;
+      entries[k].is_overwrite &= entries[i].is_overwrite;
+      if (entries[i].mode == Mode::kWrite) entries[k].mode = Mode::kWrite;
+      entries[i].sequence = 0;
+      break;
+    }
+  }
+}
+
+void share_pass(Queue& queue, Pass pass, Entry& entry) noexcept {
+  queue.gate()->share(pass);
+  entry.pass = pass;
+}
+
+// What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
+struct Possession {
+  Entry* holder = nullptr;
+  const View* view = nullptr;
+
+  explicit operator bool() const noexcept { return holder != nullptr || view != nullptr; }
+  Pass pass() const noexcept { return holder != nullptr ? holder->pass : view->pass; }
+};
+
+Possession possession_in(const Queue& queue, Mode mode, const Extent& extent) noexcept {
+  if (Entry* const holder = queue.detached_holder_for(extent, mode)) return {holder, nullptr};
+  return {nullptr, queue.passed_view(mode, extent)};
+}
+
+// Each entry on gated memory shares the pass of the one that it acts under, or needs one.
+void prepare_passes(std::span<Entry> entries) noexcept {
+  for (Entry& e : entries) {
+    if (e.queue->gate() == nullptr || e.sequence == 0 || e.pass != kNoPass) continue;
+    if (e.next != nullptr) {
+      share_pass(*e.queue, e.next->pass, e);
+    } else {
+      e.needs_pass = true;
+    }
+  }
+}
+
+Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
+  if (refusal != nullptr) *refusal = {reason, nullptr, obstacle};
+  return Appended::kRefused;
+}
+
+// The code of an op's body touches memory that was there before it, outside of what it declared.
+bool is_undeclared(const Queue& queue) noexcept {
+  return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
+}
+
+// A forked child has the views of its parent without the parent's right to them.
+Appended check_inherited(const Queue& queue, Refusal* refusal) noexcept {
+  const View* const inherited = queue.inherited_view();
+  if (inherited == nullptr) return Appended::kGranted;
+  return refuse(refusal, Refusal::Reason::kInherited, Obstacle::of(*inherited));
+}
+
+Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
+  entry.waits_for_host = false;
+  if (entry.queue->is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
+  if (on_host == OnHost::kIgnore) return Appended::kGranted;
+  const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+  // A view that is asked for counts: else a push would wait for it, and another request for the push.
+  const Entry* const request = entry.queue->view_request(entry.mode, entry.extent);
+  if (view == nullptr && request == nullptr) return Appended::kGranted;
+  if (on_host == OnHost::kRaise) {
+    return refuse(refusal, Refusal::Reason::kHostView,
+                  view != nullptr ? Obstacle::of(*view) : Obstacle::of(*request));
+  }
+  entry.waits_for_host = true;
+  return Appended::kGranted;
+}
+
+// Where an entry of synchronous code is to stand: under its holder, before a place, or else at the end.
+struct Standing {
+  Entry* holder = nullptr;
+  Entry* place = nullptr;
+};
+
+// The caller holds views for which others wait: it goes before them, or they would wait for each other. What
+// has been granted it waits for.
+Appended check_views(Entry& entry, Claim& claim, Standing* standing, Refusal* refusal) noexcept {
+  Queue& queue = *entry.queue;
+  const bool is_host = claim.kind == Kind::kCall;
+  // Not before it matters: to ask for the task takes long.
+  if (is_host && queue.has_bound_views()) claim.owner = current_actor();
+  if (queue.is_covered(claim.owner, is_host, entry.mode, entry.extent)) {
+    standing->place = queue.first_behind_kept(claim.owner, is_host, entry.mode, entry.extent);
+    return Appended::kGranted;
+  }
+  const Entry* const kept = is_host ? queue.first_kept(claim.owner, true, entry.mode, entry.extent) : nullptr;
+  if (kept == nullptr || !kept->waits_for_host)
+    return Appended::kGranted;  // the search for deadlocks sees it
+  return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*kept));
+}
+
+// Synchronous code: a lease or a call.
+Appended check_synchronous(Entry& entry, Claim& claim, Standing* standing, Refusal* refusal) noexcept {
+  Queue& queue = *entry.queue;
+  entry.waits_for_host = false;
+  if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
+  if (queue.has_entries()) {
+    Entry* const own = queue.holder_for(entry.extent, entry.mode);
+    if (own != nullptr && Queue::allows(*own, entry.extent, entry.mode)) {
+      standing->holder = own;
+      return Appended::kGranted;
+    }
+    if (own != nullptr && own->mode == Mode::kRead && entry.mode == Mode::kWrite) {
+      return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
+    }
+  }
+  if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
+  if (claim.kind == Kind::kCall && queue.gate() != nullptr) [[unlikely]] {
+    const Possession has = possession_in(queue, entry.mode, entry.extent);
+    standing->holder = has.holder;
+    if (has.holder != nullptr) return Appended::kGranted;
+    if (has.view != nullptr) share_pass(queue, has.view->pass, entry);
+  }
+  if (!queue.has_entries() && !queue.has_bound_views()) return Appended::kGranted;
+  return check_views(entry, claim, standing, refusal);
+}
+
+}  // namespace
+
+Queue& lock_home(Home& home) noexcept {
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    Queue* const queue = home.load(std::memory_order_acquire);
+    queue->lock.lock();
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    if (home.load(std::memory_order_acquire) == queue) return *queue;
+    queue->lock.unlock();
+  }
+}
+
+void notify(ReadyList& ready) noexcept {
+  Claim* claim = ready.take_all();
+  while (claim != nullptr) {
+    Claim* const next = claim->next_ready;
+    claim->become_ready();
+    claim = next;
+  }
+}
+
+Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
+  const std::span<Entry> entries = claim.entries;
+  if (entries.empty()) return Appended::kGranted;
+  claim.born_in = this_thread.running;
+  claim.heeds_host = claim.kind == Kind::kOp && on_host != OnHost::kIgnore;
+  lock_homes(entries);
+  bool is_gated = false;
+  for (Entry& e : entries) {
+    e.sequence = 1;
+    e.claim = &claim;
+    e.needs_pass = false;
+    is_gated |= e.queue->gate() != nullptr;
+  }
+  claim.is_gated = is_gated;
+  if (entries.size() > 1) merge_wholes(entries);
+  for (Entry& e : entries) {
+    Standing standing;
+    if (e.sequence == 0) continue;
+    Appended checked = Appended::kGranted;
+    if (is_gated) [[unlikely]]
+      checked = check_inherited(*e.queue, refusal);
+    if (checked == Appended::kGranted) [[likely]] {
+      checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
+                                        : check_synchronous(e, claim, &standing, refusal);
+    }
+    e.next = standing.holder;
+    e.is_overwriting =
+        standing.holder != nullptr && (standing.holder->is_overwrite || standing.holder->is_overwriting);
+    e.previous = standing.place;
+    if (checked == Appended::kGranted) continue;
+    if (refusal != nullptr) refusal->entry = &e;
+    unlock_queues(entries);
+    if (is_gated) leave_gates(claim, false);
+    return checked;
+  }
+  if (is_gated) [[unlikely]] {
+    claim.waits_at_gate = claim.is_withdrawn = claim.is_refused = false;
+    prepare_passes(entries);
+  }
+  ReadyList ready;
+  // All are missing until they are in: an entry may make a queue count, which may grant one before it.
+  uint32_t granted = 0;
+  claim.missing.store(static_cast<uint32_t>(entries.size()), std::memory_order_relaxed);
+  for (Entry& e : entries) {
+    if (e.sequence == 0) {
+      ++granted;
+    } else if (e.next == nullptr) {
+      const bool is_granted =
+          e.previous != nullptr ? e.queue->insert_before(&e, e.previous) : e.queue->append(&e, &ready);
+      granted += is_granted ? 1 : 0;
+    } else {
+      // What is taken under a lease of nobody's outlives it, when another thread gives that back.
+      const bool is_of_nobody = e.next->claim->is_detached.load(std::memory_order_relaxed);
+      if (claim.kind == Kind::kCall && !is_of_nobody) {
+        e.sequence = 0;
+      } else {
+        e.queue->insert_under(&e, e.next, &ready);
+      }
+      ++granted;
+    }
+  }
+  const uint32_t missing = claim.missing.load(std::memory_order_relaxed) - granted;
+  claim.missing.store(missing, std::memory_order_relaxed);
+  unlock_queues(entries);
+  if (!ready.is_empty()) notify(ready);
+  return missing == 0 ? Appended::kGranted : Appended::kWaiting;
+}
+
+bool release(Claim& claim, ReadyList* ready) noexcept {
+  bool has_escaped = false;
+  // Before those who come next here would meet it there.
+  if (claim.is_gated) [[unlikely]]
+    leave_gates(claim, true);
+  for (Entry& e : claim.entries) {
+    if (e.sequence == 0) continue;
+    Queue& queue = *e.queue;
+    queue.lock.lock();
+    if (e.is_queued) {  // a fork may have taken it out
+      if (e.mode == Mode::kWrite) queue.note_write();
+      has_escaped |= queue.remove(&e, ready);
+    }
+    queue.lock.unlock();
+  }
+  return has_escaped;
+}
+
+bool release(Claim& claim) noexcept {
+  ReadyList ready;
+  const bool has_escaped = release(claim, &ready);
+  if (!ready.is_empty()) notify(ready);
+  return has_escaped;
+}
+
+namespace {
+
+// Takes a claim out of its queues that has not been used, if it is to be.
+template <class IsTo>
+bool take_out(Claim& claim, IsTo is_to) noexcept {
+  ReadyList ready;
+  lock_queues(claim.entries);
+  const bool is_taken = is_to();
+  for (Entry& e : claim.entries) {
+    if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
+  }
+  unlock_queues(claim.entries);
+  if (!ready.is_empty()) notify(ready);
+  return is_taken;
+}
+
+}  // namespace
+
+bool cancel(Claim& claim) noexcept {
+  // pairs with: Queue::grant, "entries granted by others"
+  const auto is_waiting = [&claim] { return claim.missing.load(std::memory_order_acquire) != 0; };
+  if (take_out(claim, is_waiting)) {
+    // What stood under others has shared their passes.
+    if (claim.is_gated) leave_gates(claim, false);
+    return true;
+  }
+  if (!claim.is_gated || !cancel_at_gates(claim)) return false;
+  withdraw(claim);
+  return true;
+}
+
+void withdraw(Claim& claim) noexcept {
+  (void)take_out(claim, [] { return true; });
+}
+
+namespace {
+
+// The entry of the same actor under which a view is taken, if there is one; the view may become one for
+// reading.
+Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, Refusal* refusal) noexcept {
+  Entry* const own = queue.holder_for(view.extent, view.mode);
+  *holder = own;
+  if (own == nullptr || Queue::allows(*own, view.extent, view.mode)) return Appended::kGranted;
+  if (may_weaken && Queue::allows(*own, view.extent, Mode::kRead)) {
+    view.mode = Mode::kRead;
+  } else if (own->mode == Mode::kRead && view.mode == Mode::kWrite) {
+    return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
+  } else {
+    *holder = nullptr;  // it covers other bytes, too few
+  }
+  return Appended::kGranted;
+}
+
+// What stands in the way of a view of ordinary code: an entry of another actor, granted or not, or a view
+// that is bound to one.
+bool must_take_turn(const Queue& queue, const View& view) noexcept {
+  if (queue.first_conflict(view.mode, view.extent) != nullptr) return true;
+  return queue.bound_conflict(view.mode, view.extent) != nullptr &&
+         !queue.is_covered(current_actor(), false, view.mode, view.extent);
+}
+
+// Of gated memory: a view stands under something that has a pass, or joins a view that does.
+Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
+                         Refusal* refusal) noexcept {
+  *has = possession_in(queue, view.mode, view.extent);
+  if (!*has && may_weaken) {
+    view.mode = Mode::kRead;
+    *has = possession_in(queue, view.mode, view.extent);
+  }
+  return *has ? Appended::kGranted : refuse(refusal, Refusal::Reason::kNoPossession, {});
+}
+
+// With the lock of the queue.
+Appended try_open(Queue& queue, View& view, bool may_weaken, Refusal* refusal) noexcept {
+  if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
+  if (view.extent.end == 0) {  // no byte: nothing is in its way
+    queue.add_view(&view, nullptr);
+    return Appended::kGranted;
+  }
+  const bool is_gated = queue.gate() != nullptr;
+  Possession has;
+  if (is_gated) [[unlikely]] {
+    if (const Appended checked = check_inherited(queue, refusal); checked != Appended::kGranted)
+      return checked;
+  }
+  if (queue.has_entries()) {
+    const Appended checked = find_holder(queue, view, may_weaken, &has.holder, refusal);
+    if (checked != Appended::kGranted) return checked;
+  }
+  if (has.holder == nullptr) {
+    if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
+    if (is_gated) [[unlikely]] {
+      const Appended checked = find_possession(queue, view, may_weaken, &has, refusal);
+      if (checked != Appended::kGranted) return checked;
+    }
+  }
+  if (has.holder == nullptr && (queue.has_entries() || queue.has_bound_views()) &&
+      must_take_turn(queue, view)) {
+    return Appended::kWaiting;
+  }
+  if (is_gated) [[unlikely]] {
+    view.pass = has.pass();
+    queue.gate()->share(view.pass);
+  }
+  queue.add_view(&view, has.holder);
+  return Appended::kGranted;
+}
+
+}  // namespace
+
+Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept {
+  view.actor = actor_of_task(0);
+  view.opened_ms = coarse_now_ms();
+  Queue& queue = lock_home(*view.home);
+  const Appended result = try_open(queue, view, may_weaken, refusal);
+  queue.lock.unlock();
+  return result;
+}
+
+void close_view(View& view) noexcept {
+  ReadyList ready;
+  Queue& queue = *view.queue;
+  queue.lock.lock();
+  queue.remove_view(&view, &ready);
+  queue.lock.unlock();
+  if (view.pass != kNoPass) [[unlikely]] {
+    const Pass pass = std::exchange(view.pass, kNoPass);
+    if (pass != kInheritedPass) queue.gate()->leave(pass, view.mode == Mode::kWrite);
+  }
+  if (!ready.is_empty()) notify(ready);
+}
+
+Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
+  Queue& queue = lock_home(home);
+  Ref<Failure> failure = queue.failure_in(extent);
+  queue.lock.unlock();
+  return failure;
+}
+
+Ref<Failure> failure_of(const Claim& claim) noexcept {
+  for (const Entry& e : claim.entries) {
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
+  }
+  return {};
+}
+
+void detach(Claim& claim) noexcept {
+  claim.is_detached.store(true, std::memory_order_relaxed);
+  if (!claim.is_gated) return;
+  for (const Entry& e : claim.entries) {
+    if (e.pass != kNoPass) e.queue->gate()->disown(e.pass);
+  }
+}
+
+bool has_views(const Claim& claim) noexcept {
+  for (const Entry& e : claim.entries) {
+    if (e.sequence == 0) continue;
+    const std::scoped_lock lock(e.queue->lock);
+    if (e.views != nullptr) return true;
+    if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
+  }
+  return false;
+}
+
+void clear_failures(Home& home, const Extent& extent) noexcept {
+  Poison* spare = new (std::nothrow) Poison;
+  Queue& queue = lock_home(home);
+  Poison* healed = queue.heal(extent, &spare);
+  Gate* const gate = queue.gate();
+  queue.lock.unlock();
+  delete spare;
+  while (healed != nullptr) delete std::exchange(healed, healed->next);
+  Refusal refusal;  // what could not be had is told to the next reader once more
+  if (gate != nullptr) (void)gate->clear_deaths(extent, Deadline(gate_timeout_ns()), &refusal);
+}
+
+void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
+  for (const Entry& e : claim.entries) {
+    if (e.mode != Mode::kWrite) continue;
+    if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
+      e.queue->gate()->heal(e.extent);
+    }
+    Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
+    Poison* healed = nullptr;
+    const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
+    if (node != nullptr || may_heal) {
+      Poison* spare = new (std::nothrow) Poison;
+      {
+        const std::scoped_lock lock(e.queue->lock);
+        healed = e.queue->heal(e.extent, &spare);
+        if (node != nullptr) e.queue->poison(node);
+      }
+      delete spare;
+    }
+    while (healed != nullptr) delete std::exchange(healed, healed->next);
+  }
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The laws of memory that other processes use, too, case by case. The processes are stand-ins
+// (gate_testing.h).
+#include "sync/gate.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <latch>
+#include <string>
+#include <thread>
+
+#include "exec/gate_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr int64_t kSoon = 2'000'000;
+
+// Two memories, two processes. Of memories the second one comes first in the order of the gates.
+class GatesOn : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { Engine::instance().set_executor(GetParam(), 2); }
+  void TearDown() override {
+    wait_all();
+    (void)take_failures();
+    for (Turns* turns : all_) EXPECT_EQ(turns->records(), 0U) << "every pass ends";
+    for (StandInProcess* process : {&here_, &there_}) {
+      for (const auto& cell : process->cells) {
+        EXPECT_FALSE(cell->queue.has_entries());
+        EXPECT_FALSE(cell->queue.has_views());
+      }
+    }
+  }
+  // A lease of the other process, by a thread of its own.
+  class Elsewhere {
+   public:
+    explicit Elsewhere(const Wanted& wanted) {
+      std::thread([&] {
+        lease_.emplace(wanted);
+        Refusal refusal;
+        EXPECT_TRUE(lease_->acquire(&refusal));
+        lease_->detach();
+      }).join();
+    }
+    void end() { lease_.reset(); }
+
+   private:
+    std::optional<CellLease> lease_;
+  };
+
+  Turns late_{2}, early_{1};
+  std::array<Turns*, 2> all_{&late_, &early_};
+  StandInProcess here_{1, all_}, there_{2, all_};
+};
+INSTANTIATE_TEST_SUITE_P(Executors, GatesOn, testing::Values("pool", "inline", "seeded:5"));
+
+Refusal::Reason refused(CellLease& lease, int64_t timeout_ns = kSoon, Refusal* out = nullptr) {
+  Refusal refusal;
+  EXPECT_FALSE(lease.acquire(&refusal, timeout_ns));
+  if (out != nullptr) *out = refusal;
+  return refusal.reason;
+}
+
+TEST_P(GatesOn, ALeaseExcludesOtherProcessesAndMovesTheVersionOnce) {
+  Refusal refusal;
+  CellLease mine(write(here_[0]));
+  ASSERT_TRUE(mine.acquire(&refusal));
+  CellLease theirs(read(there_[0]));
+  EXPECT_EQ(refused(theirs, kSoon, &refusal), Refusal::Reason::kTimeout);
+  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kProcess);
+  EXPECT_NE(text_of(refusal.obstacle).find("process 1 (stand-in) that holds it for writing since "),
+            std::string::npos)
+      << text_of(refusal.obstacle);
+  const uint64_t before = there_.gates[0]->version();
+  mine.release();
+  EXPECT_EQ(there_.gates[0]->version(), before + 1);
+  ASSERT_TRUE(theirs.acquire(&refusal));
+  theirs.release();
+  EXPECT_EQ(there_.gates[0]->version(), before + 1) << "reading is no version";
+}
+
+TEST_P(GatesOn, WhatIsRefusedAtTheSecondGateGivesEverythingBack) {
+  Elsewhere there(write(there_[0]));
+  std::array<Entry, 2> entries;
+  describe(write(here_[0]), entries[0]);
+  describe(write(here_[1]), entries[1]);
+  BlockingClaim both(Kind::kCall, entries);
+  both.owner = current_actor();
+  Refusal refusal;
+  EXPECT_FALSE(both.acquire(Deadline(kSoon), &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+  EXPECT_EQ(refusal.entry->home, &here_[0].home);
+  EXPECT_EQ(early_.turns_taken(), 1U) << "it had passed the gate that comes first";
+  EXPECT_EQ(early_.records(), 0U);
+  EXPECT_EQ(here_.gates[1]->version(), 0U) << "nothing was written";
+  EXPECT_FALSE(here_[0].queue.has_entries());
+  there.end();
+  ASSERT_TRUE(both.acquire(Deadline(-1), &refusal));
+  release(both);
+}
+
+TEST_P(GatesOn, OfOneMemoryAClaimTakesOneTurnForAllThatItUses) {
+  const Ref<Op> op = make({read(here_[0], 0, 2), write(here_[0], 6, 7)}, [&](Op* self) {
+    EXPECT_TRUE(late_.holds(1, {0, 7}, Mode::kWrite));
+    self->complete();
+  });
+  ASSERT_TRUE(submit(op));
+  wait(op);
+  EXPECT_EQ(late_.turns_taken(), 1U);
+  EXPECT_EQ(late_.records(), 0U);
+}
+
+TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsPassAndKeepsIt) {
+  Refusal refusal;
+  std::optional<Sight> view;
+  CellLease outer(write(here_[0]));
+  ASSERT_TRUE(outer.acquire(&refusal));
+  {
+    CellLease inner(read(here_[0], 2, 4));
+    ASSERT_TRUE(inner.acquire(&refusal));
+    view.emplace(write(here_[0], 2, 3));
+    ASSERT_TRUE(view->open(&refusal));
+  }
+  EXPECT_EQ(late_.turns_taken(), 1U);
+  outer.release();
+  EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kWrite)) << "the view outlives the block";
+  CellLease theirs(read(there_[0]));
+  EXPECT_EQ(refused(theirs), Refusal::Reason::kTimeout);
+  Sight joins(read(here_[0], 2, 3)), wider(read(here_[0], 2, 4));
+  EXPECT_TRUE(joins.open(&refusal));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return wider.open(r); }), Refusal::Reason::kNoPossession);
+  view.reset();
+  EXPECT_EQ(refused(theirs), Refusal::Reason::kTimeout) << "another view has joined it";
+  joins.close();
+  EXPECT_TRUE(theirs.acquire(&refusal));
+}
+
+TEST_P(GatesOn, AViewNeedsPossession) {
+  Refusal refusal;
+  Sight view(read(here_[0])), writer(write(here_[0]));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kNoPossession);
+  CellLease lease(read(here_[0]));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return writer.open(r); }), Refusal::Reason::kOwnLease);
+  std::thread([&] {
+    Sight other(read(here_[0]));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return other.open(r); }), Refusal::Reason::kNoPossession);
+  }).join();
+  lease.detach();
+  EXPECT_EQ(here_.gates[0]->disowned, 1);
+  std::thread([&] {
+    EXPECT_TRUE(view.open(&refusal)) << "a lease that belongs to nobody is everybody's";
+    EXPECT_EQ(reason_of([&](Refusal* r) { return writer.open(r); }), Refusal::Reason::kNoPossession);
+    View weakened;
+    describe(write(here_[0]), weakened);
+    EXPECT_EQ(try_open_view(weakened, true, &refusal), Appended::kGranted);
+    EXPECT_EQ(weakened.mode, Mode::kRead);
+    close_view(weakened);
+  }).join();
+  view.close();
+}
+
+TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
+  Refusal refusal;
+  const auto call = [&](const Wanted& wanted, int64_t timeout_ns = -1) {
+    std::array<Entry, 1> entry;
+    describe(wanted, entry[0]);
+    BlockingClaim claim(Kind::kCall, entry);
+    claim.owner = current_actor();
+    if (!claim.acquire(Deadline(timeout_ns), &refusal)) return false;
+    EXPECT_TRUE(late_.holds(1, {wanted.begin, wanted.end}, wanted.mode));
+    release(claim);
+    return true;
+  };
+  EXPECT_TRUE(call(write(here_[0])));
+  EXPECT_EQ(late_.turns_taken(), 1U);
+  EXPECT_EQ(late_.records(), 0U);
+  {
+    Elsewhere there(read(there_[0]));
+    EXPECT_FALSE(call(write(here_[0]), kSoon));
+    EXPECT_TRUE(call(read(here_[0])));
+  }
+  const uint64_t before = late_.turns_taken();
+  CellLease lease(write(here_[0]));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  EXPECT_TRUE(call(write(here_[0])));
+  lease.detach();
+  std::thread([&] { EXPECT_TRUE(call(write(here_[0]))); }).join();
+  Sight view(write(here_[0], 0, 4));
+  ASSERT_TRUE(view.open(&refusal));
+  lease.release();
+  EXPECT_TRUE(call(write(here_[0], 1, 3))) << "the view continues the lease for the thread that took it";
+  std::thread([&] { EXPECT_FALSE(call(write(here_[0], 1, 3), kSoon)); }).join();
+  EXPECT_EQ(late_.turns_taken(), before + 1);
+}
+
+TEST_P(GatesOn, AnOpWaitsAtTheGatesWithoutAThreadAndRunsWithItsPasses) {
+  std::optional<Elsewhere> there(std::in_place, write(there_[0]));
+  std::atomic<int> ran{0};
+  std::vector<Ref<Op>> ops;
+  for (int i = 0; i < 20; ++i) {  // more than there are workers
+    ops.push_back(push({write(here_[0]), write(here_[1])}, [&] {
+      EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kWrite));
+      EXPECT_TRUE(early_.holds(1, {0, 8}, Mode::kWrite));
+      ++here_[0].value;
+      ++ran;
+    }));
+  }
+  Cell free;
+  wait(push({write(free)}, [&] { free.value = 1; }));
+  EXPECT_EQ(free.value, 1) << "no worker sleeps";
+  EXPECT_EQ(ran, 0);
+  there.reset();
+  for (const Ref<Op>& op : ops) wait(op);
+  EXPECT_EQ(here_[0].value, 20);
+}
+
+TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
+  Cell out;
+  const Ref<Op> sound = push({overwrite(out)}, [] {});
+  wait(sound);
+  for (const bool is_late : {false, true}) {
+    std::optional<Elsewhere> there;
+    if (is_late) there.emplace(write(there_[0]));
+    if (!is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    const uint64_t version = here_.gates[1]->version();
+    std::atomic<int> told{0};
+    const Ref<Op> op = push({read(here_[0]), write(here_[1]), write(out)}, [] { FAIL(); });
+    DoneCall done{[](void* n) { ++*static_cast<std::atomic<int>*>(n); }, &told};
+    op->call_when_done(&done);
+    const Ref<Op> after = push({read(out)}, [] { FAIL(); });
+    if (is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    there.reset();
+    wait(after);
+    EXPECT_EQ(told, 1);
+    ASSERT_TRUE(op->failure());
+    EXPECT_EQ(op->failure()->code, Code::kOwnerDied);
+    EXPECT_EQ(op->failure()->op_code, 4711);
+    EXPECT_NE(op->failure()->text().find("process 4711 died while it was writing there"), std::string::npos);
+    EXPECT_EQ(after->failure().get(), op->failure().get());
+    EXPECT_EQ(failure_of(here_[1].home, here_[1].extent()).get(), op->failure().get());
+    EXPECT_EQ(early_.records(), 0U);
+    EXPECT_EQ(here_.gates[1]->version(), version) << "nothing was written";
+    EXPECT_EQ(take_failures(), 1U);
+    wait(push({overwrite(here_[1]), overwrite(out)}, [] {}));
+  }
+  late_.refuse_next(Refusal::Reason::kOwnerDied);
+  const Ref<Op> heals = push({overwrite(here_[0])}, [] {});
+  wait(heals);
+  EXPECT_FALSE(heals->failure()) << "who overwrites all does not care who died";
+}
+
+TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {
+  std::optional<Elsewhere> there(std::in_place, write(there_[0]));
+  std::atomic<int> told{0};
+  Refusal refusal;
+  {
+    CellLease lease(read(here_[0]));
+    Request request;
+    ASSERT_EQ(lease.request(&request, &told, &refusal), Appended::kWaiting);
+    Sight view(read(here_[0]));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kNoPossession)
+        << "its own thread does not act under it yet";
+    EXPECT_TRUE(lease.cancel());
+    WaitGraph::instance().leave(&request.waiter);
+    EXPECT_EQ(late_.records(), 1U);
+    EXPECT_FALSE(here_[0].queue.has_entries());
+  }
+  CellLease lease(read(here_[0]));
+  Request request;
+  ASSERT_EQ(lease.request(&request, &told, &refusal), Appended::kWaiting);
+  there.reset();
+  while (told == 0) std::this_thread::yield();
+  EXPECT_FALSE(request.is_refused);
+  EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kRead));
+  EXPECT_FALSE(lease.cancel()) << "it has been granted";
+  lease.release();
+  EXPECT_EQ(told, 1);
+}
+
+TEST_P(GatesOn, ARefusedRequestSaysWhyAndStandsInNobodysWay) {
+  for (const bool is_late : {false, true}) {
+    std::optional<Elsewhere> there;
+    if (is_late) there.emplace(write(there_[0]));
+    if (!is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    std::atomic<int> told{0};
+    Refusal refusal;
+    CellLease lease(write(here_[0]));
+    Request request;
+    EXPECT_EQ(lease.request(&request, &told, &refusal), is_late ? Appended::kWaiting : Appended::kGranted);
+    if (is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    there.reset();
+    while (is_late && told == 0) std::this_thread::yield();
+    EXPECT_EQ(told, is_late ? 1 : 0);
+    EXPECT_TRUE(request.is_refused);
+    EXPECT_EQ(request.refusal.reason, Refusal::Reason::kOwnerDied);
+    EXPECT_EQ(request.refusal.entry->home, &here_[0].home);
+    EXPECT_FALSE(here_[0].queue.has_entries());
+  }
+}
+
+TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
+  Elsewhere first(write(there_[1])), second(write(there_[0]));
+  std::array<Entry, 2> entries;
+  describe(write(here_[0]), entries[0]);
+  describe(write(here_[1]), entries[1]);
+  BlockingClaim both(Kind::kLease, entries);
+  both.owner = current_actor();
+  std::atomic<int> told{0};
+  Request request;
+  request.done = [](void* n) { ++*static_cast<std::atomic<int>*>(n); };
+  request.context = &told;
+  Refusal refusal;
+  ASSERT_EQ(both.request(&request, &refusal), Appended::kWaiting);
+  first.end();
+  while (!early_.holds(1, {0, 8}, Mode::kWrite)) std::this_thread::yield();
+  // It is on its way to the second gate, or waits there.
+  if (cancel(both)) {
+    WaitGraph::instance().leave(&request.waiter);
+    EXPECT_EQ(told, 0);
+  } else {
+    while (told == 0) std::this_thread::yield();
+    release(both);
+  }
+  EXPECT_EQ(early_.records(), 0U);
+}
+
+TEST_P(GatesOn, ABodyDoesNotWaitAtAGate) {
+  Elsewhere there(write(there_[0]));
+  Queue own;  // of memory that the body has made
+  const Ref<Op> op = make({write(here_[1])}, [&](Op* self) {
+    here_[0].queue.set_birth(self->number());
+    CellLease lease(read(here_[0]));
+    EXPECT_EQ(refused(lease, -1), Refusal::Reason::kInBody);
+    CellLease nested(write(here_[1]));
+    Refusal refusal;
+    EXPECT_TRUE(nested.acquire(&refusal)) << "under its own entry it may take what it wants";
+    nested.release();
+    self->complete();
+  });
+  ASSERT_TRUE(submit(op));
+  wait(op);
+  here_[0].queue.set_birth(0);
+}
+
+TEST_P(GatesOn, TheDeadlineOfALeaseHoldsAtTheGateToo) {
+  Refusal refusal;
+  Elsewhere there(read(there_[0]));
+  CellLease reader(read(here_[0]));
+  ASSERT_TRUE(reader.acquire(&refusal));
+  reader.release();
+  CellLease now(write(here_[0]));
+  EXPECT_EQ(refused(now, 0), Refusal::Reason::kTimeout);
+  std::latch asked(1);
+  std::thread behind([&] {  // the local queue, then the gate
+    CellLease lease(write(here_[0]));
+    asked.count_down();
+    EXPECT_EQ(refused(lease, 20 * kSoon), Refusal::Reason::kTimeout);
+  });
+  asked.wait();
+  behind.join();
+}
+
+TEST(Gates, AGateIsNoBusinessOfOtherMemory) {
+  Cell cell;
+  Refusal refusal;
+  Sight view(write(cell));
+  EXPECT_TRUE(view.open(&refusal));
+  CellLease lease(write(cell));
+  EXPECT_TRUE(lease.acquire(&refusal));
+}
+
+}  // namespace
+}  // namespace tenon::impl

@@ -1,0 +1,537 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A write lease is alone: calls and new views of other threads wait for it, whatever views exist. And a view
+// that outlives its lease continues it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/cells_testing.h"
+#include "exec/history_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr int64_t kSoon = 2'000'000;
+
+thread_local uint64_t task_here = 0;
+std::function<void()> collect_garbage;
+std::vector<std::string> reports;
+
+class LoneLease : public testing::Test {
+ protected:
+  void SetUp() override {
+    Engine::instance().set_executor("pool", 2);
+    WaitHooks hooks;
+    hooks.current_task = [] { return task_here; };
+    hooks.report = [](const char* text) { reports.emplace_back(text); };
+    hooks.is_alone = [](void*) {
+      if (collect_garbage) collect_garbage();
+      return 0;
+    };
+    set_wait_hooks(hooks);
+    collect_garbage = nullptr;
+    reports.clear();
+  }
+  void TearDown() override {
+    wait_all();
+    set_wait_hooks({});
+    EXPECT_FALSE(cell.queue.has_entries());
+    EXPECT_FALSE(cell.queue.has_views());
+    EXPECT_FALSE(cell.queue.has_bound_views());
+  }
+
+  Cell cell, other;
+  Refusal refusal;
+};
+
+// A synchronous call over some cells.
+class Call {
+ public:
+  explicit Call(std::initializer_list<Wanted> wanted)
+      : claim_(Kind::kCall, std::span(entries_).first(wanted.size())) {
+    size_t i = 0;
+    for (const Wanted& w : wanted) describe(w, entries_[i++]);
+    claim_.owner = actor_of_task(0);
+  }
+  bool begin(Refusal* refusal, int64_t timeout_ns = kWatchdogNs) {
+    return is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
+  }
+  void end() {
+    if (std::exchange(is_held_, false)) impl::release(claim_);
+  }
+  ~Call() { end(); }
+
+ private:
+  std::array<Entry, 2> entries_;
+  BlockingClaim claim_;
+  bool is_held_ = false;
+};
+
+Refusal::Reason refused_in_another_thread(const std::function<bool(Refusal*)>& attempt) {
+  Refusal::Reason reason{};
+  std::thread([&] { reason = reason_of(attempt); }).join();
+  return reason;
+}
+void in_another_thread(const std::function<void()>& body) { std::thread(body).join(); }
+
+// The view that ordinary code keeps while somebody writes under a lease.
+TEST_F(LoneLease, ACallOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
+  for (const Mode kept : {Mode::kRead, Mode::kWrite}) {
+    Sight view(kept == Mode::kRead ? read(cell) : write(cell));
+    ASSERT_TRUE(view.open(&refusal));
+    CellLease lease(write(cell));
+    ASSERT_TRUE(lease.acquire(&refusal, 0)) << "a kept view is in no lease's way";
+    EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({read(cell)}).begin(r, kSoon); }),
+              Refusal::Reason::kTimeout);
+    EXPECT_EQ(
+        refused_in_another_thread([&](Refusal* r) { return Call({write(cell, 0, 2)}).begin(r, kSoon); }),
+        Refusal::Reason::kTimeout);
+    Call mine({write(cell)});
+    EXPECT_TRUE(mine.begin(&refusal, 0)) << "the thread of the lease acts under it";
+  }
+}
+
+TEST_F(LoneLease, ANewViewOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
+  Sight kept(write(cell));
+  ASSERT_TRUE(kept.open(&refusal));
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal, 0));
+  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Sight(read(cell)).open(r, kSoon); }),
+            Refusal::Reason::kTimeout);
+  cell.value = 1;
+  std::thread viewer([&] {
+    Refusal r;
+    Sight late(read(cell));
+    EXPECT_TRUE(late.open(&r, kWatchdogNs));
+    EXPECT_EQ(cell.value, 2);
+  });
+  await_entries(cell, 2);
+  cell.value = 2;
+  lease.release();
+  viewer.join();
+}
+
+TEST_F(LoneLease, AReadLeaseIsInNoWayOfReadsAndInThatOfWrites) {
+  Sight kept(write(cell));
+  ASSERT_TRUE(kept.open(&refusal));
+  CellLease lease(read(cell));
+  ASSERT_TRUE(lease.acquire(&refusal, 0));
+  in_another_thread([&] {
+    Refusal r;
+    EXPECT_TRUE(Call({read(cell)}).begin(&r, 0));
+    EXPECT_TRUE(Sight(read(cell)).open(&r, 0));
+    EXPECT_EQ(reason_of([&](Refusal* why) { return Call({write(cell)}).begin(why, kSoon); }),
+              Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Refusal* why) { return Sight(write(cell)).open(why, kSoon); }),
+              Refusal::Reason::kTimeout);
+  });
+}
+
+TEST_F(LoneLease, ACallTakesAllThatItUsesAtOnceOrNothing) {
+  CellLease lease(write(other));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  std::thread caller([&] {
+    Refusal r;
+    Call both({write(cell), read(other)});
+    EXPECT_TRUE(both.begin(&r));
+  });
+  await_entries(other, 2);
+  Call mine({read(other)});
+  EXPECT_TRUE(mine.begin(&refusal, 0));
+  mine.end();
+  lease.release();
+  caller.join();
+}
+
+// The host would wait for itself: for the lease, which waits for the op, which waits for the view.
+TEST_F(LoneLease, WhoHoldsAViewGoesBeforeWhatWaitsForItAlsoThroughOthers) {
+  std::optional<Sight> view(std::in_place, write(cell));
+  ASSERT_TRUE(view->open(&refusal));
+  const Ref<Op> op = push({read(cell)}, [] {}, OnHost::kWait);
+  std::thread leaser([&] {
+    Refusal r;
+    CellLease behind(write(cell));
+    EXPECT_TRUE(behind.acquire(&r, kWatchdogNs));
+  });
+  await_entries(cell, 2);
+  Call reader({read(cell)}), writer({write(cell)});
+  EXPECT_TRUE(reader.begin(&refusal)) << "it waits for the lease behind the op";
+  reader.end();
+  EXPECT_TRUE(writer.begin(&refusal));
+  writer.end();
+  EXPECT_TRUE(Sight(read(cell)).open(&refusal));
+  view.reset();
+  leaser.join();
+  wait(op);
+}
+
+TEST_F(LoneLease, WhoGoesBeforeOthersWaitsForWhatHasBeenGranted) {
+  Sight view(write(cell));
+  ASSERT_TRUE(view.open(&refusal));
+  const Ref<Op> op = push({read(cell, 4, 8)}, [] {}, OnHost::kWait);
+  CellLease granted(write(cell, 0, 4));
+  ASSERT_TRUE(granted.acquire(&refusal, 0));
+  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({write(cell)}).begin(r, kSoon); }),
+            Refusal::Reason::kTimeout);
+  std::thread caller([&] {
+    Refusal r;
+    Call call({write(cell)});
+    EXPECT_TRUE(call.begin(&r));
+  });
+  await_entries(cell, 3);
+  CellLease nested(read(cell, 0, 1));
+  EXPECT_TRUE(nested.acquire(&refusal, 0)) << "under the lease";
+  granted.release();
+  nested.release();
+  caller.join();
+  view.close();
+  wait(op);
+}
+
+TEST_F(LoneLease, WhatWouldWaitForAnOpThatWaitsForViewsIsRefusedIfNoViewAllowsIt) {
+  Sight view(read(cell));
+  ASSERT_TRUE(view.open(&refusal));
+  const Ref<Op> op = push({write(cell)}, [] {}, OnHost::kWait);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }),
+            Refusal::Reason::kWaitsForHost);
+  EXPECT_TRUE(Call({read(cell)}).begin(&refusal));
+  view.close();
+  wait(op);
+}
+
+class BoundView : public LoneLease {
+ protected:
+  // Ends a lease of this thread under which the view was taken.
+  void bind(Sight& view, const Wanted& wanted) {
+    CellLease lease(wanted);
+    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(view.open(&refusal));
+    EXPECT_TRUE(lease.release()) << "a view lives on";
+  }
+};
+
+TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
+  Sight view(write(cell), "train.py:12");
+  bind(view, write(cell));
+  Obstacle obstacle;
+  in_another_thread([&] {
+    Refusal r;
+    CellLease lease(read(cell));
+    EXPECT_EQ(reason_of([&](Refusal* why) {
+                const bool is_held = lease.acquire(why, kSoon);
+                obstacle = why->obstacle;
+                return is_held;
+              }),
+              Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Refusal* why) { return Call({read(cell)}).begin(why, kSoon); }),
+              Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Refusal* why) { return Sight(read(cell)).open(why, kSoon); }),
+              Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Refusal* why) {
+                const Ref<Op> op = make({read(cell)}, [](Op* self) { self->complete(); });
+                return submit(op, OnHost::kRaise, why);
+              }),
+              Refusal::Reason::kHostView);
+  });
+  EXPECT_EQ(obstacle.party, Obstacle::Party::kHost);
+  EXPECT_STREQ(obstacle.site, "train.py:12");
+  EXPECT_EQ(obstacle.thread, this_thread.number);
+  std::thread next([&] {
+    Refusal r;
+    CellLease lease(write(cell));
+    EXPECT_TRUE(lease.acquire(&r, kWatchdogNs));
+    EXPECT_EQ(cell.value, 7);
+  });
+  await_entries(cell, 1);
+  cell.value = 7;
+  view.close();
+  next.join();
+}
+
+TEST_F(BoundView, ABoundViewForReadingIsInNoWayOfReads) {
+  Sight view(read(cell));
+  bind(view, write(cell));
+  in_another_thread([&] {
+    Refusal r;
+    CellLease lease(read(cell));
+    EXPECT_TRUE(lease.acquire(&r, 0));
+    EXPECT_TRUE(Call({read(cell)}).begin(&r, 0));
+    EXPECT_TRUE(Sight(read(cell)).open(&r, 0));
+    lease.release();
+    CellLease writer(write(cell));
+    EXPECT_EQ(reason_of([&](Refusal* why) { return writer.acquire(why, kSoon); }), Refusal::Reason::kTimeout);
+  });
+}
+
+TEST_F(BoundView, OtherBytesAreFree) {
+  Sight view(write(cell, 0, 4));
+  bind(view, write(cell));
+  in_another_thread([&] {
+    Refusal r;
+    CellLease lease(write(cell, 4, 8));
+    EXPECT_TRUE(lease.acquire(&r, 0));
+  });
+}
+
+TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
+  Sight view(write(cell));
+  bind(view, write(cell));
+  std::thread next([&] {
+    Refusal r;
+    CellLease lease(write(cell));
+    EXPECT_TRUE(lease.acquire(&r, kWatchdogNs));
+  });
+  await_entries(cell, 1);
+  EXPECT_TRUE(Call({write(cell)}).begin(&refusal)) << "it waits for who waits for it";
+  EXPECT_TRUE(Sight(write(cell)).open(&refusal));
+  CellLease again(write(cell));
+  EXPECT_TRUE(again.acquire(&refusal, kWatchdogNs));
+  CellLease nested(read(cell, 0, 2));
+  EXPECT_TRUE(nested.acquire(&refusal, kWatchdogNs));
+  nested.release();
+  view.close();
+  EXPECT_EQ(cell.queue.has_bound_views(), false);
+  again.release();
+  next.join();
+}
+
+TEST_F(BoundView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
+  Sight view(write(cell, 0, 4));
+  bind(view, write(cell, 0, 4));
+  CellLease all(write(cell));
+  EXPECT_TRUE(all.acquire(&refusal, kWatchdogNs));
+  all.release();
+  EXPECT_TRUE(Call({write(cell, 2, 8)}).begin(&refusal));
+}
+
+TEST_F(BoundView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
+  Sight view(read(cell), "train.py:12");
+  bind(view, write(cell));
+  CellLease lease(write(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) {
+              const bool is_held = lease.acquire(r, kWatchdogNs);
+              refusal = *r;
+              return is_held;
+            }),
+            Refusal::Reason::kDeadlock);
+  EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Sight(write(cell)).open(r, kWatchdogNs); }),
+            Refusal::Reason::kDeadlock);
+  std::atomic<int> told{0};
+  Request request;
+  EXPECT_EQ(lease.request(&request, &told, &refusal), Appended::kRefused);
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+}
+
+TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
+  Sight view(read(cell));
+  bind(view, write(cell));
+  collect_garbage = [&] {
+    view.close();
+    collect_garbage = nullptr;
+  };
+  CellLease lease(write(cell));
+  EXPECT_TRUE(lease.acquire(&refusal, kWatchdogNs));
+  lease.release();
+  bind(view, write(cell));
+  collect_garbage = [&] {
+    view.close();
+    collect_garbage = nullptr;
+  };
+  std::atomic<int> told{0};
+  Request request;
+  const Appended appended = lease.request(&request, &told, &refusal);
+  ASSERT_NE(appended, Appended::kRefused);
+  EXPECT_EQ(told, appended == Appended::kWaiting ? 1 : 0);
+  lease.release();
+}
+
+TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
+  Sight view(write(cell));
+  bind(view, write(cell));
+  std::atomic<bool> has_other{false};
+  std::atomic<bool> is_told{false};
+  // The one that closes the circle is told: which one that is, depends on their speed.
+  const auto is_deadlock = [](CellLease& lease) {
+    Refusal r;
+    if (lease.acquire(&r, kWatchdogNs)) return false;
+    EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+    return true;
+  };
+  std::thread thread([&] {
+    Refusal r;
+    CellLease mine(write(other));
+    ASSERT_TRUE(mine.acquire(&r));
+    has_other = true;
+    CellLease crossed(write(cell));
+    is_told = is_deadlock(crossed);
+  });
+  while (!has_other) std::this_thread::yield();
+  await_entries(cell, 1);
+  CellLease crossed(write(other));
+  EXPECT_TRUE(is_deadlock(crossed) || is_told);
+  view.close();
+  thread.join();
+}
+
+TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitForIt) {
+  Sight view(write(cell));
+  Ref<Op> op;
+  {
+    CellLease lease(write(cell));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(view.open(&refusal));
+    op = push({write(cell)}, [&] { ++cell.value; });
+    lease.release();
+  }
+  EXPECT_TRUE(Call({read(cell)}).begin(&refusal)) << "it reads what stands before the op";
+  EXPECT_EQ(cell.value, 0);
+  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(kWatchdogNs), r); }),
+            Refusal::Reason::kDeadlock);
+  view.close();
+  wait(op);
+  EXPECT_EQ(cell.value, 1);
+}
+
+TEST_F(BoundView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
+  Sight view(write(cell));
+  CellLease outer(write(cell));
+  ASSERT_TRUE(outer.acquire(&refusal));
+  CellLease inner(write(cell));
+  ASSERT_TRUE(inner.acquire(&refusal));
+  ASSERT_TRUE(view.open(&refusal));
+  EXPECT_FALSE(inner.release());
+  EXPECT_FALSE(cell.queue.has_bound_views());
+  EXPECT_TRUE(outer.release());
+  EXPECT_TRUE(cell.queue.has_bound_views());
+}
+
+TEST_F(BoundView, OfADetachedLeaseItIsOfTheThreadThatTookIt) {
+  Sight view(write(cell));
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(view.open(&refusal));
+  lease.detach();
+  in_another_thread([&] { EXPECT_TRUE(lease.release()); });
+  EXPECT_TRUE(Call({write(cell)}).begin(&refusal));
+  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({read(cell)}).begin(r, kSoon); }),
+            Refusal::Reason::kTimeout);
+}
+
+TEST_F(BoundView, OfATaskItIsThatTasks) {
+  Sight view(write(cell));
+  task_here = 1;
+  bind(view, write(cell));
+  EXPECT_TRUE(Call({write(cell)}).begin(&refusal));
+  CellLease again(write(cell));
+  EXPECT_TRUE(again.acquire(&refusal, 0));
+  again.release();
+  task_here = 2;
+  CellLease of_other(read(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return of_other.acquire(r); }), Refusal::Reason::kDeadlock)
+      << "none of its tasks goes on while the thread sleeps";
+  std::atomic<int> told{0};
+  Request request;
+  ASSERT_EQ(of_other.request(&request, &told, &refusal), Appended::kWaiting);
+  view.close();
+  EXPECT_EQ(told, 1);
+  of_other.release();
+  task_here = 0;
+}
+
+TEST_F(BoundView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
+  Sight view(write(cell), "train.py:12");
+  bind(view, write(cell));
+  in_another_thread([&] {
+    for (int i = 0; i < 2; ++i) {
+      CellLease lease(read(cell));
+      EXPECT_EQ(reason_of([&](Refusal* r) { return lease.acquire(r, 1'200'000'000); }),
+                Refusal::Reason::kTimeout);
+    }
+  });
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_NE(reports[0].find("a writable view of it, taken at train.py:12"), std::string::npos) << reports[0];
+}
+
+// Leases with views that outlive them, calls, views, and ops, of several threads. The history says that none
+// overlapped that conflict; that all of it ends is the other law.
+TEST_F(BoundView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::array<Cell, 2> cells;
+  History history;
+  std::atomic<uint64_t> next{1};
+  const int rounds = is_soak() ? 20'000 : kHasSanitizer ? 300 : 2'000;
+  std::vector<std::thread> threads;
+  std::atomic<int> granted{0};
+  for (uint32_t t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(seed + t);
+      for (int i = 0; i < rounds; ++i) {
+        Cell& c = cells[random() % 2];
+        Wanted wanted = random() % 2 == 0 ? read(c) : write(c);
+        if (random() % 3 == 0) wanted.end = 1 + random() % 8;
+        const CellAccess access{wanted, Party::kLease, next++, 0, 0, 0, 0};
+        Refusal r;
+        switch (random() % 4) {
+          case 0: {
+            Sight view(wanted);
+            CellLease lease(wanted);
+            if (!lease.acquire(&r, kWatchdogNs)) break;
+            const History::Scope scope(history, access);
+            ASSERT_TRUE(view.open(&r, 0));
+            lease.release();
+            if (random() % 2 == 0) {
+              Call inner({wanted});
+              EXPECT_TRUE(inner.begin(&r)) << static_cast<int>(r.reason);
+            }
+            ++granted;
+            break;  // the view ends after what is noted
+          }
+          case 1: {
+            Call call({wanted, random() % 2 == 0 ? read(cells[0]) : read(cells[1])});
+            if (!call.begin(&r)) break;
+            const History::Scope scope(history, access);
+            ++granted;
+            break;
+          }
+          case 2: {
+            CellLease lease(wanted);
+            if (!lease.acquire(&r, kWatchdogNs)) break;
+            const History::Scope scope(history, access);
+            ++granted;
+            break;
+          }
+          default:
+            (void)submit(make({wanted},
+                              [&history, wanted, &next](Op* self) {
+                                {
+                                  const History::Scope scope(history,
+                                                             {wanted, Party::kOp, next++, 0, 0, 0, 0});
+                                }
+                                self->complete();
+                              }),
+                         OnHost::kWait);
+        }
+        EXPECT_NE(r.reason, Refusal::Reason::kTimeout) << "it hung";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  wait_all();
+  EXPECT_GT(granted, rounds);
+  EXPECT_EQ(history.take_fault(), "");
+}
+
+}  // namespace
+}  // namespace tenon::impl

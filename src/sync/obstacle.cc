@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync/obstacle.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+void copy_text(char* to, size_t size, const char* text) noexcept {
+  if (text == nullptr) return;
+  const size_t length = std::min(std::strlen(text), size - 1);
+  std::memcpy(to, text, length);
+  to[length] = '\0';
+}
+
+std::string age_text(int64_t since_ms) {
+  const int64_t ms = std::max<int64_t>(coarse_now_ms() - since_ms, 0);  // other processes' clock is finer
+  return ms < 1000 ? concat(ms, " ms") : concat(ms / 1000, ".", ms % 1000 / 100, " s");
+}
+
+std::string process_text(const Obstacle& o) {
+  const char* const does = o.mode == Mode::kWrite
+                               ? (o.is_granted ? "holds it for writing" : "waits to write it")
+                               : (o.is_granted ? "holds it for reading" : "waits to read it");
+  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
+                o.is_stopped ? ", which is stopped," : "", " that ", does, " since ", age_text(o.since_ms));
+}
+
+}  // namespace
+
+Obstacle Obstacle::of(const Entry& entry) noexcept {
+  Obstacle o;
+  const Claim& claim = *entry.claim;
+  switch (claim.kind) {
+    case Kind::kOp: o.party = Party::kOp; break;
+    case Kind::kLease: o.party = Party::kLease; break;
+    case Kind::kCall: o.party = claim.is_for_view ? Party::kHost : Party::kCall;
+  }
+  o.mode = entry.mode;
+  o.is_granted = entry.is_granted && !entry.needs_pass;
+  o.thread = claim.owner.number;
+  o.since_ms = claim.since_ms;
+  copy_text(o.name, sizeof o.name, claim.name);
+  copy_text(o.site, sizeof o.site, claim.site);
+  return o;
+}
+
+Obstacle Obstacle::of(const View& view) noexcept {
+  Obstacle o;
+  o.party = Party::kHost;
+  o.mode = view.mode;
+  o.is_granted = true;
+  o.thread = view.actor.number;
+  o.since_ms = view.opened_ms;
+  copy_text(o.site, sizeof o.site, view.site);
+  return o;
+}
+
+std::string dead_owner_text(const Obstacle& o) {
+  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
+                " died while it was writing there");
+}
+
+std::string text_of(const Obstacle& o) {
+  if (o.thread == 0) return "work that is not done";
+  std::string text;
+  const bool writes = o.mode == Mode::kWrite;
+  const char* verb = "taken";
+  switch (o.party) {
+    case Obstacle::Party::kHost: text = writes ? "a writable view of it" : "a view of it"; break;
+    case Obstacle::Party::kOp:
+      text = concat("the op '", o.name, writes ? "' that writes it" : "' that reads it");
+      verb = "pushed";
+      break;
+    case Obstacle::Party::kLease: text = writes ? "a lease for writing" : "a lease for reading"; break;
+    case Obstacle::Party::kCall:
+      text = concat("the call of ", o.name);
+      verb = "made";
+      break;
+    case Obstacle::Party::kProcess: return process_text(o);
+  }
+  text += concat(", ", verb);
+  if (o.site[0] != '\0') text += concat(" at ", o.site);
+  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms), " ago");
+}
+
+}  // namespace tenon::impl

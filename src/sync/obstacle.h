@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stands in the way of a request, copied so that it can be spoken of without the lock of its queue.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sync/claim.h"
+
+namespace tenon::impl {
+
+struct Obstacle {
+  enum class Party : uint8_t { kHost, kOp, kLease, kCall, kProcess };
+  Party party = Party::kHost;
+  Mode mode = Mode::kRead;
+  bool is_granted = false;
+  bool is_stopped = false;  // a process: by SIGSTOP or a debugger
+  uint32_t thread = 0;      // of another process: its number; 0: nothing is known
+  int64_t since_ms = 0;
+  char name
+      [64];  // of a process: its command; set up to their NUL: to clear the rest takes longer than a lease
+  char site[192];
+
+  Obstacle() noexcept { name[0] = site[0] = '\0'; }
+  static Obstacle of(const Entry& entry) noexcept;  // requires the lock of the queue
+  static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
+};
+
+// "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago"; "process 1234 (python) that
+// holds it for writing since 3.2 s". Throws std::bad_alloc.
+std::string text_of(const Obstacle& obstacle);
+// "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
+std::string dead_owner_text(const Obstacle& obstacle);
+
+}  // namespace tenon::impl

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The queue of one stretch of memory: entries in the order in which they were appended, granted when no
+// earlier entry that conflicts is unfinished; and the views of the host, which stand beside it. Ops may wait
+// for all views, leases and calls wait for the bound views of others (claim.h).
+//
+// Two ways of counting. While every entry covers all of the memory, the granted ones are a run at the front,
+// and three words say who may be next. The first entry that covers a part of the memory, or that has to wait
+// for views, makes the queue a counted one until it is empty: each entry then counts the ones that it waits
+// for.
+//
+// A caller that holds a view does not wait for entries that wait for that view: its own entry is put before
+// the first of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/ref.h"
+#include "base/spin_lock.h"
+#include "sync/claim.h"
+#include "sync/failure.h"
+#include "sync/obstacle.h"
+
+namespace tenon::impl {
+
+class Gate;
+
+// Bytes that an op failed to write. Owned by the queue in which it lies.
+struct Poison {
+  Extent extent;
+  Ref<Failure> failure;
+  Poison* next = nullptr;
+};
+
+// Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
+// anyone: claims that become ready are put on the caller's list.
+// Invariants: among unfinished entries that conflict, only the first is granted, but for entries that act
+// under another one of the same actor; whoever waits, waits for an earlier entry or for the host.
+class Queue {
+ public:
+  SpinLock lock;
+
+  // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
+  std::atomic<bool> has_poison{false};
+
+  // All of these require the lock.
+
+  // The memory that an entry must cover to be counted in the simple way.
+  void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
+  // The op in whose body the memory was made; 0: none. kAnyOp: every body may use it undeclared.
+  static constexpr uint64_t kAnyOp = UINT64_MAX;
+  void set_birth(uint64_t op) noexcept { birth_ = op; }
+  uint64_t birth() const noexcept { return birth_; }
+  // The queue of memory that is not there any more: whoever comes is refused.
+  void set_gone() noexcept { is_gone_ = true; }
+  bool is_gone() const noexcept { return is_gone_; }
+  // Of memory that other processes use, too (gate.h); null: of all other. Stays while an entry or view with a
+  // pass stands here: those may ask for it without the lock.
+  Gate* gate() const noexcept { return gate_; }
+  void set_gate(Gate* gate) noexcept {
+    if (gate_ != gate) gate_ = gate;
+  }
+
+  bool has_entries() const noexcept { return head_ != nullptr; }
+  bool has_views() const noexcept { return views_ != nullptr; }
+  bool has_bound_views() const noexcept { return bound_views_ != 0; }
+  // Views of both kinds.
+  uint32_t readers() const noexcept { return readers_; }
+  uint32_t writers() const noexcept { return writers_; }
+  Entry* first() const noexcept { return head_; }
+  View* first_view() const noexcept { return views_; }
+
+  // Puts an entry at the end. True if it is granted.
+  bool append(Entry* entry, ReadyList* ready) noexcept;
+  // Puts an entry before one that waits for views. True if it is granted.
+  bool insert_before(Entry* entry, Entry* place) noexcept;
+  // Puts a granted entry right behind the one that it acts under.
+  void insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept;
+  // Takes an entry out, granted or not, and grants what it was in the way of. Views that were taken under it
+  // become the host's; under a lease also bound. True if there is such a view.
+  bool remove(Entry* entry, ReadyList* ready) noexcept;
+
+  // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: the
+  // innermost that allows the access if there is one. Null: none overlaps.
+  Entry* holder_for(const Extent& extent, Mode mode) const noexcept;
+  static bool allows(const Entry& holder, const Extent& extent, Mode mode) noexcept {
+    return (holder.mode == Mode::kWrite || mode == Mode::kRead) && holder.extent.contains(extent);
+  }
+
+  // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
+  Entry* detached_holder_for(const Extent& extent, Mode mode) const noexcept;
+  // A view of the host with a pass that covers extent and allows mode, or null.
+  const View* passed_view(Mode mode, const Extent& extent) const noexcept;
+  // After a fork, in the child: all views here, which are the host's, are inherited ones.
+  void mark_views_inherited() noexcept;
+  const View* inherited_view() const noexcept;
+
+  // After a fork, in the child: views of threads that are not there are nobody's.
+  void unbind_views_of_others(uint32_t thread) noexcept;
+
+  // The host's view that conflicts, or null.
+  View* host_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A bound view that conflicts, or null.
+  const View* bound_conflict(Mode mode, const Extent& extent) const noexcept;
+  // A call that is to open a view that conflicts, or null.
+  const Entry* view_request(Mode mode, const Extent& extent) const noexcept;
+  // The view that keeps this entry, whose turn among the entries has come, from being granted; null: none.
+  View* view_in_the_way(const Entry& entry) const noexcept;
+  // Calls visit for each bound view for which this entry waits.
+  template <class Visit>
+  void visit_bound_views(const Entry& entry, Visit visit) const {
+    if (bound_views_ == 0 || !heeds_bound_views(entry)) return;
+    for (View* v = views_; v != nullptr; v = v->next) {
+      if (!v->is_bound || !conflict(v->mode, v->extent, entry.mode, entry.extent)) continue;
+      if (entry.waits_for_host || v->mode == Mode::kRead || !v->actor.includes(entry.claim->owner)) visit(*v);
+    }
+  }
+  // A view for writing that overlaps, of the host or under an entry; or null.
+  const View* first_writer(const Extent& extent) const noexcept;
+  // A view covers extent and allows mode: one that is bound to the actor; for the host one that is bound to
+  // nobody, too.
+  bool is_covered(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts and waits for a view of those that is_covered() looks at; or null.
+  Entry* first_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts and waits for such a view, or for an entry here that does; or null.
+  Entry* first_behind_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  // The first entry that conflicts, or null.
+  Entry* first_conflict(Mode mode, const Extent& extent) const noexcept;
+  // Both entries cover all of the memory.
+  bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
+
+  // For a walk through the graph of waits: all entries before this one have been visited. 0 at its begin.
+  uint64_t& seen_to(uint64_t walk) noexcept {
+    if (seen_by_ != walk) seen_to_ = 0;
+    seen_by_ = walk;
+    return seen_to_;
+  }
+
+  // Adds an open view: under holder, or (null) of the host.
+  void add_view(View* view, Entry* holder) noexcept;
+  // Takes a view out and grants what waited for it.
+  void remove_view(View* view, ReadyList* ready) noexcept;
+
+  void note_write() noexcept { version_.fetch_add(1, std::memory_order_relaxed); }
+  // Moves at every call while a writable view is open, because its writes are not seen.
+  uint64_t version() noexcept {
+    if (writers_ != 0) note_write();
+    return version_.load(std::memory_order_relaxed);
+  }
+
+  // Bytes of all memory that unfinished ops hold, each counted once; memory of less than kSmall bytes not.
+  static uint64_t held_nbytes() noexcept { return held_by_ops.load(std::memory_order_relaxed); }
+  static constexpr uint64_t kSmall = 64 * 1024;
+
+  // Takes over the node.
+  void poison(Poison* node) noexcept;
+  // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
+  // in two; set to null if it was used; without one that stays as it is.
+  Poison* heal(const Extent& extent, Poison** spare = nullptr) noexcept;
+  Ref<Failure> failure_in(const Extent& extent) const noexcept;
+
+  // For a merge: everything that `other`, which holds no entries and views, knows.
+  void take_over(Queue& other) noexcept;
+
+ private:
+  bool is_whole(const Entry& entry) const noexcept { return entry.extent.contains(bounds_); }
+  static bool conflicts(const Entry& a, const Entry& b) noexcept {
+    return a.claim != b.claim && conflict(a.mode, a.extent, b.mode, b.extent);
+  }
+  // No view is in the way of this entry, whose turn among the entries has come.
+  bool views_allow(const Entry& entry) const noexcept {
+    return views_ == nullptr || view_in_the_way(entry) == nullptr;
+  }
+  bool heeds_bound_views(const Entry& entry) const noexcept;
+  bool is_kept(const Entry& entry, Actor actor, bool is_host) const noexcept;
+  void link_behind(Entry* entry, Entry* place) noexcept;
+  void unlink(Entry* entry) noexcept;
+  void mark_granted(Entry* entry) noexcept;
+  void grant(Entry* entry, ReadyList* ready) noexcept;
+  void advance(ReadyList* ready) noexcept;
+  void begin_counting(ReadyList* ready) noexcept;
+  void grant_behind(const Entry& removed, Entry* next, ReadyList* ready) noexcept;
+  // What has become of the views under an entry that ends: some are the host's own now, and some of those
+  // keep an entry waiting.
+  struct Moved {
+    bool is_any = false;
+    bool is_in_the_way = false;
+  };
+  Moved move_views_to_host(Entry* entry) noexcept;
+  bool is_large() const noexcept {
+    const uint64_t nbytes = bounds_.end - bounds_.begin;
+    return nbytes >= kSmall && nbytes <= PTRDIFF_MAX;  // more: the bounds have not been set
+  }
+  void count_holder() noexcept;
+  void uncount_holder() noexcept;
+
+  static constinit inline std::atomic<uint64_t> held_by_ops{0};
+
+  Extent bounds_;
+  Gate* gate_ = nullptr;
+  uint64_t next_sequence_ = 1;
+
+  Entry* head_ = nullptr;
+  Entry* tail_ = nullptr;
+  uint32_t holders_ = 0;      // entries that hold memory
+  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
+  bool is_counted_ = false;
+  bool is_gone_ = false;
+  // Means something only in a queue that is not counted.
+  Entry* first_waiting_ = nullptr;
+  uint32_t active_readers_ = 0;
+  uint32_t active_writers_ = 0;
+
+  uint32_t ahead_ = 0;          // entries that are ahead
+  uint32_t view_requests_ = 0;  // entries of calls that are to open a view
+
+  View* views_ = nullptr;  // the host's
+  uint32_t bound_views_ = 0;
+  uint32_t readers_ = 0;
+  uint32_t writers_ = 0;
+  uint32_t inherited_views_ = 0;
+
+  uint64_t birth_ = 0;
+  uint64_t seen_by_ = 0;
+  uint64_t seen_to_ = 0;
+
+  std::atomic<uint64_t> version_{0};  // a plain counter
+  Poison* poison_ = nullptr;
+};
+
+}  // namespace tenon::impl

@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync/wait.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "sync/gate.h"
+
+namespace tenon::impl {
+
+constinit thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]];
+
+namespace {
+
+constexpr int64_t kSliceNs = 50'000'000;
+constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
+constexpr int64_t kWalkNs = 1'000'000;         // most waits are over before that
+constexpr int64_t kViewsNs = kSliceNs;
+constexpr int64_t kBoundViewNs = 1'000'000'000;  // a block that ended so long ago
+constexpr int64_t kReportNs = 5'000'000'000;
+
+// Set once, when the binding is loaded.
+WaitHooks hooks;
+QueueVisitor queue_visitor = nullptr;
+std::atomic<const Runner*> runner{nullptr};
+
+bool has_own_threads() noexcept {
+  // pairs with: set_runner, "what runs ops"
+  const Runner* const r = runner.load(std::memory_order_acquire);
+  return r == nullptr || r->has_own_threads();
+}
+
+}  // namespace
+
+void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
+
+const WaitHooks& wait_hooks() noexcept { return hooks; }
+
+void set_queue_visitor(QueueVisitor visitor) noexcept { queue_visitor = visitor; }
+
+void visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
+  if (queue_visitor != nullptr) queue_visitor(visit, context);
+}
+
+void set_runner(const Runner& new_runner) noexcept {
+  // pairs with: has_own_threads, help, "what runs ops"
+  runner.store(&new_runner, std::memory_order_release);
+}
+
+bool help() noexcept {
+  // pairs with: set_runner, "what runs ops"
+  const Runner* const r = runner.load(std::memory_order_acquire);
+  return r != nullptr && r->help();
+}
+
+uint64_t current_task() noexcept { return hooks.current_task != nullptr ? hooks.current_task() : 0; }
+
+int64_t coarse_now_ms() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+bool is_over(WaitEnd end, Refusal* refusal) noexcept {
+  switch (end) {
+    case WaitEnd::kOver: return true;
+    case WaitEnd::kTimeout: refusal->reason = Refusal::Reason::kTimeout; break;
+    case WaitEnd::kDeadlock: refusal->reason = Refusal::Reason::kDeadlock; break;
+    case WaitEnd::kInterrupted: refusal->reason = Refusal::Reason::kInterrupted; break;
+  }
+  return false;
+}
+
+WaitGraph& WaitGraph::instance() noexcept {
+  static auto* const graph = new WaitGraph;
+  return *graph;
+}
+
+void WaitGraph::enter(Waiter* waiter) noexcept {
+  const std::scoped_lock lock(lock_);
+  waiter->previous = nullptr;
+  waiter->next = first_;
+  waiter->is_entered = true;
+  if (first_ != nullptr) first_->previous = waiter;
+  first_ = waiter;
+}
+
+bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) noexcept {
+  const std::scoped_lock lock(lock_);
+  try {
+    // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
+    // was. An edge of a true circle stays.
+    return has_cycle(waiter, obstacle, is_through_views) && has_cycle(waiter, obstacle, is_through_views);
+  } catch (const std::bad_alloc&) {
+    return false;  // without memory for the walk it waits; the report of long waits names the obstacle
+  }
+}
+
+bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  const std::scoped_lock lock(lock_);
+  try {
+    return finds_host(waiter, obstacle);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+void WaitGraph::leave(Waiter* waiter) noexcept {
+  const std::scoped_lock lock(lock_);
+  if (!waiter->is_entered) return;
+  waiter->is_entered = false;
+  (waiter->previous != nullptr ? waiter->previous->next : first_) = waiter->next;
+  if (waiter->next != nullptr) waiter->next->previous = waiter->previous;
+}
+
+void WaitGraph::clear_after_fork() noexcept {
+  for (Waiter* w = first_; w != nullptr; w = w->next) w->is_entered = false;
+  first_ = nullptr;
+}
+
+namespace {
+
+// One walk, under the graph's lock. Ops that it has seen bear its number and are kept alive until it ends,
+// owners are known by name.
+class Walk {
+ public:
+  Walk(const Waiter& from, const Waiter* all, uint64_t number) : from_(from), all_(all), number_(number) {}
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+  ~Walk() {
+    for (Claim* op : ops_) op->drop();
+  }
+
+  // Goes on until it meets the one or has seen all.
+  bool meets(std::optional<Obstacle> Walk::* what, Obstacle* obstacle) {
+    follow(from_);
+    size_t next_op = 0;
+    size_t next_actor = 0;
+    while (!(this->*what) && (next_op < ops_.size() || next_actor < actors_.size())) {
+      if (next_op < ops_.size()) {
+        follow(*ops_[next_op++]);
+      } else {
+        follow_waits_of(actors_[next_actor++]);
+      }
+    }
+    if (this->*what && obstacle != nullptr) *obstacle = *(this->*what);
+    return (this->*what).has_value();
+  }
+
+  std::optional<Obstacle> own_lease;  // or bound view, of whoever the walk started from
+  std::optional<Obstacle> host_view;  // for which something waits
+  bool is_through_views = false;      // it went over a bound view
+
+ private:
+  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.claim); }
+
+  // What waits in any queue, and so keeps an op from ending.
+  void follow_all() {
+    visit_queues(
+        [](Queue& queue, void* self) {
+          const std::scoped_lock lock(queue.lock);
+          for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
+            if (e->claim->kind == Kind::kOp) static_cast<Walk*>(self)->visit(*e);
+          }
+        },
+        this);
+  }
+
+  void follow(Claim& claim) {
+    for (const Entry& entry : claim.entries) {
+      if (entry.sequence == 0) continue;
+      const std::scoped_lock lock(entry.queue->lock);
+      if (!entry.is_queued || entry.is_granted) continue;
+      // What comes before the last entry that was looked back from and excludes all others has been visited.
+      uint64_t& seen_to = entry.queue->seen_to(number_);
+      const bool excludes_all = entry.mode == Mode::kWrite && entry.queue->are_whole(entry, entry);
+      for (const Entry* e = entry.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
+        if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
+      }
+      if (excludes_all) seen_to = std::max(seen_to, entry.sequence);
+      for (const Entry* e = entry.is_ahead ? entry.next : nullptr; e != nullptr; e = e->next) {
+        if (e->is_granted && e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) {
+          visit(*e);
+        }
+      }
+      if (const View* const view = entry.queue->view_in_the_way(entry)) host_view = Obstacle::of(*view);
+      entry.queue->visit_bound_views(entry, [this](const View& view) { visit(view); });
+    }
+  }
+
+  // Under the lock of the view's queue.
+  void visit(const View& bound) {
+    is_through_views = true;
+    if (is_from(bound.actor)) {
+      own_lease = Obstacle::of(bound);
+    } else {
+      add(bound.actor);
+    }
+  }
+
+  void add(Actor actor) {
+    if (std::find(actors_.begin(), actors_.end(), actor) == actors_.end()) actors_.push_back(actor);
+  }
+
+  // Under the lock of the entry's queue.
+  void visit(const Entry& entry) {
+    Claim& claim = *entry.claim;
+    if (claim.kind == Kind::kOp) {
+      if (claim.missing.load(std::memory_order_relaxed) == 0 || claim.seen_by == number_) return;
+      ops_.push_back(&claim);
+      claim.seen_by = number_;
+      claim.hold();
+      return;
+    }
+    if (claim.is_detached.load(std::memory_order_relaxed)) return;
+    const Actor owner = claim.owner;
+    if (entry.is_granted && is_from(owner)) {
+      own_lease = Obstacle::of(entry);
+      return;
+    }
+    add(owner);
+  }
+
+  // While a thread sleeps, none of its tasks goes on.
+  bool is_from(Actor owner) const noexcept {
+    return from_.is_thread ? owner.thread == from_.actor.thread : owner == from_.actor;
+  }
+
+  void follow_waits_of(Actor actor) {
+    for (const Waiter* w = all_; w != nullptr; w = w->next) {
+      if (w->is_thread ? w->actor.thread == actor.thread : w->actor == actor) follow(*w);
+    }
+  }
+
+  const Waiter& from_;
+  const Waiter* const all_;
+  const uint64_t number_;
+  std::vector<Claim*> ops_;
+  std::vector<Actor> actors_;
+};
+
+}  // namespace
+
+bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) {
+  Walk walk(waiter, first_, ++walks_);
+  const bool is_found = walk.meets(&Walk::own_lease, obstacle);
+  if (is_through_views != nullptr) *is_through_views = walk.is_through_views;
+  return is_found;
+}
+
+bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) {
+  return Walk(waiter, first_, ++walks_).meets(&Walk::host_view, obstacle);
+}
+
+namespace {
+
+// A circle through views that nobody refers to any more is none: those are closed first.
+bool is_true_deadlock(const Waiter& waiter, Obstacle* obstacle, void* token) noexcept {
+  WaitGraph& graph = WaitGraph::instance();
+  bool is_through_views = false;
+  if (!graph.is_deadlock(waiter, obstacle, &is_through_views)) return false;
+  if (!is_through_views || hooks.is_alone == nullptr) return true;
+  (void)hooks.is_alone(token);
+  return graph.is_deadlock(waiter, obstacle);
+}
+
+}  // namespace
+
+namespace detail {
+
+namespace {
+
+// Whatever keeps an entry, which its claim waits for, from being granted; an op that runs is in its own way.
+// True: it is not the entry itself. Requires the lock of the queue.
+bool describe_what_blocks(const Entry& entry, Obstacle* obstacle) noexcept {
+  *obstacle = Obstacle::of(entry);
+  if (entry.is_granted) return false;
+  const Entry* e = entry.queue->first();
+  for (bool is_behind = false; e != nullptr; e = e->next) {
+    is_behind |= e == &entry;
+    if (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent)) continue;
+    if (!is_behind || (entry.is_ahead && e->is_granted)) break;
+  }
+  const View* const view = entry.queue->view_in_the_way(entry);
+  if (e != nullptr) {
+    *obstacle = Obstacle::of(*e);
+  } else if (view != nullptr) {
+    *obstacle = Obstacle::of(*view);
+  }
+  return e != nullptr || view != nullptr;
+}
+
+// Of all ops: who blocks the first one found that waits, else one that runs.
+void describe_any_op(Obstacle* obstacle) noexcept {
+  struct Search {
+    Obstacle* obstacle;
+    bool is_over;
+  } search{obstacle, false};
+  const auto look = [](Queue& queue, void* context) {
+    auto& s = *static_cast<Search*>(context);
+    if (s.is_over) return;
+    const std::scoped_lock lock(queue.lock);
+    for (const Entry* e = queue.first(); e != nullptr && !s.is_over; e = e->next) {
+      if (e->claim->kind == Kind::kOp) s.is_over = describe_what_blocks(*e, s.obstacle);
+    }
+  };
+  visit_queues(look, &search);
+}
+
+}  // namespace
+
+void Note::open(const Waiter& waiter) noexcept {
+  span_ = trace::open(trace::Kind::kWait, trace::key_of(this), [&](trace::Record& record) {
+    trace::Text name(record.name);
+    const char* site = nullptr;
+    if (waiter.waits_for_all) {
+      name << (waiter.is_pusher ? "wait for room to push" : "wait for all ops");
+    } else if (waiter.claim->is_for_view) {
+      name << "wait to take a view";
+      site = waiter.claim->site;
+    } else {
+      const Claim& claim = *waiter.claim;
+      if (claim.kind == Kind::kOp) {
+        name << "wait for op '" << (claim.name != nullptr ? claim.name : "") << "'";
+        record.index = claim.number();
+      } else if (claim.name != nullptr) {
+        name << (claim.kind == Kind::kCall ? "wait for the call of " : "") << claim.name;
+      } else {
+        name << "wait for a lease";
+      }
+      site = claim.site;
+    }
+    trace::copy_end(record.site, site);
+  });
+}
+
+void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  if (obstacle == nullptr) return;
+  if (waiter.waits_for_all) return describe_any_op(obstacle);
+  for (const Entry& entry : waiter.claim->entries) {
+    if (entry.sequence == 0) continue;
+    const std::scoped_lock lock(entry.queue->lock);
+    if (!entry.is_queued) continue;
+    (void)describe_what_blocks(entry, obstacle);
+    if (!entry.is_granted) return;
+  }
+}
+
+Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
+    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kWalkNs) {
+  if (hooks.begin != nullptr) token_ = hooks.begin();
+}
+
+Sleep::~Sleep() {
+  if (hooks.end != nullptr) hooks.end(token_);
+}
+
+WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
+  const int64_t left = deadline_.left_ns();
+  if (left <= 0) {
+    if (walked_ns_ != 0) return WaitEnd::kTimeout;
+    return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
+  }
+  const int64_t slice = has_own_threads() ? kSliceNs : kHelperSliceNs;
+  const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
+  const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
+  if (woken == FutexWait::kWoken) return WaitEnd::kOver;
+  if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
+  const int64_t now = now_ns();
+  const bool may_walk_again = waiter_.waits_for_all && now - walked_ns_ >= kSliceNs;
+  if (walked_ns_ == 0 ? now >= next_look_ns_ : may_walk_again) {
+    if (look_at_own_leases(obstacle) == WaitEnd::kDeadlock) return WaitEnd::kDeadlock;
+  }
+  return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(obstacle);
+}
+
+// As a rule once: a circle that closes later is seen by who closes it. But to the ops that a wait for all of
+// them waits for a body may add others.
+WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
+  if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;
+  walked_ns_ = now_ns();
+  return is_true_deadlock(waiter_, obstacle, token_) ? WaitEnd::kDeadlock : WaitEnd::kOver;
+}
+
+WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
+  const int64_t waited_ns = now_ns() - began_ns_;
+  next_look_ns_ =
+      began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
+  WaitGraph& graph = WaitGraph::instance();
+  if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
+      graph.is_behind_host(waiter_, obstacle)) {
+    return WaitEnd::kDeadlock;
+  }
+  if (waited_ns >= kBoundViewNs) report_bound_view();
+  if (waited_ns >= kReportNs) report(waited_ns);
+  return WaitEnd::kOver;
+}
+
+// Once for each view.
+void Sleep::report_bound_view() noexcept {
+  if (hooks.report == nullptr || waiter_.claim == nullptr) return;
+  std::optional<Obstacle> found;
+  for (const Entry& entry : waiter_.claim->entries) {
+    if (entry.sequence == 0 || found) continue;
+    const std::scoped_lock lock(entry.queue->lock);
+    if (!entry.is_queued || entry.is_granted) continue;
+    entry.queue->visit_bound_views(entry, [&found](View& view) {
+      if (!std::exchange(view.is_reported, true)) found = Obstacle::of(view);
+    });
+  }
+  if (!found) return;
+  try {
+    hooks.report(concat(text_of(*found),
+                        " outlived its block and keeps others waiting: drop it, or copy what "
+                        "is to be kept")
+                     .c_str());
+  } catch (const std::bad_alloc&) {
+    // The report of long waits names it.
+  }
+}
+
+void Sleep::report(int64_t waited_ns) noexcept {
+  if (hooks.report == nullptr) return;
+  Obstacle obstacle;
+  describe_obstacle(waiter_, &obstacle);
+  try {
+    hooks.report(concat("waiting for ", waited_ns / 1'000'000'000, " s behind ", text_of(obstacle)).c_str());
+  } catch (const std::bad_alloc&) {
+    // The next one may say it.
+  }
+}
+
+}  // namespace detail
+
+void BlockingClaim::become_ready() noexcept {
+  if (request_ != nullptr) {
+    if (is_gated && !pass_gates(*this)) return;
+    if (is_refused) withdraw(*this);
+    Request& request = *request_;
+    // pairs with: BlockingClaim::request, "a request and its grant"
+    if (request.parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    WaitGraph::instance().leave(&request.waiter);
+    trace::mark(span, trace::key_of(static_cast<Claim*>(this)), trace::kReady);
+    request.done(request.context);  // may end the claim and the request
+    return;
+  }
+  // pairs with: BlockingClaim::acquire, "what was waited for"
+  is_ready_.store(1, std::memory_order_release);
+  futex_wake_all(is_ready_);
+}
+
+void BlockingClaim::refuse_at_gates(const Refusal& refusal) noexcept {
+  request_->is_refused = true;
+  request_->refusal = refusal;
+}
+
+// What has been granted in its queues.
+bool BlockingClaim::pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept {
+  const bool has_own_time = heeds_gate_timeout && deadline.is_never();
+  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, refusal))
+    return true;
+  withdraw(*this);
+  return false;
+}
+
+bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept {
+  is_ready_.store(0, std::memory_order_relaxed);
+  const Appended appended = append(*this, OnHost::kIgnore, refusal);
+  if (appended == Appended::kRefused) return false;
+  if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, refusal);
+  Waiter waiter;
+  waiter.actor = owner;
+  waiter.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
+  waiter.claim = this;
+  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  const auto is_ready = [](uint32_t value) { return value == 1; };
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+  } else if (impl::is_over(wait(waiter, is_ready_, is_ready, deadline, &refusal->obstacle), refusal)) {
+    return !is_gated || pass_or_withdraw(deadline, refusal);
+  }
+  if (cancel(*this)) return false;
+  // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
+  // call it may first need the language's lock, for a claim that became ready before.
+  void* const token = hooks.begin != nullptr ? hooks.begin() : nullptr;
+  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
+  if (hooks.end != nullptr) hooks.end(token);
+  if (refusal->reason != Refusal::Reason::kInterrupted) {
+    return !is_gated || pass_or_withdraw(deadline, refusal);
+  }
+  release(*this);  // the interrupt is an error in flight
+  return false;
+}
+
+Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
+  request_ = request;
+  Appended appended = append(*this, OnHost::kIgnore, refusal);
+  if (appended == Appended::kGranted && is_gated) {
+    if (!pass_gates(*this)) {
+      appended = Appended::kWaiting;
+    } else if (is_refused) {
+      withdraw(*this);
+    }
+  }
+  if (appended != Appended::kWaiting) return appended;
+  WaitGraph& graph = WaitGraph::instance();
+  request->waiter.actor = owner;
+  request->waiter.is_thread = false;
+  request->waiter.claim = this;
+  graph.enter(&request->waiter);
+  bool is_hopeless = true;
+  if (this_thread.running != 0) {
+    refusal->reason = Refusal::Reason::kInBody;
+  } else if (is_true_deadlock(request->waiter, &refusal->obstacle, nullptr)) {
+    refusal->reason = Refusal::Reason::kDeadlock;
+  } else {
+    is_hopeless = false;
+  }
+  if (is_hopeless && cancel(*this)) {
+    graph.leave(&request->waiter);
+    return Appended::kRefused;
+  }
+  // pairs with: BlockingClaim::become_ready, "a request and its grant"
+  if (request->parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
+  graph.leave(&request->waiter);
+  return Appended::kGranted;
+}
+
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept {
+  Appended opened = try_open_view(view, may_weaken, refusal);
+  while (opened == Appended::kWaiting) {
+    Entry entry;
+    entry.home = view.home;
+    entry.extent = view.extent;
+    entry.mode = view.mode;
+    BlockingClaim turn(Kind::kCall, {&entry, 1});
+    turn.is_for_view = true;
+    turn.site = view.site;
+    turn.owner = actor_of_task(0);
+    turn.since_ms = coarse_now_ms();
+    if (!turn.acquire(deadline, refusal)) return false;
+    opened = try_open_view(view, may_weaken, refusal);  // under the turn
+    release(turn);
+  }
+  return opened == Appended::kGranted;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
+// for and sleeps a moment; *then* it walks from there: along the earlier entries that conflict, from a
+// granted lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the
+// caller is told instead of sleeping on. In the other order two callers could both look before either was to
+// be seen.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/spin_lock.h"
+#include "base/trace.h"
+#include "sync/claims.h"
+
+namespace tenon::impl {
+
+// How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
+struct WaitHooks {
+  void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
+  int32_t (*poll)(void* token) = nullptr;      // every 50 ms and after signals; not 0 ends the wait
+  void (*end)(void* token) = nullptr;          // after it
+  uint64_t (*current_task)() = nullptr;        // see actor.h
+  void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
+  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those that
+  // nobody refers to, and says (not 0) whether no other thread could close the rest.
+  int32_t (*is_alone)(void* token) = nullptr;
+};
+void set_wait_hooks(const WaitHooks& hooks) noexcept;
+const WaitHooks& wait_hooks() noexcept;
+
+// Calls visit with every queue that may hold entries; set once by whoever owns the queues.
+using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
+void set_queue_visitor(QueueVisitor visitor) noexcept;
+void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
+
+// What runs ops, as waits need it. Without one there are no ops.
+struct Runner {
+  bool (*help)() noexcept;  // runs one op that is ready in this thread; false: there is none to run
+  bool (*has_own_threads)() noexcept;  // ops run without help
+};
+// The runner lives as long as the process; set once, by the engine.
+void set_runner(const Runner& runner) noexcept;
+
+enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
+
+// Who waits for what. Registered in the graph while it waits; never moves meanwhile.
+struct Waiter {
+  Actor actor;
+  bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
+  Claim* claim = nullptr;      // one of both
+  bool waits_for_all = false;  // for all ops
+  bool is_pusher = false;      // with waits_for_all: until there is room for another op
+
+  bool is_entered = false;  // guarded by the graph's lock
+  Waiter* next = nullptr;
+  Waiter* previous = nullptr;
+};
+
+// One for the process, never destroyed. Threads: any.
+class WaitGraph {
+ public:
+  static WaitGraph& instance() noexcept;
+
+  void enter(Waiter* waiter) noexcept;
+  void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
+
+  // This waiter, which has entered, waits for itself; obstacle is the lease or bound view of its own in the
+  // way. is_through_views: the way led over a bound view, which may be one that nobody refers to.
+  bool is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views = nullptr) noexcept;
+  // Something, on whose end this waiter's wait depends, waits for a view to be closed: obstacle.
+  bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
+
+  void lock_for_fork() noexcept { lock_.lock(); }
+  void unlock_after_fork() noexcept { lock_.unlock(); }
+  // In a forked child: the other threads are gone, and what they waited for.
+  void clear_after_fork() noexcept;
+
+ private:
+  WaitGraph() = default;
+  bool has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views);
+  bool finds_host(const Waiter& waiter, Obstacle* obstacle);
+
+  SpinLock lock_;
+  // Guarded by lock_.
+  Waiter* first_ = nullptr;
+  uint64_t walks_ = 0;
+};
+
+// Runs one op that is ready, where the executor has no threads that would. False: there is none.
+bool help() noexcept;
+
+// True if the wait is over; else the refusal says why not.
+bool is_over(WaitEnd end, Refusal* refusal) noexcept;
+
+namespace detail {
+// What a waiter waits for, or has waited for when it gives up.
+void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept;
+
+// A sleeping thread's dealings with the hooks, in slices.
+class Sleep {
+ public:
+  Sleep(const Waiter& waiter, const Deadline& deadline) noexcept;
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
+  ~Sleep();
+
+  // Sleeps a slice while word == value. kOver: look again. With kDeadlock obstacle is set.
+  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept;
+
+ private:
+  WaitEnd look_at_own_leases(Obstacle* obstacle) noexcept;
+  WaitEnd look_at_views(Obstacle* obstacle) noexcept;
+  void report_bound_view() noexcept;
+  void report(int64_t waited_ns) noexcept;
+
+  const Waiter& waiter_;
+  const Deadline& deadline_;
+  void* token_ = nullptr;
+  const int64_t began_ns_;
+  int64_t next_look_ns_;
+  int64_t walked_ns_ = 0;  // 0: not yet
+};
+
+// A thread's wait in the timeline.
+class Note {
+ public:
+  explicit Note(const Waiter& waiter) noexcept {
+    if (trace::is_on()) [[unlikely]]
+      open(waiter);
+  }
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
+  ~Note() { trace::close(span_, trace::key_of(this), trace::Outcome::kDone); }
+
+ private:
+  [[gnu::cold]] void open(const Waiter& waiter) noexcept;
+
+  trace::Span span_ = trace::kNoSpan;
+};
+
+// Polling before sleeping: to be put asleep and woken costs more than most ops take.
+constexpr int kPolls = 200;
+}  // namespace detail
+
+// Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. obstacle: with
+// kDeadlock the lease in the way.
+template <class IsOver>
+WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
+             Obstacle* obstacle) noexcept {
+  const detail::Note note(waiter);
+  for (int i = 0; i < detail::kPolls; ++i) {
+    // pairs with: whoever changes the word, "what was waited for"
+    if (is_over(word.load(std::memory_order_acquire))) return WaitEnd::kOver;
+    relax_processor();
+  }
+  WaitGraph::instance().enter(&waiter);
+  WaitEnd end = WaitEnd::kOver;
+  {
+    detail::Sleep sleep(waiter, deadline);
+    while (end == WaitEnd::kOver) {
+      // pairs with: whoever changes the word, "what was waited for"
+      const uint32_t value = word.load(std::memory_order_acquire);
+      if (is_over(value)) break;
+      if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, obstacle);
+    }
+  }
+  WaitGraph::instance().leave(&waiter);
+  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_obstacle(waiter, obstacle);
+  return end;
+}
+
+// Of a task that goes on when its claim is granted. Lives until then, or until the claim has been taken back.
+struct Request {
+  void (*done)(void* context) = nullptr;
+  void* context = nullptr;
+
+  Waiter waiter;                   // of the claim
+  std::atomic<uint32_t> parts{2};  // the end of request() and the grant
+  bool is_refused = false;         // by a gate, when it is done; then refusal says why
+  Refusal refusal;
+};
+
+// A claim of synchronous code: what it waits for is waited for here.
+class BlockingClaim final : public Claim {
+ public:
+  BlockingClaim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
+      : Claim(claim_kind, claim_entries) {}
+  void become_ready() noexcept override;
+  void refuse_at_gates(const Refusal& refusal) noexcept override;
+
+  // Appends and waits until it is granted; else nothing has happened. Without a deadline it waits at gates
+  // for gate_timeout_ns() if it heeds that. Requires: entries and owner are set.
+  bool heeds_gate_timeout = false;
+  bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
+  // Set before that: the span in which the grant is noted, with the address of the claim as its key.
+  trace::Span span = trace::kNoSpan;
+
+  // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing
+  // that is done to the claim, perhaps before this returns; unless cancel() takes it back, after which
+  // request->waiter has to leave the graph. Else it is not called. A gate may have refused what was granted:
+  // request->is_refused; then it is not to be released. Requires as acquire.
+  Appended request(Request* request, Refusal* refusal) noexcept;
+
+ private:
+  bool pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept;
+
+  std::atomic<uint32_t> is_ready_{0};
+  Request* request_ = nullptr;
+};
+
+// As try_open_view(); what is in its way it waits for, as a call does. False: it is not open.
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept;
+
+}  // namespace tenon::impl

@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as
+// a deadlock must have stood in a circle of leases that only their owners could open.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/cells_testing.h"
+#include "exec/history_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+thread_local uint64_t task_here = 0;
+
+// The cells that the walk of a wait for all ops looks through.
+std::vector<Cell*> listed_cells;
+
+class WaitGraphOf : public testing::Test {
+ protected:
+  void SetUp() override {
+    Engine::instance().set_executor("pool", 2);
+    WaitHooks hooks;
+    hooks.current_task = [] { return task_here; };
+    set_wait_hooks(hooks);
+    set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
+      for (Cell* cell : listed_cells) visit(cell->queue, context);
+    });
+  }
+  void TearDown() override {
+    wait_all();
+    set_queue_visitor(nullptr);
+    set_wait_hooks({});
+    listed_cells.clear();
+    task_here = 0;
+  }
+};
+
+TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) {
+  History history;
+  for (int round = 0; round < 500; ++round) {
+    std::array<Cell, 3> cells;
+    std::latch all(3);
+    std::atomic<int> refused{0}, granted{0};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        Cell &first = cells[t], &second = cells[(t + 1) % 3];
+        Refusal refusal;
+        CellLease mine(write(first));
+        ASSERT_TRUE(mine.acquire(&refusal));
+        const History::Scope scope(history, {write(first), Party::kLease, t + 1, 0, 0, 0, 0});
+        all.arrive_and_wait();
+        CellLease next(write(second));
+        if (next.acquire(&refusal)) {
+          const History::Scope inner(history, {write(second), Party::kLease, t + 1, 0, 0, 0, 0});
+          ++granted;
+        } else {
+          EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+          EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kLease);
+          EXPECT_EQ(refusal.obstacle.thread, this_thread.number)
+              << "the lease of one's own that is in the way";
+          ++refused;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(refused + granted, 3);
+    ASSERT_GE(refused, 1);
+    ASSERT_EQ(history.take_fault(), "");
+  }
+}
+
+TEST_F(WaitGraphOf, ACircleThroughAnOpIsADeadlock) {
+  Cell a, b;
+  Refusal refusal;
+  CellLease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  const Ref<Op> op = push({read(a), write(b)}, [] {});
+  CellLease behind(read(b));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r); }), Refusal::Reason::kDeadlock);
+  Sight view(read(b));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kDeadlock);
+  lease.release();
+  wait(op);
+}
+
+TEST_F(WaitGraphOf, ADetachedLeaseIsNobodysSoWaitingForItTimesOut) {
+  Cell cell;
+  Refusal refusal;
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  CellLease again(write(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return again.acquire(r, 2'000'000); }), Refusal::Reason::kTimeout);
+  std::thread other([&] { lease.release(); });
+  EXPECT_TRUE(again.acquire(&refusal));
+  other.join();
+}
+
+TEST_F(WaitGraphOf, ALeaseOfATaskIsThatTasksAndAThreadThatSleepsHoldsUpAllOfItsTasks) {
+  Cell cell;
+  Refusal refusal;
+  task_here = 1;
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  CellLease nested(read(cell));
+  EXPECT_TRUE(nested.acquire(&refusal, 0));
+  nested.release();
+  task_here = 2;
+  CellLease other(read(cell));
+  EXPECT_EQ(reason_of([&](Refusal* r) { return other.acquire(r); }), Refusal::Reason::kDeadlock);
+  task_here = 1;
+  lease.release();
+  task_here = 0;
+  CellLease of_thread(write(cell));
+  ASSERT_TRUE(of_thread.acquire(&refusal));
+  task_here = 2;
+  EXPECT_TRUE(other.acquire(&refusal, 0)) << "a lease that was taken outside of tasks is all of its thread's";
+}
+
+TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
+  Cell cell;
+  Refusal refusal;
+  task_here = 1;
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  task_here = 2;
+  const Ref<Op> behind = push({read(cell)}, [] {});
+  Waiter aside;
+  aside.actor = current_actor();
+  aside.is_thread = false;
+  aside.claim = behind.get();
+  WaitGraph::instance().enter(&aside);
+  EXPECT_FALSE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle));
+  WaitGraph::instance().leave(&aside);
+  aside.actor.task = 1;
+  WaitGraph::instance().enter(&aside);
+  EXPECT_TRUE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle)) << "it would wait for itself";
+  WaitGraph::instance().leave(&aside);
+  lease.release();
+  wait(behind);
+}
+
+TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
+  Cell a, b;
+  Refusal refusal;
+  task_here = 1;
+  CellLease mine(write(a));
+  ASSERT_TRUE(mine.acquire(&refusal));
+  std::latch has_other(1);
+  std::atomic<int> refused{0};
+  std::thread thread([&] {
+    Refusal r;
+    CellLease other(write(b));
+    ASSERT_TRUE(other.acquire(&r));
+    has_other.count_down();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one sleeps by then
+    CellLease crossed(write(a));
+    if (!crossed.acquire(&r)) {
+      EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+      ++refused;
+    }
+  });
+  has_other.wait();
+  task_here = 2;
+  CellLease crossed(write(b));
+  if (!crossed.acquire(&refusal)) {
+    EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+    ++refused;
+  }
+  mine.release();
+  thread.join();
+  EXPECT_GE(refused, 1);
+}
+
+// Thread A holds `a` and asks for `b`; thread B, which holds `b`, waits for `a`: a circle, but that a third
+// thread gives `b` back at some moment. If that was over before A asked, there never was a circle. And if the
+// lease on `b` was detached, it is not B's, and there is none at all.
+TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int refused = 0;
+  constexpr int kRounds = 10'000;
+  Cell a, b;
+  std::unique_ptr<CellLease> mine, lent;
+  // Of round n: 4 n when it begins, one more when B has its lease, two more when A may ask and C give back.
+  std::atomic<int> turn{-1};
+  std::atomic<int> ended{0};
+  std::atomic<uint32_t> delay{0};
+  std::atomic<bool> is_back{false};
+  const auto await = [](std::atomic<int>& what, int value) {
+    for (int now = what; now < value; now = what) what.wait(now);
+  };
+  const auto set = [](std::atomic<int>& what, int value) {
+    what = value;
+    what.notify_all();
+  };
+  std::thread thread_b([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      await(turn, 4 * round);
+      Refusal refusal;
+      lent = std::make_unique<CellLease>(write(b));
+      ASSERT_TRUE(lent->acquire(&refusal));
+      if (round % 2 == 1) lent->detach();
+      set(turn, 4 * round + 1);
+      CellLease crossed(write(a));
+      (void)crossed.acquire(&refusal);  // granted, or the one that finds the circle
+      crossed.release_if_held();
+      ++ended;
+      ended.notify_all();
+    }
+  });
+  std::thread thread_c([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      await(turn, 4 * round + 2);
+      for (uint32_t i = delay; i > 0; --i) relax_processor();
+      lent->release();
+      is_back = true;
+      ++ended;
+      ended.notify_all();
+    }
+  });
+  for (int round = 0; round < kRounds; ++round) {
+    Refusal refusal;
+    mine = std::make_unique<CellLease>(write(a));
+    ASSERT_TRUE(mine->acquire(&refusal));
+    is_back = false;
+    ended = 0;
+    delay = random() % 400;
+    set(turn, 4 * round);
+    await(turn, 4 * round + 1);
+    set(turn, 4 * round + 2);
+    for (uint32_t i = random() % 400; i > 0; --i) relax_processor();
+    const bool was_back = is_back;
+    CellLease asked(write(b));
+    if (asked.acquire(&refusal)) {
+      asked.release();
+    } else {
+      ++refused;
+      EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+      EXPECT_FALSE(was_back) << "the lease had been given back";
+      EXPECT_EQ(round % 2, 0) << "the lease was nobody's";
+    }
+    mine->release();
+    await(ended, 2);
+    if (HasFailure()) std::abort();  // the other threads still wait for their rounds
+  }
+  thread_b.join();
+  thread_c.join();
+  RecordProperty("refused", refused);
+}
+
+// The walk goes through each queue once, whatever the mixture of reads, writes and parts in it.
+TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
+  std::array<Cell, 6> cells;
+  listed_cells = {&cells[5], &cells[4], &cells[3], &cells[2], &cells[1], &cells[0]};
+  for (const bool is_detached : {false, true}) {
+    Refusal refusal;
+    CellLease lease(write(cells[0], 0, 4));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    if (is_detached) lease.detach();
+    Ref<Op> last;
+    std::mt19937 random(7);
+    for (size_t k = 0; k + 1 < cells.size(); ++k) {
+      for (int i = 0; i < 300; ++i) {
+        Cell &from = cells[k], &to = cells[k + 1];
+        switch (random() % 4) {
+          case 0: last = push({read(from), write(to)}, [] {}); break;
+          case 1: last = push({read(from), read(to)}, [] {}); break;
+          case 2: last = push({write(from), write(to, 0, 4)}, [] {}); break;
+          default: last = push({read(from, 2, 6), write(to)}, [] {});
+        }
+      }
+    }
+    last = push({write(cells[5])}, [] {});
+    const Refusal::Reason reason = is_detached ? Refusal::Reason::kTimeout : Refusal::Reason::kDeadlock;
+    EXPECT_EQ(reason_of([&](Refusal* r) { return last->wait(Deadline(30'000'000), r); }), reason);
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(30'000'000), r); }),
+              reason);
+    CellLease behind(read(cells[5]));
+    EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r, 30'000'000); }), reason);
+    lease.release();
+    wait_all();
+  }
+}
+
+TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
+  Cell a, b, unlisted;
+  listed_cells = {&a, &b};
+  Refusal refusal;
+  {
+    CellLease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    push({write(b)}, [] {});
+    wait_all();  // nothing stands behind the lease
+    push({read(a), write(b)}, [] {});
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(-1), r); }),
+              Refusal::Reason::kDeadlock);
+  }
+  wait_all();
+}
+
+TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
+  Cell a, b;
+  listed_cells = {&a, &b};
+  Refusal refusal;
+  {
+    CellLease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    push({write(b)}, [&a] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      push({write(a)}, [] {});
+    });
+    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+              Refusal::Reason::kDeadlock);
+  }
+  wait_all();
+}
+
+TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
+  Cell a;
+  listed_cells = {&a};
+  Refusal refusal;
+  {
+    CellLease lease(write(a));
+    ASSERT_TRUE(lease.acquire(&refusal));
+    Engine::instance().set_limits(4, 0);
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(push({write(a)}, [] {}));
+    const Ref<Op> one_more = make({write(a)}, [](Op* self) { self->complete(); });
+    EXPECT_EQ(reason_of([&](Refusal* r) { return submit(one_more, OnHost::kRaise, r); }),
+              Refusal::Reason::kDeadlock);
+    Engine::instance().set_limits(10'000, 0);
+  }
+  wait_all();
+}
+
+// What the hooks are asked, and answer.
+std::atomic<int> asked_alone{0};
+std::atomic<bool> is_alone{false};
+std::function<void()> collect_garbage;
+std::string last_report;
+
+class BehindAView : public WaitGraphOf {
+ protected:
+  void SetUp() override {
+    WaitGraphOf::SetUp();
+    WaitHooks hooks;
+    hooks.report = [](const char* text) { last_report = text; };
+    hooks.is_alone = [](void*) {
+      ++asked_alone;
+      if (collect_garbage) collect_garbage();
+      return is_alone ? 1 : 0;
+    };
+    set_wait_hooks(hooks);
+    asked_alone = 0;
+    is_alone = false;
+    collect_garbage = nullptr;
+    last_report.clear();
+    ASSERT_TRUE(view.open(nullptr));
+    behind = push({write(a), write(b)}, [] {}, OnHost::kWait);
+  }
+
+  Cell a, b;
+  Sight view{read(a), "train.py:12"};
+  Ref<Op> behind;
+};
+
+TEST_F(BehindAView, WhoIsAloneAndWaitsForAnOpBehindAViewIsToldAndNotHung) {
+  is_alone = true;
+  Refusal refusal;
+  EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kHost);
+  EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
+  CellLease after(read(b));  // behind the op, which is behind the view
+  EXPECT_EQ(reason_of([&](Refusal* r) { return after.acquire(r, kWatchdogNs); }), Refusal::Reason::kDeadlock);
+  listed_cells = {&b, &a};
+  EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+            Refusal::Reason::kDeadlock);
+  view.close();
+  wait(behind);
+}
+
+TEST_F(BehindAView, AViewThatACollectionClosesIsInNobodysWay) {
+  is_alone = true;
+  collect_garbage = [this] { view.close(); };
+  wait(behind);
+  EXPECT_EQ(asked_alone, 1);
+}
+
+TEST_F(BehindAView, WhoIsNotAloneWaitsForOthersToCloseTheView) {
+  std::thread other([this] {
+    while (asked_alone == 0) std::this_thread::yield();
+    view.close();
+  });
+  wait(behind);
+  other.join();
+}
+
+TEST_F(BehindAView, AWaitBehindSomethingElseDoesNotAskWhetherItIsAlone) {
+  view.close();
+  wait(behind);
+  Refusal refusal;
+  CellLease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  const Ref<Op> op = push({write(a)}, [] {});
+  EXPECT_FALSE(op->wait(Deadline(200'000'000), &refusal));
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+  EXPECT_EQ(asked_alone, 0);
+  lease.release();
+  wait(op);
+}
+
+TEST_F(BehindAView, AWaitOfMoreThanFiveSecondsSaysOnWhom) {
+  Refusal refusal;
+  EXPECT_FALSE(behind->wait(Deadline(5'300'000'000), &refusal));
+  EXPECT_NE(last_report.find("waiting for 5 s behind a view of it, taken at train.py:12"), std::string::npos)
+      << last_report;
+  view.close();
+  wait(behind);
+}
+
+// The grant may come before, while and after the request is made and taken back.
+TEST_F(WaitGraphOf, ARequestIsGrantedAtOnceOrToldOfOnceOrTakenBackAndNeverTwoOfThese) {
+  std::array<int, 3> seen{};
+  for (int round = 0; round < 3000; ++round) {
+    Cell cell;
+    std::atomic<int> told{0};
+    std::atomic<bool> goes{false};
+    Refusal refusal;
+    task_here = 1;
+    CellLease held(write(cell));
+    ASSERT_TRUE(held.acquire(&refusal));
+    std::thread other([&] {
+      while (!goes) relax_processor();
+      held.release();
+    });
+    Request request;
+    task_here = 2;
+    CellLease requested(write(cell));
+    if (round % 3 == 0) goes = true;
+    const Appended appended = requested.request(&request, &told, &refusal);
+    goes = true;
+    if (round % 3 == 2) other.join();
+    const bool is_back = appended == Appended::kWaiting && requested.cancel();
+    if (is_back) WaitGraph::instance().leave(&request.waiter);
+    if (other.joinable()) other.join();
+    ASSERT_NE(appended, Appended::kRefused);
+    EXPECT_EQ(told, appended == Appended::kWaiting && !is_back ? 1 : 0);
+    ++seen[is_back ? 0 : appended == Appended::kWaiting ? 1 : 2];
+    if (!is_back) requested.release();
+    EXPECT_FALSE(cell.queue.has_entries());
+  }
+  EXPECT_GT(seen[1], 0);
+}
+
+TEST_F(WaitGraphOf, RequestsOfTwoTasksThatWaitForEachOtherAreADeadlockOfTheSecond) {
+  Cell a, b;
+  std::atomic<int> told{0};
+  Refusal refusal;
+  Request of_first, of_second;
+  task_here = 1;
+  CellLease holds_a(write(a)), wants_b(write(b));
+  ASSERT_TRUE(holds_a.acquire(&refusal));
+  task_here = 2;
+  CellLease holds_b(write(b)), wants_a(write(a));
+  ASSERT_TRUE(holds_b.acquire(&refusal));
+  EXPECT_EQ(wants_a.request(&of_second, &told, &refusal), Appended::kWaiting);
+  task_here = 1;
+  EXPECT_EQ(wants_b.request(&of_first, &told, &refusal), Appended::kRefused);
+  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  holds_a.release();
+  EXPECT_EQ(told, 1);
+  wants_a.release();
+  holds_b.release();
+}
+
+// Memory as large as its bounds say; nobody touches it.
+TEST_F(WaitGraphOf, OpsThatHoldTooMuchMemoryMakePushersWaitAndAreCountedOnce) {
+  constexpr uint64_t kBytes = uint64_t{1} << 20;
+  const uint64_t before = Queue::held_nbytes();
+  Cell a, b, small;
+  a.queue.set_bounds({a.extent().begin, a.extent().begin + kBytes});
+  b.queue.set_bounds({b.extent().begin, b.extent().begin + kBytes});
+  Engine::instance().set_limits(0, 2 * kBytes);
+  Refusal refusal;
+  CellLease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&refusal));
+  lease.detach();
+  for (int i = 0; i < 100; ++i) push({write(a)}, [] {});
+  push({write(small), write(a)}, [] {});
+  EXPECT_EQ(Queue::held_nbytes() - before, kBytes);
+  push({write(a), write(b)}, [] {});
+  EXPECT_EQ(Queue::held_nbytes() - before, 2 * kBytes);
+  std::atomic<bool> is_pushed{false};
+  std::thread pusher([&] {
+    push({write(small)}, [] {});
+    is_pushed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(is_pushed);
+  lease.release();
+  pusher.join();
+  wait_all();
+  EXPECT_EQ(Queue::held_nbytes(), before);
+  Engine::instance().set_limits(10'000, 0);
+}
+
+}  // namespace
+}  // namespace tenon::impl
