@@ -5,6 +5,7 @@ they are called.)"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _errors
@@ -94,3 +95,5 @@ _core.set_callbacks(
         "explain_wait": _explain_wait,
     }
 )
+
+_core.set_package_folder(os.path.join(os.path.dirname(__file__), ""))  # so that sites are the user's

@@ -23,6 +23,11 @@ _T = TypeVar("_T")
 _bool: TypeAlias = builtins.bool
 _dtype: TypeAlias = dtype
 
+def set_callbacks(callbacks: dict[str, Callable[..., Any]]) -> None:
+    """
+    Gives the extension what it calls in Python, all of it by name. For tenon/_callbacks.py.
+    """
+
 class dtype:
     """
     The type of an array's elements.

@@ -672,7 +672,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
 
    private:
     Programs& test_;
-    Access access_;
+    CellAccess access_;
   };
 
   void count(const Turn& turn) {

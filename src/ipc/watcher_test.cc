@@ -206,13 +206,13 @@ TEST(Watcher, AForkedChildHasDescriptorsOfItsOwn) {
     const int own = channel->descriptor(Access::kRead);
     bool is_good = own != fd && is_readable(own);
     is_good &= receive(*channel) == Code::kTimeout;
-    (void)!write(pipe_ends[1], "x", 1);
+    (void)!::write(pipe_ends[1], "x", 1);
     Outcome outcome = Code::kTimeout;
     while (outcome == Code::kTimeout && is_readable(own, kWatchdogMs)) outcome = receive(*channel);
     _exit(is_good && outcome == kFine ? 0 : 1);
   }
   char byte = 0;
-  ASSERT_EQ(read(pipe_ends[0], &byte, 1), 1);
+  ASSERT_EQ(::read(pipe_ends[0], &byte, 1), 1);
   send(*channel);
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -231,11 +231,11 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
   if (child == 0) {
     alarm(60);
     const Ref<Item> item = channel->loan(Deadline(0), nullptr);
-    (void)!write(pipe_ends[1], "x", 1);
+    (void)!::write(pipe_ends[1], "x", 1);
     pause();
   }
   char byte = 0;
-  ASSERT_EQ(read(pipe_ends[0], &byte, 1), 1);
+  ASSERT_EQ(::read(pipe_ends[0], &byte, 1), 1);
   const int fd = channel->descriptor(Access::kRead);
   quieten(*channel, fd);
   kill(child, SIGKILL);

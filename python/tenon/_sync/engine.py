@@ -519,8 +519,6 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
     _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
 
 
-_core.set_package_folder(os.path.join(os.path.dirname(__file__), ""))  # so that sites are the user's
-
 # A fork in the middle of a body would leave the child with memory that is half written.
 os.register_at_fork(
     before=functools.partial(_core.before_fork, _FORK_SECONDS),
