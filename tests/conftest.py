@@ -1,10 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every test: what the collected modules have imported is set aside for the garbage collector.
+"""For every test: surroundings that do not depend on how the run was started, and what the collected modules
+have imported is set aside for the garbage collector.
 
 Many tests ask it whether anything stayed behind; it would walk through PyTorch and JAX each time.
 """
 
 import gc
+import os
+import resource
+import signal
+import sys
+
+from hypothesis import HealthCheck, settings
+
+LEAST_FILES = 1024
+LOG_COLUMNS = 200  # room for the messages of failures in the summary at the end
+# Ignored by Python itself, or by nohup on purpose.
+MAY_BE_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP}
+
+
+def use_default_signals():
+    """A shell starts what runs in the background with SIGINT and SIGQUIT ignored, and every child inherits
+    that, and the signals that are blocked."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - MAY_BE_IGNORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+
+def allow_files():
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if few != resource.RLIM_INFINITY and few < LEAST_FILES:
+        enough = LEAST_FILES if most == resource.RLIM_INFINITY else min(LEAST_FILES, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
+
+
+use_default_signals()
+allow_files()
+os.umask(0o022)
+
+
+def pytest_configure(config):
+    """The same examples in each run, at any speed: a run does not fail by chance. Others are looked for with
+    --hypothesis-seed, and in the long form."""
+    is_search = os.environ.get("TENON_SOAK") == "1" or config.getoption("--hypothesis-seed") is not None
+    settings.register_profile(
+        "tenon",
+        deadline=None,
+        derandomize=not is_search,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tenon")
+
+
+def pytest_sessionstart(session):
+    if session.config.pluginmanager.has_plugin("terminalreporter") and not sys.stdout.isatty():
+        session.config.get_terminal_writer().fullwidth = LOG_COLUMNS
 
 
 def pytest_collection_finish():

@@ -61,16 +61,17 @@ class Report:
         if found := SUMMARY.findall(done.text):
             self.summaries[name] = found[-1][0]
         if done.returncode != 0:
-            self.failed.append(f"{name} (exit {done.returncode})")
+            self.failed.append(f"{name} (exit {done.returncode}), see {done.log.relative_to(env.ROOT)}")
+            self.failed += [f"  {line}" for failure in done.failures() for line in failure.splitlines()]
             if fatal:
                 self.close()
 
     def close(self):
         print(f"\nSummary after {time.monotonic() - self.began:.0f} s")
-        for name in self.failed:
-            print(f"FAILED: {name}")
         for name, line in self.summaries.items():
             print(f"{name}:\n{line}")
+        for line in self.failed:  # at the end: there it is looked for
+            print(line if line.startswith(" ") else f"FAILED: {line}")
         sys.exit(1 if self.failed else 0)
 
 

@@ -12,7 +12,15 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOGS = ROOT / "build/log"
 SHOWN_LINES = 40
+SHOWN_FAILURES = 20
 WIDTH = 60
+# Of pytest's summary, of GoogleTest with what it expected, and of ctest's summary.
+FAILURES = re.compile(
+    r"^(?:(?:FAILED|ERROR) .*"
+    r"|\S+: Failure(?:\n(?!\[|\d+/\d+ |\s*$).*){0,6}"
+    r"|\s*\d+ - \S+ \((?!Skipped|Disabled).*\).*)$",
+    re.M,
+)
 
 
 class Step:
@@ -23,6 +31,12 @@ class Step:
         self.returncode = returncode
         self.log = log
         self.text = text
+
+    def failures(self):
+        """What has failed in it, by name and message: lines for a summary."""
+        found = list(dict.fromkeys(match.group().strip() for match in FAILURES.finditer(self.text)))
+        more = len(found) - SHOWN_FAILURES
+        return [*found[:SHOWN_FAILURES], *([f"and {more} more"] if more > 0 else [])]
 
 
 def run(name, *command, **environment):

@@ -216,7 +216,7 @@ TEST(Plugin, AFeedRunsIt) {
       feed.begin();
       Ref<Batch> batch;
       for (uint64_t index = 0; index < 40; ++index) {
-        ASSERT_TRUE(feed.next(30'000'000'000, batch));
+        ASSERT_TRUE(feed.next(-1, batch));
         const auto* const row = reinterpret_cast<const uint64_t*>(batch->array(0)->data());
         EXPECT_EQ(row[kIndex], index);
         EXPECT_EQ(row[kBatchSeed], batch_seed(kSeed, epoch, index));

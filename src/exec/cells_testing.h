@@ -211,7 +211,7 @@ inline void await_entries(Cell& cell, size_t n) {
 }
 
 // For waits that would else hang when a law is broken: a watchdog, no limit on how fast things are.
-constexpr int64_t kWatchdogNs = 60'000'000'000;
+constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 // Full counts instead of moderate ones.
 inline bool is_soak() { return std::getenv("TENON_SOAK") != nullptr; }

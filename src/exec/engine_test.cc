@@ -163,7 +163,7 @@ TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
     CellLease writer(write(cell));
     EXPECT_EQ(reason_of([&](Refusal* r) { return writer.acquire(r, 1'000'000); }), Refusal::Reason::kTimeout);
     CellLease other(read(cell));
-    EXPECT_TRUE(other.acquire(&refusal, 1'000'000'000));
+    EXPECT_TRUE(other.acquire(&refusal, kWatchdogNs));
   }).join();
 }
 
@@ -296,7 +296,7 @@ TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
     push({write(cell)}, [] {});
     Refusal refusal;
     Sight view(read(cell));
-    if (!view.open(&refusal, 1'000'000'000)) reason = refusal.reason;
+    if (!view.open(&refusal, kWatchdogNs)) reason = refusal.reason;
   });
   has_begun.wait();
   wait(op);
@@ -312,7 +312,7 @@ TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
   ASSERT_TRUE(view.open(&refusal));
   const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
   CellLease lease(read(cell));
-  EXPECT_TRUE(lease.acquire(&refusal, 1'000'000'000)) << "it waits for its own thread";
+  EXPECT_TRUE(lease.acquire(&refusal, kWatchdogNs)) << "it waits for its own thread";
   view.close();
   wait(waits);
 }

@@ -27,7 +27,7 @@ using api::ChannelMode;
 using api::WhenFull;
 
 constexpr int64_t kCount = 500;
-constexpr auto kPatience = 60s;  // a watchdog: what takes so long hangs
+constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 constexpr int64_t kTorn = -1;
 
 inline const std::vector<api::Field> kFields = {api::field<int64_t>("x", {kCount}),

@@ -44,7 +44,7 @@ using namespace std::chrono_literals;
 
 constexpr api::DType kDouble = api::dtype_of<double>(), kInt = api::dtype_of<int64_t>();
 constexpr int64_t kCount = 32;
-constexpr auto kPatience = 60s;  // a watchdog: what takes so long hangs
+constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 
 std::string hex(const std::vector<std::byte>& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";

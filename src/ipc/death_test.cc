@@ -36,7 +36,7 @@ namespace api = tenon::api0;  // as users see it
 using namespace std::chrono_literals;
 
 constexpr api::DType kByte = api::dtype_of<uint8_t>();
-constexpr auto kPatience = 60s;  // a watchdog: what takes so long hangs
+constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 constexpr size_t kLargeNbytes = size_t{512} << 20;
 constexpr int kManySegments = 2200;  // the kernel walks 2,048 robust locks of a thread
 
@@ -214,18 +214,24 @@ size_t count_zeros(const api::Array& x) {
 TEST(Deaths, NoByteChangesUnderTheNextWriterWhenAWriterIsKilledInsideOfASystemCall) {
   const std::string name = new_name();
   const api::Array x = make(name, kLargeNbytes);
-  std::memset(x.data(), 1, kLargeNbytes);
-  Peer victim({"fill", name});
-  EXPECT_EQ(heard(victim), "held");
   const auto* const first = static_cast<const volatile uint8_t*>(x.data());
-  while (first[0] != 0) std::this_thread::yield();
-  kill(victim.pid(), SIGKILL);
-  const size_t killed = count_zeros(x);
-  const api::Lease lease(x, api::Access::kWrite, TENON_IGNORE_OWNER_DIED, kPatience);
-  const size_t granted = count_zeros(x);
-  (void)victim.end();
-  EXPECT_EQ(count_zeros(x), granted);
-  EXPECT_LT(killed, kLargeNbytes / 4096) << "it was killed too late";
+  size_t killed = kLargeNbytes / 4096;
+  // On a loaded machine the call may have ended before the kill.
+  while (killed == kLargeNbytes / 4096) {
+    {
+      const api::Lease whole(x, api::Access::kWrite, TENON_OVERWRITE, kPatience);
+      std::memset(x.data(), 1, kLargeNbytes);
+    }
+    Peer victim({"fill", name});
+    EXPECT_EQ(heard(victim), "held");
+    while (first[0] != 0) std::this_thread::yield();
+    kill(victim.pid(), SIGKILL);
+    killed = count_zeros(x);
+    const api::Lease lease(x, api::Access::kWrite, TENON_IGNORE_OWNER_DIED, kPatience);
+    const size_t granted = count_zeros(x);
+    (void)victim.end();
+    EXPECT_EQ(count_zeros(x), granted);
+  }
 }
 
 TEST(Deaths, WhileAProcessIsEndingAWaitHasItsTimeLimitAndNamesTheProcess) {

@@ -32,7 +32,7 @@ namespace api = tenon::api0;  // as users see it
 using namespace std::chrono_literals;
 
 constexpr api::DType kInt = api::dtype_of<int64_t>();
-constexpr auto kPatience = 60s;
+constexpr auto kPatience = 600s;
 
 tenon_status code_of(const std::function<void()>& attempt, std::string* message = nullptr) {
   try {
@@ -60,7 +60,7 @@ void set_first(const api::Array& x, int64_t value) {
 pid_t start(const std::function<int()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(60);
+    alarm(600);
     int status = 99;
     try {
       status = body();
@@ -179,7 +179,7 @@ TEST(Fork, TheParentMayEndFirst) {
               Gatepost is_there;
               const pid_t grandchild = fork();
               if (grandchild == 0) {
-                alarm(60);
+                alarm(600);
                 is_there.pass();
                 parent_ended.wait();
                 bool is_good = first_of(x) == 11;

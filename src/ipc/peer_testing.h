@@ -26,7 +26,7 @@ namespace tenon::impl {
 // Lines over a pair of files. A process that is silent for so long hangs.
 class Lines {
  public:
-  static constexpr int kWatchdogMs = 60'000;
+  static constexpr int kWatchdogMs = 600'000;
 
   Lines(int in, int out) noexcept : in_(in), out_(out) {}
 

@@ -27,7 +27,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int kWatchdogMs = 60'000;
+constexpr int kWatchdogMs = 600'000;
 
 bool is_readable(int fd, int timeout_ms = 0) {
   pollfd poller{fd, POLLIN, 0};
@@ -202,7 +202,7 @@ TEST(Watcher, AForkedChildHasDescriptorsOfItsOwn) {
   ASSERT_EQ(pipe(pipe_ends), 0);
   const pid_t child = fork();
   if (child == 0) {
-    alarm(60);
+    alarm(600);
     const int own = channel->descriptor(Access::kRead);
     bool is_good = own != fd && is_readable(own);
     is_good &= receive(*channel) == Code::kTimeout;
@@ -229,7 +229,7 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
   ASSERT_EQ(pipe(pipe_ends), 0);
   const pid_t child = fork();
   if (child == 0) {
-    alarm(60);
+    alarm(600);
     const Ref<Item> item = channel->loan(Deadline(0), nullptr);
     (void)!::write(pipe_ends[1], "x", 1);
     pause();

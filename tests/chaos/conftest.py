@@ -14,12 +14,11 @@ from processes import Nursery
 
 
 def pytest_collection_modifyitems(items):
-    seconds = 7200 if os.environ.get("TENON_SOAK") else 120
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(seconds))
+            if os.environ.get("TENON_SOAK") and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(7200))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import os
 import time
 
 import numpy as np
-from processes import state_of
+from steered import state_of
 
 ROWS, ROW_WORDS = 8, 2048
 MOST_ITEMS = 2048  # that one actor sends

@@ -2,52 +2,30 @@
 """Processes that a test starts, tells what to do, stops and kills.
 
 A `Nursery` is an interpreter without threads that has imported what is needed; it forks a `Child` for each
-order, in milliseconds. It has no shared array itself, so its children are strangers to each other. A child
-runs the code that it is told, and answers. Signals go by a pidfd, so never to another process that has the
-same number.
+order, in milliseconds. It has no shared array itself, so its children are strangers to each other. Signals go
+by a pidfd, so never to another process that has the same number.
 """
 
 import contextlib
 import os
-import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-SECONDS = 60.0  # for any one answer: only a process that hangs takes so long
+import steered
+from steered import SECONDS, Steered, receive, send, serve, state_of
 
 
-def send(link, value):
-    data = pickle.dumps(value)
-    link.sendall(struct.pack("!Q", len(data)) + data)
-
-
-def receive(link):
-    """The next value; EOFError: the other end has gone."""
-
-    def read(n):
-        data = b""
-        while len(data) < n:
-            part = link.recv(n - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-    return pickle.loads(read(*struct.unpack("!Q", read(8))))
-
-
-class Child:
+class Child(Steered):
     """One process. As a context manager it is killed at the end of the block."""
 
     def __init__(self, nursery, pid, pidfd, link):
-        self._nursery, self.pid, self._pidfd, self._link = nursery, pid, pidfd, link
-        self._link.settimeout(SECONDS)
+        super().__init__(pid, link)
+        self._nursery, self._pidfd = nursery, pidfd
         self.is_stopped = self.was_killed = False
         self.status = None  # as of waitpid; None: it was not waited for
 
@@ -56,25 +34,6 @@ class Child:
 
     def __exit__(self, *_):
         self.end()
-
-    def start(self, code, **values):
-        """Has it run code, in which the values are names; `answer` is to follow."""
-        send(self._link, (code, values))
-
-    def answer(self, seconds=SECONDS):
-        """The value of the code. Its exception is raised here; EOFError: the process has ended."""
-        self._link.settimeout(seconds)
-        try:
-            is_value, value = receive(self._link)
-        except ConnectionResetError:
-            raise EOFError from None
-        if not is_value:
-            raise value
-        return value
-
-    def ask(self, code, seconds=SECONDS, **values):
-        self.start(code, **values)
-        return self.answer(seconds)
 
     def says(self):
         """One letter that the code has sent with `say`."""
@@ -99,10 +58,6 @@ class Child:
     def show_where_it_is(self):
         """Has it write its Python stacks to the test's stderr."""
         self._signal(signal.SIGUSR2)
-
-    def has_answered(self):
-        """Whether there is something to be read: an answer, or its end."""
-        return bool(select.select([self._link], [], [], 0)[0])
 
     def has_ended(self, seconds=0.0):
         return bool(select.select([self._pidfd], [], [], seconds)[0])
@@ -133,11 +88,13 @@ class Nursery:
         self._link, theirs = socket.socketpair()
         self._link.settimeout(SECONDS)
         self._mark = f"{os.getpid()}.{id(self)}"
+        paths = [os.path.dirname(steered.__file__), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={
                 **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 "OPENBLAS_NUM_THREADS": "1",
                 "XDG_RUNTIME_DIR": str(runtime_folder),
                 "TENON_CHAOS_MARK": self._mark,
@@ -184,49 +141,14 @@ class Nursery:
         return receive(self._link)
 
 
-def state_of(pid):
-    """As ps shows it: R, S, D, T (stopped), Z (dead, not waited for); X: it is not there."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-
-
 # --------------------------------------------------------------------- in the nursery and its children
 
 
-def _serve(link, files):
+def _live(link, files):
     """A child: runs what it is told until the test lets go of it."""
-    names = {"os": os, "sys": sys, "time": time, "files": files, "say": lambda letter: link.send(letter)}
-    names["names"] = names
+    names = {"files": files, "say": lambda letter: link.send(letter)}
     exec("import numpy as np, tenon as tn, actors, denials", names)
-    while True:
-        try:
-            code, values = receive(link)
-        except EOFError:
-            os._exit(0)
-        except BaseException as error:  # a value could not be opened
-            send(link, (False, RuntimeError(f"{type(error).__name__}: {error}")))
-            continue
-        names.update(values)
-        del values
-        answer = None
-        try:
-            try:
-                compiled = compile(code, "<told>", "eval")
-            except SyntaxError:
-                exec(compile(code, "<told>", "exec"), names)
-            else:
-                answer = eval(compiled, names)
-            told = (True, answer)
-        except BaseException as error:
-            error.__traceback__ = error.__context__ = None
-            told = (False, error)
-        try:
-            send(link, told)
-        except (TypeError, AttributeError, pickle.PicklingError):
-            send(link, (True, repr(told[1])))
-        told = answer = None
+    serve(link, **names)
 
 
 def _raise_children(link):
@@ -253,7 +175,7 @@ def _raise_children(link):
             if os.getppid() != parent:
                 os._exit(0)
             link.close()
-            _serve(socket.socket(fileno=files[0]), files[1:])
+            _live(socket.socket(fileno=files[0]), files[1:])
         for file in files:
             os.close(file)
         pidfd = os.pidfd_open(pid)

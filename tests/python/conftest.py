@@ -19,7 +19,7 @@ def nothing_stays_behind():
     before = _core.statistics()
     yield
     after = _core.statistics()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while not is_gone() and time.monotonic() < deadline:  # a thread that ends lets go a moment later
         gc.collect()  # only now: it takes long where large libraries are loaded
         time.sleep(0.01)

@@ -4,7 +4,8 @@ that drives them. It knows nothing of Tenon; test_contract_machine.py compares t
 
 An op that nothing is in the way of is executed at its push, one after the other, as if there were no engine;
 one that stands behind a lease, or that waits for views, is executed when that has gone. So only leases and
-work that cannot run stand in the queues of the model.
+work that cannot run stand in the queues of the model, and only ops wait there. How entries and views wait for
+each other, and where an entry is put, is docs/dev/turns.md.
 
 What a step may raise is a set of names of exceptions; an empty one means that it must succeed. A step that
 would wait for somebody who never comes is said to hang.
@@ -110,7 +111,9 @@ class Entry:
     extent: tuple
     is_write: bool
     is_overwrite: bool = False
+    is_overwriting: bool = False  # it acts under one that writes every byte
     waits_for_host: bool = False
+    is_granted: bool = False
 
     def conflicts(self, other):
         return (
@@ -130,21 +133,29 @@ class View:
     extent: tuple
     is_write: bool
     holder: Entry | None = None  # the lease under which it was taken; None: ordinary code's
+    is_bound: bool = False  # it continues a lease of this thread that has ended
 
-    def conflicts(self, extent, is_write):
-        return (self.is_write or is_write) and overlap(self.extent, extent)
+    def conflicts(self, entry):
+        return (self.is_write or entry.is_write) and overlap(self.extent, entry.extent)
+
+    def allows(self, entry):
+        return (self.is_write or not entry.is_write) and contains(self.extent, entry.extent)
 
 
 class LeaseClaim:
-    is_op = False
+    is_op = is_call = False
 
-    def __init__(self):
-        self.is_own = True
+    def __init__(self, is_own=True):
+        self.is_own = is_own
         self.entry = None
 
 
+class CallClaim:
+    is_op, is_call, is_own = False, True, True
+
+
 class OpClaim:
-    is_op = True
+    is_op, is_call = True, False
 
     def __init__(self, name, body, fails, heeds_host):
         self.name = name
@@ -176,90 +187,117 @@ class Model:
     # --- who is in whose way
 
     def own_lease(self, memory, extent, is_write):
-        """The lease of this thread under which an access acts, or one that overlaps and does not allow it."""
-        weaker = None
+        """The innermost lease of this thread that allows an access; else one that overlaps, or None."""
+        weaker = innermost = None
         for entry in memory.queue:
             if entry.claim.is_op or not entry.claim.is_own or not overlap(entry.extent, extent):
                 continue
             if entry.allows(extent, is_write):
-                return entry
-            weaker = entry
-        return weaker
+                innermost = entry
+            else:
+                weaker = entry
+        return innermost or weaker
 
-    def host_holds(self, memory, extent, is_write):
-        return any((v.is_write or not is_write) and contains(v.extent, extent) for v in memory.host_views())
+    def is_covered(self, entry, is_host):
+        """A view of its thread allows it: a bound one; for ordinary code any."""
+        return any(v.allows(entry) and (v.is_bound or is_host) for v in entry.memory.host_views())
 
-    def acts_without_a_turn(self, window, is_write):
-        """A call needs no turn of its own: a lease of this thread, or views, hold the memory for it."""
-        memory, extent = window.memory, window.extent
-        own = self.own_lease(memory, extent, is_write)
-        is_under = own is not None and own.allows(extent, is_write)
-        return is_under or self.host_holds(memory, extent, is_write)
+    def views_in_the_way(self, entry):
+        views = [view for view in entry.memory.host_views() if view.conflicts(entry)]
+        if entry.claim.is_op:
+            return views if entry.waits_for_host else []
+        views = [view for view in views if view.is_bound]
+        if not entry.claim.is_own:
+            return views
+        return [] if self.is_covered(entry, False) else [view for view in views if not view.is_write]
 
-    def is_host_in_the_way(self, entry):
-        return any(view.conflicts(entry.extent, entry.is_write) for view in entry.memory.host_views())
+    def is_kept(self, entry, is_host):
+        """It waits for a view that would let this thread act: a bound one; for ordinary code any."""
+        views = [] if entry.is_granted else self.views_in_the_way(entry)
+        return any(view.is_bound or is_host for view in views)
+
+    def place_before_kept(self, entry, is_host):
+        """Before the first that conflicts and waits for such a view, directly or behind others."""
+        queue = entry.memory.queue
+        kept = []
+        for i, other in enumerate(queue):
+            if other.is_granted:
+                continue
+            if any(other.conflicts(e) for e in kept) or self.is_kept(other, is_host):
+                if entry.conflicts(other):
+                    return i
+                kept.append(other)
+        return len(queue)
+
+    def stand(self, entry):
+        """Where synchronous code would stand: (the own lease that it acts under, its place in the queue). A
+        LeaseConflict: (None, None)."""
+        queue = entry.memory.queue
+        is_host = entry.claim.is_call
+        if entry.claim.is_own:
+            own = self.own_lease(entry.memory, entry.extent, entry.is_write)
+            if own is not None and own.allows(entry.extent, entry.is_write):
+                return own, None
+            if own is not None and not own.is_write and entry.is_write:
+                return None, None
+            if self.is_covered(entry, is_host):
+                return None, self.place_before_kept(entry, is_host)
+            if is_host and any(entry.conflicts(e) and self.is_kept(e, True) for e in queue):
+                return None, None
+        return None, len(queue)
+
+    def waits_of_entry(self, entry, place, known):
+        """Whom it would wait for there, directly or behind others."""
+        queue = entry.memory.queue
+        found = {Wait.OWN if view.is_bound else Wait.HOST for view in self.views_in_the_way(entry)}
+        for i, other in enumerate(queue):
+            if not entry.conflicts(other) or (i >= place and not other.is_granted):
+                continue
+            if not other.claim.is_op:
+                found.add(Wait.OWN if other.claim.is_own else Wait.NOBODY)
+            elif other.claim not in known:
+                found |= self.waits_of(other.claim, known)
+        return found
+
+    def waits_of(self, op, known=None):
+        """Whom an op in the queues waits for, directly or behind others."""
+        known = set() if known is None else known
+        known.add(op)
+        found = set()
+        for entry in op.entries:
+            if not entry.is_granted:
+                found |= self.waits_of_entry(entry, entry.memory.queue.index(entry), known)
+        return found
 
     def is_blocked(self, entry):
         queue = entry.memory.queue
-        before = queue[: queue.index(entry)] if entry in queue else queue
-        return any(entry.conflicts(e) for e in before) or (
-            entry.waits_for_host and self.is_host_in_the_way(entry)
+        return any(entry.conflicts(e) for e in queue[: queue.index(entry)]) or bool(
+            self.views_in_the_way(entry)
         )
-
-    def waits_of(self, entries, known=None):
-        """Whom a claim of these entries would wait for, directly or behind others."""
-        known = set() if known is None else known
-        found = set()
-        for entry in entries:
-            if entry.waits_for_host and self.is_host_in_the_way(entry):
-                found.add(Wait.HOST)
-            queue = entry.memory.queue
-            for other in queue[: queue.index(entry)] if entry in queue else queue:
-                if not entry.conflicts(other):
-                    continue
-                if not other.claim.is_op:
-                    found.add(Wait.OWN if other.claim.is_own else Wait.NOBODY)
-                elif other.claim not in known:
-                    known.add(other.claim)
-                    found |= self.waits_of(other.claim.entries, known)
-        return frozenset(found)
 
     # --- what synchronous code may do
 
     def access(self, uses, is_lease=False):
         """uses: (window, is write, is overwrite). Of a call, or of a lease for one window."""
-        raises, waiting, unread = set(), [], False
+        claim = LeaseClaim() if is_lease else CallClaim()
+        raises, waits, is_unread = set(), set(), False
         for window, is_write, is_overwrite in uses:
             memory, extent = window.memory, window.extent
             if memory.is_moved:
                 raises.add(MOVED)
                 continue
-            unread |= not (is_overwrite and window.is_dense) and bool(memory.causes(extent))
-            own = self.own_lease(memory, extent, is_write)
-            if own is not None and own.allows(extent, is_write):
-                continue
-            if own is not None and not own.is_write and is_write:
+            entry = Entry(claim, memory, extent, is_write)
+            own, place = self.stand(entry)
+            is_overwritten = is_overwrite and window.is_dense
+            is_overwritten |= own is not None and (own.is_overwrite or own.is_overwriting)
+            is_unread |= not is_overwritten and bool(memory.causes(extent))
+            if place is not None:
+                waits |= self.waits_of_entry(entry, place, set())
+            elif own is None:
                 raises.add(CONFLICT)
-                continue
-            entry = Entry(object(), memory, extent, is_write)
-            if not is_lease and memory.queue and memory.host_views():
-                if self.host_holds(memory, extent, is_write):
-                    continue
-                if self.waits_for_views(entry):
-                    raises.add(CONFLICT)
-                    continue
-            waiting.append(entry)
-        waits = self.waits_of(waiting)
         if raises or waits:
-            return Answer(frozenset(raises), frozenset() if raises else waits)
-        return refused(FAILED) if unread else FREE
-
-    def waits_for_views(self, entry):
-        """Work that waits for views of ordinary code itself is in the way."""
-        return any(
-            e.claim.is_op and e.waits_for_host and self.is_host_in_the_way(e) and entry.conflicts(e)
-            for e in entry.memory.queue
-        )
+            return Answer(frozenset(raises), frozenset() if raises else frozenset(waits))
+        return refused(FAILED) if is_unread else FREE
 
     def look(self, window, may_weaken, is_write):
         """A view of ordinary code: (answer, the view that it would be)."""
@@ -277,20 +315,26 @@ class Model:
                 own = None
         view.holder = own
         if own is None:
-            entry = Entry(object(), memory, extent, view.is_write)
-            if not (memory.queue and self.host_holds(memory, extent, view.is_write)):
-                if self.waits_for_views(entry):
-                    return refused(CONFLICT), view
-                if waits := self.waits_of([entry]):
-                    return Answer(waits=waits), view
-        is_unread = bool(memory.causes(extent)) and not (own is not None and self.overwrites(own))
-        return refused(FAILED) if is_unread else FREE, view
+            # It takes its turn as a call does.
+            entry = Entry(CallClaim(), memory, extent, view.is_write)
+            _, place = self.stand(entry)
+            if place is None:
+                return refused(CONFLICT), view
+            if waits := self.waits_of_entry(entry, place, set()):
+                return Answer(waits=frozenset(waits)), view
+        is_overwritten = own is not None and (own.is_overwrite or own.is_overwriting)
+        return refused(FAILED) if memory.causes(extent) and not is_overwritten else FREE, view
 
-    def overwrites(self, entry):
-        """The view acts under a lease of which every byte is written before it is read."""
-        queue = entry.memory.queue
-        leases = [e for e in queue if not e.claim.is_op and e.claim.is_own]
-        return any(e.is_overwrite and contains(e.extent, entry.extent) for e in leases)
+    def open(self, view):
+        view.memory.views.append(view)
+        if view.holder is None:
+            self.hinder(view)
+
+    def hinder(self, view):
+        """It has become one of ordinary code's: work that waits in the queue waits for it, too."""
+        for entry in view.memory.queue:
+            if entry.claim.is_op and not entry.is_granted and view.conflicts(entry):
+                entry.waits_for_host |= entry.claim.heeds_host
 
     def move(self, window):
         memory = window.memory
@@ -310,14 +354,15 @@ class Model:
     # --- leases
 
     def take_lease(self, window, is_write, is_overwrite, is_own=True):
-        claim = LeaseClaim()
-        claim.is_own = is_own
-        memory, extent = window.memory, window.extent
-        entry = Entry(claim, memory, extent, is_write, is_overwrite and window.is_dense)
+        claim = LeaseClaim(is_own)
+        entry = Entry(claim, window.memory, window.extent, is_write, is_overwrite and window.is_dense)
+        own, place = self.stand(entry)
+        if own is not None:
+            entry.is_overwriting = own.is_overwrite or own.is_overwriting
+            place = window.memory.queue.index(own) + 1
+        entry.is_granted = True
         claim.entry = entry
-        own = self.own_lease(memory, extent, is_write) if is_own else None
-        place = memory.queue.index(own) + 1 if own is not None else len(memory.queue)
-        memory.queue.insert(place, entry)
+        window.memory.queue.insert(place, entry)
         return claim
 
     def other_thread(self, window, is_write):
@@ -325,14 +370,13 @@ class Model:
         memory = window.memory
         if memory.is_moved:
             return refused(MOVED)
-        entry = Entry(object(), memory, window.extent, is_write)
-        if any(entry.conflicts(e) for e in memory.queue):
+        entry = Entry(LeaseClaim(is_own=False), memory, window.extent, is_write)
+        if self.views_in_the_way(entry) or any(entry.conflicts(e) for e in memory.queue):
             return refused("TimeoutError")
         return refused(FAILED) if memory.causes(window.extent) else FREE
 
     def end_lease(self, claim, failure=None):
-        """Returns whether a view that was taken under it stands in the way of work now, whether any view does
-        for which work waits behind it, and what has run."""
+        """Returns what has run. Views that were taken under it go to an outer lease, or continue it."""
         entry = claim.entry
         memory = entry.memory
         if failure is not None:
@@ -341,25 +385,19 @@ class Model:
             memory.heal(entry.extent)
         memory.writes += entry.is_write
         memory.queue.remove(entry)
-        escaped = []
-        has_views = False
-        for view in memory.views:
-            if view.holder is entry:
-                has_views = True
-                outer = self.own_lease(memory, view.extent, view.is_write)
-                is_allowed = outer is not None and outer.allows(view.extent, view.is_write)
-                view.holder = outer if is_allowed else None
-                if not is_allowed:
-                    escaped.append(view)
-        has_escaped = is_hindered = False
-        for waiting in memory.queue:
-            if has_views and waiting.claim.is_op and waiting.claim.heeds_host:
-                has_escaped |= any(v.conflicts(waiting.extent, waiting.is_write) for v in escaped)
-                is_hindered |= self.is_host_in_the_way(waiting)
-                waiting.waits_for_host |= self.is_host_in_the_way(waiting)
-        return has_escaped, is_hindered, self.run()
+        for view in [view for view in memory.views if view.holder is entry]:
+            outer = self.own_lease(memory, view.extent, view.is_write)
+            is_allowed = outer is not None and outer.allows(view.extent, view.is_write)
+            view.holder = outer if is_allowed else None
+            if not is_allowed:
+                view.is_bound = True
+                self.hinder(view)
+        return self.run()
 
     # --- ops
+
+    def is_host_in_the_way(self, entry):
+        return any(view.conflicts(entry) for view in entry.memory.host_views())
 
     def push(self, uses, policy):
         """uses: (window, is write, is overwrite)."""
@@ -411,7 +449,10 @@ class Model:
         """Executes what nothing is in the way of any more."""
         done = []
         while True:
-            ready = [op for op in self.blocked if not any(self.is_blocked(e) for e in op.entries)]
+            for op in self.blocked:
+                for entry in op.entries:
+                    entry.is_granted = entry.is_granted or not self.is_blocked(entry)
+            ready = [op for op in self.blocked if all(entry.is_granted for entry in op.entries)]
             if not ready:
                 return done
             self.execute(ready[0])
@@ -445,11 +486,10 @@ class Model:
         return self.run()
 
     def all_ops(self):
-        known = set(self.blocked)
         found = set()
         for op in self.blocked:
-            found |= self.waits_of(op.entries, known)
-        return frozenset(found)
+            found |= self.waits_of(op)
+        return found
 
 
 class _Whole(Window):

@@ -35,7 +35,7 @@ def run(script):
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env=os.environ,
     )
 

@@ -49,7 +49,7 @@ def test_the_contract_holds_while_the_collector_runs_at_every_allocation():
     files = [str(HERE / name) for name in FILES if (HERE / name).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", pathlib.Path(__file__).stem]
     process = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-o", "timeout=120", "-k", f"not ({LEFT_OUT})", *files],
+        [*command, "-p", "no:cacheprovider", "-o", "timeout=1800", "-k", f"not ({LEFT_OUT})", *files],
         env={
             **os.environ,
             "TENON_TEST_BUSY_COLLECTOR": "1",

@@ -13,7 +13,7 @@ from onnx_model import BOOL, DOUBLE, FLOAT, INT64, model, node, sequence, tensor
 import tenon as tn
 from tenon.copy_meter import payloads_written, why_unavailable
 
-pytestmark = [pytest.mark.usefixtures("nothing_stays_behind"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
 ROWS = 4
 FILL = "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)"
@@ -102,7 +102,7 @@ def test_outputs_that_are_kept_stay_as_they_are(session):
 
 
 def test_a_slot_is_held_until_the_run_is_over_and_not_longer(session):
-    with feed_of(batches=10, slots=2, timeout=20) as feed:
+    with feed_of(batches=10, slots=2, timeout=600) as feed:
 
         class Watching:
             def __getattr__(self, name):

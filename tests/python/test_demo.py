@@ -44,7 +44,7 @@ def run_demo(folder, *arguments, missing=()):
         [sys.executable, "-m", "tenon", "demo", "--quick", "--json", *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -202,6 +202,6 @@ def test_the_example_trains(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=600,
     )
     assert float(done.stdout.split()[-1]) > 0.9

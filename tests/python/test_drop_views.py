@@ -288,7 +288,7 @@ def session(*command, text):
         input=textwrap.dedent(text),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=environment,
     )
     answers = [line[line.index("ANSWER ") + 7 :] for line in process.stdout.splitlines() if "ANSWER " in line]

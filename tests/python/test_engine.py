@@ -66,7 +66,7 @@ def test_methods_of_an_array_wait_for_what_was_pushed():
     a = tn.zeros(1000)
     gate = threading.Event()
     if tn._core.engine_name() == "pool":
-        tn.push(lambda x: (gate.wait(10), x.fill(7)), tn.out(a))
+        tn.push(lambda x: (gate.wait(600), x.fill(7)), tn.out(a))
         threading.Timer(0.05, gate.set).start()
     else:
         tn.push(lambda x: x.fill(7), tn.out(a))
@@ -234,8 +234,8 @@ def test_a_wait_with_a_timeout_does_not_run_the_body(engine):
     a, b = tn.zeros(3), tn.zeros(3)
     gate = threading.Event()
     with tn.set_engine("pool", 1):
-        busy = tn.push(lambda x: gate.wait(10), a)
-        op = tn.push(lambda x: gate.wait(10), b)
+        busy = tn.push(lambda x: gate.wait(600), a)
+        op = tn.push(lambda x: gate.wait(600), b)
         with pytest.raises(TimeoutError):
             op.wait(timeout=0.05)
         gate.set()
@@ -385,7 +385,7 @@ def test_a_wait_behind_the_view_of_another_thread_waits_for_it(engine):
     def look():
         x = np.asarray(a)
         shown.set()
-        seen.wait(10)
+        seen.wait(600)
         del x
 
     thread = threading.Thread(target=look)
@@ -405,7 +405,7 @@ def test_pushes_wait_when_ops_hold_too_much_memory(engine):
     gate = threading.Event()
     tn.set_engine_limits(nbytes=1 << 20)
     try:
-        tn.push(lambda v: gate.wait(10), tn.inout(a))
+        tn.push(lambda v: gate.wait(600), tn.inout(a))
         threading.Timer(0.1, gate.set).start()
         tn.push(tn.fill, tn.out(b), 1)
         assert gate.is_set(), "the push waited"

@@ -2,6 +2,7 @@
 """Ops where they meet the process: its end, forks, signals, logs. Each test is a program of its own."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ def run(script, **options):
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, **options},
     )
 
@@ -135,18 +136,17 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
         def hold():
             with a.write(), big.write():
                 taken.set()
-                over.wait(30)
+                over.wait(600)
         taken, over = threading.Event(), threading.Event()
         thread = threading.Thread(target=hold)
         thread.start()
         taken.wait()
         op = tn.push(tn.fill, tn.inout(a), 1)
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        begin = time.monotonic()
         try:
             {wait}
         except KeyboardInterrupt:
-            print("interrupted", time.monotonic() - begin < 5)
+            print("interrupted", thread.is_alive())
         over.set()
         thread.join()
         op.wait()
@@ -158,21 +158,26 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
 def test_a_wait_of_more_than_five_seconds_says_behind_whom():
     done = run("""
         import logging, threading, tenon as tn
-        logging.basicConfig(format="%(name)s: %(message)s")
+        class Until(logging.Handler):
+            def emit(self, record):
+                print(f"{record.name}: {record.getMessage()}", flush=True)
+                over.set()
+        logging.getLogger("tenon").addHandler(Until())
         a = tn.zeros(3)
         def hold():
             with a.write():
                 taken.set()
-                over.wait(6)
+                over.wait(600)
         taken, over = threading.Event(), threading.Event()
         threading.Thread(target=hold).start()
         taken.wait()
         a.tolist()
     """)
     assert done.returncode == 0
-    assert "tenon: waiting for 5 s behind a lease for writing, taken at <string>:6" in done.stderr, (
-        done.stderr
+    found = re.fullmatch(
+        r"tenon: waiting for (\d+) s behind a lease for writing, taken at <string>:10\b.*\n", done.stdout
     )
+    assert found and int(found[1]) >= 5, (done.stdout, done.stderr)
 
 
 def test_a_fork_waits_for_the_body_that_runs():
@@ -245,12 +250,12 @@ def test_an_op_of_any_kind_has_failed_in_a_forked_child(push):
         a = tn.zeros(3)
         gate = threading.Event()
         def wait(*_):
-            gate.wait(10)
+            gate.wait(600)
         op = {push}
         child = os.fork()
         if child == 0:
             try:
-                op.wait(5)
+                op.wait(600)
             except tn.OpError as error:
                 print("process forked" in str(error), flush=True)
             os._exit(0)
@@ -273,17 +278,14 @@ def test_forks_beside_bodies_that_begin_and_end_do_not_hang():
         threads = [threading.Thread(target=push) for _ in range(2)]
         for thread in threads:
             thread.start()
-        begin = time.monotonic()
-        forks = 0
-        while time.monotonic() - begin < 3:
+        for _ in range(100):
             child = os.fork()
             if child == 0:
                 os._exit(0)
             os.waitpid(child, 0)
-            forks += 1
         is_over = True
         for thread in threads:
             thread.join()
-        print(forks > 20)
+        print("ended")
     """)
-    assert done.stdout == "True\n", (done.stdout, done.stderr)
+    assert done.stdout == "ended\n", (done.stdout, done.stderr)

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_jax_is_not_given_elements_that_it_would_cut():
 
 def test_a_tensor_of_a_tensor_keeps_its_slot():
     torch = pytest.importorskip("torch")
-    with make(slots=4, timeout=30) as feed:
+    with make(slots=4, timeout=600) as feed:
         kept = [data[1:3].T for data, _ in itertools.islice(feed.torch(), 2)]
         for batch in itertools.islice(feed, 20):
             assert is_whole(batch.data, batch.label, 1, batch.index)
@@ -220,7 +221,7 @@ def test_a_tensor_of_a_tensor_keeps_its_slot():
 
 
 def test_kept_batches_are_never_overwritten_and_may_go_in_any_order():
-    with make(slots=8, workers=2, timeout=60) as feed:
+    with make(slots=8, workers=2, timeout=600) as feed:
         kept = {}
         for index, batch in enumerate(itertools.islice(feed, 3000)):
             kept[index] = (batch.data, None) if index % 3 == 0 else (np.asarray(batch.data), batch.label)
@@ -247,9 +248,14 @@ def test_batches_outlive_their_feed():
 
 
 def test_holding_every_slot_is_a_timeout_that_says_who_and_how_many_would_do():
-    with make(slots=3, batches=10, timeout=0.2) as feed:
+    with make(slots=3, batches=10) as feed:
+        batches = iter(feed)
+        held = [next(batches) for _ in range(3)]
+        feed.timeout = 0.2
         with pytest.raises(TimeoutError) as caught:
-            list(feed)
+            next(batches)
+        del held, batches
+        feed.timeout = None
         message = str(caught.value)
         assert "no batch 3 of epoch 0" in message
         assert "all 3 slots hold delivered batches" in message
@@ -258,13 +264,15 @@ def test_holding_every_slot_is_a_timeout_that_says_who_and_how_many_would_do():
 
 
 def test_after_a_timeout_the_epoch_goes_on():
-    with make(slots=3, timeout=0.1) as feed:
+    with make(slots=3) as feed:
         iterator = iter(feed)
         held = [next(iterator) for _ in range(3)]
+        feed.timeout = 0.1
         view = np.asarray(held[1].data)
         with pytest.raises(TimeoutError, match="1 writable view"):
             next(iterator)
         held.pop()
+        feed.timeout = None
         assert next(iterator).index == 3
         with pytest.raises(tn.TenonError, match="is being iterated already"):
             iter(feed)
@@ -283,7 +291,7 @@ def test_without_a_timeout_holding_every_slot_raises_after_5_seconds():
 def test_batches_in_dead_cycles_are_found_by_collecting_them():
     gc.disable()
     try:
-        with make(slots=3, batches=10, timeout=30) as feed:
+        with make(slots=3, batches=10, timeout=600) as feed:
             for batch in feed:
                 cycle = [batch]
                 cycle.append(cycle)
@@ -311,13 +319,14 @@ def test_a_slow_generator_is_waited_for_and_reported(gate, caplog):
         assert next(iterator).index == 1
         opener.join()
         logging.getLogger("tenon").removeHandler(handler)
-    assert "generator 'fill_at_gate' has been busy with batch 1 of epoch 0 for 5." in caplog.text
+    assert re.search(r"generator 'fill_at_gate' has been busy with batch 1 of epoch 0 for \d+\.", caplog.text)
 
 
 def test_a_timeout_for_a_slow_generator_says_what_it_does(gate):
-    with at_gate(1, timeout=0.05) as feed:
+    with at_gate(1) as feed:
         iterator = iter(feed)
         next(iterator)
+        feed.timeout = 0.05
         with pytest.raises(TimeoutError, match="'fill_at_gate' has been busy with batch 1 of epoch 0"):
             next(iterator)
         gate.set(1)
@@ -615,7 +624,7 @@ def start(script):
 
 def run(script):
     process = start(script)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -693,14 +702,14 @@ def test_ctrl_c_interrupts_closing_a_feed_whose_generator_does_not_return():
         native("void await_waiting(int n)")(1)
         try:
             print("closing", flush=True)
-            feed.close(timeout=50)
+            feed.close(timeout=600)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         native("void set_gate(int open)")(1)
     """)
     assert process.stdout.readline() == "closing\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, "interrupted\n", "")
 
 
@@ -717,7 +726,7 @@ def test_ctrl_c_interrupts_a_wait_for_a_generator():
     """)
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, "interrupted\n", "")
 
 

@@ -67,7 +67,6 @@ ACTIONS = st.lists(
 @pytest.mark.parametrize("processes", [False, "fork"], ids=["threads", "processes"])
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(

@@ -277,11 +277,11 @@ def test_gathering_waits_for_ops_on_the_data():
 
     def body(v):
         started.set()
-        go.wait(30)
+        go.wait(600)
         v[...] = 3
 
     op = tn.push(body, tn.inout(x))
-    started.wait(30)
+    started.wait(600)
     threading.Timer(0.1, go.set).start()
     assert next(iterator).data[0].tolist() == [3] * 4
     op.wait()
@@ -389,7 +389,7 @@ def test_a_feed_is_an_iterator_of_its_epochs():
 
 
 def test_the_slot_of_a_batch_is_free_when_the_batch_is_gone():
-    with feed_of(None, slots=2, timeout=10) as feed:
+    with feed_of(None, slots=2, timeout=600) as feed:
         iterator = FeedIter(feed)
         for index in range(20):
             batch = next(iterator)

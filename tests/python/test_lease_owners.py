@@ -36,7 +36,7 @@ def test_a_thread_with_the_number_of_one_that_ended_does_not_own_its_leases(shar
     a = tn.zeros(4, shared=shared)
     taken = []
     first = threading.Thread(
-        target=lambda: taken.append((threading.get_native_id(), a.lease("w", timeout=5)))
+        target=lambda: taken.append((threading.get_native_id(), a.lease("w", timeout=600)))
     )
     first.start()
     first.join()
@@ -65,11 +65,11 @@ def test_holders_show_the_number_of_the_kernel():
         with a.write():
             seen.append(threading.get_native_id())
             entered.set()
-            ended.wait(60)
+            ended.wait(600)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    entered.wait(60)
+    entered.wait(600)
     try:
         assert str(seen[0]) in str(a.leases())
         with pytest.raises(TimeoutError, match=f"thread {seen[0]}"):

@@ -45,7 +45,7 @@ USED = b"used_dltensor_versioned"  # capsules keep the pointer
 
 def comes_true(condition):
     """Within a time that is long for any machine; the loop makes no call into Tenon."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 600
     while not condition() and time.monotonic() < limit:
         pass
     return condition()

@@ -108,7 +108,7 @@ def test_a_move_inside_of_a_lease_is_refused():
 def test_a_move_waits_for_ops_that_were_pushed_before():
     a = tn.zeros(3)
     gate = threading.Event()
-    op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a))
+    op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a))
     threading.Timer(0.05, gate.set).start()
     x = a.move_to_numpy()
     assert x.tolist() == [7, 7, 7]
@@ -147,7 +147,7 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
     with tn.from_numpy(x) as a:
         assert not x.flags.writeable
         gate = threading.Event()
-        op = tn.push(lambda v: (gate.wait(10), v.fill(7)), tn.out(a), host="idle")
+        op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a), host="idle")
         threading.Timer(0.05, gate.set).start()
     assert x.flags.writeable and x.tolist() == [7, 7, 7]
     op.wait()
@@ -233,7 +233,7 @@ def test_copy_on_conflict_keeps_each_version_for_its_own_readers():
 def test_ops_that_were_pushed_before_use_the_version_of_their_push():
     a, b = tn.ones(3), tn.zeros(3)
     gate = threading.Event()
-    first = tn.push(lambda v, w: (gate.wait(10), w.__setitem__(..., v)), a, tn.out(b))
+    first = tn.push(lambda v, w: (gate.wait(600), w.__setitem__(..., v)), a, tn.out(b))
     reader = np.asarray(a.readonly())
     tn.push(tn.fill, tn.out(a), 8, on_conflict="copy").wait()
     gate.set()
@@ -371,7 +371,7 @@ def test_a_block_collects_nothing_and_a_wait_behind_its_dead_views_ends(is_old):
 def test_an_unchecked_array_waits_for_nobody_and_nobody_for_it():
     a = tn.zeros(3)
     gate = threading.Event()
-    op = tn.push(lambda v: gate.wait(10), tn.inout(a))
+    op = tn.push(lambda v: gate.wait(600), tn.inout(a))
     free = a.unchecked()
     free[...] = 3
     assert np.asarray(free).tolist() == [3, 3, 3]
@@ -409,7 +409,7 @@ def test_repr_never_waits_and_says_why_there_are_no_elements():
 
     def slow(v):
         entered.set()
-        gate.wait(10)
+        gate.wait(600)
         v.fill(2)
 
     op = tn.push(slow, tn.out(a), name="decode")

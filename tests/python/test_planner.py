@@ -97,7 +97,7 @@ def tensor_sets(draw, most=40, largest=5000, steps=30):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tensor_sets(), st.sampled_from([1, 16, 64, 4096]))
 def test_a_plan_is_valid_and_between_its_bounds(tensors, alignment):
     found = plan(tensors, alignment)
@@ -115,13 +115,13 @@ def test_a_plan_is_valid_and_between_its_bounds(tensors, alignment):
     assert found.is_optimal == (found.nbytes == found.lower_bound)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tensor_sets())
 def test_the_same_tensors_give_the_same_plan(tensors):
     assert plan(tensors) == plan(dict(tensors))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensor_sets(most=12, largest=20 * cases.UNIT, steps=8))
 def test_a_plan_is_the_best_of_first_fit_in_three_orders(tensors):
     tensors = {name: span for name, span in tensors.items() if span[0]} or {"a": (1, 0, 0)}
@@ -210,7 +210,7 @@ def test_check_names_what_is_wrong():
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tensor_sets(most=8, steps=5, largest=300), st.data())
 def test_check_agrees_with_comparing_each_pair(tensors, data):
     found = plan(tensors)

@@ -19,7 +19,7 @@ import tenon as tn
 from tenon._data import prefetching as _prefetching
 from tenon.io import DataBatch, DataDesc, DataIter, FeedIter, NDArrayIter, PrefetchingIter
 
-pytestmark = [pytest.mark.usefixtures("nothing_stays_behind"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
 FILL = "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)"
 FAIL_AT = "int fail_at(int64_t *label, uint64_t index, uint64_t epoch, uint64_t bad_index, int code)"
@@ -63,7 +63,7 @@ def threads():
 
 
 def await_no_threads():
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while threads():
         assert time.monotonic() < deadline, threads()
         time.sleep(0.005)
@@ -97,11 +97,11 @@ def test_one_batch_is_taken_ahead_and_no_more():
         next(iterator)
         for expected in (2, 3, 4):
             for _ in range(2 if expected == 2 else 1):
-                assert taken.acquire(timeout=30)
+                assert taken.acquire(timeout=600)
             assert not taken.acquire(timeout=0.05)
             assert source.index == expected
             next(iterator)
-        taken.acquire(timeout=30)
+        taken.acquire(timeout=600)
 
 
 def test_data_and_labels_of_all_iterators_follow_each_other_without_a_copy():
@@ -273,7 +273,7 @@ def test_closing_does_not_wait_for_ever_for_an_iterator_and_wakes_who_waits():
     time.sleep(0.05)
     with pytest.raises(TimeoutError, match=r"did not return within 0\.05 s: its thread is left behind"):
         iterator.close(0.05)
-    consumer.join(30)
+    consumer.join(600)
     assert errors == ["the PrefetchingIter was closed during the wait"]
     gate.set()
     await_no_threads()
@@ -293,8 +293,10 @@ def test_a_long_wait_says_for_whom(monkeypatch, caplog):
     monkeypatch.setattr(_prefetching, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(_prefetching, "_REPORT_SECONDS", 0.02)
     gate = threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda _: gate.set()
+    monkeypatch.setattr(logging.getLogger("tenon"), "handlers", [handler])
     with PrefetchingIter(Counting(3, {0: gate.wait})) as iterator, caplog.at_level(logging.WARNING, "tenon"):
-        threading.Timer(0.3, gate.set).start()
         assert next(iterator).index == 0
     assert "waiting for a batch of <" in caplog.messages[0] and "Counting object" in caplog.messages[0]
 
@@ -319,7 +321,7 @@ def test_a_forked_child_is_told_that_it_has_no_threads():
 def test_a_feed_is_prefetched_on_its_slots():
     generator = tn.c_function(native_library.generators(), FILL)
     fields = tn.schema(data=("f4", (4, 8)), label=("i8", (4,)))
-    with tn.Feed(generator, fields, batches=6, slots=4, timeout=20) as feed:
+    with tn.Feed(generator, fields, batches=6, slots=4, timeout=600) as feed:
         stats = feed.stats()
         with PrefetchingIter(FeedIter(feed)) as iterator:
             for epoch in range(3):
@@ -372,6 +374,6 @@ print("end", flush=True)
 def test_python_ends_while_threads_take_batches(stuck_at):
     """Also when an iterator never returns."""
     code = PROGRAM.replace("STUCK_AT", str(stuck_at))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert ("its thread is left behind" in done.stderr) == (stuck_at == 1), done.stderr

@@ -22,7 +22,7 @@ from tenon import _core
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
-WATCHDOG = 60
+WATCHDOG = 600
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "shared"])

@@ -231,7 +231,7 @@ def test_variables_of_other_threads_are_looked_at():
         assert text.startswith("variable `x` of hold (")
     finally:
         go.set()
-        thread.join(30)
+        thread.join(600)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_functions_of_other_threads_run_on_unharmed():
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(600)
     assert failures == []
     assert before > 0
 

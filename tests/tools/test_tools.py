@@ -16,6 +16,7 @@ import check_includes
 import check_labels
 import check_sources
 import check_symbols
+import steps
 import update_stub
 
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
@@ -258,3 +259,57 @@ def test_an_old_stub_is_shown_and_a_current_one_passes(tmp_path, capsys):
     assert update_stub.main(["--check"], stub, lambda: "def f() -> int: ...\n") == 0
     assert update_stub.main(["--check"], stub, lambda: "def f() -> str: ...\n") == 1
     assert "+def f() -> str: ..." in capsys.readouterr().out
+
+
+PYTEST = """
+E   AssertionError: assert 1 == 2
+=========================== short test summary info ============================
+SKIPPED [1] tests/python/test_a.py:3: no jax
+ERROR tests/python/test_a.py::test_one - OSError: no file
+FAILED tests/python/test_a.py::test_two[x] - AssertionError: assert 1 == 2
+1 failed, 3 passed, 1 skipped, 1 error in 2.10s
+"""
+CTEST = """
+      Start  9: core.Storage.Ends
+ 8/10 Test  #8: core.Storage.Begins ..............   Passed    0.01 sec
+ 9/10 Test  #9: core.Storage.Ends ................***Failed    0.02 sec
+[ RUN      ] Storage.Ends
+../../src/core/storage_test.cc:12: Failure
+Expected equality of these values:
+  drops
+    Which is: 0
+  1
+
+[  FAILED  ] Storage.Ends (0 ms)
+90% tests passed, 1 tests failed out of 10
+
+The following tests FAILED:
+\t  9 - core.Storage.Ends (Failed)
+\t 10 - core.Storage.Hangs (Timeout)
+Errors while running CTest
+"""
+
+
+def test_a_failed_step_names_its_tests_with_their_messages():
+    assert steps.Step("", 1, None, PYTEST).failures() == [
+        "ERROR tests/python/test_a.py::test_one - OSError: no file",
+        "FAILED tests/python/test_a.py::test_two[x] - AssertionError: assert 1 == 2",
+    ]
+    assert steps.Step("", 1, None, CTEST).failures() == [
+        "../../src/core/storage_test.cc:12: Failure\nExpected equality of these values:\n  drops\n"
+        "    Which is: 0\n  1",
+        "9 - core.Storage.Ends (Failed)",
+        "10 - core.Storage.Hangs (Timeout)",
+    ]
+    many = "".join(f"FAILED test_{i} - x\n" for i in range(50))
+    assert steps.Step("", 1, None, many).failures()[-2:] == ["FAILED test_19 - x", "and 30 more"]
+
+
+def test_a_message_stands_whole_in_the_summary_of_a_log(tmp_path):
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
+    place(tmp_path, "test_it.py", f"def test_it():\n    raise ValueError('{'x' * 120}')\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert steps.Step("", 1, None, done.stdout).failures() == [
+        f"FAILED test_it.py::test_it - ValueError: {'x' * 120}"
+    ]

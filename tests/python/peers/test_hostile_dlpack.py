@@ -245,7 +245,7 @@ def test_a_slow_deleter_does_not_stop_other_threads():
     a = tn.from_dlpack(other)
     del a
     imported.set()
-    dropper.join(60)
+    dropper.join(600)
     assert not dropper.is_alive()
     assert slow.deaths == other.deaths == 1
 

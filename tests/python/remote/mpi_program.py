@@ -83,7 +83,7 @@ def messages_land_in_place():
     channel = tn.Channel(tn.schema(row=("i4", (6,))), slots=2)
     with channel.loan() as item:
         comm.Recv(item.row, sender)
-    got.append(channel.recv(timeout=5).row.tolist() == numbers[1].tolist())
+    got.append(channel.recv(timeout=600).row.tolist() == numbers[1].tolist())
     found.update(
         in_place=got,
         read_only=error_of(lambda: comm.Recv(a.readonly(), sender)),

@@ -1,33 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """For every test of shared arrays: no process and no file of it is left."""
 
-import os
-from pathlib import Path
-
 import pytest
-from other_process import Other
+from other_process import SECONDS, Other, files_of_tenon
 
-
-def pytest_collection_modifyitems(items):
-    """Nothing here may take longer than a minute, but what says so itself."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(60))
-
-
-def names_of_files():
-    """But for the directory of names of this user, and for libraries that tests beside this one compile."""
-    files = {f"{folder}/{name}" for folder in ("/dev/shm", "/tmp") for name in os.listdir(folder)}
-    others = (f"/tenon-{os.geteuid()}", "/tenon-native-", "/tenon-generators-")
-    return {file for file in files if not any(other in file for other in others)}
+import tenon as tn
 
 
 @pytest.fixture(autouse=True)
 def no_file_is_left():
-    before = names_of_files()
+    before = files_of_tenon()
     yield
-    left = {name for name in names_of_files() - before if "/tenon" in name}
-    assert not left, left
+    assert files_of_tenon() <= before
+
+
+@pytest.fixture(autouse=True)
+def waits_are_patient():
+    """On a loaded machine another process may hold an array for seconds."""
+    before = tn.set_lock_timeout(SECONDS)
+    yield
+    tn.set_lock_timeout(before)
 
 
 @pytest.fixture

@@ -1,74 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that a test steers: each runs the code that it is told, and answers with the value.
+"""Interpreters beside the test's own. They know of its process only what it sends, so what is shared is
+shared by its pickle alone."""
 
-They know of the test's process only what it sends, so what is shared is shared by its pickle alone.
-"""
-
+import gc
 import os
-import pickle
+import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-SECONDS = 60.0  # for any one answer: only a process that hangs takes so long
-
-_LOOP = """
-import os, pickle, socket, struct, sys
-
-def serve(link):
-    def receive(n):
-        data = b""
-        while len(data) < n:
-            part = link.recv(n - len(data))
-            if not part:
-                os._exit(0)
-            data += part
-        return data
-
-    names = {"os": os, "sys": sys, "names": globals()}
-    while True:
-        code, values = pickle.loads(receive(*struct.unpack("!Q", receive(8))))
-        names.update(values)
-        del values
-        try:
-            try:
-                compiled = compile(code, "<told>", "eval")
-            except SyntaxError:
-                exec(compile(code, "<told>", "exec"), names)
-                answer = None
-            else:
-                answer = eval(compiled, names)
-            data = pickle.dumps((True, answer))
-        except BaseException as error:
-            error.__traceback__ = error.__context__ = None
-            data = pickle.dumps((False, error))
-        answer = None
-        link.sendall(struct.pack("!Q", len(data)) + data)
-
-serve(socket.socket(fileno=int(sys.argv[1])))
-"""
+import steered
+from steered import SECONDS, Steered, state_of
 
 
-class Other:
+class Other(Steered):
     """An interpreter beside this one. As a context manager it is ended with the block."""
 
     def __init__(self, python: str = sys.executable, **environment: str) -> None:
-        self._link, theirs = socket.socketpair()
-        self._link.settimeout(SECONDS)
+        ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [python, "-c", _LOOP, str(theirs.fileno())],
+            [python, "-P", steered.__file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        self.pid = self.process.pid
+        super().__init__(self.process.pid, ours)
 
     def __enter__(self) -> "Other":
-        self.ask("import time, numpy as np, tenon as tn")
+        self.ask(f"import numpy as np, tenon as tn; tn.set_lock_timeout({SECONDS})")
         return self
 
     def __exit__(self, *_) -> None:
@@ -78,31 +41,11 @@ class Other:
             self.process.kill()
         self.process.wait(SECONDS)
 
-    def start(self, code: str, **values) -> None:
-        """Has the code run; `answer` is to follow."""
-        data = pickle.dumps((code, values))
-        self._link.sendall(struct.pack("!Q", len(data)) + data)
-
-    def answer(self):
-        """What the code that was started last has come to. Its exception is raised here."""
-        is_value, value = pickle.loads(self._receive(*struct.unpack("!Q", self._receive(8))))
-        if not is_value:
-            raise value
-        return value
-
-    def ask(self, code: str, **values):
-        self.start(code, **values)
-        return self.answer()
-
-    def is_busy(self, seconds: float = 0.2) -> bool:
-        """Whether there is no answer for so long."""
-        self._link.settimeout(seconds)
+    def _receive(self):
         try:
-            return not self._link.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            return True
-        finally:
-            self._link.settimeout(SECONDS)
+            return super()._receive()
+        except EOFError:
+            raise EOFError(f"process {self.pid} has ended: exit {self.process.wait(SECONDS)}") from None
 
     def kill(self) -> None:
         self.process.kill()
@@ -117,19 +60,12 @@ class Other:
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def _receive(self, n: int) -> bytes:
-        data = b""
-        while len(data) < n:
-            part = self._link.recv(n - len(data))
-            if not part:
-                raise EOFError(f"process {self.pid} has ended: exit {self.process.wait(SECONDS)}")
-            data += part
-        return data
 
-
-def state_of(pid: int) -> str:
-    """As ps shows it: R, S, T (stopped), Z (dead, not waited for)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def files_of_tenon() -> set[str]:
+    """But for the directories of names of users, and for what tests beside this one make."""
+    files = {f"{folder}/{name}" for folder in ("/dev/shm", "/tmp") for name in os.listdir(folder)}
+    others = re.compile(r"/tenon-(\d+$|native-|generators-|demo-|test-)")
+    return {file for file in files if "/tenon" in file and not others.search(file)}
 
 
 def files_open() -> int:
@@ -144,3 +80,12 @@ def shared_kib() -> int:
     """Memory of all memory files of the machine."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Shmem:"))
     return int(line.split()[1])
+
+
+def await_shared_kib_below(limit: int) -> None:
+    """Other tests use shared memory for a while, too: what is never given back keeps it above."""
+    end = time.monotonic() + SECONDS
+    while (kib := shared_kib()) >= limit:
+        assert time.monotonic() < end, f"{kib} KiB, and not less than {limit}"
+        gc.collect()
+        time.sleep(0.1)

@@ -346,7 +346,7 @@ def test_threads_use_layouts_by_turns(is_shared):
                 layout, field = numbers.choice([("floats", "a"), ("ints", "b")])
                 if numbers.random() < 0.4:
                     try:
-                        with arena.use(layout, "r", timeout=60) as f:
+                        with arena.use(layout, "r", timeout=600) as f:
                             values = f[field]
                             assert (values == values[0]).all()
                             assert f.total == values.sum()
@@ -354,7 +354,7 @@ def test_threads_use_layouts_by_turns(is_shared):
                     except tn.LeaseConflict as error:
                         assert "cannot be read" in str(error)
                 else:
-                    with arena.use(layout, timeout=60) as f:
+                    with arena.use(layout, timeout=600) as f:
                         f[field][:] = number * 1000 + turn
                         f.total[...] = f[field].sum()
         except BaseException as error:
@@ -384,7 +384,7 @@ def test_a_thread_that_is_late_waits_and_times_out(make_arena):
 
         thread = threading.Thread(target=use)
         thread.start()
-        thread.join(60)
+        thread.join(600)
         assert "in the time given" in caught[0]
     with arena.use("counts"):
         pass

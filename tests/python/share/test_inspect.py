@@ -61,7 +61,7 @@ def participants(found):
     return {p["pid"]: p for p in found["participants"]}
 
 
-def wait_until(is_so, seconds=20):
+def wait_until(is_so, seconds=600):
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end

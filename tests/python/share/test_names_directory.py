@@ -40,7 +40,7 @@ def python(code, *arguments, **environment):
         env={k: v for k, v in {**os.environ, **environment}.items() if v is not None},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -77,7 +77,7 @@ def name(request):
 
 def attach(process, name, **arguments):
     process.ask(CONSUMER)
-    process.ask("feed = tn.Feed.attach(name, wait=20, **arguments)", name=name, arguments=arguments)
+    process.ask("feed = tn.Feed.attach(name, wait=600, **arguments)", name=name, arguments=arguments)
 
 
 def until(is_met, seconds=SECONDS):
@@ -390,12 +390,10 @@ def test_the_servers_end_ends_the_loops(mode, name, other):
 
 def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
     go_on = threading.Event()
-    with tn.Feed(lambda batch: go_on.wait(SECONDS), SCHEMA, shared=name) as feed:
+    with tn.Feed(lambda batch: go_on.wait(), SCHEMA, shared=name) as feed:
         server = feed.serve(consumers=0, background=True)
         until(lambda: feed.stats().slots_filling > 0)
-        began = time.monotonic()
         server.close()
-        assert time.monotonic() - began < 5
         assert not server.is_running
         go_on.set()
 
@@ -478,11 +476,11 @@ def test_each_consumer_of_a_queue_is_told_of_a_failure(name, other, another):
 @pytest.mark.slow
 def test_a_consumer_that_holds_everything_is_told_so(name, other):
     with tn.Feed(fill, SCHEMA, slots=4, shared=name) as feed, feed.serve(background=True):
-        attach(other, name, timeout=0.3)
-        other.ask("it = iter(feed); kept = [next(it) for _ in range(3)]")
+        attach(other, name)
+        other.ask("it = iter(feed); kept = [next(it) for _ in range(3)]; feed.timeout = 0.3")
         with pytest.raises(TimeoutError, match="all 3 batches that may be out are in the hands"):
             other.ask("next(it)")
-        other.ask("del kept[0]")
+        other.ask("del kept[0]; feed.timeout = None")
         assert other.ask("next(it).index") == 3
 
 
@@ -659,7 +657,8 @@ def test_ctrl_c_ends_a_consumer_that_waits(name):
         feed.serve(consumers=2, background=True)
         code = (
             "import sys, tenon as tn\nfeed = tn.Feed.attach(sys.argv[1])\nit = iter(feed)\n"
-            "print(end='.', flush=True)\ntry:\n    next(it)\nexcept KeyboardInterrupt:\n    print('ended')"
+            "try:\n    print(end='.', flush=True)\n    next(it)\n"
+            "except KeyboardInterrupt:\n    print('ended')"
         )
         process = subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE, text=True)
         assert process.stdout.read(1) == "."
@@ -674,10 +673,10 @@ def test_ctrl_c_ends_serving_and_the_consumers_loops(moment, name, other):
     code = f"""
 import sys, time, tenon as tn
 def fill(batch):
-    if batch.index > 5: time.sleep(60)
+    if batch.index > 5: time.sleep(3600)
 with tn.Feed(fill, tn.schema(x=("f4", (8,))), shared=sys.argv[1]) as feed:
-    print(end=".", flush=True)
     try:
+        print(end=".", flush=True)
         feed.serve(consumers={2 if moment == "before" else 1})
     except KeyboardInterrupt:
         print("ended", flush=True)
@@ -686,11 +685,14 @@ with tn.Feed(fill, tn.schema(x=("f4", (8,))), shared=sys.argv[1]) as feed:
     process = subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE, text=True)
     assert process.stdout.read(1) == "."
     attach(other, name)
-    other.start("epoch(feed)")
+    taken, wanted = tn.zeros(1, "i8", shared=True), 0 if moment == "before" else 6
+    other.start("for batch in feed:\n    del batch\n    taken[0] += 1", taken=taken)
+    until(lambda: taken.item() == wanted)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=SECONDS)[0] == "ended\n"
-    assert len(other.answer()) == (0 if moment == "before" else 6)
+    other.answer()
+    assert taken.item() == wanted
 
 
 def test_names_are_nobody_elses(name, other):
@@ -757,11 +759,11 @@ def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch):
     monkeypatch.setattr(_serving, "_REPORT_SECONDS", 0.2)
     with tn.Feed(fill, SCHEMA, shared=name) as feed:
         feed.serve(consumers=2, background=True)
-        with tn.Feed.attach(name, timeout=1.0) as attached, pytest.raises(TimeoutError):
-            next(iter(attached))
-    texts = [record.getMessage() for record in caplog.records]
-    assert any("waits for other consumers" in text for text in texts)
-    assert any("2 consumers before its first batch: 1 have attached" in text for text in texts)
+        wanted = {"waits for other consumers", "2 consumers before its first batch: 1 have attached"}
+        with tn.Feed.attach(name, timeout=1.0) as attached:
+            while not all(any(text in message for message in caplog.messages) for text in wanted):
+                with pytest.raises(TimeoutError):
+                    next(iter(attached))
 
 
 METERS = """

@@ -27,7 +27,7 @@ def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
         tn.Feed(fill, SCHEMA, batches=5, shared=name) as feed,
         feed.serve(epochs=2, background=True) as server,
     ):
-        other.ask("feed = tn.Feed.attach(name, wait=20)", name=name)
+        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
         other.start("[[int(batch.label[0]) for batch in feed] for _ in range(2)]")
         while server.batches < 2:
             threading.Event().wait(0.001)
@@ -56,7 +56,7 @@ def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, o
         raise MemoryError("no room for a note")
 
     monkeypatch.setattr(feed._stage, "send", fail)
-    other.ask("feed = tn.Feed.attach(name, wait=20)", name=name)
+    other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
     assert other.ask("len(list(feed))") == 0
     with pytest.raises(MemoryError, match="no room"):
         server.wait(SECONDS)

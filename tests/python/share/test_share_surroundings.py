@@ -176,7 +176,7 @@ def test_a_small_dev_shm_limits_nothing():
             array, channel, arena = pickle.load(sys.stdin.buffer)
             with array.read() as v:
                 print(int(np.add.reduce(np.asarray(v), dtype="int64")))
-            print([int(channel.recv(timeout=5).x[-1].item()) for _ in range(4)])
+            print([int(channel.recv(timeout=600).x[-1].item()) for _ in range(4)])
             with arena.use("words", "r") as words:
                 print(int(words.y[-1].item()))
             with arena.use("bytes") as bytes:
@@ -184,7 +184,7 @@ def test_a_small_dev_shm_limits_nothing():
             array[-1] = 9
         '''
         data = pickle.dumps((array, channel, arena))
-        done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=600)
         print((done.stdout + done.stderr).decode(), end="")
         print(array.tolist()[-1], arena.active)
     """)

@@ -144,10 +144,8 @@ def test_everything_that_needs_the_elements_waits_for_their_writer(code, answer,
 def test_ops_are_pushed_at_once_and_run_in_turn(other):
     a = tn.zeros(3, "int32", shared=True)
     other.ask("lease = a.lease('w')", a=a)
-    begin = time.monotonic()
     ops = [tn.push(add_one, tn.inout(a)) for _ in range(20)]
     native = tn.push(tn.fill, tn.inout(a), 3)
-    assert time.monotonic() - begin < 2
     assert not any(op.done() for op in ops)
     other.ask("np.asarray(a)[...] = 100")
     other.ask("lease.release()")
@@ -308,18 +306,16 @@ def test_who_came_first_goes_first(other, another):
 
 
 @pytest.mark.slow
-def test_a_writer_is_not_starved_by_readers(other, another):
+def test_a_writer_is_not_starved_by_readers(other, another, lock_timeout, tmp_path):
     a = tn.zeros(3, "int32", shared=True)
+    end = tmp_path / "end"
     for process in (other, another):
-        process.start("end = time.monotonic() + 3\nwhile time.monotonic() < end:\n  with a.read(): pass", a=a)
-    waits = []
+        process.start("while not os.path.exists(end):\n  with a.read(): pass", a=a, end=str(end))
     for _ in range(20):
-        begin = time.monotonic()
-        a[0] = 1
-        waits.append(time.monotonic() - begin)
+        a[0] = 1  # a starved one would wait until its time-out
+    end.touch()
     other.answer()
     another.answer()
-    assert max(waits) < 2, waits
 
 
 # Whoever gets the error gives back what it holds, as a block does: then the others go on.
@@ -333,19 +329,17 @@ finally:
 
 def test_crossed_leases_of_two_processes_end_in_a_deadlock_error(other):
     a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
-    other.ask("tn.set_lock_timeout(50)")
-    before = tn.set_lock_timeout(50)
+    other.ask("tn.set_lock_timeout(600)")
+    before = tn.set_lock_timeout(600)
     with a.write():
         other.ask("lease = b.lease('w')", a=a, b=b)
         other.start(BEHIND.format("a.tolist()"))
-        begin = time.monotonic()
         errors = 0
         try:
             b.tolist()
         except tn.DeadlockError as error:
             errors += 1
             assert str(other.pid) in str(error) and "in turn waits" in str(error)
-            assert time.monotonic() - begin < 5
     tn.set_lock_timeout(before)
     try:
         other.answer()
@@ -357,10 +351,9 @@ def test_crossed_leases_of_two_processes_end_in_a_deadlock_error(other):
 
 def test_crossed_leases_of_three_processes_end_in_a_deadlock_error(other, another):
     a, b, c = (tn.zeros(3, shared=True) for _ in range(3))
-    before = tn.set_lock_timeout(50)
+    before = tn.set_lock_timeout(600)
     for process in (other, another):
-        process.ask("tn.set_lock_timeout(50)", a=a, b=b, c=c)
-    begin = time.monotonic()
+        process.ask("tn.set_lock_timeout(600)", a=a, b=b, c=c)
     other.ask("lease = b.lease('w')")
     another.ask("lease = c.lease('w')")
     errors = 0
@@ -377,7 +370,7 @@ def test_crossed_leases_of_three_processes_end_in_a_deadlock_error(other, anothe
         except tn.DeadlockError:
             errors += 1
     tn.set_lock_timeout(before)
-    assert errors and time.monotonic() - begin < 20
+    assert errors
 
 
 def test_a_wait_that_a_queue_of_others_ends_is_no_deadlock(other, another):
@@ -410,14 +403,23 @@ def test_ctrl_c_ends_a_wait_for_another_process(other, another):
 
 
 @pytest.mark.slow
-def test_a_long_wait_is_logged(other, caplog):
+def test_a_long_wait_is_logged(other):
     a = tn.zeros(3, shared=True)
     other.ask("lease = a.lease('w')", a=a)
-    before = tn.set_lock_timeout(5.6)
-    with caplog.at_level(logging.INFO, "tenon"), pytest.raises(TimeoutError):
+    text = []
+
+    class Until(logging.Handler):
+        def emit(self, record):
+            text.append(record.getMessage())
+            other.ask("lease.release()")
+
+    handler = Until()
+    logging.getLogger("tenon").addHandler(handler)
+    try:
         a.tolist()
-    tn.set_lock_timeout(before)
-    assert any(f"process {other.pid}" in record.getMessage() for record in caplog.records), caplog.text
+    finally:
+        logging.getLogger("tenon").removeHandler(handler)
+    assert any(f"process {other.pid}" in line for line in text), text
 
 
 def test_the_text_of_an_array_says_which_process_writes_it(other):

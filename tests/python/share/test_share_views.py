@@ -241,7 +241,7 @@ def test_a_detached_lease_is_the_process_s(a, other):
     assert other.is_busy()
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(20)
+    thread.join(600)
     assert seen == [[[1] * 3, [2] * 3]]
     other.answer()
     assert a.tolist() == [[9] * 3] * 2
