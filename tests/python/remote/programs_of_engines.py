@@ -12,7 +12,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
-SECONDS = 150
+SECONDS = 1500
 
 LOOPBACK = {
     # Open MPI: two processes of one machine, also for root in a container, and on fewer cores.

@@ -235,8 +235,9 @@ many = min(turnover(300) for _ in range(4))
 kept.clear()
 print(many / min(turnover(300) for _ in range(4)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
-    )
-    ratios = [float(line) for line in done.stdout.split()]
-    assert all(ratio <= 5 for ratio in ratios), ratios
+    ratios = [float("inf")]
+    for _ in range(10):  # other processes may take the core away from one of the measurements
+        if max(ratios) > 5:
+            text = subprocess.check_output([sys.executable, "-c", code], text=True)
+            ratios = [float(line) for line in text.split()]
+    assert max(ratios) <= 5, ratios
