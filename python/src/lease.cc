@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leases as tenon/_sync/lease.py uses them, and who holds an array.
+// Leases as tenon/_sync/lease.py uses them, and the holders of an array.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

@@ -287,7 +287,7 @@ TEST(ThreadPool, StopEndsWorkersThatSleep) {
 }
 
 TEST(ThreadPool, WorkersHaveNamesAndBlockSignalsButThoseOfFaults) {
-  sigset_t before;  // of whoever runs the tests
+  sigset_t before;  // the mask of the program that runs the tests
   pthread_sigmask(SIG_SETMASK, nullptr, &before);
   const std::unique_ptr<Executor> pool = make_executor("pool", 2);
   std::atomic<int> arrived{0};

@@ -56,7 +56,7 @@ def interval(**given):
 
 
 def in_time(test):
-    """Runs a test again that a loaded machine has disturbed: it measures who waits for whom."""
+    """Runs a test again if a loaded machine disturbed its measurement of waiting times."""
 
     @functools.wraps(test)
     def run(**arguments):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds: generators, schemas, batches, plug-ins, and who takes the batches."""
+"""Feeds: generators, schemas, batches, plug-ins and the consumers of batches."""
