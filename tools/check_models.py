@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the Promela models with spin and checks that each variant ends as its model states.
 
-    check_models.py [FOLDER] [--soak]
+    check_models.py [FOLDER or MODEL] [--soak]
 
 A model says in lines of its own what is to be shown, each about the model compiled with -DNAME:
     // variant: SOUND holds                no state breaks a law: no dead end, no failed assertion
@@ -10,8 +10,9 @@ A model says in lines of its own what is to be shown, each about the model compi
     // variant: NAME refuted deadlock      with assertions ignored, some execution comes to a dead end
     // variant: NAME refuted assertion     with dead ends ignored, some execution fails an assertion
     // variant: NAME refuted ends          some execution goes on for ever
-With `soak` at the end of the line a check runs only with --soak. A search that was cut short shows nothing,
-and one that holds must reach every statement: what is never reached is not shown either.
+With `soak` at the end of the line a check runs only with --soak. A search that was cut short, by its depth or
+by its memory, shows nothing. One that holds must reach every statement: what is never reached is not shown
+either. Each line gives the states, the processor time of compiler and search, and the memory of the search.
 """
 
 import os
@@ -20,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ SIGNS = {
     "non-progress cycle": "refuted ends",
 }
 DEPTH = "100000"
+TABLE = "18"  # log2 of the places in the first table of states; it grows
 MEMORY_MIB = 2048
 SHORT = re.compile(r"^.*(?:max search depth too small|not completed|out of memory|memory limit).*$", re.M)
 UNREACHED = re.compile(r'^\s+(\S+:\d+), state \d+, "(?!-end-)(.*)"$', re.M)
@@ -65,18 +66,32 @@ def read(model, soak):
     return checks
 
 
-def output(*command, folder):
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stdout.strip()[-400:]}")
-    return done.stdout
+class Cost:
+    """Of the programs of one check."""
+
+    def __init__(self):
+        self.states = "?"
+        self.seconds = 0.0  # of the processor
+        self.mib = 0  # of the largest program
+
+    def __str__(self):
+        return f"({self.states} states, {self.seconds:.1f} s, {self.mib} MiB)"
+
+
+def output(*command, folder, cost):
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        process = subprocess.Popen(
+            [str(part) for part in command], cwd=folder, stdout=file, stderr=subprocess.STDOUT
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        text = file.read()
+    cost.seconds += used.ru_utime + used.ru_stime
+    cost.mib = used.ru_maxrss // 1024
+    if process.returncode != 0:
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}: {text.strip()[-400:]}")
+    return text
 
 
 def found(text, outcome):
@@ -96,52 +111,49 @@ def found(text, outcome):
 
 
 def run(check):
-    """A line about the check, and whether it went as stated."""
+    """A line about the check, whether it went as stated, and what it cost."""
     compiled, searched = OPTIONS[check.outcome]
     compiler = os.environ.get("CC", "cc")
-    began = time.monotonic()
-    states = "?"
+    cost = Cost()
     with tempfile.TemporaryDirectory() as folder:
+        used = {"folder": folder, "cost": cost}
         try:
-            output(
-                *("spin", f"-P{compiler} -E -x c", "-a", f"-D{check.variant}", check.model.resolve()),
-                folder=folder,
-            )
-            output(
-                *(compiler, *compiled, "-w", f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c"),
-                folder=folder,
-            )
-            text = output(f"{folder}/pan", f"-m{DEPTH}", *searched, folder=folder)
+            defined = ("-a", f"-D{check.variant}", check.model.resolve())
+            output("spin", f"-P{compiler} -E -x c", *defined, **used)
+            output(compiler, *compiled, "-w", f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c", **used)
+            text = output(f"{folder}/pan", f"-m{DEPTH}", f"-w{TABLE}", *searched, **used)
             if match := re.search(r"([\d.e+]+) states, stored", text):
-                states = f"{float(match[1]):,.0f}"
+                cost.states = f"{float(match[1]):,.0f}"
             result = found(text, check.outcome)
         except RuntimeError as error:
             result = str(error)
     good = result == check.outcome
     name = f"{check.model.stem} {check.variant}: {check.outcome}"
-    cost = f"({states} states, {time.monotonic() - began:.1f} s)"
-    return (f"{name} {cost}" if good else f"FAILED: {name} was stated; {result} {cost}"), good
+    return (f"{name} {cost}" if good else f"FAILED: {name} was stated; {result} {cost}"), good, cost
 
 
 def main(*arguments):
-    folders = [Path(argument) for argument in arguments if argument != "--soak"]
-    folder = folders[0] if folders else Path(__file__).parent.parent / "tests/models"
+    given = [Path(argument) for argument in arguments if argument != "--soak"]
+    place = given[0] if given else Path(__file__).parent.parent / "tests/models"
     for program in ("spin", os.environ.get("CC", "cc")):
         if shutil.which(program) is None:
             print(f"{program} is missing: `make deps` installs what the models need")
             return 1
-    models = sorted(folder.glob("*.pml"))
+    models = [place] if place.is_file() else sorted(place.glob("*.pml"))
     try:
         checks = [check for model in models for check in read(model, "--soak" in arguments)]
     except ValueError as error:
         print(error)
         return 1
-    failed = 0
+    failed, seconds, mib = 0, 0.0, 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for line, good in pool.map(run, checks):
+        for line, good, cost in pool.map(run, checks):
             print(line, flush=True)
             failed += not good
+            seconds += cost.seconds
+            mib = max(mib, cost.mib)
     stated = "all as stated" if checks and not failed else f"{failed} not as stated"
+    print(f"in all {seconds:.0f} s of one processor, at most {mib} MiB at a time")
     print(f"{len(models)} models, {len(checks)} variants: {stated}")
     return 0 if checks and not failed else 1
 

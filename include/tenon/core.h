@@ -411,6 +411,13 @@ TENON_API tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* arra
  * will be called. After that call the lease must be released; it counts as not written. */
 TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
 
+/* For a task that has waited for long. Writes to text (size bytes with the NUL, truncated) what a request
+ * that has not been checked waits for. Reports views that outlived their lease and block it, by the hook
+ * `report`, once each. text NULL: only reports these views, after the first second. Returns 0 if nothing
+ * blocks the request, or if text is NULL. Calls the hooks and the finder in this thread; the caller must not
+ * hold a lock that they need. \since 0.3 */
+TENON_API int32_t tenon_lease_report(tenon_lease* lease, char* text, size_t size);
+
 /* Must be called after a grant and before the use. Fails with OP as tenon_lease_acquire; the lease is then
  * not held. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
@@ -440,7 +447,10 @@ typedef struct tenon_wait_hooks {
   int32_t (*poll)(void* token);   /* every 50 ms and after signals; not 0: the wait fails with INTERRUPTED */
   void (*end)(void* token);       /* acquires the lock again */
   uint64_t (*current_task)(void); /* the asynchronous task that runs; 0: none */
-  void (*report)(const char* text); /* every 5 s of a wait: what it waits for */
+  /* Every 5 s of a wait: what it waits for. Also once for each view that outlived its lease and has blocked
+   * others for a second. Called in the thread that waits; for a wait of another process, in a thread of the
+   * library. */
+  void (*report)(const char* text);
   /* In a wait for open views, after 50 ms and every 5 s: closes the views that are not referenced any more.
    * Not 0: no other thread could close the rest, so the wait fails with DEADLOCK. */
   int32_t (*is_alone)(void* token);
@@ -448,6 +458,15 @@ typedef struct tenon_wait_hooks {
 
 /* Must be called once, before any wait. */
 TENON_API void tenon_set_wait_hooks(const tenon_wait_hooks* hooks);
+
+/* How a language says on what the views of a holder hang, for reports of long waits and errors that end one.
+ * find() writes it into text (size bytes with the NUL; "" at first), as "variable `x` of main (train.py:12)",
+ * or leaves it empty. holder is a view, or a lease under which one lives; begin to end are the addresses of
+ * its bytes, which may be gone by now. Called without a lock of the library, in the thread that waits, before
+ * or after end() of the hooks; of a wait of another process, in a thread of the library.
+ * To be set once, before anything waits; NULL: none. \since 0.3 */
+TENON_API void tenon_set_view_finder(void (*find)(const tenon_holder* holder, const void* begin,
+                                                  const void* end, char* text, size_t size));
 
 /* ---------------------------------------------------------------------------------------- ops
  * \since 0.1
@@ -526,6 +545,8 @@ typedef struct tenon_await {
  * tenon_lease_options. */
 TENON_API tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, tenon_error* error);
 TENON_API void tenon_await_end(tenon_await* await); /* idempotent */
+/* As tenon_lease_report, of an await that has begun. \since 0.3 */
+TENON_API int32_t tenon_await_report(tenon_await* await, char* text, size_t size);
 
 /* Runs a ready op in this thread. Returns 1 if it ran one, 0 if none is ready, -1 if the engine has
  * threads. */
@@ -568,9 +589,12 @@ TENON_API int32_t tenon_failure_code(const tenon_failure* failure);
  * payloads. */
 TENON_API void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(void* payload));
 
-/* Declares the bytes of the array valid. For shared arrays it waits as long as tenon_set_lock_timeout
- * says. */
+/* Declares the bytes of the array valid. For shared arrays it waits as long as tenon_set_lock_timeout says.
+ * If the lock is not granted in that time, nothing changes, and tenon_array_make_consistent reports it. */
 TENON_API void tenon_array_clear_error(tenon_array* array);
+/* The same with a status that says whether it was done (as pthread_mutex_consistent). Fails with VALUE (array
+ * is NULL), and for shared bytes with TIMEOUT, DEADLOCK, LEASE_CONFLICT, INTERRUPTED. \since 0.3 */
+TENON_API tenon_status tenon_array_make_consistent(tenon_array* array, tenon_error* error);
 
 /* Selects the engine. name: "pool", "inline", "seeded:N" or "default". workers: 0 means one for each
  * processor. Waits for all ops first. Fails with VALUE, TIMEOUT, SYSTEM. */

@@ -173,8 +173,15 @@ class Op {
 
 namespace detail {
 
-// Fails an op with the current exception.
+// Fails an op with the current exception. Null: there is none, but the thread is to end (pthread_exit).
 inline void fail_with(tenon_op* op, const std::exception_ptr& cause) noexcept {
+  if (cause == nullptr) {
+    tenon_op_fail(
+        op, 0,
+        "it ended its thread (pthread_exit, or a pthread_cancel from elsewhere): return from it instead",
+        nullptr, nullptr);
+    return;
+  }
   std::unique_ptr<std::exception_ptr> payload;
   try {
     payload = std::make_unique<std::exception_ptr>(cause);
@@ -387,7 +394,8 @@ class PushedBody {
  public:
   PushedBody(Body&& body, Arrays&& arrays) : body_(std::move(body)), arrays_(std::move(arrays)) {}
 
-  static void run(void* context, tenon_op* op) noexcept {
+  // What comes out of it is the end of the thread, which the engine stops.
+  static void run(void* context, tenon_op* op) {
     auto& self = *static_cast<PushedBody*>(context);
     if constexpr (kIsAsynchronous) {
       self.start(op);
@@ -399,7 +407,9 @@ class PushedBody {
                       "a view that the op's body took lives on after it: copy what is to be kept");
         }
       } catch (...) {
-        detail::fail_with(op, std::current_exception());
+        const std::exception_ptr cause = std::current_exception();
+        detail::fail_with(op, cause);
+        if (cause == nullptr) throw;
         return;
       }
       tenon_op_complete(op);
@@ -412,14 +422,16 @@ class PushedBody {
   static constexpr bool kIsAsynchronous = detail::takes_completion<Body>();
   static constexpr size_t kArguments = Parameters::kCount - (kIsAsynchronous ? 1 : 0);
 
-  void start(tenon_op* op) noexcept {
+  void start(tenon_op* op) {
     std::shared_ptr<Completion::State> state;
     try {
       state = std::make_shared<Completion::State>(op);
       call_body(Completion(state));
     } catch (...) {
+      const std::exception_ptr cause = std::current_exception();
       tenon_op* const left = state != nullptr ? state->take() : op;
-      if (left != nullptr) detail::fail_with(left, std::current_exception());
+      if (left != nullptr) detail::fail_with(left, cause);
+      if (cause == nullptr) throw;
     }
   }
 
@@ -488,8 +500,9 @@ Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span
 // of the engine, unless memory that it reads has failed. It is always destroyed once, before the op is done.
 // Parameters of body: none; or for each use a View (of const elements if the op only reads) or a const
 // Array&. A Completion may follow them if the op continues after the body has returned. Result of body: void,
-// or an int that is not 0 for failure. An exception of any type is the failure of the op. The body may not
-// wait, may not use other arrays and may not keep views. Fails with LEASE_CONFLICT, BUFFER (a write to a
+// or an int that is not 0 for failure. An exception of any type is the failure of the op. So is
+// pthread_exit, unless the body is noexcept; the thread continues. The body may not wait, may not use other
+// arrays and may not keep views. Fails with LEASE_CONFLICT, BUFFER (a write to a
 // read-only array), TYPE and VALUE (an array that does not match the body's parameter), CLOSED.
 template <class Body, Access... kAccess>
 Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {

@@ -504,8 +504,8 @@ class Array {
   void wait_to_write(std::chrono::nanoseconds timeout = forever) const { wait(Access::kWrite, timeout); }
   // The reason why the elements hold no value; empty if they hold values.
   Failure failure() const { return Failure::steal(tenon_array_failure(handle_)); }
-  // Declares the elements valid again.
-  void clear_error() const noexcept { tenon_array_clear_error(handle_); }
+  // Declares the elements valid again. Fails as tenon_array_make_consistent.
+  void clear_error() const { call(tenon_array_make_consistent, handle_); }
 
   // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller must call the tensor's deleter, or pass the
   // tensor to a consumer that calls it. site: the line of the program, for messages; must outlive the tensor.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "buffer_calls.h"
 #include "callbacks.h"
 #include "ending_threads.h"
 #include "errors.h"
@@ -76,6 +77,14 @@ bool release(Block& block) noexcept {
   return tenon_lease_release(&block.lease) != 0;
 }
 
+// Before anything was done under it.
+void take_back(Block& block) noexcept {
+  const KeepError keep_error;
+  const owners::Collector collector;
+  (void)tenon_lease_cancel(&block.lease);
+  (void)tenon_lease_release(&block.lease);
+}
+
 void free_block(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Block& block = *block_of(self);
@@ -137,17 +146,6 @@ nb::handle leave_to_careful(PyObject* self) {
   return block.careful;
 }
 
-// Where the view hangs that the lease would wait for, if that is found.
-[[noreturn]] void raise_explained(const Error& error, nb::handle array) {
-  set_error(error);
-  if (std::string_view(error.what()).find("view of it") != std::string_view::npos) {
-    nb::python_error raised;
-    callback(Callback::kExplainWait)(raised.value(), array);
-    throw raised;
-  }
-  nb::raise_python_error();
-}
-
 void take_lease(Block& block, const Array& array, const char* site) {
   tenon_lease_options options{};
   options.struct_size = sizeof options;
@@ -157,6 +155,13 @@ void take_lease(Block& block, const Array& array, const char* site) {
   options.timeout_ns = TENON_DEFAULT_TIMEOUT;
   options.site = site;
   call(tenon_lease_acquire, &block.lease, array.get(), &options);
+  if (!may_have_buffer_calls()) return;
+  try {
+    wait_for_buffer_calls(array.get(), options.access, std::nullopt);
+  } catch (...) {
+    take_back(block);
+    throw;
+  }
 }
 
 PyObject* enter(PyObject* self, PyObject*) noexcept {
@@ -168,11 +173,7 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
     const char* const site = block.site = current_site();
     owners::drain();
     Array array = share(block.array);
-    try {
-      take_lease(block, array, site);
-    } catch (const Error& error) {
-      raise_explained(error, block.array);
-    }
+    take_lease(block, array, site);
     // While it waited, the NDArray may have got new memory.
     if (array.get() != array_of(block.array)) array = share(block.array);
     try {

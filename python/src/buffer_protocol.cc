@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "buffer_calls.h"
 #include "callbacks.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -42,6 +43,7 @@ const char* format_of(DType dtype) {
 // memory before the buffer is released.
 struct Export {
   tenon_view view;
+  BufferCall call;
   size_t ndim;
   Py_ssize_t dims[];
 };
@@ -54,6 +56,7 @@ Export* make_export(size_t ndim) {
   void* const memory = ndim <= kFewAxes ? exports.take() : ::operator new(size_of_export(ndim));
   auto* const made = static_cast<Export*>(memory);
   made->view = TENON_VIEW_INIT;
+  new (&made->call) BufferCall;
   made->ndim = ndim;
   return made;
 }
@@ -107,6 +110,22 @@ void check_request(PyObject* self, const tenon_array_desc& desc, int flags) {
   }
 }
 
+void close(Export& held) noexcept {
+  held.call.end();
+  const owners::Collector collector;
+  tenon_view_close(&held.view);
+}
+
+// Throws; then it is closed.
+void renew(Export& held) {
+  try {
+    held.call.renew();
+  } catch (...) {
+    close(held);
+    throw;
+  }
+}
+
 void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   const tenon_array_desc& desc = desc_of(self);
   const char* const format = format_of(desc.dtype);
@@ -119,10 +138,15 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   const auto ndim = static_cast<size_t>(desc.ndim);
   std::unique_ptr<Export, Free> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  const auto data = reinterpret_cast<uintptr_t>(desc.data);
+  BufferCall::Use use{self, data, data, wants(flags, PyBUF_WRITABLE) ? TENON_WRITE : TENON_READ, nullptr};
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
+    const int64_t span = (held->dims[i] - 1) * held->dims[ndim + i];
+    (span < 0 ? use.begin : use.end) += static_cast<uintptr_t>(span);
   }
+  use.end = desc.size != 0 ? use.end + desc.itemsize : use.begin;
   const bool has_shape = wants(flags, PyBUF_ND);
   const bool has_axes = ndim > 0;  // without axes PEP 3118 has NULL for shape and strides
   buffer->buf = desc.data;
@@ -136,7 +160,13 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   const int32_t wanted = (desc.flags & TENON_READONLY) != 0 ? TENON_READ
                          : wants(flags, PyBUF_WRITABLE)     ? TENON_WRITE
                                                             : TENON_WRITE_OR_READ;
-  call(tenon_view_open, &held->view, array_of(self), wanted, current_site());
+  Caller caller;
+  use.site = site_and_caller(&caller);
+  const uint64_t waits = n_waits;
+  call(tenon_view_open, &held->view, array_of(self), wanted, use.site);
+  held->call.begin(use, caller);
+  if (n_waits != waits) [[unlikely]]
+    renew(*held);
   buffer->readonly = tenon_view_access(&held->view) == TENON_READ ? 1 : 0;
   buffer->obj = Py_NewRef(self);
   buffer->internal = held.release();
@@ -175,10 +205,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
 
 void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
   auto* const held = static_cast<Export*>(buffer->internal);
-  {
-    const owners::Collector collector;
-    tenon_view_close(&held->view);
-  }
+  close(*held);
   free_export(held);
 }
 

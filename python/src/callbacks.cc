@@ -16,7 +16,7 @@ constexpr std::array<const char*, kCount> kNames = {
     "array_format",    "reduce_array",   "array_ctypes", "array_function",    "to_jax",
     "lease",           "leases",         "block",        "give_back",         "text_of",
     "end_views",       "heed_survivors", "settle",       "wait_for_searches", "end_failed_body",
-    "describe_escape", "drop_views",     "explain_wait",
+    "describe_escape", "drop_views",     "find_views",
 };
 
 std::array<PyObject*, kCount> table{};  // under the GIL

@@ -43,7 +43,7 @@ enum class Callback : size_t {
   kDescribeEscape,
   // Views.
   kDropViews,
-  kExplainWait,
+  kFindViews,
   kCount,
 };
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The native part of tenon.Channel.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "owners.h"
 #include "sites.h"
 #include "tenon/channel.hpp"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -57,19 +56,21 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
-NativeItem* loan(const Channel& channel, std::optional<double> timeout) {
+NativeItem* loan(const Channel& channel, Seconds timeout) {
+  const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
   tenon_item* item = nullptr;
-  call(tenon_channel_loan, channel.get(), nanoseconds(timeout), current_site(), &item);
+  call(tenon_channel_loan, channel.get(), timeout_ns, current_site(), &item);
   return new NativeItem(item);
 }
 
 // None: the channel has ended.
-NativeItem* receive(const Channel& channel, std::optional<double> timeout) {
+NativeItem* receive(const Channel& channel, Seconds timeout) {
+  const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
   tenon_item* item = nullptr;
   try {
-    call(tenon_channel_receive, channel.get(), nanoseconds(timeout), current_site(), &item);
+    call(tenon_channel_receive, channel.get(), timeout_ns, current_site(), &item);
   } catch (const Error& error) {
     if (error.code() == TENON_ERR_CLOSED) return nullptr;
     throw;
@@ -129,8 +130,8 @@ void add_channel(nb::module_& module) {
            nb::sig("def receive(self, timeout: float | None) -> NativeItem | None"))
       .def(
           "wait",
-          [](const Channel& self, std::optional<double> timeout) {
-            call(tenon_channel_wait, self.get(), nanoseconds(timeout));
+          [](const Channel& self, Seconds timeout) {
+            call(tenon_channel_wait, self.get(), timeout.nanoseconds());
           },
           nb::arg("timeout").none())
       .def(

@@ -28,7 +28,4 @@ class Dims {
   std::array<int64_t, TENON_MAX_NDIM> values_;
 };
 
-// An int from anything with __index__. Throws TypeError, OverflowError.
-int64_t index_from(nb::handle source);
-
 }  // namespace tenon::python

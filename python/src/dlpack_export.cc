@@ -7,6 +7,7 @@
 #include "elements.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -30,10 +31,9 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
   if (is_given(dl_device)) check_device(dl_device, desc_of(self).device);
   const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").first >= 1;
-  const int is_copy = is_given(copy) ? PyObject_IsTrue(copy) : 0;
-  check_python(is_copy);
-  const Array array = is_copy != 0 ? copied(share(self)) : share(self);
-  const uint32_t flags = is_copy != 0 ? TENON_EXPORT_COPIED : 0;
+  const bool is_copy = is_given(copy) && flag_from(copy, "copy", ", or None");
+  const Array array = is_copy ? copied(share(self)) : share(self);
+  const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
   return (is_versioned ? versioned_capsule(array, flags) : legacy_capsule(array, flags)).release().ptr();
 }
 

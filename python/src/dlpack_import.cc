@@ -15,6 +15,7 @@
 #include "exchange_table.h"
 #include "from_numpy.h"
 #include "ndarray.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -211,16 +212,14 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   if (has_device && !(PyUnicode_Check(device) && PyUnicode_CompareWithASCIIString(device, "cpu") == 0)) {
     raise(PyExc_ValueError, "device is %R: arrays live on 'cpu'", device);
   }
-  const bool has_copy = copy != nullptr && copy != Py_None;
-  const int is_copy = has_copy ? PyObject_IsTrue(copy) : 0;
-  check_python(is_copy);
-  const bool may_copy = !has_copy || is_copy != 0;
+  const std::optional<bool> wanted = copy != nullptr ? flag_or_none_from(copy, "copy") : std::nullopt;
+  const bool may_copy = wanted.value_or(true);
   Array array = is_ndarray(x) ? share(x) : share_numpy(x);
   if (!array) {
     const bool to_host = has_device && !PyCapsule_CheckExact(x) && needs_host_copy(x);
     array = import_dlpack(x, may_copy, to_host);
   }
-  return wrap(is_copy != 0 ? copied(array) : std::move(array));
+  return wrap(wanted.value_or(false) ? copied(array) : std::move(array));
 }
 
 }  // namespace
@@ -236,7 +235,7 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host) {
     if (exchange.table != nullptr && !has_grad && !to_host)
       array = import_by_table(object, exchange, may_copy);
     if (!array) {
-      if (!has_dlpack(object)) raise(PyExc_TypeError, "%R has no __dlpack__", object.ptr());
+      if (!has_dlpack(object)) raise(PyExc_TypeError, "x is %R, which has no __dlpack__", object.ptr());
       array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy, is_always_writable(object));
     }
   } catch (nb::python_error& error) {

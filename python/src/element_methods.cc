@@ -9,14 +9,15 @@
 #include "from_numpy.h"
 #include "methods.h"
 #include "ndarray_parts.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
 
-nb::object astype(const Self& self, const DTypeLike& dtype, bool copy) {
+nb::object astype(const Self& self, const DTypeLike& dtype, Flag copy) {
   const Array array = self.array();
   const DType wanted = dtype.get();
-  if (!copy && wanted == array.dtype()) return self.object;
+  if (!copy.get("copy") && wanted == array.dtype()) return self.object;
   return nb::cast(copied(array, wanted));
 }
 

@@ -14,6 +14,7 @@
 #include "numpy_view.h"
 #include "sites.h"
 #include "turn.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 // A copy is made in a call of its own. Else NumPy has asked the buffer protocol first, and forgets why that
 // failed: the same request here raises it again.
 nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
-  const bool is_copy = !copy.is_none() && nb::cast<bool>(nb::bool_(copy));
+  const bool is_copy = flag_or_none_from(copy, "copy").value_or(false);
   const auto has_dtype = [&dtype](const nb::object& view) {
     return dtype.is_none() || dtype.equal(view.attr("dtype"));
   };
@@ -138,8 +139,8 @@ nb::object tensor_type() {
   return owned(PyObject_GetAttr(torch_module().ptr(), name.get()));
 }
 
-nb::object to_torch(const Array& self, bool trust) {
-  return tensor_of(self, trust, tensor_type(), current_site);
+nb::object to_torch(const Array& self, Flag trust) {
+  return tensor_of(self, trust.get("trust"), tensor_type(), current_site);
 }
 
 // Tensors of many arrays at one line of the program, which is looked for once.

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "buffer_calls.h"
+
 namespace tenon::python {
 namespace {
 
@@ -75,6 +77,7 @@ void add_fork_gate(nb::module_& module) {
   module.def("after_fork_in_child", [] {
     inside.store(is_inside_here ? 1 : 0, std::memory_order_relaxed);
     is_closed.store(false, std::memory_order_relaxed);
+    forget_other_waits();
   });
 }
 

@@ -12,6 +12,7 @@
 #include "numpy_lend.h"
 #include "numpy_view.h"
 #include "ownership.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -191,16 +192,12 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
   } else {
     const auto values = parameters.parse(arguments, n, keywords);
     x = values[0];
-    if (values[1] != nullptr) {
-      const int truth = PyObject_IsTrue(values[1]);
-      check_python(truth);
-      is_zero_copy = truth == 1;
-    }
+    if (values[1] != nullptr) is_zero_copy = flag_from(values[1], "zero_copy");
     if (values[2] != nullptr) keep = keep_from(values[2]);
   }
   if (!is_numpy_array(x)) {
     raise(PyExc_TypeError,
-          "from_numpy() takes a numpy.ndarray, not %R: tn.asarray() and tn.array() take other data",
+          "x is of %R: from_numpy() takes a numpy.ndarray; tn.asarray() and tn.array() take other data",
           reinterpret_cast<PyObject*>(Py_TYPE(x)));
   }
   return wrap(is_zero_copy ? lend_numpy(x, keep) : copied(lend_numpy(native(x), Keep::kWritable)));

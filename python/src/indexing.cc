@@ -9,6 +9,7 @@
 #include "dims.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -57,7 +58,7 @@ class Indices {
   // A number too large for 64 bits lies outside of every axis.
   static int64_t position_from(PyObject* item) {
     try {
-      return index_from(item);
+      return entry_from(item, "index");
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_OverflowError)) throw;
     }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Leases as tenon/_sync/lease.py uses them, and the holders of an array.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "block.h"
+#include "buffer_calls.h"
 #include "callbacks.h"
 #include "elements.h"
 #include "errors.h"
@@ -18,6 +20,7 @@
 #include "owners.h"
 #include "sites.h"
 #include "tenon/arena.hpp"
+#include "values.h"
 #include "waiting.h"
 
 namespace tenon::python {
@@ -36,15 +39,16 @@ class NativeLease {
   NativeLease& operator=(const NativeLease&) = delete;
   ~NativeLease() { release(); }
 
-  void acquire(std::optional<double> timeout, uint64_t task) {
+  void acquire(Seconds timeout, uint64_t task) {
     prepare(task);
-    options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
+    options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
+    const WaitLimit end = end_of(timeout);
     tenon_error error;  // only what is read is set, as call() does
     error.struct_size = sizeof error;
     error.op_code = 0;
     error.message[0] = '\0';
     const tenon_status status = tenon_lease_acquire(&lease_, array_.get(), &options_, &error);
-    if (status == TENON_OK) return;
+    if (status == TENON_OK) return wait_for_calls(end);
     if (status == TENON_ERR_OP) detail::throw_reported(status, error);
     // Not thrown, which translators would throw once more: who comes after a death is in a hurry.
     set_error(Error(status, error.message, error.op_code));
@@ -52,10 +56,12 @@ class NativeLease {
   }
 
   // As acquire(), of an arena's data, of which it makes this layout the one that they have.
-  void use(const Arena& arena, const std::string& layout, std::optional<double> timeout, uint64_t task) {
+  void use(const Arena& arena, const std::string& layout, Seconds timeout, uint64_t task) {
     prepare(task);
-    options_.timeout_ns = timeout ? nanoseconds(timeout) : TENON_DEFAULT_TIMEOUT;
+    options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
+    const WaitLimit end = end_of(timeout);
     call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
+    wait_for_calls(end);
   }
   // After a grant of request().
   void enter(const Arena& arena, const std::string& layout) {
@@ -89,6 +95,13 @@ class NativeLease {
     return is_granted != 0;
   }
   void check() { call(tenon_lease_check, &lease_); }
+  std::string report(bool is_in_words) {
+    return report_of(is_in_words,
+                     [&](char* text, size_t size) { return tenon_lease_report(&lease_, text, size); });
+  }
+
+  // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
+  std::string call_ahead() const { return buffer_call_ahead(array_.get(), options_.access); }
 
   // Nobody waits for it any more: takes the request back, or releases it as soon as it has been told of.
   void cancel() {
@@ -136,12 +149,29 @@ class NativeLease {
         notice->lease.release();
       } else {
         PyObject* const result = PyObject_CallNoArgs(notice->told.ptr());
-        if (result == nullptr) PyErr_WriteUnraisable(notice->told.ptr());
+        if (result == nullptr) write_unraisable(notice->told.ptr());
         Py_XDECREF(result);
       }
       owners::release(notice);
     }
     PyGILState_Release(state);
+  }
+
+  static WaitLimit end_of(Seconds timeout) {
+    if (timeout.is_none()) return std::nullopt;
+    constexpr int64_t kCentury = 3'200'000'000 * int64_t{1'000'000'000};  // the clock's sum must not overflow
+    return std::chrono::steady_clock::now() +
+           std::chrono::nanoseconds(std::min(timeout.nanoseconds(), kCentury));
+  }
+  void wait_for_calls(WaitLimit end) {
+    if (!may_have_buffer_calls()) return;
+    try {
+      wait_for_buffer_calls(array_.get(), options_.access, end);
+    } catch (...) {
+      const KeepError keep_error;
+      cancel();
+      throw;
+    }
   }
 
   void prepare(uint64_t task) {
@@ -173,9 +203,10 @@ nb::list holders(const Array& array) {
   return result;
 }
 
-void wait_for(const Array& array, int32_t access, std::optional<double> timeout) {
+void wait_for(const Array& array, int32_t access, Seconds timeout) {
+  const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
-  call(tenon_array_wait, array.get(), access, nanoseconds(timeout));
+  call(tenon_array_wait, array.get(), access, timeout_ns);
 }
 
 }  // namespace
@@ -194,6 +225,11 @@ void add_leases(nb::module_& module) {
            nb::sig("def request(self, told: Callable[[], object], task: int, arena: NativeArena | None = "
                    "None) -> bool"))
       .def("check", &NativeLease::check)
+      .def("report", &NativeLease::report, nb::arg("is_in_words"),
+           "Behind whom a request waits; empty if nothing is in its way. Reports views that outlived their\n"
+           "block and are in its way; with False only that.\n")
+      .def("call_ahead", &NativeLease::call_ahead,
+           "Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.")
       .def("cancel", &NativeLease::cancel)
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
@@ -204,10 +240,11 @@ void add_leases(nb::module_& module) {
       "(kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.");
   def_method(
       "lease",
-      [](const Self& self, const char* mode, nb::object timeout, nb::object on_owner_died) {
+      [](const Self& self, nb::object mode, nb::object timeout, nb::object on_owner_died) {
         return callback(Callback::kLease)(self.object, mode, timeout, on_owner_died);
       },
-      nb::arg("mode"), nb::arg("timeout").none() = nb::none(), nb::arg("on_owner_died") = "raise",
+      nb::arg("mode").none(), nb::arg("timeout").none() = nb::none(),
+      nb::arg("on_owner_died").none() = "raise",
       nb::sig(
           "def lease(self, mode: str, timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise') "
           "-> Any"),
@@ -232,21 +269,22 @@ void add_leases(nb::module_& module) {
       "snapshot", [](const Array& self) { return copied(self); },
       "A copy of all elements at one moment: waits for ops that write and were pushed before.\n");
   def_method(
-      "wait_to_read",
-      [](const Array& self, std::optional<double> timeout) { wait_for(self, TENON_READ, timeout); },
+      "wait_to_read", [](const Array& self, Seconds timeout) { wait_for(self, TENON_READ, timeout); },
       nb::arg("timeout").none() = nb::none(),
       "Waits until the ops that write this memory and were pushed before are done.\n\n"
       "Parameters\n----------\ntimeout : float, optional\n    Seconds; None waits as long as it takes.\n\n"
       "Raises\n------\nOpError\n    One of them has failed.\nDeadlockError\n    The wait would not end.\n"
       "TimeoutError\n    The time has passed.\n");
   def_method(
-      "wait_to_write",
-      [](const Array& self, std::optional<double> timeout) { wait_for(self, TENON_WRITE, timeout); },
+      "wait_to_write", [](const Array& self, Seconds timeout) { wait_for(self, TENON_WRITE, timeout); },
       nb::arg("timeout").none() = nb::none(),
       "Waits until all ops that use this memory and were pushed before are done. As `wait_to_read`.\n");
   def_method(
-      "clear_error", [](const Array& self) { tenon_array_clear_error(self.get()); },
-      "Says that the memory holds a value although an op that was to write it has failed.\n");
+      "clear_error", [](const Array& self) { call(tenon_array_make_consistent, self.get()); },
+      "Says that the memory holds a value although an op that was to write it has failed, or a process has\n"
+      "died while it was writing there.\n\n"
+      "Raises\n------\nTimeoutError\n    Another process has kept the shared memory for longer than\n"
+      "    `tenon.set_lock_timeout` says: the error is not cleared.\n");
 }
 
 }  // namespace tenon::python

@@ -11,6 +11,7 @@
 #include "ndarray_parts.h"
 #include "numpy_lend.h"
 #include "owners.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -45,7 +46,7 @@ struct CallOwner : owners::Node {
     if (last_call.is_none()) return;
     const KeepError keep_error;
     PyObject* const result = PyObject_CallNoArgs(last_call.ptr());
-    if (result == nullptr) PyErr_WriteUnraisable(last_call.ptr());
+    if (result == nullptr) write_unraisable(last_call.ptr());
     Py_XDECREF(result);
   }
 
@@ -84,11 +85,12 @@ int64_t whole_elements(int64_t nbytes, DType dtype) {
   return nbytes * 8 / bits;
 }
 
-Array from_buffer(nb::object source, const DTypeLike& dtype_like, nb::object shape, int64_t offset) {
+Array from_buffer(nb::object source, const DTypeLike& dtype_like, nb::object shape, Integer given_offset) {
   const DType dtype = dtype_like.get();
   auto owner = std::make_unique<BufferOwner>(source);
   const Py_buffer& buffer = owner->buffer;
   OwnedNode node(owner.release());
+  const int64_t offset = given_offset.get("offset");
   if (offset < 0 || offset > buffer.len) {
     raise(PyExc_ValueError, "offset is %lld: the buffer has %zd bytes", static_cast<long long>(offset),
           buffer.len);
@@ -103,22 +105,21 @@ Array from_buffer(nb::object source, const DTypeLike& dtype_like, nb::object sha
 }
 
 Array from_pointer(nb::object address, nb::object shape, const DTypeLike& dtype_like, nb::object strides,
-                   nb::object owner, nb::object deleter, bool is_readonly) {
+                   nb::object owner, nb::object deleter, Flag readonly) {
   const DType dtype = dtype_like.get();
-  void* const data = PyLong_AsVoidPtr(address.ptr());
-  if (data == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  void* const data = pointer_from(address, "address");
   const Dims dims(shape, "shape");
-  tenon_adoption adoption = adoption_of(data, dtype, dims, is_readonly);
+  tenon_adoption adoption = adoption_of(data, dtype, dims, readonly.get("readonly"));
   std::vector<int64_t> in_elements;
   if (!strides.is_none()) {
     const Dims in_bytes(strides, "strides");
     const int64_t itemsize = int64_t{dtype.bits()} * dtype.lanes() / 8;
     if (in_bytes.size() != dims.size()) {
-      raise(PyExc_ValueError, "%d strides were given for %d axes", in_bytes.size(), dims.size());
+      raise(PyExc_ValueError, "strides has %d entries for %d axes", in_bytes.size(), dims.size());
     }
     for (int64_t stride : in_bytes.span()) {
       if (itemsize == 0 || stride % itemsize != 0) {
-        raise(PyExc_ValueError, "a stride of %lld bytes is no multiple of the itemsize %lld",
+        raise(PyExc_ValueError, "strides has the entry %lld: that is no multiple of the itemsize %lld",
               static_cast<long long>(stride), static_cast<long long>(itemsize));
       }
       in_elements.push_back(stride / itemsize);
@@ -126,7 +127,7 @@ Array from_pointer(nb::object address, nb::object shape, const DTypeLike& dtype_
     adoption.strides = in_elements.data();
   }
   if (!deleter.is_none() && PyCallable_Check(deleter.ptr()) == 0)
-    raise(PyExc_TypeError, "deleter must be callable");
+    raise(PyExc_TypeError, "deleter is %R: it must be callable", deleter.ptr());
   auto node = std::make_unique<CallOwner>(std::move(owner), nb::none());
   CallOwner* const held = node.get();
   Array array = adopt(adoption, OwnedNode(node.release()));

@@ -87,6 +87,8 @@ const char* why_refused(int number) {
 }  // namespace
 
 void import_numpy_api() {
+  // By itself first: NumPy prints what goes wrong in the next call, and raises ImportError, for Ctrl-C, too.
+  (void)nb::module_::import_("numpy");
   if (PyArray_ImportNumPyAPI() < 0) nb::raise_python_error();
 }
 
@@ -113,7 +115,7 @@ bool dtype_of_numpy(PyArray_Descr* descr, tenon_dtype* out) noexcept {
     *out = dtype;
     return true;
   } catch (...) {
-    PyErr_Clear();
+    forget_exception();
     return false;
   }
 }

@@ -207,7 +207,7 @@ class EndedDtypes {
       if (dtype == nullptr) dtype = made(site);
       return dtype;
     } catch (...) {
-      PyErr_Clear();
+      forget_exception();
       return nullptr;
     }
   }

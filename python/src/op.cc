@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ops as tenon/_sync/engine.py uses them: bodies in Python and native functions.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -16,6 +15,7 @@
 #include "op.h"
 #include "owners.h"
 #include "sites.h"
+#include "values.h"
 #include "waiting.h"
 
 namespace tenon::python {
@@ -93,7 +93,7 @@ void run(void* context, tenon_op* op) {
   try {
     run_body(*static_cast<Body*>(context), op);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("an op of tenon");
+    discard_as_unraisable(error, "an op of tenon");
     tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
   } catch (...) {
     tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
@@ -144,10 +144,11 @@ NativeOp::~NativeOp() {
   tenon_op_release(op_);
 }
 
-void NativeOp::wait(std::optional<double> timeout) const {
+void NativeOp::wait(Seconds timeout) const {
+  const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
   tenon_error error = TENON_ERROR_INIT;
-  const tenon_status status = tenon_op_wait(op_, nanoseconds(timeout), &error);
+  const tenon_status status = tenon_op_wait(op_, timeout_ns, &error);
   owners::drain();
   if (status != TENON_OK && status != TENON_ERR_OP) throw Error(status, error.message);
   raise_noted_interrupt();
@@ -164,7 +165,7 @@ void NativeOp::on_done(nb::object function) const {
           const EngineThread gil;
           auto* const object = static_cast<owners::Object*>(context);
           PyObject* const result = PyObject_CallNoArgs(object->object);
-          if (result == nullptr) PyErr_WriteUnraisable(object->object);
+          if (result == nullptr) write_unraisable(object->object);
           Py_XDECREF(result);
           owners::release(object);
         },
@@ -180,6 +181,11 @@ NativeAwait::NativeAwait(tenon_op* op, uint64_t task) { call(tenon_await_begin, 
 void NativeAwait::end() noexcept {
   const owners::Collector collector;
   tenon_await_end(&await_);
+}
+
+std::string NativeAwait::report(bool is_in_words) {
+  return report_of(is_in_words,
+                   [&](char* text, size_t size) { return tenon_await_report(&await_, text, size); });
 }
 
 Renewals::Renewals(const nb::list& pairs) {
@@ -234,12 +240,6 @@ Uses uses_from(const nb::list& rows) {
   return uses;
 }
 
-int64_t nanoseconds(std::optional<double> seconds) {
-  if (!seconds) return -1;
-  if (!(*seconds >= 0)) raise(PyExc_ValueError, "a timeout is seconds, or None");
-  return static_cast<int64_t>(std::min(*seconds * 1e9, 9e18));
-}
-
 nb::object describe_failure(const tenon_failure* failure) {
   auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure, drop_object));
   nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
@@ -257,7 +257,8 @@ nb::object failure_tuple(tenon_failure* failure) {
 
 void add_ops(nb::module_& module) {
   nb::class_<NativeAwait>(module, "NativeAwait", "That a task waits for an op.")
-      .def("end", &NativeAwait::end);
+      .def("end", &NativeAwait::end)
+      .def("report", &NativeAwait::report, nb::arg("is_in_words"));
   nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
       .def("wait", &NativeOp::wait, nb::arg("timeout").none())
       .def("done", &NativeOp::is_done)
@@ -280,9 +281,10 @@ void add_ops(nb::module_& module) {
       nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));
   module.def(
       "wait_all",
-      [](std::optional<double> timeout) {
+      [](Seconds timeout) {
+        const int64_t timeout_ns = timeout.nanoseconds();
         owners::drain();
-        call(tenon_wait_all, nanoseconds(timeout));
+        call(tenon_wait_all, timeout_ns);
         owners::drain();
         raise_noted_interrupt();
       },

@@ -4,11 +4,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "python.h"
+#include "values.h"
 
 namespace tenon::python {
 
@@ -30,6 +31,8 @@ class NativeAwait {
   NativeAwait& operator=(const NativeAwait&) = delete;
   ~NativeAwait() { end(); }
   void end() noexcept;
+  // As NativeLease.report.
+  std::string report(bool is_in_words);
 
  private:
   tenon_await await_ = TENON_AWAIT_INIT;
@@ -44,7 +47,7 @@ class NativeOp {
   ~NativeOp();
 
   // Seconds; nothing is thrown for a failure of the op itself.
-  void wait(std::optional<double> timeout) const;
+  void wait(Seconds timeout) const;
   bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
   // Requires: it is done and has not failed.
   nb::object result() const { return result_->get(); }
@@ -91,9 +94,6 @@ struct Uses {
 
 // (array, is write, is overwrite) of each.
 Uses uses_from(const nb::list& rows);
-
-// nullopt: for ever.
-int64_t nanoseconds(std::optional<double> seconds);
 
 // Ops that run native functions: pushed_function.cc.
 void add_pushed_functions(nb::module_& module);

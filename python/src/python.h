@@ -66,6 +66,35 @@ class KeepError {
   PyObject* traceback_ = nullptr;
 };
 
+// What nobody can be told of. Ctrl-C alone is not lost: the main thread hears of it when it looks for signals
+// the next time. A handler of signals runs wherever Python code does, also where its errors are dropped.
+inline void forget_error() noexcept {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0)
+    PyErr_SetInterrupt();
+  PyErr_Clear();
+}
+// In a catch block.
+inline void forget_exception() noexcept {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (...) {
+    // Nobody is told of it.
+  }
+  forget_error();
+}
+// What the log of such errors is told (sys.unraisablehook).
+inline void write_unraisable(PyObject* where) noexcept {
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return forget_error();
+  PyErr_WriteUnraisable(where);
+}
+inline void discard_as_unraisable(nb::python_error& error, const char* where) noexcept {
+  if (!error.matches(PyExc_KeyboardInterrupt)) return error.discard_as_unraisable(where);
+  error.restore();
+  forget_error();
+}
+
 // The text of a str, which owns it. Throws TypeError for other objects.
 inline std::string_view text_of(nb::handle text) {
   Py_ssize_t size = 0;

@@ -15,6 +15,7 @@
 #include "op.h"
 #include "owners.h"
 #include "tenon/share.hpp"
+#include "values.h"
 #include "waiting.h"
 
 namespace tenon::python {
@@ -40,14 +41,15 @@ Array open_array(nb::bytes handle) {
   return open(bytes);
 }
 
-void limit_sent(nb::bytes handle, uint32_t receiver, std::optional<double> seconds) {
+void limit_sent(nb::bytes handle, uint32_t receiver, Seconds timeout) {
+  const std::chrono::nanoseconds after(timeout.nanoseconds());  // with the GIL
   const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
   const nb::gil_scoped_release release;
-  limit_handle(bytes, receiver, std::chrono::nanoseconds(nanoseconds(seconds)));
+  limit_handle(bytes, receiver, after);
 }
 
-std::optional<double> set_timeout(std::optional<double> seconds) {
-  const int64_t before = tenon_set_lock_timeout(nanoseconds(seconds));
+std::optional<double> set_timeout(Seconds seconds) {
+  const int64_t before = tenon_set_lock_timeout(seconds.nanoseconds("seconds"));
   if (before < 0) return std::nullopt;
   return static_cast<double>(before) * 1e-9;
 }
@@ -62,9 +64,11 @@ void add_share(nb::module_& module) {
               "huge_pages: bool, populate: bool, numa_node: int) -> NDArray"));
   module.def(
       "attach",
-      [](const std::string& name, bool readonly) {
+      [](Text given_name, Flag readonly) {
+        const std::string name = given_name.get("name");
+        const bool is_readonly = readonly.get("readonly");
         const nb::gil_scoped_release release;
-        return attach(name, readonly);
+        return attach(name, is_readonly);
       },
       nb::arg("name"), nb::arg("readonly") = false,
       "The array that a process of this user shares under a name.\n\n"

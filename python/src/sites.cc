@@ -105,16 +105,22 @@ const char* site_of_function(nb::handle function) noexcept {
       if (!place.is_library) return place.text;
     }
   } catch (...) {
-    PyErr_Clear();
+    forget_exception();
   }
   return current_site();
 }
 
 const char* current_site() noexcept {
+  Caller caller;
+  return site_and_caller(&caller);
+}
+
+const char* site_and_caller(Caller* caller) noexcept {
   PyFrameObject* const innermost = PyThreadState_GetFrame(PyThreadState_Get());
   if (innermost == nullptr) return nullptr;
   // As a rule it is a line of the program itself that was here before: no error can come up then.
   const Position position = Position::of(innermost);
+  *caller = {innermost, position.instruction};
   const Place& place = place_for(position);
   const bool is_known = place.position == position && !place.is_library;
   Py_DECREF(position.code);
@@ -126,7 +132,7 @@ const char* current_site() noexcept {
   try {
     return site_from(nb::steal(reinterpret_cast<PyObject*>(innermost)));
   } catch (...) {
-    PyErr_Clear();
+    forget_exception();
     return nullptr;
   }
 }

@@ -9,9 +9,19 @@
 
 namespace tenon::python {
 
+// Which instruction of which frame a thread executes. The frame is only compared.
+struct Caller {
+  const void* frame = nullptr;  // null: no Python code runs
+  int instruction = 0;
+
+  bool operator==(const Caller&) const = default;
+};
+
 // The innermost line outside of site-packages and of Python's own library. A text that lives for ever;
 // nullptr where no Python code runs. Requires the GIL; keeps an exception in flight.
 const char* current_site() noexcept;
+// The same, and where the innermost frame is, whatever file it is of.
+const char* site_and_caller(Caller* caller) noexcept;
 
 // The line where a function of the user's begins; current_site() for other objects. As above.
 const char* site_of_function(nb::handle function) noexcept;

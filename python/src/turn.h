@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "buffer_calls.h"
 #include "elements.h"
 #include "ndarray.h"
 #include "numpy_view.h"
@@ -46,6 +47,8 @@ class Turn {
   void begin(const char* name) {
     if (uses_.empty()) return;
     call(tenon_call_begin, name, current_site(), static_cast<int32_t>(uses_.size()), uses_.data(), &call_);
+    if (!may_have_buffer_calls()) return;
+    for (const tenon_use& use : uses_) wait_for_buffer_calls(use.array, use.access, std::nullopt);
   }
   // Then: a NumPy view of an NDArray, read-only if it is only read; another object as it is.
   nb::object view_of(PyObject* object) {

@@ -4,6 +4,16 @@
 // threads let go of is freed.
 #include "waiting.h"
 
+#include <nanobind/stl/string.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "buffer_calls.h"
+#include "callbacks.h"
 #include "fork_gate.h"
 #include "names.h"
 #include "owners.h"
@@ -13,33 +23,63 @@ namespace {
 
 // One thread only.
 struct Interrupt {
-  bool is_noted = false;
-  int bodies = 0;  // that run
-  int waits = 0;   // that sleep
+  PyObject* noted = nullptr;  // an exception, owned
+  int bodies = 0;             // that run
+  int waits = 0;              // that sleep
 };
 thread_local Interrupt interrupt;
 
+bool is_main_thread() noexcept {
+  try {
+    const nb::module_ threading = nb::module_::import_("threading");
+    const nb::object main = threading.attr("main_thread")().attr("ident");
+    return main.equal(threading.attr("get_ident")());
+  } catch (nb::python_error& error) {
+    return !error.matches(PyExc_Exception);  // another Ctrl-C, of which only the main thread hears
+  }
+}
+
+void note(nb::handle exception) {
+  const nb::object before = nb::steal(std::exchange(interrupt.noted, exception.inc_ref().ptr()));
+}
+
 bool set_interrupt() noexcept {
-  if (!interrupt.is_noted || interrupt.bodies > 0) return false;
-  interrupt.is_noted = false;
-  PyErr_SetNone(PyExc_KeyboardInterrupt);
+  if (interrupt.noted == nullptr || interrupt.bodies > 0) return false;
+  const nb::object noted = nb::steal(std::exchange(interrupt.noted, nullptr));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(noted.ptr())), noted.ptr());
   return true;
 }
 
 // Where no call of the bindings tells of it, the interpreter does, which runs this in the main thread.
 void tell_later() noexcept {
-  if (!interrupt.is_noted || interrupt.bodies > 0 || interrupt.waits > 0) return;
+  if (interrupt.noted == nullptr || interrupt.bodies > 0 || interrupt.waits > 0) return;
   const auto tell = [](void*) { return set_noted_interrupt() ? -1 : 0; };
   if (Py_AddPendingCall(tell, nullptr) != 0) PyErr_SetInterrupt();  // the queue is full
 }
 
+// Of code that a wait or a report has run: Ctrl-C, and whatever else is no Exception, was meant for the
+// program and ends the wait. Other errors nobody could handle. Under the GIL.
+void note_or_discard(nb::python_error& error) {
+  if (!error.matches(PyExc_Exception) && (interrupt.waits > 0 || is_main_thread())) {
+    note(error.value());
+    tell_later();
+  } else {
+    error.discard_as_unraisable("tenon");
+  }
+}
+
 void* begin_wait() {
   ++interrupt.waits;
-  return owners::holds_gil() ? PyEval_SaveThread() : nullptr;
+  if (!owners::holds_gil()) return nullptr;
+  begin_waiting();
+  return PyEval_SaveThread();
 }
 
 void end_wait(void* token) {
-  if (token != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+  if (token != nullptr) {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+    end_waiting();
+  }
   --interrupt.waits;
   tell_later();
 }
@@ -77,7 +117,7 @@ int32_t poll_wait(void* token) {
   const Moment moment(token);
   if (!moment) return 0;
   if (PyErr_CheckSignals() != 0) {
-    interrupt.is_noted = false;
+    Py_CLEAR(interrupt.noted);
     return -1;
   }
   if (set_interrupt()) return -1;
@@ -85,9 +125,9 @@ int32_t poll_wait(void* token) {
   try {
     settle_views();
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("tenon");
+    note_or_discard(error);
   }
-  return 0;
+  return set_interrupt() ? -1 : 0;
 }
 
 // After a collection: only this thread runs Python code.
@@ -101,19 +141,71 @@ int32_t is_alone(void* token) {
     settle_views();
     return nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("tenon");
+    note_or_discard(error);
     return 0;
   }
 }
 
-void report_wait(const char* text) {
+// A thread of the library that is about to run Python code. While the interpreter ends no such thread may ask
+// for the GIL: it would be ended in the middle of the library, or hang. So from the functions of atexit on
+// none is let in, and those inside are waited for, though not for ever.
+class Visit {
+ public:
+  Visit() noexcept : is_needed_(PyGILState_GetThisThreadState() == nullptr) {
+    if (!is_needed_) return;
+    // pairs with: Visit::end_all, "a visitor and the end"
+    visitors_.fetch_add(1, std::memory_order_seq_cst);
+    // pairs with: Visit::end_all, "a visitor and the end"
+    is_let_in_ = !is_over_.load(std::memory_order_seq_cst);
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  ~Visit() {
+    // pairs with: Visit::end_all, "a visitor and the end"
+    if (is_needed_) visitors_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  explicit operator bool() const noexcept { return !is_needed_ || is_let_in_; }
+
+  static void end_all() {
+    constexpr int kMostMs = 1000;
+    const nb::gil_scoped_release released;
+    // pairs with: Visit::Visit, "a visitor and the end"
+    is_over_.store(true, std::memory_order_seq_cst);
+    // pairs with: Visit::Visit, "a visitor and the end"
+    for (int ms = 0; ms < kMostMs && visitors_.load(std::memory_order_seq_cst) != 0; ++ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  static constinit inline std::atomic<int> visitors_{0};
+  static constinit inline std::atomic<bool> is_over_{false};
+  const bool is_needed_;  // of a thread that Python does not know
+  bool is_let_in_ = false;
+};
+
+// Runs code of Python in whatever thread reports.
+template <class Body>
+void report_with(Body body) {
+  const Visit visit;
+  if (!visit) return;
   const EngineThread gil;
   const KeepError keep_error;
   try {
-    nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text);
+    body();
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("tenon");
+    note_or_discard(error);
   }
+}
+
+void find_views(const tenon_holder* holder, const void* begin, const void* end, char* text, size_t size) {
+  report_with([&] {
+    const nb::object found =
+        callback(Callback::kFindViews)(reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(end),
+                                       holder->access == TENON_WRITE, holder->thread);
+    const std::string_view words = text_of(found);
+    text[words.copy(text, size - 1)] = '\0';
+  });
 }
 
 }  // namespace
@@ -125,12 +217,24 @@ uint64_t current_task() {
   static Name asyncio("asyncio");
   const nb::object module = nb::steal(PyImport_GetModule(asyncio.get()));
   if (!module.is_valid()) return 0;
-  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", nullptr));
-  if (!task.is_valid()) PyErr_Clear();  // no loop runs in this thread
+  const nb::object loop = nb::steal(PyObject_CallMethod(module.ptr(), "_get_running_loop", nullptr));
+  if (!loop.is_valid() || loop.is_none()) {
+    forget_error();  // while asyncio is being imported
+    return 0;
+  }
+  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", "O", loop.ptr()));
+  if (!task.is_valid()) forget_error();
   return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
 }
 
+void report_wait(const char* text) {
+  report_with(
+      [&] { nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text); });
+}
+
 InBody::InBody() noexcept { ++interrupt.bodies; }
+
+bool is_in_body() noexcept { return interrupt.bodies > 0; }
 
 InBody::~InBody() {
   --interrupt.bodies;
@@ -138,9 +242,7 @@ InBody::~InBody() {
 }
 
 void note_interrupt() {
-  const nb::module_ threading = nb::module_::import_("threading");
-  const nb::object main = threading.attr("main_thread")().attr("ident");
-  interrupt.is_noted = main.equal(threading.attr("get_ident")());
+  if (is_main_thread()) note(owned(PyObject_CallNoArgs(PyExc_KeyboardInterrupt)));
 }
 
 bool set_noted_interrupt() noexcept { return interrupt.waits == 0 && set_interrupt(); }
@@ -149,7 +251,7 @@ void raise_noted_interrupt() {
   if (set_noted_interrupt()) nb::raise_python_error();
 }
 
-void add_waiting(nb::module_&) {
+void add_waiting(nb::module_& module) {
   tenon_wait_hooks hooks{};
   hooks.struct_size = sizeof hooks;
   hooks.begin = begin_wait;
@@ -159,6 +261,8 @@ void add_waiting(nb::module_&) {
   hooks.report = report_wait;
   hooks.is_alone = is_alone;
   tenon_set_wait_hooks(&hooks);
+  tenon_set_view_finder(find_views);
+  module.def("end_reports", Visit::end_all, "Threads of the library run no Python code from now on.");
 }
 
 }  // namespace tenon::python

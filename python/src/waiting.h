@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <string>
+
 #include "python.h"
 
 namespace tenon::python {
@@ -20,6 +23,12 @@ class InBody {
   ~InBody();
 };
 
+// The body of an op runs in this thread.
+bool is_in_body() noexcept;
+
+// Logs a warning about a long wait. Any thread.
+void report_wait(const char* text);
+
 // Ctrl-C has ended a body that the main thread ran, in a wait or a push: it was meant for the program, which
 // hears of it at the end of that, once. Nothing in other threads. Requires the GIL.
 void note_interrupt();
@@ -28,6 +37,16 @@ void note_interrupt();
 bool set_noted_interrupt() noexcept;
 // The same, thrown.
 void raise_noted_interrupt();
+
+// What ask(text, size) writes, one of tenon_lease_report and tenon_await_report; without words it is asked
+// with NULL, and the result is empty.
+template <class Ask>
+std::string report_of(bool is_in_words, Ask ask) {
+  std::array<char, 4096> text;
+  text[0] = '\0';
+  (void)ask(is_in_words ? text.data() : nullptr, text.size());
+  return text.data();
+}
 
 // (message, op, site, code, exception or None).
 nb::object describe_failure(const tenon_failure* failure);

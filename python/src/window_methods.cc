@@ -7,15 +7,15 @@
 #include "dtype.h"
 #include "methods.h"
 #include "ndarray_parts.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
 
 Copy copy_from(nb::handle copy) {
-  if (copy.is_none()) return Copy::kIfNeeded;
-  const int is_true = PyObject_IsTrue(copy.ptr());
-  check_python(is_true);
-  return is_true != 0 ? Copy::kAlways : Copy::kNever;
+  const std::optional<bool> wanted = flag_or_none_from(copy, "copy");
+  if (!wanted) return Copy::kIfNeeded;
+  return *wanted ? Copy::kAlways : Copy::kNever;
 }
 
 Array transposed(const Array& array, const nb::args& axes) {

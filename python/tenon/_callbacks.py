@@ -57,10 +57,10 @@ def _drop_views(array: _core.NDArray) -> list[holders.Holder]:
     return drop_views(array)
 
 
-def _explain_wait(error: Exception, array: _core.NDArray) -> None:
-    from ._sync.views import explain_wait
+def _find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
+    from ._sync.views import find_views
 
-    explain_wait(error, array)
+    return find_views(begin, end, is_write, thread)
 
 
 _core.set_callbacks(
@@ -92,7 +92,7 @@ _core.set_callbacks(
         "end_failed_body": engine.end_failed_body,
         "describe_escape": engine.describe_escape,
         "drop_views": _drop_views,
-        "explain_wait": _explain_wait,
+        "find_views": _find_views,
     }
 )
 

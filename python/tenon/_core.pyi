@@ -579,7 +579,7 @@ class NDArray:
         A copy of all elements at one moment: waits for ops that write and were pushed before.
         """
 
-    def wait_to_read(self, timeout: float | None = None) -> None:
+    def wait_to_read(self, timeout: float | None | None = None) -> None:
         """
         Waits until the ops that write this memory and were pushed before are done.
 
@@ -598,14 +598,21 @@ class NDArray:
             The time has passed.
         """
 
-    def wait_to_write(self, timeout: float | None = None) -> None:
+    def wait_to_write(self, timeout: float | None | None = None) -> None:
         """
         Waits until all ops that use this memory and were pushed before are done. As `wait_to_read`.
         """
 
     def clear_error(self) -> None:
         """
-        Says that the memory holds a value although an op that was to write it has failed.
+        Says that the memory holds a value although an op that was to write it has failed, or a process has
+        died while it was writing there.
+
+        Raises
+        ------
+        TimeoutError
+            Another process has kept the shared memory for longer than
+            `tenon.set_lock_timeout` says: the error is not cleared.
         """
 
     def move_to_numpy(self) -> Any:
@@ -795,7 +802,7 @@ def describe_shared() -> str: ...
 
 def collect_shared() -> str: ...
 
-def set_lock_timeout(seconds: float | None) -> float | None:
+def set_lock_timeout(seconds: float | None | None) -> float | None:
     """
     How long calls and blocks on shared arrays wait for other processes before they raise TimeoutError, which names
     the process in the way. At first 5 seconds.
@@ -1047,6 +1054,9 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
         The capsule was consumed before; the device is unknown.
     """
 
+def end_reports() -> None:
+    """Threads of the library run no Python code from now on."""
+
 def before_fork(seconds: float) -> None:
     """
     Holds back bodies of ops that would begin, and waits for those that run.
@@ -1110,11 +1120,11 @@ class NativeChannel:
 
     def options(self) -> tuple[int, int, int]: ...
 
-    def loan(self, timeout: float | None) -> NativeItem: ...
+    def loan(self, timeout: float | None | None) -> NativeItem: ...
 
     def receive(self, timeout: float | None) -> NativeItem | None: ...
 
-    def wait(self, timeout: float | None) -> None: ...
+    def wait(self, timeout: float | None | None) -> None: ...
 
     def fileno(self, write: _bool) -> int: ...
 
@@ -1127,15 +1137,26 @@ class NativeLease:
 
     def __init__(self, array: NDArray, is_write: _bool, is_overwrite: _bool = False, ignores_owner_died: _bool = False) -> None: ...
 
-    def acquire(self, timeout: float | None = None, task: int = 0) -> None: ...
+    def acquire(self, timeout: float | None | None = None, task: int = 0) -> None: ...
 
-    def use(self, arena: NativeArena, layout: str, timeout: float | None, task: int) -> None: ...
+    def use(self, arena: NativeArena, layout: str, timeout: float | None | None, task: int) -> None: ...
 
     def enter(self, arena: NativeArena, layout: str) -> None: ...
 
     def request(self, told: Callable[[], object], task: int, arena: NativeArena | None = None) -> _bool: ...
 
     def check(self) -> None: ...
+
+    def report(self, is_in_words: _bool) -> str:
+        """
+        Behind whom a request waits; empty if nothing is in its way. Reports views that outlived their
+        block and are in its way; with False only that.
+        """
+
+    def call_ahead(self) -> str:
+        """
+        Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.
+        """
 
     def cancel(self) -> None: ...
 
@@ -1155,10 +1176,12 @@ class NativeAwait:
 
     def end(self) -> None: ...
 
+    def report(self, is_in_words: _bool) -> str: ...
+
 class NativeOp:
     """The native part of tenon.Op."""
 
-    def wait(self, timeout: float | None) -> None: ...
+    def wait(self, timeout: float | None | None) -> None: ...
 
     def done(self) -> _bool: ...
 
@@ -1176,7 +1199,7 @@ def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | N
 
 def take_failure() -> tuple[str, str, str, int, BaseException | None] | None: ...
 
-def wait_all(timeout: float | None) -> None: ...
+def wait_all(timeout: float | None | None) -> None: ...
 
 def set_engine(name: str, workers: int) -> None: ...
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments. Errors name the argument, its value and the valid values."""
+"""Checks of arguments. Errors name the argument, its value and the valid values.
+
+``python/src/values.h`` has the checks of the extension.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,42 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 
-def count(value: Any, name: str, low: int = 0, high: int = INT64_MAX) -> int:
-    """Checks an integer from low to high."""
+def _is_bool(value: Any) -> bool:
+    kind = type(value)
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+
+
+def integer(value: Any, name: str) -> int:
+    """Checks an integer. A bool is a TypeError."""
     try:
-        number = operator.index(value)
+        return operator.index(None if _is_bool(value) else value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}: it must be an integer") from None
+
+
+def count(value: Any, name: str, low: int = 0, high: int = INT64_MAX) -> int:
+    """Checks an integer from low to high. A bool is a TypeError."""
+    number = integer(value, name)
     if not low <= number <= high:
         raise ValueError(f"{name} is {number}: it must lie between {low} and {high}")
     return number
 
 
+def flag(value: Any, name: str) -> bool:
+    """Checks a bool of Python or NumPy."""
+    if not _is_bool(value):
+        raise TypeError(f"{name} is {value!r}: it must be True or False")
+    return bool(value)
+
+
 def seconds(value: Any, name: str, or_none: str = "") -> float:
-    """Checks a number of at least 0. or_none: an addition to the message."""
+    """Checks a number of at least 0, not a string or a bool. or_none: an addition to the message."""
     try:
-        number = float(value)
+        number = float(None if _is_bool(value) or isinstance(value, (str, bytes, bytearray)) else value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {value!r}: it must be seconds{or_none}") from None
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
     if math.isnan(number) or number < 0:
         raise ValueError(f"{name} is {value}: it must be seconds{or_none}")
     return number

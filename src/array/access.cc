@@ -3,6 +3,8 @@
 
 #include <exception>
 
+#include "sync/report.h"
+
 namespace tenon::impl {
 namespace {
 
@@ -15,7 +17,11 @@ std::string name_of(const Array* array) {
 
 Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
   const std::string what = concat("cannot ", doing, " ", name_of(array));
-  const std::string obstacle = text_of(refusal.obstacle);
+  // After a wait, and where the caller can do something about it: to look for views takes its time.
+  const bool is_behind_view =
+      refusal.obstacle.party == Obstacle::Party::kHost &&
+      (refusal.reason == Refusal::Reason::kTimeout || refusal.reason == Refusal::Reason::kDeadlock);
+  const std::string obstacle = is_behind_view ? found_text_of(refusal.obstacle) : text_of(refusal.obstacle);
   switch (refusal.reason) {
     case Refusal::Reason::kHostView:
       return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);

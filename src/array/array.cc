@@ -39,12 +39,13 @@ void check_device(tenon_device device) {
 }
 
 // span bytes that begin low bytes from element 0. Fails where they would leave the address space: such a
-// stretch could not be compared with others.
+// stretch could not be compared with others. Nothing lies at address 0.
 Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
   const auto data = reinterpret_cast<uintptr_t>(layout.data);
   uintptr_t begin = 0;
   uintptr_t end = 0;
-  if (__builtin_add_overflow(data, low, &begin) || __builtin_add_overflow(begin, span, &end)) {
+  const bool leaves = __builtin_add_overflow(data, low, &begin) || __builtin_add_overflow(begin, span, &end);
+  if (leaves || (begin == 0 && span != 0)) {
     throw_error(Code::kValue, "shape ", shape_text(layout.shape), " with strides ",
                 shape_text(layout.strides), " leaves the address space from ", address_text(layout.data));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -171,6 +172,16 @@ TEST(Import, MalformedTensorsAreConsumedWithAnError) {
   EXPECT_TRUE(has_no_dtype([](DLTensor& t) { t.dtype.bits = 24; }));
   EXPECT_TRUE(has_no_dtype([](DLTensor& t) { t.dtype.lanes = 0; }));
   EXPECT_TRUE(fails([](DLTensor& t) { t.device = {kDLCUDA, 0}; }));
+}
+
+// Nobody touches the memory that such a tensor claims.
+TEST(Import, OfWhatReachesDownToAddress0IsAnError) {
+  for (const auto& [address, extent, stride] :
+       {std::array<int64_t, 3>{16, 5, -1}, {16, 6, -1}, {4, 2, -1}, {1 << 20, 1 << 20, -(1 << 20)}}) {
+    ForeignVersioned foreign(reinterpret_cast<void*>(address), {extent}, {stride});
+    EXPECT_EQ(code_of([&] { (void)import_versioned(&foreign.tensor, 0); }), Code::kBuffer) << address;
+    EXPECT_EQ(foreign.deaths, 1);
+  }
 }
 
 TEST(Import, ReadOnlyComesFromTheFlagOrTheCaller) {

@@ -14,8 +14,11 @@
 namespace tenon::impl {
 namespace {
 
-const char* doing(Access access) noexcept {
-  return access == Access::kWrite ? "lease for writing" : "lease for reading";
+// What the caller wanted: a lease that is taken to be given back at once is a wait, and has its name.
+const char* doing(Access access, const Claim& claim) noexcept {
+  const bool is_write = access == Access::kWrite;
+  if (claim.name != nullptr) return is_write ? "wait to write" : "wait to read";
+  return is_write ? "lease for writing" : "lease for reading";
 }
 
 bool is_logged() noexcept {
@@ -62,7 +65,8 @@ bool is_new_site(const char* site) {
 void Lease::describe(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site) {
   if (access == Access::kWrite && array.is_readonly()) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
-                " cannot be leased for writing");
+                flags.is_wait ? " cannot be waited for to be written: wait to read it"
+                              : " cannot be leased for writing");
   }
   Storage& storage = array.storage();
   entry_.home = &storage.home();
@@ -106,7 +110,7 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   Storage& storage = array.storage();
   Refusal refusal;
   if (!claim_.acquire(deadline, &refusal)) {
-    Error error = error_of(refusal, doing(access), &array);
+    Error error = error_of(refusal, doing(access, claim_), &array);
     end_span(trace::Outcome::kFailed, error.what());
     return error;
   }
@@ -148,7 +152,7 @@ bool Lease::request(const Array& array, Access access, LeaseFlags flags, Actor o
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
   storage.release();
-  throw_refusal(refusal, doing(access), &array);
+  throw_refusal(refusal, doing(access, claim_), &array);
 }
 
 bool Lease::cancel() noexcept {
@@ -175,7 +179,7 @@ void Lease::check() {
   if (request_ != nullptr && request_->is_refused) {
     const Refusal refusal = request_->refusal;
     withdraw();
-    throw_refusal(refusal, doing(access()), nullptr);
+    throw_refusal(refusal, doing(access(), claim_), nullptr);
   }
   drop_request();
   if (is_logged()) [[unlikely]]

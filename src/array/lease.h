@@ -45,6 +45,8 @@ class Lease {
   // Takes back what was requested. False: it has been granted, and done has been or will be called; then it
   // is to be released, and counts as not written.
   bool cancel() noexcept;
+  // Of a request that has not been checked; null: there is none.
+  const Waiter* waiter() const noexcept { return request_ != nullptr ? &request_->waiter : nullptr; }
   // After the grant. Fails with kOp when the memory holds no value, and as acquire when it was refused where
   // other processes take turns: then it is released.
   void check();

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace tenon::impl {
@@ -74,6 +75,28 @@ TEST(HasReturned, AlsoWhileAnExceptionUnwinds) {
     }
   }).join();
   EXPECT_TRUE(has_ended);
+}
+
+TEST(HasReturned, AlsoWhereAnExceptionIsHandled) {
+  bool has_ended = false;
+  std::string caught;
+  std::thread([&] {
+    const auto function = [] { pthread_exit(nullptr); };
+    const auto throwing = [] { throw std::runtime_error("of the function"); };
+    try {
+      throw std::runtime_error("out");
+    } catch (const std::runtime_error&) {
+      has_ended = !has_returned(function);
+      EXPECT_THROW((void)has_returned(throwing), std::runtime_error);
+      try {
+        throw;
+      } catch (const std::runtime_error& error) {
+        caught = error.what();
+      }
+    }
+  }).join();
+  EXPECT_TRUE(has_ended);
+  EXPECT_EQ(caught, "out");
 }
 
 TEST(HasReturned, NotOfOneWhoseThreadIsCancelled) {

@@ -387,38 +387,42 @@ size_t huge_page_nbytes() noexcept {
 
 namespace {
 
-// The fields of a process' stat from the third one, its state, on; empty: there is no such process.
-std::vector<std::string> stat_of(uint32_t pid) {
-  std::ifstream file(concat("/proc/", pid, "/stat"));
-  std::string text;
-  if (!std::getline(file, text)) return {};
-  const size_t after_name = text.rfind(')');
-  if (after_name == std::string::npos) return {};
-  std::istringstream words(text.substr(after_name + 1));
-  std::vector<std::string> fields;
-  for (std::string word; fields.size() < 20 && words >> word;) fields.push_back(std::move(word));
-  return fields;
+struct Stat {
+  char state;
+  uint64_t start;
+};
+
+// Nothing: there is no such process. Allocates nothing: a forked child asks where memory may be short.
+std::optional<Stat> stat_of(uint32_t pid) noexcept {
+  constexpr int kFieldsToStart = 20;  // behind the name: state is the first one
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  const File file(open(path, O_RDONLY | O_CLOEXEC));
+  char text[1024];
+  const ssize_t n = file.fd() >= 0 ? read(file.fd(), text, sizeof text - 1) : 0;
+  if (n <= 0) return std::nullopt;
+  text[n] = '\0';
+  const char* at = std::strrchr(text, ')');
+  const char* state = nullptr;
+  for (int field = 0; field < kFieldsToStart; ++field) {
+    at = at != nullptr ? std::strchr(at, ' ') : nullptr;
+    if (at == nullptr) return std::nullopt;
+    ++at;
+    if (field == 0) state = at;
+  }
+  return Stat{*state, std::strtoull(at, nullptr, 10)};
 }
 
 }  // namespace
 
 uint64_t start_of(uint32_t pid) noexcept {
-  try {
-    const std::vector<std::string> fields = stat_of(pid);
-    if (fields.size() < 20 || fields[0] == "Z" || fields[0] == "X") return 0;
-    return std::strtoull(fields[19].c_str(), nullptr, 10);
-  } catch (const std::exception&) {
-    return 0;
-  }
+  const std::optional<Stat> stat = stat_of(pid);
+  return stat && stat->state != 'Z' && stat->state != 'X' ? stat->start : 0;
 }
 
 bool is_stopped(uint32_t pid) noexcept {
-  try {
-    const std::vector<std::string> fields = stat_of(pid);
-    return !fields.empty() && (fields[0] == "T" || fields[0] == "t");
-  } catch (const std::exception&) {
-    return false;
-  }
+  const std::optional<Stat> stat = stat_of(pid);
+  return stat && (stat->state == 'T' || stat->state == 't');
 }
 
 Process this_process() {
@@ -439,6 +443,13 @@ std::string command_of(uint32_t pid) {
   std::string name;
   std::getline(file, name);
   return name;
+}
+
+std::string process_text(uint32_t pid) {
+  if (pid == 0) return "another process";
+  const std::string command = command_of(pid);
+  return concat("process ", pid, command.empty() ? "" : concat(" (", command, ")"),
+                is_stopped(pid) ? ", which is stopped," : "");
 }
 
 uint32_t user() noexcept { return geteuid(); }
@@ -473,6 +484,46 @@ std::vector<Found> find_memory(const std::string& prefix) {
     });
   });
   return found;
+}
+
+namespace {
+
+// "lock:	1: OFDLCK ADVISORY  WRITE -1 00:01:25 5 5": of an open file that has such a lock on the byte.
+bool has_locked(const std::string& about, uint64_t byte) {
+  std::ifstream file(about);
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("lock:", 0) != 0 || line.find("OFDLCK") == std::string::npos) continue;
+    if (line.find("WRITE") == std::string::npos) continue;
+    std::istringstream words(line);
+    std::vector<std::string> parts;
+    for (std::string word; words >> word;) parts.push_back(word);
+    if (parts.size() < 2) continue;
+    const uint64_t begin = std::strtoull(parts[parts.size() - 2].c_str(), nullptr, 10);
+    const uint64_t last = std::strtoull(parts.back().c_str(), nullptr, 10);  // also of "EOF": 0
+    if (begin <= byte && (byte <= last || parts.back() == "EOF")) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept {
+  uint32_t holder = 0;
+  try {
+    const std::string wanted = link_of(concat("/proc/self/fd/", file.fd()));
+    visit_numbers("/proc", [&](uint32_t pid) {
+      const std::string process = concat("/proc/", pid);
+      struct stat status{};
+      if (holder != 0 || stat(process.c_str(), &status) != 0 || status.st_uid != user()) return;
+      visit_numbers(process + "/fd", [&](uint32_t fd) {
+        if (holder != 0 || link_of(concat(process, "/fd/", fd)) != wanted) return;
+        if (has_locked(concat(process, "/fdinfo/", fd), byte)) holder = pid;
+      });
+    });
+  } catch (const std::exception&) {
+    return 0;
+  }
+  return holder;
 }
 
 File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable) {

@@ -74,6 +74,9 @@ void check_byte_locks(const File& file);                       // fails with kSy
 bool try_lock_byte(const File& file, uint64_t byte) noexcept;  // false: another opening has it
 void unlock_byte(const File& file, uint64_t byte) noexcept;
 bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another opening
+// A process of this user that has the lock, as /proc tells it: looks at the files of all of them. 0: it does
+// not tell.
+uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept;
 // For a forked child: a new opening in place of the one that it shares with its parent, for the descriptor
 // and for a mapping. False: it cannot be had, and all is as it was.
 bool reopen(const File& file) noexcept;
@@ -94,6 +97,8 @@ Process this_process();                    // asks anew after a fork
 uint64_t start_of(uint32_t pid) noexcept;  // 0: there is no such process
 std::string command_of(uint32_t pid);      // its name; "" when it is not there
 bool is_stopped(uint32_t pid) noexcept;    // by a signal or a debugger
+// "process 4711 (python), which is stopped,"; of 0: "another process".
+std::string process_text(uint32_t pid);
 uint32_t user() noexcept;
 uint64_t pid_namespace() noexcept;
 uint64_t boot();  // of this run of this machine: never 0

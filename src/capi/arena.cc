@@ -53,7 +53,7 @@ tenon_status tenon_arena_create(int32_t n, const tenon_layout* layouts, const te
   return guarded(error, [&] {
     not_null(out, "out");
     SharedOptions shared;
-    if (options != nullptr) shared = shared_options_in(options);
+    if (options != nullptr) shared = shared_options_in(options, "tenon_arena_create");
     *out = wrap(Arena::create(checked(n, layouts), options != nullptr ? &shared : nullptr));
   });
 }

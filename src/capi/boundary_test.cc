@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "tenon/dlpack.h"
 
@@ -46,6 +47,7 @@ const std::map<std::string, Call>& entries() {
        [](tenon_error* e) { return tenon_array_move_out(nullptr, nullptr, nullptr, e); }},
       {"tenon_array_renew", [](tenon_error* e) { return tenon_array_renew(nullptr, nullptr, e); }},
       {"tenon_array_unchecked", [](tenon_error* e) { return tenon_array_unchecked(nullptr, nullptr, e); }},
+      {"tenon_array_make_consistent", [](tenon_error* e) { return tenon_array_make_consistent(nullptr, e); }},
       {"tenon_array_copy_to", [](tenon_error* e) { return tenon_array_copy_to(nullptr, nullptr, e); }},
       {"tenon_array_fill", [](tenon_error* e) { return tenon_array_fill(nullptr, nullptr, {}, e); }},
       {"tenon_array_copy", [](tenon_error* e) { return tenon_array_copy(nullptr, {}, nullptr, e); }},
@@ -249,6 +251,60 @@ TEST(Boundary, ATensorIsConsumedEvenWhenTheArgumentsAreWrong) {
   const Injected injected([] { throw 42; });
   EXPECT_EQ(tenon_array_from_dlpack(&tensor, 0, &out, nullptr), TENON_ERR_INTERNAL);
   EXPECT_EQ(deaths, 3);
+}
+
+// What several functions have in common, and would say of one of them.
+TEST(Boundary, ErrorsNameTheFunctionThatWasCalled) {
+  constexpr uint32_t kUnknown = 1U << 30;
+  const int64_t shape[] = {4};
+  const tenon_field field{"x", {TENON_FLOAT, 32, 1}, 1, shape};
+  const tenon_layout layout{"a", 1, 0, &field};
+  tenon_shared_options shared{};
+  shared.struct_size = sizeof shared;
+  shared.flags = kUnknown;
+  tenon_channel_options channel{};
+  channel.struct_size = sizeof channel;
+  channel.slots = 3;
+  DLManagedTensor tensor{};
+  tenon_array* array = nullptr;
+  tenon_arena* arena = nullptr;
+  tenon_channel* made = nullptr;
+  const std::pair<const char*, Call> calls[] = {
+      {"tenon_shared_create",
+       [&](tenon_error* e) { return tenon_shared_create(field.dtype, 1, shape, 0, &shared, &array, e); }},
+      {"tenon_arena_create",
+       [&](tenon_error* e) { return tenon_arena_create(1, &layout, &shared, &arena, e); }},
+      {"tenon_channel_create",
+       [&](tenon_error* e) { return tenon_channel_create(1, &field, &channel, &shared, &made, e); }},
+      {"tenon_array_from_dlpack_legacy",
+       [&](tenon_error* e) { return tenon_array_from_dlpack_legacy(&tensor, kUnknown, &array, e); }},
+  };
+  for (const auto& [name, call] : calls) {
+    tenon_error error = TENON_ERROR_INIT;
+    EXPECT_EQ(call(&error), TENON_ERR_VALUE) << name;
+    EXPECT_EQ(std::string(error.message).find(std::string(name) + ": unknown flags"), 0U) << error.message;
+  }
+}
+
+TEST(Boundary, AWaitForAnArrayIsNotCalledALease) {
+  const int64_t shape[] = {4};
+  tenon_array *array = nullptr, *fixed = nullptr;
+  tenon_error error = TENON_ERROR_INIT;
+  ASSERT_EQ(tenon_array_create({TENON_FLOAT, 32, 1}, 1, shape, {TENON_CPU, 0}, 0, &array, nullptr), TENON_OK);
+  ASSERT_EQ(tenon_array_readonly(array, &fixed, nullptr), TENON_OK);
+  EXPECT_EQ(tenon_array_wait(fixed, TENON_WRITE, 0, &error), TENON_ERR_BUFFER);
+  EXPECT_EQ(std::string(error.message).find("lease"), std::string::npos) << error.message;
+  tenon_lease lease = TENON_LEASE_INIT;
+  tenon_lease_options options{};
+  options.struct_size = sizeof options;
+  options.access = TENON_WRITE;
+  ASSERT_EQ(tenon_lease_acquire(&lease, array, &options, nullptr), TENON_OK);
+  tenon_lease_detach(&lease);
+  EXPECT_EQ(tenon_array_wait(array, TENON_READ, 0, &error), TENON_ERR_TIMEOUT);
+  EXPECT_EQ(std::string(error.message).find("cannot wait to read the array"), 0U) << error.message;
+  (void)tenon_lease_release(&lease);
+  tenon_array_release(fixed);
+  tenon_array_release(array);
 }
 
 TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {

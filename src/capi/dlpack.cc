@@ -13,12 +13,12 @@ namespace {
 // The tensor is consumed even when the other arguments are wrong.
 template <class Tensor>
 tenon_status consume(Tensor* tensor, uint32_t flags, tenon_array** out, tenon_error* error,
-                     Ref<Array> (*import)(Tensor*, uint32_t)) {
+                     Ref<Array> (*import)(Tensor*, uint32_t), const char* function) {
   bool is_consumed = false;
   const tenon_status status = guarded(error, [&] {
     not_null(tensor, "tensor");
     not_null(out, "out");
-    check_flags(flags, TENON_READONLY, "tenon_array_from_dlpack");
+    check_flags(flags, TENON_READONLY, function);
     is_consumed = true;
     *out = wrap(import(tensor, flags));
   });
@@ -54,12 +54,12 @@ tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, co
 
 tenon_status tenon_array_from_dlpack(DLManagedTensorVersioned* tensor, uint32_t flags, tenon_array** out,
                                      tenon_error* error) {
-  return consume(tensor, flags, out, error, dlpack::import_versioned);
+  return consume(tensor, flags, out, error, dlpack::import_versioned, "tenon_array_from_dlpack");
 }
 
 tenon_status tenon_array_from_dlpack_legacy(DLManagedTensor* tensor, uint32_t flags, tenon_array** out,
                                             tenon_error* error) {
-  return consume(tensor, flags, out, error, dlpack::import_legacy);
+  return consume(tensor, flags, out, error, dlpack::import_legacy, "tenon_array_from_dlpack_legacy");
 }
 
 }  // extern "C"

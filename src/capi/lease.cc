@@ -6,10 +6,12 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <string>
 
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "sync/gate.h"
+#include "sync/report.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
@@ -48,9 +50,33 @@ Actor owner_in(const tenon_lease_options& options) {
   return {id, options.thread, options.task};
 }
 
+// Of the binding. Set once, when it is loaded.
+void (*find_views)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
+
+void call_finder(const Obstacle& obstacle, char* text, size_t size) noexcept {
+  tenon_holder holder;
+  describe(obstacle, coarse_now_ms(), &holder);
+  find_views(&holder, reinterpret_cast<const void*>(obstacle.extent.begin),
+             reinterpret_cast<const void*>(obstacle.extent.end), text, size);
+}
+
 }  // namespace
 
 namespace tenon::impl::capi {
+
+int32_t report_wait(const Waiter* waiter, char* text, size_t size) noexcept {
+  if (text != nullptr && size != 0) text[0] = '\0';
+  if (waiter == nullptr) return 0;
+  bool is_waiting = false;
+  (void)guarded(nullptr, [&] {
+    report_kept_views(*waiter);
+    if (text == nullptr || size == 0) return;
+    const std::string full = text_of_wait(*waiter);
+    text[full.copy(text, size - 1)] = '\0';
+    is_waiting = !full.empty();
+  });
+  return is_waiting ? 1 : 0;
+}
 
 LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function) {
   not_null(lease, "lease");
@@ -98,6 +124,10 @@ tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const t
 }
 
 int32_t tenon_lease_cancel(tenon_lease* lease) { return lease != nullptr && unwrap(lease)->cancel() ? 1 : 0; }
+
+int32_t tenon_lease_report(tenon_lease* lease, char* text, size_t size) {
+  return report_wait(lease != nullptr ? unwrap(lease)->waiter() : nullptr, text, size);
+}
 
 tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error) {
   return guarded(error, [&] { unwrap(not_null(lease, "lease"))->check(); });
@@ -149,6 +179,12 @@ void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
   if (hooks == nullptr || hooks->struct_size < sizeof *hooks) return;
   set_wait_hooks(
       {hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report, hooks->is_alone});
+}
+
+void tenon_set_view_finder(void (*find)(const tenon_holder* holder, const void* begin, const void* end,
+                                        char* text, size_t size)) {
+  find_views = find;
+  set_view_finder(find != nullptr ? call_finder : nullptr);
 }
 
 }  // extern "C"

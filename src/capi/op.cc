@@ -7,7 +7,9 @@
 
 #include "array/access.h"
 #include "array/lease.h"
+#include "base/foreign_call.h"
 #include "capi/boundary.h"
+#include "capi/lease.h"
 #include "exec/engine.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
@@ -33,7 +35,9 @@ struct PushedWork {
 
   static void run(void* context, Op* op) {
     const tenon_work& work = static_cast<PushedWork*>(context)->work;
-    work.run(work.context, wrap(op));
+    const auto body = [&] { work.run(work.context, wrap(op)); };
+    if (!has_returned(body))
+      op->fail_without_return(Failure::make(Code::kOp, kEndedThread, op->name, op->site));
   }
   static void drop(void* context) {
     auto* const self = static_cast<PushedWork*>(context);
@@ -232,6 +236,11 @@ void tenon_await_end(tenon_await* await) {
   unwrap(await)->op = {};
 }
 
+int32_t tenon_await_report(tenon_await* await, char* text, size_t size) {
+  const bool has_begun = await != nullptr && unwrap(await)->op;
+  return report_wait(has_begun ? &unwrap(await)->waiter : nullptr, text, size);
+}
+
 int32_t tenon_engine_help(void) {
   if (Engine::instance().has_own_threads()) return -1;
   return help() ? 1 : 0;
@@ -282,9 +291,15 @@ void* tenon_failure_payload(const tenon_failure* failure, void (*drop_payload)(v
   return unwrap(failure)->payload_with(drop_payload);
 }
 
-void tenon_array_clear_error(tenon_array* array) {
-  const Array& self = *capi::unwrap(array);
-  clear_failures(self.storage().home(), self.extent());
+void tenon_array_clear_error(tenon_array* array) { (void)tenon_array_make_consistent(array, nullptr); }
+
+tenon_status tenon_array_make_consistent(tenon_array* array, tenon_error* error) {
+  return guarded(error, [&] {
+    const Array& self = *capi::unwrap(not_null(array, "array"));
+    Refusal refusal;
+    if (clear_failures(self.storage().home(), self.extent(), &refusal)) return;
+    throw_refusal(refusal, "clear the error of", &self);
+  });
 }
 
 tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* error) {

@@ -24,11 +24,11 @@ using capi::not_null;
 
 namespace tenon::impl::capi {
 
-SharedOptions shared_options_in(const tenon_shared_options* given) {
+SharedOptions shared_options_in(const tenon_shared_options* given, const char* function) {
   SharedOptions options;
   if (given == nullptr) return options;
   check_struct_size(given->struct_size, sizeof *given, "tenon_shared_options");
-  check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, "tenon_shared_create");
+  check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, function);
   if (given->name != nullptr) {
     options.name = given->name;
     check_name(options.name);
@@ -60,7 +60,7 @@ tenon_status tenon_shared_create(tenon_dtype dtype, int32_t ndim, const int64_t*
     not_null(out, "out");
     check_flags(flags, uint32_t{TENON_ZEROED} | uint32_t{TENON_SUBBYTE_PADDED}, "tenon_shared_create");
     *out = capi::wrap(Segments::instance().create(dtype, checked_shape(ndim, shape), flags,
-                                                  capi::shared_options_in(options)));
+                                                  capi::shared_options_in(options, "tenon_shared_create")));
   });
 }
 

@@ -40,11 +40,8 @@ bool is_any_body_running() noexcept {
 
 Engine::Engine() noexcept
     : byte_limit_(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                  static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2),
-      without_memory_(Ref<Failure>::adopt(
-          new Failure(Code::kNoMemory, 0,
-                      "it was refused at memory of other processes, and there was no memory to say why", "",
-                      "", nullptr, nullptr))) {
+                  static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2) {
+  (void)Failure::without_memory();
   set_runner(kRunner);
 }
 

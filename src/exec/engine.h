@@ -71,8 +71,6 @@ class Engine {
   bool has_own_threads() noexcept;
   void note_done() noexcept;
   void note_failure(const Ref<Failure>& failure) noexcept;
-  // Of an op whose own cannot be made.
-  const Ref<Failure>& failure_without_memory() const noexcept { return without_memory_; }
 
   // Before a fork: waits until no body runs but that of the caller. What it has half written would stay so in
   // the child. False: the time has passed.
@@ -108,7 +106,6 @@ class Engine {
   Queue loose_;
   Home loose_home_{&loose_};
 
-  const Ref<Failure> without_memory_;
   SpinLock failures_lock_;
   std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_
 

@@ -97,7 +97,7 @@ void Op::refuse_at_gates(const Refusal& refusal) noexcept {
                                                name != nullptr ? name : "", site != nullptr ? site : "",
                                                nullptr, nullptr));
   } catch (const std::bad_alloc&) {
-    failure_ = Engine::instance().failure_without_memory();
+    failure_ = Failure::without_memory();
   }
   Engine::instance().note_failure(failure_);
 }
@@ -158,21 +158,42 @@ Op::Outcome Op::execute() noexcept {
   return {finish(), true};
 }
 
-void Op::complete() noexcept { end_body(); }
+void Op::complete() noexcept { end_body(1); }
 
 void Op::fail(Ref<Failure> failure) noexcept {
+  uint32_t part = 1;
+  if (this_thread.running_claim != this) {
+    part += kFailing;
+    // pairs with: Op::fail_without_return, "the end of a body that does not return"
+    if ((parts_.fetch_add(kFailing, std::memory_order_acq_rel) & kGivenUp) != 0) return;
+  }
   failure_ = std::move(failure);
   Engine::instance().note_failure(failure_);
-  end_body();
+  end_body(part);
 }
 
-void Op::end_body() noexcept {
+void Op::fail_without_return(Ref<Failure> failure) noexcept {
+  // Those that are kept for ever, linked by next_ready.
+  static constinit std::atomic<Claim*> kept{nullptr};
+  if (has_ended_in_place_) return;
+  uint32_t both = 2;
+  // pairs with: Op::fail and Op::end_body, "the end of a body that does not return"
+  if (!parts_.compare_exchange_strong(both, kGivenUp, std::memory_order_acq_rel)) return;
+  retain();
+  next_ready = kept.load(std::memory_order_relaxed);
+  while (!kept.compare_exchange_weak(next_ready, this, std::memory_order_relaxed)) {
+  }
+  fail(std::move(failure));
+}
+
+void Op::end_body(uint32_t part) noexcept {
   if (this_thread.running_claim == this) {
     has_ended_in_place_ = true;  // execute() goes on when the body has returned
     return;
   }
   // pairs with: Op::execute, "the body has ended and returned"
-  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // pairs with: Op::fail_without_return, "the end of a body that does not return"
+  if (parts_.fetch_sub(part, std::memory_order_acq_rel) != part) return;
   if (Task* const next = finish()) Engine::instance().executor().post(next);
   release();  // the engine's
 }

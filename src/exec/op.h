@@ -51,6 +51,9 @@ class Op final : public Claim, public Task {
   // The body has ended. Once; from any thread.
   void complete() noexcept;
   void fail(Ref<Failure> failure) noexcept;
+  // The body has ended its thread and will not return; within run. It has failed, unless somebody has ended
+  // it. Another thread may hold the op to end it later, which does nothing then: the op is kept for ever.
+  void fail_without_return(Ref<Failure> failure) noexcept;
 
   // Waits until it is done; without a deadline it runs it here if it is ready and nobody else does. False:
   // the refusal says why.
@@ -115,7 +118,7 @@ class Op final : public Claim, public Task {
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute() noexcept;
   [[noreturn]] void end_forked_child() const noexcept;
-  void end_body() noexcept;
+  void end_body(uint32_t part) noexcept;
   [[gnu::cold]] void note_end() const noexcept;
   Task* finish() noexcept;
 
@@ -129,8 +132,11 @@ class Op final : public Claim, public Task {
 
   // Shared.
   std::atomic<uint32_t> state_{kQueued};
-  std::atomic<uint32_t> parts_{
-      2};  // the return of run() and the end of the work, when they are on two threads
+  // The return of run() and the end of the work, when they are on two threads; or kGivenUp, for ever.
+  // kFailing: another thread than that of the body has begun to fail it.
+  static constexpr uint32_t kFailing = 4;
+  static constexpr uint32_t kGivenUp = 8;
+  std::atomic<uint32_t> parts_{2};
   SpinLock calls_lock_;
   trace::Span span_ = trace::kNoSpan;  // constant once pushed; here, where there is room
   DoneCall* calls_ = nullptr;          // guarded by calls_lock_

@@ -464,7 +464,7 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
       const ChannelStatistics now = statistics();
       return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
                     now.in_use, " are in use, ", now.producers, " producers and ", now.consumers,
-                    " consumers");
+                    " consumers", stopped_text());
     });
   }
 }

@@ -71,6 +71,14 @@ void Keeper::call(const std::function<void()>& work) {
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
+void Keeper::begin() {
+  {
+    const std::scoped_lock lock(lock_);
+    if (thread_.joinable()) return;
+  }
+  call([] {});
+}
+
 void Keeper::nudge(Chore chore) noexcept {
   {
     const std::scoped_lock lock(lock_);

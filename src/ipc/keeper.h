@@ -31,6 +31,9 @@ class Keeper {
   // kernel knows no robust mutexes of this process; and as work fails.
   void call(const std::function<void()>& work);
 
+  // There is a thread from now on. Fails as call().
+  void begin();
+
   // Something small to do. The result: after how long once more; 0: it is done.
   using Chore = std::chrono::milliseconds (*)() noexcept;
 

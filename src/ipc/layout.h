@@ -25,7 +25,7 @@ namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
 constexpr uint16_t kMajor = 2;  // another one cannot be read
-constexpr uint16_t kMinor = 0;  // a later one has more behind what this one knows
+constexpr uint16_t kMinor = 1;  // a later one has more behind what this one knows
 
 constexpr uint32_t kParticipants = 128;
 constexpr uint32_t kRecords = 160;  // leases of one process on one segment at a time
@@ -140,6 +140,13 @@ struct Record {
 };
 static_assert(sizeof(Record) == 48);
 
+// What the process says of one of its leases, for those who wait for that. Written by the process alone.
+constexpr size_t kNoteWords = 48;
+struct Note {
+  std::atomic<uint64_t> lease;             // which one; 0: of none, or the text is being written
+  std::atomic<uint64_t> text[kNoteWords];  // bytes up to a NUL
+};
+
 struct alignas(64) Slot {
   std::atomic<SlotState> state;
   std::atomic<uint32_t> pid;
@@ -150,6 +157,7 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> generation;    // moves when the slot goes to another process
   char command[16];
   Record records[kRecords];
+  Note note;
 };
 static_assert(sizeof(Slot) <= 8192);
 constexpr size_t kSlotStride = 8192;

@@ -155,6 +155,13 @@ void NameLock::lock_entry(Make make) {
   state_ = State::kLocked;
 }
 
+uint32_t NameLock::holder(const std::string& name) {
+  std::string path;
+  const os::File folder = open_directory(&path, Make::kNo);
+  const os::File file = folder ? open_entry(folder, kPrefix + name, 0) : os::File();
+  return file ? os::holder_of_byte(file, kSection) : 0;
+}
+
 NameLock::~NameLock() {
   if (state_ != State::kLocked) return;
   // While this one has the lock for writing, nobody can begin to keep the name.

@@ -53,6 +53,9 @@ class NameLock {
   // Removes the file if nobody keeps the name.
   ~NameLock();
 
+  // A process that is in the section, as os::holder_of_byte() finds it; 0: none is found.
+  static uint32_t holder(const std::string& name);
+
   enum class State : uint8_t { kLocked, kBusy, kAbsent };
   State state() const noexcept { return state_; }
 

@@ -218,7 +218,7 @@ bool Participant::come_to_life() noexcept {
   Life& life = control_.life(index_);
   try {
     make_robust(&life.mutex);  // whatever its last holder has left
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return false;
   }
   if (pthread_mutex_trylock(&life.mutex) != 0) return false;
@@ -233,6 +233,7 @@ void Participant::write_slot(SlotState state) noexcept {
   store(slot.start, process.start);
   store(slot.pid_namespace, os::pid_namespace());
   store(slot.since_ns, now_ns());
+  publish(slot.note.lease, uint64_t{0});  // which another process has left here
   try {
     const std::string command = os::command_of(process.pid);
     std::strncpy(slot.command, command.c_str(), sizeof slot.command);

@@ -4,12 +4,13 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 #include <thread>
 
 #include "base/blocked_signals.h"
 #include "base/error.h"
 #include "base/one_per_process.h"
+#include "ipc/awaited.h"
 
 namespace tenon::impl {
 namespace {
@@ -27,15 +28,9 @@ bool Porter::add(ProcessLock& lock, Claim& claim, Entry& entry,
     const std::scoped_lock locked(lock_);
     waiting_.push_back({&lock, &claim, &entry, attempt});
     const bool has_record = attempt.record != Participant::kNone;
-    if (!is_running_) {
-      const BlockedSignals blocked;
-      try {
-        std::thread([this] { run(); }).detach();
-        is_running_ = true;
-      } catch (const std::system_error&) {
-        waiting_.pop_back();
-        return false;
-      }
+    if (!start()) {
+      waiting_.pop_back();
+      return false;
     }
     if (!has_record) lock.segment().participant().begin_record_wait();
   } catch (const std::bad_alloc&) {
@@ -43,6 +38,28 @@ bool Porter::add(ProcessLock& lock, Claim& claim, Entry& entry,
   }
   call();
   return true;
+}
+
+// Requires the lock. False: there can be no thread.
+bool Porter::start() noexcept {
+  if (is_running_) return true;
+  const BlockedSignals blocked;
+  try {
+    std::thread([this] { run(); }).detach();
+    is_running_ = true;
+  } catch (const std::exception&) {  // of the system, or std::bad_alloc
+  }
+  return is_running_;
+}
+
+void Porter::call_to_report() noexcept {
+  {
+    const std::scoped_lock locked(lock_);
+    if (!start()) return;
+  }
+  // pairs with: Porter::run, "something new to wait for"
+  is_to_report_.store(true, std::memory_order_release);
+  call();
 }
 
 bool Porter::cancel(const Entry& entry) noexcept {
@@ -73,6 +90,7 @@ void Porter::run() noexcept {
   while (true) {
     // pairs with: Porter::call, "something new to wait for"
     const uint32_t calls = calls_.load(std::memory_order_acquire);
+    if (is_to_report_.exchange(false, std::memory_order_relaxed)) report_awaited();
     words.assign(1, {&calls_, calls});
     const bool is_idle = look_at_all(&words);
     os::sleep_on(words.data(), words.size(), is_idle ? kIdleNs : kSliceNs);

@@ -29,6 +29,8 @@ class Porter {
   bool cancel(const Entry& entry) noexcept;
   // It looks at all attempts again.
   void call() noexcept;
+  // It calls report_awaited(), soon.
+  void call_to_report() noexcept;
 
  private:
   struct Waiting {
@@ -38,6 +40,7 @@ class Porter {
     ProcessLock::Attempt attempt;
   };
 
+  bool start() noexcept;
   void run() noexcept;
   bool begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept;
   bool look_at_all(std::vector<os::Sleep>* words) noexcept;
@@ -45,6 +48,7 @@ class Porter {
   std::mutex lock_;
   std::vector<Waiting> waiting_;  // guarded by lock_
   bool is_running_ = false;       // guarded by lock_
+  std::atomic<bool> is_to_report_{false};
   // Moves when there is something new: a futex.
   std::atomic<uint32_t> calls_{0};
 };

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/one_per_process.h"
+#include "ipc/awaited.h"
 #include "ipc/hooked_sleep.h"
 #include "ipc/patience.h"
 #include "ipc/porter.h"
@@ -22,8 +23,8 @@ using RecordKind = RecordState::Kind;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
-// For the text that is added to the name of an obstacle.
-constexpr size_t kEndingRoom = sizeof Obstacle().name - sizeof Slot().command - 1;
+constexpr size_t kCommandRoom = sizeof Slot().command;                     // of the name of an obstacle;
+constexpr size_t kEndingRoom = sizeof Obstacle().name - kCommandRoom - 1;  // and for what is added to it
 
 // Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
 // it waits for others that wait for these, only as many begin as all their records are there for.
@@ -82,6 +83,16 @@ uint64_t mix(uint64_t record, uint64_t ticket) noexcept {
 }
 
 void refuse(Refusal* refusal, Refusal::Reason reason) noexcept { refusal->reason = reason; }
+
+void copy_command(uint32_t pid, Obstacle* obstacle) noexcept {
+  size_t length = 0;
+  try {
+    length = os::command_of(pid).copy(obstacle->name, kCommandRoom);
+  } catch (const std::exception&) {
+    // Its number says enough.
+  }
+  obstacle->name[length] = '\0';
+}
 
 }  // namespace
 
@@ -216,6 +227,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
         has_obstacle = true;
         is_obstacle_granted = is_granted;
         describe(slot, other, &obstruction->obstacle);
+        obstruction->obstacle_participant = p;
       }
       if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
       obstruction->participants[obstruction->count] = p;
@@ -235,6 +247,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
   end_wait(attempt.record, RecordState::make(index_, RecordKind::kGranted, is_write));
+  note_grant();
   return Look::kGranted;
 }
 
@@ -314,16 +327,22 @@ void ProcessLock::withdraw(const Attempt& attempt) noexcept {
   if (attempt.record != Participant::kNone) free_record(attempt.record);
 }
 
-// Whose number it is, is known in its own PID namespace alone.
-bool ProcessLock::is_stopped(uint32_t pid) const noexcept {
+// Of a process that is in the way: that it is stopped or ending, or that another one has begun to clean up
+// after it, which is the one in the way then. Numbers mean something in their own PID namespace alone.
+void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const noexcept {
   const Control& control = segment_.control();
-  bool is_in_sight = false;
-  visit_bits(block().present, [&](uint32_t p) {
-    const Slot& slot = control.slot(p);
-    is_in_sight |= control.has_slot(p) && slot.pid.load(std::memory_order_relaxed) == pid &&
-                   slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace();
-  });
-  return is_in_sight && os::is_stopped(pid);
+  if (participant >= kParticipants || !control.has_slot(participant)) return;
+  const Slot& slot = control.slot(participant);
+  const bool is_marked = is_dead(look(life_word(control.life(participant))));
+  if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace()) {
+    const uint32_t holder = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
+    if (holder != 0 && holder != obstacle->thread) {
+      obstacle->dead_pid = std::exchange(obstacle->thread, holder);
+      copy_command(holder, obstacle);
+    }
+    obstacle->is_stopped = os::is_stopped(obstacle->thread);
+  }
+  if (is_marked && obstacle->dead_pid == 0) std::strncat(obstacle->name, ", which is ending", kEndingRoom);
 }
 
 void ProcessLock::describe_death(uint32_t pid, Refusal* refusal) noexcept {
@@ -375,7 +394,6 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
     const bool is_obstacle_ending = is_ending(obstruction);
     if (!reap_dead(obstruction)) {
       refusal->obstacle = obstruction.obstacle;
-      if (is_obstacle_ending) std::strncat(refusal->obstacle.name, ", which is ending", kEndingRoom);
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
@@ -385,7 +403,7 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
         }
       }
       if (left <= 0) {
-        refusal->obstacle.is_stopped = is_stopped(refusal->obstacle.thread);
+        describe_state(obstruction.obstacle_participant, &refusal->obstacle);
         refuse(refusal, Refusal::Reason::kTimeout);
         break;
       }
@@ -406,8 +424,9 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
       break;
     }
     sleep.report([&] {
-      refusal->obstacle.is_stopped = is_stopped(refusal->obstacle.thread);
-      return concat("behind ", text_of(refusal->obstacle));
+      Obstacle obstacle = obstruction.obstacle;
+      describe_state(obstruction.obstacle_participant, &obstacle);
+      return concat("behind ", text_of(obstacle));
     });
   }
   withdraw(attempt);
@@ -460,6 +479,8 @@ void ProcessLock::leave(Pass pass, bool has_written) noexcept {
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
+void ProcessLock::note_kept_view() noexcept { impl::note_kept_view(); }
+
 void ProcessLock::dismiss(Claim& claim) noexcept { Shares::instance().give(claim); }
 
 void ProcessLock::heal(const Extent& extent) noexcept {
@@ -484,11 +505,10 @@ bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, R
 
 void ProcessLock::disown(Pass pass) noexcept { store(segment_.participant().record(pass - 1).thread, 0u); }
 
-void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
-                               void* context) noexcept {
+template <class Visit>
+void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const noexcept {
   const Control& control = segment_.control();
   const uint32_t self = segment_.participant().index();
-  const Span bytes = bytes_of(extent);
   visit_bits(block().present, [&](uint32_t p) {
     if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
     const Slot& slot = control.slot(p);
@@ -497,12 +517,35 @@ void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Obstacl
       const Record& other = slot.records[i];
       const uint64_t word = look(other.state);
       if (!RecordState::is_lease(word) || RecordState::block(word) != index_) continue;
-      if (!span_of(other).overlaps(bytes)) continue;
-      Obstacle obstacle;
-      describe(slot, other, &obstacle);
-      visit(obstacle, context);
+      if (span_of(other).overlaps(bytes)) visit(p, slot, other, word);
     }
   });
+}
+
+void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
+                               void* context) noexcept {
+  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Record& other, uint64_t) {
+    Obstacle obstacle;
+    describe(slot, other, &obstacle);
+    visit(obstacle, context);
+  });
+}
+
+bool ProcessLock::describe_obstacle(const Asked& asked, Obstacle* obstacle) noexcept {
+  uint32_t found = Participant::kNone;
+  bool is_granted = false;
+  visit_leases_of_others(
+      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Record& other, uint64_t word) {
+        if (asked.mode != Mode::kWrite && !RecordState::is_write(word)) return;
+        if (found != Participant::kNone && (is_granted || RecordState::kind(word) != RecordKind::kGranted))
+          return;
+        found = p;
+        is_granted = RecordState::kind(word) == RecordKind::kGranted;
+        describe(slot, other, obstacle);
+      });
+  if (found == Participant::kNone) return false;
+  describe_state(found, obstacle);
+  return true;
 }
 
 bool ProcessLock::precedes(const Gate& other) const noexcept {

@@ -35,8 +35,10 @@ class ProcessLock final : public Gate {
   bool precedes(const Gate& other) const noexcept override;
   void visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
                     void* context) noexcept override;
+  bool describe_obstacle(const Asked& asked, Obstacle* obstacle) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
+  void note_kept_view() noexcept override;
   void dismiss(Claim& claim) noexcept override;
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Refusal* refusal) noexcept override;
@@ -61,6 +63,7 @@ class ProcessLock final : public Gate {
     uint32_t participants[os::kMostWords - 1];
     os::Sleep words[os::kMostWords];  // the turn of the block, then the lives of the participants
     Obstacle obstacle;
+    uint32_t obstacle_participant = Participant::kNone;
 
     size_t word_count() const noexcept { return count + 1; }
   };
@@ -97,7 +100,9 @@ class ProcessLock final : public Gate {
   void wake_others() noexcept;
   void end_wait(uint32_t ended, uint64_t state) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
-  bool is_stopped(uint32_t pid) const noexcept;
+  template <class Visit>
+  void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
+  void describe_state(uint32_t participant, Obstacle* obstacle) const noexcept;
 
   Segment& segment_;
   const uint32_t index_;

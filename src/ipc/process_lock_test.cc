@@ -393,13 +393,15 @@ TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirRecords) {
 TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
   ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 32)).acquire());
   c_.die();
-  impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16});
+  Refusal refusal;
+  EXPECT_TRUE(impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16}, &refusal));
   EXPECT_EQ(told(b_, 0, 16), std::nullopt);
   EXPECT_EQ(told(b_, 16, 32), Reason::kOwnerDied);
   {
     Turn turn(in(a_), kWrite);
     ASSERT_TRUE(turn.ignoring().acquire());
-    impl::clear_failures(in(a_).home, in(a_).extent);  // under a lease of its own
+    // Under a lease of its own.
+    EXPECT_TRUE(impl::clear_failures(in(a_).home, in(a_).extent, &refusal));
   }
   EXPECT_EQ(told(b_), std::nullopt);
 }

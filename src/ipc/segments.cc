@@ -13,7 +13,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "ipc/awaited.h"
 #include "ipc/handle.h"
+#include "ipc/hooked_sleep.h"
 #include "ipc/process_lock.h"
 #include "memory/fork.h"
 #include "memory/known_memory.h"
@@ -26,7 +28,7 @@ constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
 constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // where addresses are short
 constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
 
-constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1};
+constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1}, kWatchAgain{1000};
 constexpr int64_t kSweepNs = 100'000'000;
 constexpr size_t kSomeBlocks = 64;  // that a new array makes this process look at
 constexpr size_t kSomeSegments = 8;
@@ -91,7 +93,12 @@ std::chrono::milliseconds Segments::sweep_in_keeper() noexcept {
   const std::unique_lock locked(self.lock_, std::try_to_lock);
   if (!locked.owns_lock()) return kSweepWhenBusy;
   try {
-    return self.sweep_all() ? kSweepAgain : std::chrono::milliseconds{0};
+    const bool is_unfinished = self.sweep_all();
+    AwaitedLook look;
+    for (const auto& [id, segment] : self.open_) look.look_at(*segment);
+    const bool is_watching = look.end_look();
+    if (is_unfinished) return kSweepAgain;
+    return is_watching ? kWatchAgain : std::chrono::milliseconds{0};
   } catch (const std::exception&) {
     return kSweepAgain;
   }
@@ -201,8 +208,28 @@ Segment& Segments::add(std::unique_ptr<Segment> segment) {
   const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
   if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
   leaving_.merge(leaving);  // until it is used
+  added_ = id;
   return *at->second;
 }
+
+// While an array is opened: a segment that was opened for it, and gave none, is closed again.
+class Segments::Opening {
+ public:
+  explicit Opening(Segments& segments) noexcept : segments_(segments) { segments_.added_.reset(); }
+  Opening(const Opening&) = delete;
+  Opening& operator=(const Opening&) = delete;
+  ~Opening() {
+    if (!segments_.added_) return;
+    const auto at = segments_.open_.find(*segments_.added_);
+    if (at == segments_.open_.end() || at->second->users() != 0) return;
+    if (!at->second->participant().can_leave()) return;
+    segments_.leaving_.erase(at->first);
+    segments_.open_.erase(at);
+  }
+
+ private:
+  Segments& segments_;
+};
 
 Segment* Segments::find(const SegmentId& id) noexcept {
   const auto at = open_.find(id);
@@ -298,6 +325,7 @@ Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Di
 template <class Run>
 Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run run) {
   const Deadline deadline(kNameTimeoutNs);
+  std::optional<HookedSleep> sleep;
   while (true) {
     {
       const std::scoped_lock locked(lock_);
@@ -309,10 +337,14 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
       }
     }
     if (deadline.has_passed()) {
-      throw_error(Code::kTimeout, "another process has been making or opening '", name,
-                  "' for 5 s; is one of them stopped?");
+      throw_error(Code::kTimeout, "cannot make or open '", name,
+                  "' within 5 s: ", os::process_text(NameLock::holder(name)), " is making or opening it");
     }
+    if (!sleep) sleep.emplace();
     sleep_for_a_moment();
+    if (sleep->is_interrupted()) {
+      throw_error(Code::kInterrupted, "the wait to make or open '", name, "' was interrupted");
+    }
   }
 }
 
@@ -487,6 +519,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
   return with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
+    const Opening opening(*this);
     Segment* const segment = lock.state() == NameLock::State::kLocked
                                  ? open_named(name, lock, !is_readonly, Code::kNotFound)
                                  : nullptr;
@@ -560,8 +593,8 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
     if (!segment->limit(handle.block, handle.number, limits)) {
       throw_error(
           Code::kValue, "this handle can have no limit, because ", kSent,
-          " handles of the array were not opened yet when it was made: it keeps the array until it is "
-          "opened or the handles are revoked");
+          " handles of the array were not opened yet when it was made, and only so many can have one: open "
+          "some, or revoke them all (tn.revoke_handles, tenon_shared_revoke), and make it anew");
     }
   }
   nudge();
@@ -598,6 +631,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   }
   const std::scoped_lock locked(lock_);
   sweep_some();
+  const Opening opening(*this);
   if (find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it was sent from another PID namespace "
@@ -632,7 +666,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
 void Segments::before_fork() noexcept {
   try {
     (void)os::boot();  // whoever asks for it first, has it when this returns
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // Nobody has.
   }
   lock_.lock();
@@ -665,6 +699,7 @@ void Segments::after_fork() noexcept {
 }
 
 void Segments::become_child() noexcept {
+  forget_watch();
   pools_.clear();  // they are the parent's to give away
   for (const auto& [id, segment] : open_) segment->become_child();
   forks_.clear();

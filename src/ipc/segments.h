@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -99,6 +100,7 @@ class Segments {
   template <class Create>
   Ref<Array> create_named(const std::string& name, Create create);
 
+  class Opening;
   static std::chrono::milliseconds sweep_in_keeper() noexcept;
   // These require lock_.
   void look_at_ended_uses();
@@ -140,9 +142,10 @@ class Segments {
   // Each of open_ is in one of the two. It goes from one to the other with its node, which needs no memory.
   std::set<SegmentId> leaving_;  // those that nothing here may use any more
   std::set<SegmentId> staying_;
-  int64_t swept_at_ns_ = 0;   // all of it
-  SegmentId last_looked_at_;  // of leaving_, by sweep_some()
-  size_t next_pool_ = 0;      // which the next call of sweep_some() looks at
+  int64_t swept_at_ns_ = 0;         // all of it
+  SegmentId last_looked_at_;        // of leaving_, by sweep_some()
+  std::optional<SegmentId> added_;  // the last one that was opened or made
+  size_t next_pool_ = 0;            // which the next call of sweep_some() looks at
   std::vector<Fork> forks_;
   os::File fork_writer_;  // between the handlers of a fork
   bool has_cleaned_names_ = false;

@@ -7,6 +7,9 @@
 //   - what is given back is given back at once, and bytes that the stopped process does not use can be used;
 //   - after SIGCONT both go on, and no two leases for writing overlap.
 //
+// In a third case it stops while it cleans up after a process that was killed: the one that is stopped is
+// named, not the dead one.
+//
 // TENON_STOP_STEP=n tries every n-th store.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -62,6 +65,16 @@ void use_array(const api::Array& x) {
 void use_channel(const api::Channel& channel) {
   put(channel, 5);
   (void)take(channel);
+}
+
+// Holds elements 0 to 8 for writing until it is killed.
+int hold(const std::vector<std::string>& words) {
+  Lines lines(STDIN_FILENO, STDOUT_FILENO);
+  const api::Lease lease(part(api::attach(words[1], false), 0, 8), api::Access::kWrite);
+  lines.say("held");
+  for (std::string line; lines.hear(&line);) {
+  }
+  return 0;
 }
 
 // Each line that it hears is the number of a store. In each round it stops once: there, or at the end.
@@ -183,6 +196,39 @@ TEST_F(Stops, AtAnyStoreOfALeaseNeitherHangTheOthersNorBreakTheLock) {
   std::cout << stops << " stops, " << timeouts_ << " timeouts\n";
 }
 
+TEST_F(Stops, AtAnyStoreOfACleanUpAreNamedInPlaceOfTheDead) {
+  api::SharedOptions options;
+  options.name = concat("stop_test.", getpid());
+  const api::Array x = api::zeros_shared({kElements}, api::dtype_of<int64_t>(), options);
+  peer_ = std::make_unique<Peer>(std::vector<std::string>{"array", options.name});
+  int stops = 0, cleanups = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    Peer doomed({"hold", options.name});
+    std::string line;
+    ASSERT_TRUE(doomed.hear(&line));
+    const std::string dead = concat(" after process ", doomed.pid());
+    doomed.kill();
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    std::string message;
+    const tenon_status status = status_of(
+        [&] { (void)api::Lease(part(x, 0, 8), api::Access::kWrite, TENON_OVERWRITE, kShort); }, &message);
+    if (status != TENON_OK) {
+      ++timeouts_;
+      EXPECT_EQ(status, TENON_ERR_TIMEOUT) << message;
+      EXPECT_NE(message.find(concat("process ", peer_->pid())), std::string::npos) << message;
+      EXPECT_NE(message.find("is stopped"), std::string::npos) << message;
+      cleanups += message.find("which is stopped while it cleaned up" + dead) != std::string::npos ? 1 : 0;
+    }
+    is_inside = end_round();
+    expect_success("write afterwards", [&] { write_alone(x, TENON_OVERWRITE, kPatience); });
+  }
+  EXPECT_GT(stops * step_, 20);
+  EXPECT_TRUE(cleanups > 0 || step_ > 1);
+  std::cout << stops << " stops, " << timeouts_ << " timeouts, " << cleanups << " of them of a clean-up\n";
+}
+
 TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
   const std::string name = concat("stop_test.", getpid(), ".channel");
   const api::Channel channel = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
@@ -229,7 +275,9 @@ TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
 
 int main(int count, char** words) {
   std::vector<std::string> told;
-  if (tenon::impl::is_peer(count, words, &told)) return tenon::impl::be_stopped(told);
+  if (tenon::impl::is_peer(count, words, &told)) {
+    return told[0] == "hold" ? tenon::impl::hold(told) : tenon::impl::be_stopped(told);
+  }
   testing::InitGoogleTest(&count, words);
   return RUN_ALL_TESTS();
 }

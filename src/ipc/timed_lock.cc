@@ -22,34 +22,19 @@ namespace {
 constexpr int64_t kSliceNs = 20'000'000;
 constexpr int64_t kGraceNs = 1'000'000'000;  // for a holder that runs: the sections are short
 
-struct Holder {
-  uint32_t pid = 0;  // 0: it is not known
-  bool is_stopped = false;
-};
-
-// glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes: the number of the
-// thread that holds it.
-Holder holder_of(pthread_mutex_t& mutex) {
+// 0: it is not known. glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes:
+// the number of the thread that holds it.
+uint32_t holder_of(pthread_mutex_t& mutex) {
   const auto& word = *reinterpret_cast<const std::atomic<uint32_t>*>(&mutex);
   const uint32_t thread = word.load(std::memory_order_relaxed) & FUTEX_TID_MASK;
-  Holder holder;
-  if (thread == 0) return holder;
+  if (thread == 0) return 0;
   std::ifstream file(concat("/proc/", thread, "/status"));
   const std::string wanted = "Tgid:";
   for (std::string line; std::getline(file, line);) {
     if (line.compare(0, wanted.size(), wanted) != 0) continue;
-    holder.pid = static_cast<uint32_t>(std::strtoul(line.c_str() + wanted.size(), nullptr, 10));
-    break;
+    return static_cast<uint32_t>(std::strtoul(line.c_str() + wanted.size(), nullptr, 10));
   }
-  holder.is_stopped = holder.pid != 0 && os::is_stopped(holder.pid);
-  return holder;
-}
-
-std::string text_of(const Holder& holder) {
-  if (holder.pid == 0) return "another process";
-  const std::string command = os::command_of(holder.pid);
-  return concat("process ", holder.pid, command.empty() ? "" : concat(" (", command, ")"),
-                holder.is_stopped ? ", which is stopped," : "");
+  return 0;
 }
 
 }  // namespace
@@ -92,13 +77,15 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
     if (is_held_) return;
     if (sleep.is_interrupted()) throw_error(Code::kInterrupted, "the wait to ", doing, " was interrupted");
     if (deadline.has_passed()) {
-      const Holder holder = holder_of(mutex_);
-      if (holder.is_stopped || left < -kGraceNs) {
-        throw_error(Code::kTimeout, "cannot ", doing, " in the time given: ", text_of(holder),
-                    " is at work on it", holder.is_stopped ? ": continue or end that process" : "");
+      const uint32_t holder = holder_of(mutex_);
+      const bool is_stopped = holder != 0 && os::is_stopped(holder);
+      if (is_stopped || left < -kGraceNs) {
+        throw_error(Code::kTimeout, "cannot ", doing, " in the time given: ", os::process_text(holder),
+                    " is at work on it", is_stopped ? ": continue or end that process" : "");
       }
     }
-    sleep.report([&] { return concat("to ", doing, ": ", text_of(holder_of(mutex_)), " is at work on it"); });
+    sleep.report(
+        [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " is at work on it"); });
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ipc/awaited.h"
 #include "ipc/deaths.h"
 #include "ipc/segments.h"
 
@@ -158,6 +159,7 @@ void describe(const Slot& slot, const Record& record, Obstacle* obstacle) noexce
   std::memcpy(obstacle->name, slot.command, sizeof slot.command);
   obstacle->name[sizeof slot.command] = '\0';
   obstacle->site[0] = '\0';
+  read_note(slot, record, state, obstacle->note, sizeof obstacle->note);
 }
 
 }  // namespace tenon::impl

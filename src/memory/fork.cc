@@ -5,14 +5,16 @@
 // that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
 // are not there are void, and views that were bound to them are nobody's. Of memory that other processes use,
 // too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
-// for short sections only, never for ops.
+// for short sections only, never for ops. They need no memory: without it the child lives and its failures
+// are told in fewer words.
 #include "memory/fork.h"
 
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
-#include <vector>
+#include <span>
+#include <utility>
 
 #include "exec/engine.h"
 #include "memory/known_memory.h"
@@ -21,14 +23,12 @@
 namespace tenon::impl {
 namespace {
 
-// Of the forking thread, between the handlers.
-std::vector<Queue*>& locked_queues() {
-  static auto* const queues = new std::vector<Queue*>;
-  return *queues;
-}
-
 std::atomic<const ForkHooks*> hooks{nullptr};
-const ForkHooks* hooks_of_fork = nullptr;  // of the forking thread, between the handlers
+// Of the forking thread, between the handlers.
+const ForkHooks* hooks_of_fork = nullptr;
+constinit std::span<Queue*> locked_queues;
+
+constexpr const char* kUnfinished = "it was unfinished when the process forked, and runs in the parent only";
 
 void before_fork() {
   // pairs with: set_fork_hooks, "the hooks of forks"
@@ -36,11 +36,9 @@ void before_fork() {
   if (wanted != nullptr) wanted->before();
   WaitGraph::instance().lock_for_fork();
   hooks_of_fork = wanted;
-  std::vector<Queue*>& queues = locked_queues();
-  queues.clear();
-  KnownMemory::instance().lock_for_fork(&queues);
-  std::sort(queues.begin(), queues.end());
-  for (Queue* queue : queues) queue->lock.lock();
+  locked_queues = KnownMemory::instance().lock_for_fork();
+  std::sort(locked_queues.begin(), locked_queues.end());
+  for (Queue* queue : locked_queues) queue->lock.lock();
   Engine::instance().lock_for_fork();
   lock_threads_for_fork();  // last: a thread takes it under any other lock
 }
@@ -48,7 +46,7 @@ void before_fork() {
 void unlock_all(bool is_child) {
   unlock_threads_after_fork(is_child);
   Engine::instance().unlock_after_fork();
-  for (Queue* queue : locked_queues()) queue->lock.unlock();
+  for (Queue* queue : locked_queues) queue->lock.unlock();
   KnownMemory::instance().unlock_after_fork();
   WaitGraph::instance().unlock_after_fork();
 }
@@ -66,8 +64,9 @@ bool is_void(const Claim& claim) {
   return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != this_thread_id();
 }
 
-// Takes out of a queue what belongs to threads that are not there; the ops are to be ended.
-void empty(Queue& queue, std::vector<Op*>* ops) {
+// Takes out of a queue what belongs to threads that are not there; the ops, each once, are to be ended.
+void empty(Queue& queue, ReadyList* ops) {
+  constexpr uint64_t kListed = UINT64_MAX;  // no walk has this number
   ReadyList ready;  // nobody becomes ready: what waits is taken out before what it waits for
   Entry* last = queue.first();
   while (last != nullptr && last->next != nullptr) last = last->next;
@@ -77,9 +76,7 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
     if (is_void(claim)) {
       if (claim.is_gated) forget_gates(claim);
       queue.remove(entry, &ready);
-      if (claim.kind == Kind::kOp && std::find(ops->begin(), ops->end(), &claim) == ops->end()) {
-        ops->push_back(static_cast<Op*>(&claim));
-      }
+      if (claim.kind == Kind::kOp && std::exchange(claim.seen_by, kListed) != kListed) ops->add(&claim);
     }
     entry = previous;
   }
@@ -89,8 +86,8 @@ void empty(Queue& queue, std::vector<Op*>* ops) {
 }
 
 void in_child() {
-  std::vector<Op*> ops;
-  for (Queue* queue : locked_queues()) empty(*queue, &ops);
+  ReadyList ops;
+  for (Queue* queue : locked_queues) empty(*queue, &ops);
   this_thread.running = 0;  // what it forked in runs in the parent
   this_thread.running_claim = nullptr;
   this_thread.is_finishing = false;
@@ -99,10 +96,9 @@ void in_child() {
   const ForkHooks* const wanted = hooks_of_fork;
   unlock_all(true);
   if (wanted != nullptr) wanted->in_child();
-  for (Op* op : ops) {
-    op->abandon(Ref<Failure>::adopt(new Failure(
-        Code::kOp, 0, "it was unfinished when the process forked, and runs in the parent only",
-        op->name != nullptr ? op->name : "", op->site != nullptr ? op->site : "", nullptr, nullptr)));
+  for (Claim* claim = ops.take_all(); claim != nullptr;) {
+    Op& op = static_cast<Op&>(*std::exchange(claim, claim->next_ready));
+    op.abandon(Failure::make(Code::kOp, kUnfinished, op.name, op.site));
   }
 }
 

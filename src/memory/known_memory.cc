@@ -46,6 +46,7 @@ KnownMemory& KnownMemory::instance() noexcept {
     auto* memory = new KnownMemory;
     memory->spare_storages_.reserve(kSpare);
     memory->spare_nodes_.reserve(kSpare);
+    memory->queues_of_fork_.reserve(kSpare);
     set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
       KnownMemory::instance().visit_queues(visit, context);
     });
@@ -408,7 +409,13 @@ Storage* KnownMemory::new_storage() {
 }
 
 Region* KnownMemory::new_region() {
-  if (spare_regions_ == nullptr) return new Region;
+  if (spare_regions_ == nullptr) {
+    const size_t queues = all_regions_ + 2;  // this one's, and that of ops that use no memory
+    if (queues_of_fork_.capacity() < queues) queues_of_fork_.reserve(2 * queues);
+    auto* const region = new Region;
+    ++all_regions_;
+    return region;
+  }
   return std::exchange(spare_regions_, spare_regions_->next_spare_);
 }
 
@@ -420,13 +427,15 @@ void KnownMemory::visit_queues(void (*visit)(Queue& queue, void* context), void*
   visit(Engine::instance().loose_queue(), context);
 }
 
-void KnownMemory::lock_for_fork(std::vector<Queue*>* queues) {
+std::span<Queue*> KnownMemory::lock_for_fork() noexcept {
   lock_.lock();
-  queues->reserve(map_.size());
-  for (const auto& [begin, region] : map_) queues->push_back(region);
+  std::vector<Queue*>& queues = queues_of_fork_;
+  queues.clear();
+  for (const auto& [begin, region] : map_) queues.push_back(region);
   for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
-    queues->push_back(region);
-  queues->push_back(&Engine::instance().loose_queue());
+    queues.push_back(region);
+  queues.push_back(&Engine::instance().loose_queue());
+  return queues;
 }
 
 tenon_view_count Region::views() noexcept {

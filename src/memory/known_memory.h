@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "base/ref.h"
@@ -50,8 +51,9 @@ class KnownMemory {
 
   void statistics(tenon_statistics* out);
 
-  // For memory/fork.cc: the map's lock, and every queue that there is.
-  void lock_for_fork(std::vector<Queue*>* queues);
+  // For memory/fork.cc: the map's lock, and every queue that there is, to be used until it is unlocked. Needs
+  // no memory: a fork that meets a shortage goes on.
+  std::span<Queue*> lock_for_fork() noexcept;
   void unlock_after_fork() noexcept { lock_.unlock(); }
 
   // Calls visit with the queue of every region that has bytes, and with that of ops that use no memory. Holds
@@ -94,8 +96,10 @@ class KnownMemory {
   std::vector<Storage*> spare_storages_;
   // Regions are used again but never freed: a thread may still lock one that its memory was merged out of.
   Region* spare_regions_ = nullptr;
-  Region* unlisted_ = nullptr;  // those of unchecked storages
-  Region gone_;                 // of storages whose memory was moved out; in no map
+  Region* unlisted_ = nullptr;          // those of unchecked storages
+  Region gone_;                         // of storages whose memory was moved out; in no map
+  size_t all_regions_ = 0;              // that were ever made
+  std::vector<Queue*> queues_of_fork_;  // with room for the queues of all of them
   std::vector<Map::node_type> spare_nodes_;
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages

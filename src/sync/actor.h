@@ -16,6 +16,7 @@ struct ThisThread {
   uint64_t running = 0;            // the number of the op whose body runs here; 0: none
   Claim* running_claim = nullptr;  // that op
   bool is_finishing = false;       // what runs here belongs to the end of an op, which waits for it
+  int64_t claims = 0;  // of its leases and calls: appended here, and not taken out here (claims.h)
 };
 
 // In the first block of thread-local memory, so that looking costs one instruction.

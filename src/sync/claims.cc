@@ -93,6 +93,24 @@ void prepare_passes(std::span<Entry> entries) noexcept {
   }
 }
 
+// A thread has, or may have, what another one took for it: then no thread's count says all that it holds.
+constinit std::atomic<bool> has_claims_of_others{false};
+
+void count_in(const Claim& claim) noexcept {
+  if (claim.kind == Kind::kOp) return;
+  if (claim.owner.thread == this_thread_id()) {
+    ++this_thread.claims;
+  } else {
+    has_claims_of_others.store(true, std::memory_order_relaxed);
+  }
+}
+
+// What another thread takes out stays in the count.
+void count_out(const Claim& claim) noexcept {
+  if (claim.kind == Kind::kOp || claim.entries.empty()) return;
+  if (claim.owner.thread == this_thread_id()) --this_thread.claims;
+}
+
 Appended refuse(Refusal* refusal, Refusal::Reason reason, const Obstacle& obstacle) noexcept {
   if (refusal != nullptr) *refusal = {reason, nullptr, obstacle};
   return Appended::kRefused;
@@ -260,6 +278,7 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   }
   const uint32_t missing = claim.missing.load(std::memory_order_relaxed) - granted;
   claim.missing.store(missing, std::memory_order_relaxed);
+  count_in(claim);
   unlock_queues(entries);
   if (!ready.is_empty()) notify(ready);
   return missing == 0 ? Appended::kGranted : Appended::kWaiting;
@@ -273,12 +292,23 @@ bool release(Claim& claim, ReadyList* ready) noexcept {
   for (Entry& e : claim.entries) {
     if (e.sequence == 0) continue;
     Queue& queue = *e.queue;
+    Gate* gate = nullptr;  // of memory that a view keeps from other processes
     queue.lock.lock();
     if (e.is_queued) {  // a fork may have taken it out
       if (e.mode == Mode::kWrite) queue.note_write();
-      has_escaped |= queue.remove(&e, ready);
+      const bool has_view = queue.remove(&e, ready);
+      has_escaped |= has_view;
+      if (has_view) gate = queue.gate();
     }
     queue.lock.unlock();
+    if (gate != nullptr) [[unlikely]]
+      gate->note_kept_view();
+  }
+  if (!has_escaped || claim.kind != Kind::kLease) {
+    count_out(claim);
+  } else if (claim.is_detached.load(std::memory_order_relaxed)) {
+    // The views are bound to the threads that took them. Else the owner keeps them in its count.
+    has_claims_of_others.store(true, std::memory_order_relaxed);
   }
   return has_escaped;
 }
@@ -302,6 +332,7 @@ bool take_out(Claim& claim, IsTo is_to) noexcept {
     if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(claim.entries);
+  if (is_taken) count_out(claim);
   if (!ready.is_empty()) notify(ready);
   return is_taken;
 }
@@ -325,6 +356,13 @@ void withdraw(Claim& claim) noexcept {
   (void)take_out(claim, [] { return true; });
 }
 
+bool has_empty_hands(const Claim* awaited) noexcept {
+  if (has_claims_of_others.load(std::memory_order_relaxed)) return false;
+  const bool is_own = awaited != nullptr && awaited->kind != Kind::kOp;
+  if (is_own && awaited->entries.size() > 1) return false;  // some may have been granted
+  return this_thread.claims <= (is_own ? 1 : 0);
+}
+
 namespace {
 
 // The entry of the same actor under which a view is taken, if there is one; the view may become one for
@@ -333,7 +371,10 @@ Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, 
   Entry* const own = queue.holder_for(view.extent, view.mode);
   *holder = own;
   if (own == nullptr || Queue::allows(*own, view.extent, view.mode)) return Appended::kGranted;
-  if (may_weaken && Queue::allows(*own, view.extent, Mode::kRead)) {
+  // One that allows reading may stand before one that covers fewer bytes.
+  Entry* const reader = may_weaken ? queue.holder_for(view.extent, Mode::kRead) : nullptr;
+  if (reader != nullptr && Queue::allows(*reader, view.extent, Mode::kRead)) {
+    *holder = reader;
     view.mode = Mode::kRead;
   } else if (own->mode == Mode::kRead && view.mode == Mode::kWrite) {
     return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
@@ -455,7 +496,7 @@ bool has_views(const Claim& claim) noexcept {
   return false;
 }
 
-void clear_failures(Home& home, const Extent& extent) noexcept {
+bool clear_failures(Home& home, const Extent& extent, Refusal* refusal) noexcept {
   Poison* spare = new (std::nothrow) Poison;
   Queue& queue = lock_home(home);
   Poison* healed = queue.heal(extent, &spare);
@@ -463,8 +504,7 @@ void clear_failures(Home& home, const Extent& extent) noexcept {
   queue.lock.unlock();
   delete spare;
   while (healed != nullptr) delete std::exchange(healed, healed->next);
-  Refusal refusal;  // what could not be had is told to the next reader once more
-  if (gate != nullptr) (void)gate->clear_deaths(extent, Deadline(gate_timeout_ns()), &refusal);
+  return gate == nullptr || gate->clear_deaths(extent, Deadline(gate_timeout_ns()), refusal);
 }
 
 void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
@@ -476,12 +516,16 @@ void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
     Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
     Poison* healed = nullptr;
     const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
-    if (node != nullptr || may_heal) {
+    if (failure || may_heal) {
       Poison* spare = new (std::nothrow) Poison;
       {
         const std::scoped_lock lock(e.queue->lock);
         healed = e.queue->heal(e.extent, &spare);
-        if (node != nullptr) e.queue->poison(node);
+        if (node != nullptr) {
+          e.queue->poison(node);
+        } else if (failure) {
+          e.queue->poison_without_node(e.extent);
+        }
       }
       delete spare;
     }

@@ -70,6 +70,10 @@ void withdraw(Claim& claim) noexcept;
 // Says of a lease that it belongs to nobody from now on.
 void detach(Claim& claim) noexcept;
 
+// This thread, whose actor waits for a claim (null: for all ops), holds no lease, no call and no bound view:
+// it is in no circle of waits. False also where that is not known.
+bool has_empty_hands(const Claim* awaited) noexcept;
+
 // Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one
 // for reading instead of being refused. kWaiting: nothing has happened; it has to take its turn (wait.h).
 Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
@@ -82,8 +86,9 @@ bool has_views(const Claim& claim) noexcept;
 
 // Why bytes of this extent hold no value; null: they do.
 Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept;
-// They hold a value, because the caller says so.
-void clear_failures(Home& home, const Extent& extent) noexcept;
+// They hold a value, because the caller says so. False: where other processes use them they could not be had
+// in time, as the refusal says, and the next reader is told of the death once more.
+bool clear_failures(Home& home, const Extent& extent, Refusal* refusal) noexcept;
 // Of the first entry that reads bytes without a value.
 Ref<Failure> failure_of(const Claim& claim) noexcept;
 

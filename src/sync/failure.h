@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <string>
 
 #include "base/error.h"
@@ -25,6 +26,23 @@ class Failure {
         site(std::move(site)),
         payload_(payload),
         drop_(drop) {}
+
+  // name and site may be null. Without memory one that says so.
+  static Ref<Failure> make(Code code, const char* message, const char* name, const char* site) noexcept {
+    try {
+      return Ref<Failure>::adopt(new Failure(code, 0, message, name != nullptr ? name : "",
+                                             site != nullptr ? site : "", nullptr, nullptr));
+    } catch (const std::bad_alloc&) {
+      return without_memory();
+    }
+  }
+  // One for the process, made before memory is short (Engine).
+  static const Ref<Failure>& without_memory() noexcept {
+    static const auto* const one = new Ref<Failure>(Ref<Failure>::adopt(
+        new Failure(Code::kNoMemory, 0, "there was no memory to note its name, and why it failed", "", "",
+                    nullptr, nullptr)));
+    return *one;
+  }
 
   const Code code;
   const int32_t op_code;

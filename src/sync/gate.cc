@@ -158,6 +158,12 @@ void leave_gates(Claim& claim, bool has_written) noexcept {
   }
 }
 
+bool describe_at_gates(Claim& claim, Obstacle* obstacle) noexcept {
+  const std::scoped_lock lock(claim.gates_lock);  // it gets no pass meanwhile, so that its memory stays
+  const Entry* const e = claim.waits_at_gate ? next_at_gates(claim) : nullptr;
+  return e != nullptr && e->queue->gate()->describe_obstacle(asked_of(claim, *e), obstacle);
+}
+
 void forget_gates(Claim& claim) noexcept {
   for (Entry& e : claim.entries) e.pass = kNoPass;
   claim.waits_at_gate = false;

@@ -49,6 +49,8 @@ class Gate {
   // Gives a reference back; with the last one other processes may use the bytes. Never waits for them.
   // has_written: what held it was an entry or a view for writing.
   virtual void leave(Pass pass, bool has_written) noexcept = 0;
+  // A view has outlived its lease, and keeps its pass.
+  virtual void note_kept_view() noexcept {}
   // A claim with a gate_share has left all of its gates, and takes none of it any more.
   virtual void dismiss(Claim&) noexcept {}
   // What holds it belongs to nobody from now on: any thread may end it.
@@ -59,6 +61,10 @@ class Gate {
 
   // Calls visit for everything of other processes that holds some of these bytes, or waits for them.
   virtual void visit_others(const Extent&, void (*)(const Obstacle&, void* context), void*) noexcept {}
+
+  // What of other processes is in the way of such a request. Asks the system, so it is for reports and
+  // errors. False: nothing is.
+  virtual bool describe_obstacle(const Asked&, Obstacle*) noexcept { return false; }
 
   // Moves with every write of every process.
   virtual uint64_t version() noexcept = 0;
@@ -94,6 +100,9 @@ bool enter_gates(Claim& claim, const Deadline& deadline, Refusal* refusal) noexc
 
 // Gives all passes back. No view or lease can be taken under the claim from then on.
 void leave_gates(Claim& claim, bool has_written) noexcept;
+
+// What of other processes keeps the claim from passing a gate, if it waits at one without a thread.
+bool describe_at_gates(Claim& claim, Obstacle* obstacle) noexcept;
 
 // In a forked child, under the lock of all queues: nothing of the claim's is the child's, and no other thread
 // is at work on it.

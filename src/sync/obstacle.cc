@@ -25,8 +25,14 @@ std::string process_text(const Obstacle& o) {
   const char* const does = o.mode == Mode::kWrite
                                ? (o.is_granted ? "holds it for writing" : "waits to write it")
                                : (o.is_granted ? "holds it for reading" : "waits to read it");
-  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
-                o.is_stopped ? ", which is stopped," : "", " that ", does, " since ", age_text(o.since_ms));
+  const std::string process =
+      concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "");
+  if (o.dead_pid != 0) {
+    return concat(process, o.is_stopped ? ", which is stopped while it cleaned up" : ", which cleans up",
+                  " after process ", o.dead_pid, " that ", does, " since ", age_text(o.since_ms));
+  }
+  return concat(process, o.is_stopped ? ", which is stopped," : "", " that ", does, " since ",
+                age_text(o.since_ms), o.note[0] != '\0' ? concat(" (", o.note, ")") : "");
 }
 
 }  // namespace
@@ -43,6 +49,8 @@ Obstacle Obstacle::of(const Entry& entry) noexcept {
   o.is_granted = entry.is_granted && !entry.needs_pass;
   o.thread = claim.owner.number;
   o.since_ms = claim.since_ms;
+  o.has_view = claim.kind == Kind::kLease && entry.views != nullptr;
+  o.extent = entry.extent;
   copy_text(o.name, sizeof o.name, claim.name);
   copy_text(o.site, sizeof o.site, claim.site);
   return o;
@@ -55,6 +63,8 @@ Obstacle Obstacle::of(const View& view) noexcept {
   o.is_granted = true;
   o.thread = view.actor.number;
   o.since_ms = view.opened_ms;
+  o.has_view = true;
+  o.extent = view.extent;
   copy_text(o.site, sizeof o.site, view.site);
   return o;
 }
@@ -65,6 +75,11 @@ std::string dead_owner_text(const Obstacle& o) {
 }
 
 std::string text_of(const Obstacle& o) {
+  const bool has_age = o.thread != 0 && o.party != Obstacle::Party::kProcess;
+  return has_age ? concat(text_without_age(o), ", ", age_text(o.since_ms), " ago") : text_without_age(o);
+}
+
+std::string text_without_age(const Obstacle& o) {
   if (o.thread == 0) return "work that is not done";
   std::string text;
   const bool writes = o.mode == Mode::kWrite;
@@ -84,7 +99,7 @@ std::string text_of(const Obstacle& o) {
   }
   text += concat(", ", verb);
   if (o.site[0] != '\0') text += concat(" at ", o.site);
-  return text + concat(" by thread ", o.thread, ", ", age_text(o.since_ms), " ago");
+  return text + concat(" by thread ", o.thread);
 }
 
 }  // namespace tenon::impl

@@ -17,12 +17,16 @@ struct Obstacle {
   bool is_granted = false;
   bool is_stopped = false;  // a process: by SIGSTOP or a debugger
   uint32_t thread = 0;      // of another process: its number; 0: nothing is known
+  uint32_t dead_pid = 0;    // that held it; the process named is the one that cleans up after it
   int64_t since_ms = 0;
   char name
       [64];  // of a process: its command; set up to their NUL: to clear the rest takes longer than a lease
   char site[192];
+  bool has_view = false;  // it is a view, or a lease under which one lives
+  Extent extent;          // of this process; not of a process
+  char note[384];         // of a process: what holds the memory there, if it has told
 
-  Obstacle() noexcept { name[0] = site[0] = '\0'; }
+  Obstacle() noexcept { name[0] = site[0] = note[0] = '\0'; }
   static Obstacle of(const Entry& entry) noexcept;  // requires the lock of the queue
   static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
 };
@@ -30,6 +34,8 @@ struct Obstacle {
 // "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago"; "process 1234 (python) that
 // holds it for writing since 3.2 s". Throws std::bad_alloc.
 std::string text_of(const Obstacle& obstacle);
+// The same without its age. Not of a process.
+std::string text_without_age(const Obstacle& obstacle);
 // "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
 std::string dead_owner_text(const Obstacle& obstacle);
 

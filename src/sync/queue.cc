@@ -76,6 +76,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->is_ahead = false;
   entry->holds_memory = entry->claim->kind == Kind::kOp && is_large();
   if (entry->holds_memory) count_holder();
+  if (entry->waits_for_host) note_kept(1);
   if (entry->claim->is_for_view) ++view_requests_;
   if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host || bound_views_ != 0))
     begin_counting(ready);
@@ -137,6 +138,7 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
   Entry* const next = entry->next;
   unlink(entry);
   if (entry->holds_memory) uncount_holder();
+  if (entry->waits_for_host) note_kept(-1);
   if (entry->is_ahead) --ahead_;
   if (entry->claim->is_for_view) --view_requests_;
   const Moved moved = entry->views != nullptr ? move_views_to_host(entry) : Moved{};
@@ -203,12 +205,13 @@ Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
     if (claim.kind == Kind::kLease) {
       view->is_bound = true;
       ++bound_views_;
+      note_kept(1);
       // A lease of nobody's is continued by the thread that took the view.
       if (!claim.is_detached.load(std::memory_order_relaxed)) view->actor = claim.owner;
     }
     for (Entry* e = head_; e != nullptr; e = e->next) {
       if (e->is_granted || !conflict(view->mode, view->extent, e->mode, e->extent)) continue;
-      if (e->claim->heeds_host) e->waits_for_host = true;
+      if (e->claim->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
       moved.is_in_the_way |= e->waits_for_host || heeds_bound_views(*e);
     }
   }
@@ -395,7 +398,10 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   if (view->pass == kInheritedPass) --inherited_views_;
   --(view->mode == Mode::kWrite ? writers_ : readers_);
   if (view->mode == Mode::kWrite) note_write();
-  if (view->is_bound) --bound_views_;
+  if (view->is_bound) {
+    --bound_views_;
+    note_kept(-1);
+  }
   if (!is_of_host || !is_counted_) return;
   for (Entry* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
@@ -407,11 +413,19 @@ void Queue::unbind_views_of_others(uint32_t thread) noexcept {
     if (!v->is_bound || v->actor.thread == thread) continue;
     v->is_bound = false;
     --bound_views_;
+    note_kept(-1);
   }
 }
 
 void Queue::poison(Poison* node) noexcept {
   node->next = std::exchange(poison_, node);
+  has_poison.store(true, std::memory_order_relaxed);
+}
+
+void Queue::poison_without_node(const Extent& extent) noexcept {
+  unnoted_ = unnoted_.end == 0
+                 ? extent
+                 : Extent{std::min(unnoted_.begin, extent.begin), std::max(unnoted_.end, extent.end)};
   has_poison.store(true, std::memory_order_relaxed);
 }
 
@@ -440,7 +454,8 @@ Poison* Queue::heal(const Extent& extent, Poison** spare) noexcept {
       place = &behind->next;
     }
   }
-  has_poison.store(poison_ != nullptr, std::memory_order_relaxed);
+  if (extent.contains(unnoted_)) unnoted_ = {0, 0};
+  has_poison.store(poison_ != nullptr || unnoted_.end != 0, std::memory_order_relaxed);
   return healed;
 }
 
@@ -449,7 +464,7 @@ Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
   for (const Poison* node = poison_; node != nullptr; node = node->next) {
     if (node->extent.overlaps(extent)) first = node->failure;
   }
-  return first;
+  return first || !has_failed(extent) ? first : Failure::without_memory();
 }
 
 void Queue::take_over(Queue& other) noexcept {
@@ -458,6 +473,7 @@ void Queue::take_over(Queue& other) noexcept {
     other.poison_ = node->next;
     poison(node);
   }
+  if (other.unnoted_.end != 0) poison_without_node(std::exchange(other.unnoted_, {0, 0}));
   other.has_poison.store(false, std::memory_order_relaxed);
 }
 

@@ -149,12 +149,17 @@ class Queue {
     return version_.load(std::memory_order_relaxed);
   }
 
+  // An entry waits, or has waited, for views of ordinary code, or there are bound views: in any queue.
+  static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
+
   // Bytes of all memory that unfinished ops hold, each counted once; memory of less than kSmall bytes not.
   static uint64_t held_nbytes() noexcept { return held_by_ops.load(std::memory_order_relaxed); }
   static constexpr uint64_t kSmall = 64 * 1024;
 
   // Takes over the node.
   void poison(Poison* node) noexcept;
+  // Where there is no memory for a node: bytes of this extent hold no value, until all of it is healed.
+  void poison_without_node(const Extent& extent) noexcept;
   // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
   // in two; set to null if it was used; without one that stays as it is.
   Poison* heal(const Extent& extent, Poison** spare = nullptr) noexcept;
@@ -195,7 +200,10 @@ class Queue {
   void count_holder() noexcept;
   void uncount_holder() noexcept;
 
+  static void note_kept(int64_t n) noexcept { kept_by_views.fetch_add(n, std::memory_order_relaxed); }
+
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
+  static constinit inline std::atomic<int64_t> kept_by_views{0};  // such entries and bound views
 
   Extent bounds_;
   Gate* gate_ = nullptr;
@@ -226,7 +234,12 @@ class Queue {
   uint64_t seen_to_ = 0;
 
   std::atomic<uint64_t> version_{0};  // a plain counter
+  bool has_failed(const Extent& extent) const noexcept {
+    return unnoted_.end != 0 && unnoted_.overlaps(extent);
+  }
+
   Poison* poison_ = nullptr;
+  Extent unnoted_{0, 0};  // what poison_without_node() was given; end == 0: nothing
 };
 
 }  // namespace tenon::impl

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "sync/gate.h"
+#include "sync/report.h"
 
 namespace tenon::impl {
 
@@ -86,14 +87,17 @@ WaitGraph& WaitGraph::instance() noexcept {
 
 void WaitGraph::enter(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
+  Waiter*& first = chain_of(*waiter);
   waiter->previous = nullptr;
-  waiter->next = first_;
+  waiter->next = first;
   waiter->is_entered = true;
-  if (first_ != nullptr) first_->previous = waiter;
-  first_ = waiter;
+  waiter->seen_by = 0;
+  if (first != nullptr) first->previous = waiter;
+  first = waiter;
 }
 
 bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) noexcept {
+  if (has_empty_hands(waiter.claim)) return false;
   const std::scoped_lock lock(lock_);
   try {
     // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
@@ -105,6 +109,7 @@ bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_t
 }
 
 bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept {
+  if (!Queue::may_wait_for_views()) return false;
   const std::scoped_lock lock(lock_);
   try {
     return finds_host(waiter, obstacle);
@@ -117,22 +122,22 @@ void WaitGraph::leave(Waiter* waiter) noexcept {
   const std::scoped_lock lock(lock_);
   if (!waiter->is_entered) return;
   waiter->is_entered = false;
-  (waiter->previous != nullptr ? waiter->previous->next : first_) = waiter->next;
+  (waiter->previous != nullptr ? waiter->previous->next : chain_of(*waiter)) = waiter->next;
   if (waiter->next != nullptr) waiter->next->previous = waiter->previous;
 }
 
 void WaitGraph::clear_after_fork() noexcept {
-  for (Waiter* w = first_; w != nullptr; w = w->next) w->is_entered = false;
-  first_ = nullptr;
+  for (Waiter*& first : chains_) {
+    for (Waiter* w = first; w != nullptr; w = w->next) w->is_entered = false;
+    first = nullptr;
+  }
 }
 
-namespace {
-
-// One walk, under the graph's lock. Ops that it has seen bear its number and are kept alive until it ends,
-// owners are known by name.
-class Walk {
+// One walk, under the graph's lock. Ops and waiters that it has seen bear its number; the ops are kept alive
+// until it ends.
+class WaitGraph::Walk {
  public:
-  Walk(const Waiter& from, const Waiter* all, uint64_t number) : from_(from), all_(all), number_(number) {}
+  Walk(const Waiter& from, WaitGraph& graph) : from_(from), graph_(graph), number_(++graph.walks_) {}
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
@@ -143,12 +148,11 @@ class Walk {
   bool meets(std::optional<Obstacle> Walk::* what, Obstacle* obstacle) {
     follow(from_);
     size_t next_op = 0;
-    size_t next_actor = 0;
-    while (!(this->*what) && (next_op < ops_.size() || next_actor < actors_.size())) {
+    while (!(this->*what) && (next_op < ops_.size() || waiters_ != nullptr)) {
       if (next_op < ops_.size()) {
         follow(*ops_[next_op++]);
       } else {
-        follow_waits_of(actors_[next_actor++]);
+        follow(*std::exchange(waiters_, waiters_->next_seen));
       }
     }
     if (this->*what && obstacle != nullptr) *obstacle = *(this->*what);
@@ -206,8 +210,19 @@ class Walk {
     }
   }
 
-  void add(Actor actor) {
-    if (std::find(actors_.begin(), actors_.end(), actor) == actors_.end()) actors_.push_back(actor);
+  // What this actor waits for is to be followed: as a task, and as a thread that sleeps.
+  void add(Actor actor) noexcept {
+    Waiter* const of_thread = graph_.chain_of(actor.thread, 0);
+    for (Waiter* w = of_thread; w != nullptr; w = w->next) add_if(w, w->is_thread, actor);
+    for (Waiter* w = graph_.chain_of(actor.thread, actor.task); w != nullptr; w = w->next) {
+      add_if(w, !w->is_thread, actor);
+    }
+  }
+  void add_if(Waiter* w, bool is_of_kind, Actor actor) noexcept {
+    if (!is_of_kind || w->seen_by == number_) return;
+    if (w->is_thread ? w->actor.thread != actor.thread : !(w->actor == actor)) return;
+    w->seen_by = number_;
+    w->next_seen = std::exchange(waiters_, w);
   }
 
   // Under the lock of the entry's queue.
@@ -234,30 +249,22 @@ class Walk {
     return from_.is_thread ? owner.thread == from_.actor.thread : owner == from_.actor;
   }
 
-  void follow_waits_of(Actor actor) {
-    for (const Waiter* w = all_; w != nullptr; w = w->next) {
-      if (w->is_thread ? w->actor.thread == actor.thread : w->actor == actor) follow(*w);
-    }
-  }
-
   const Waiter& from_;
-  const Waiter* const all_;
+  WaitGraph& graph_;
   const uint64_t number_;
   std::vector<Claim*> ops_;
-  std::vector<Actor> actors_;
+  Waiter* waiters_ = nullptr;  // to be followed
 };
 
-}  // namespace
-
 bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) {
-  Walk walk(waiter, first_, ++walks_);
+  Walk walk(waiter, *this);
   const bool is_found = walk.meets(&Walk::own_lease, obstacle);
   if (is_through_views != nullptr) *is_through_views = walk.is_through_views;
   return is_found;
 }
 
 bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) {
-  return Walk(waiter, first_, ++walks_).meets(&Walk::host_view, obstacle);
+  return Walk(waiter, *this).meets(&Walk::host_view, obstacle);
 }
 
 namespace {
@@ -275,47 +282,6 @@ bool is_true_deadlock(const Waiter& waiter, Obstacle* obstacle, void* token) noe
 }  // namespace
 
 namespace detail {
-
-namespace {
-
-// Whatever keeps an entry, which its claim waits for, from being granted; an op that runs is in its own way.
-// True: it is not the entry itself. Requires the lock of the queue.
-bool describe_what_blocks(const Entry& entry, Obstacle* obstacle) noexcept {
-  *obstacle = Obstacle::of(entry);
-  if (entry.is_granted) return false;
-  const Entry* e = entry.queue->first();
-  for (bool is_behind = false; e != nullptr; e = e->next) {
-    is_behind |= e == &entry;
-    if (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent)) continue;
-    if (!is_behind || (entry.is_ahead && e->is_granted)) break;
-  }
-  const View* const view = entry.queue->view_in_the_way(entry);
-  if (e != nullptr) {
-    *obstacle = Obstacle::of(*e);
-  } else if (view != nullptr) {
-    *obstacle = Obstacle::of(*view);
-  }
-  return e != nullptr || view != nullptr;
-}
-
-// Of all ops: who blocks the first one found that waits, else one that runs.
-void describe_any_op(Obstacle* obstacle) noexcept {
-  struct Search {
-    Obstacle* obstacle;
-    bool is_over;
-  } search{obstacle, false};
-  const auto look = [](Queue& queue, void* context) {
-    auto& s = *static_cast<Search*>(context);
-    if (s.is_over) return;
-    const std::scoped_lock lock(queue.lock);
-    for (const Entry* e = queue.first(); e != nullptr && !s.is_over; e = e->next) {
-      if (e->claim->kind == Kind::kOp) s.is_over = describe_what_blocks(*e, s.obstacle);
-    }
-  };
-  visit_queues(look, &search);
-}
-
-}  // namespace
 
 void Note::open(const Waiter& waiter) noexcept {
   span_ = trace::open(trace::Kind::kWait, trace::key_of(this), [&](trace::Record& record) {
@@ -340,18 +306,6 @@ void Note::open(const Waiter& waiter) noexcept {
     }
     trace::copy_end(record.site, site);
   });
-}
-
-void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
-  if (obstacle == nullptr) return;
-  if (waiter.waits_for_all) return describe_any_op(obstacle);
-  for (const Entry& entry : waiter.claim->entries) {
-    if (entry.sequence == 0) continue;
-    const std::scoped_lock lock(entry.queue->lock);
-    if (!entry.is_queued) continue;
-    (void)describe_what_blocks(entry, obstacle);
-    if (!entry.is_granted) return;
-  }
 }
 
 Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
@@ -399,40 +353,17 @@ WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
       graph.is_behind_host(waiter_, obstacle)) {
     return WaitEnd::kDeadlock;
   }
-  if (waited_ns >= kBoundViewNs) report_bound_view();
+  if (waited_ns >= kBoundViewNs) report_kept_views(waiter_);
   if (waited_ns >= kReportNs) report(waited_ns);
   return WaitEnd::kOver;
 }
 
-// Once for each view.
-void Sleep::report_bound_view() noexcept {
-  if (hooks.report == nullptr || waiter_.claim == nullptr) return;
-  std::optional<Obstacle> found;
-  for (const Entry& entry : waiter_.claim->entries) {
-    if (entry.sequence == 0 || found) continue;
-    const std::scoped_lock lock(entry.queue->lock);
-    if (!entry.is_queued || entry.is_granted) continue;
-    entry.queue->visit_bound_views(entry, [&found](View& view) {
-      if (!std::exchange(view.is_reported, true)) found = Obstacle::of(view);
-    });
-  }
-  if (!found) return;
-  try {
-    hooks.report(concat(text_of(*found),
-                        " outlived its block and keeps others waiting: drop it, or copy what "
-                        "is to be kept")
-                     .c_str());
-  } catch (const std::bad_alloc&) {
-    // The report of long waits names it.
-  }
-}
-
 void Sleep::report(int64_t waited_ns) noexcept {
   if (hooks.report == nullptr) return;
-  Obstacle obstacle;
-  describe_obstacle(waiter_, &obstacle);
   try {
-    hooks.report(concat("waiting for ", waited_ns / 1'000'000'000, " s behind ", text_of(obstacle)).c_str());
+    const std::string text = text_of_wait(waiter_);
+    if (!text.empty())
+      hooks.report(concat("waiting for ", waited_ns / 1'000'000'000, " s behind ", text).c_str());
   } catch (const std::bad_alloc&) {
     // The next one may say it.
   }

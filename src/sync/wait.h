@@ -7,6 +7,7 @@
 // be seen.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -55,9 +56,12 @@ struct Waiter {
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
-  bool is_entered = false;  // guarded by the graph's lock
+  // Guarded by the graph's lock.
+  bool is_entered = false;
   Waiter* next = nullptr;
   Waiter* previous = nullptr;
+  uint64_t seen_by = 0;         // the last walk that came here
+  Waiter* next_seen = nullptr;  // of that walk
 };
 
 // One for the process, never destroyed. Threads: any.
@@ -68,10 +72,13 @@ class WaitGraph {
   void enter(Waiter* waiter) noexcept;
   void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
 
-  // This waiter, which has entered, waits for itself; obstacle is the lease or bound view of its own in the
-  // way. is_through_views: the way led over a bound view, which may be one that nobody refers to.
+  // This waiter, which has entered and is an actor of this thread, waits for itself; obstacle is the lease or
+  // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one that
+  // nobody refers to. Does not walk if the thread holds nothing: hundreds of threads that wait for one array
+  // would each go through all of the others.
   bool is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views = nullptr) noexcept;
-  // Something, on whose end this waiter's wait depends, waits for a view to be closed: obstacle.
+  // Something, on whose end this waiter's wait depends, waits for a view to be closed: obstacle. Does not
+  // walk if nothing waits for views.
   bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
@@ -80,13 +87,23 @@ class WaitGraph {
   void clear_after_fork() noexcept;
 
  private:
+  class Walk;
   WaitGraph() = default;
   bool has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views);
   bool finds_host(const Waiter& waiter, Obstacle* obstacle);
 
+  // Of the waiters: those whose thread sleeps are found by the thread, tasks that were put aside by both.
+  static constexpr size_t kChains = 1024;
+  Waiter*& chain_of(uint32_t thread, uint64_t task) noexcept {
+    return chains_[(thread + (task * 0x9E3779B97F4A7C15u >> 32)) % kChains];
+  }
+  Waiter*& chain_of(const Waiter& waiter) noexcept {
+    return chain_of(waiter.actor.thread, waiter.is_thread ? 0 : waiter.actor.task);
+  }
+
   SpinLock lock_;
   // Guarded by lock_.
-  Waiter* first_ = nullptr;
+  std::array<Waiter*, kChains> chains_{};
   uint64_t walks_ = 0;
 };
 
@@ -97,7 +114,7 @@ bool help() noexcept;
 bool is_over(WaitEnd end, Refusal* refusal) noexcept;
 
 namespace detail {
-// What a waiter waits for, or has waited for when it gives up.
+// What a waiter waits for in the end, or has waited for when it gives up.
 void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept;
 
 // A sleeping thread's dealings with the hooks, in slices.
@@ -114,7 +131,6 @@ class Sleep {
  private:
   WaitEnd look_at_own_leases(Obstacle* obstacle) noexcept;
   WaitEnd look_at_views(Obstacle* obstacle) noexcept;
-  void report_bound_view() noexcept;
   void report(int64_t waited_ns) noexcept;
 
   const Waiter& waiter_;

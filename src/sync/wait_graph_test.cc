@@ -298,6 +298,35 @@ TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
   }
 }
 
+// Oracle: a plain count that each thread changes under its lease. Half of the threads hold a lease of their
+// own meanwhile, so that each of them could close a circle.
+TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
+  constexpr int kThreads = 600;
+  Cell cell;
+  std::vector<Cell> own(kThreads);
+  Refusal refusal;
+  CellLease first(write(cell));
+  ASSERT_TRUE(first.acquire(&refusal));
+  int turns = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      Refusal r;
+      CellLease mine(write(own[static_cast<size_t>(i)]));
+      EXPECT_TRUE(i % 2 != 0 || mine.acquire(&r));
+      const bool is_part = i % 8 >= 6;
+      CellLease wanted(is_part ? write(cell, 0, 4) : write(cell));
+      EXPECT_TRUE(wanted.acquire(&r)) << static_cast<int>(r.reason);
+      ++turns;
+      wanted.release_if_held();
+    });
+  }
+  await_entries(cell, 1 + kThreads);
+  first.release();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(turns, kThreads);
+}
+
 TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
   Cell a, b, unlisted;
   listed_cells = {&a, &b};

@@ -179,6 +179,84 @@ static void requests(void) {
   tenon_array_release(array);
 }
 
+static int searches, reports;
+static uint64_t task_here;
+static char last_report[512];
+
+static void find_variable(const tenon_holder* holder, const void* begin, const void* end, char* text,
+                          size_t size) {
+  ++searches;
+  CHECK(holder->kind == TENON_HOLDER_VIEW || holder->kind == TENON_HOLDER_LEASE);
+  CHECK((const char*)end - (const char*)begin == 16 && size > 64 && text[0] == '\0');
+  strncpy(text, "variable `x` of main (client_ops.c:1)", size);
+}
+
+static uint64_t get_task(void) { return task_here; }
+
+static void note_report(const char* text) {
+  ++reports;
+  strncpy(last_report, text, sizeof last_report - 1);
+}
+
+/* A task that must not sleep is told of what it waits for, and of a view that outlived its lease, once. */
+static void reports_of_tasks(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT, second = TENON_LEASE_INIT;
+  tenon_lease_options options = lease_for(TENON_WRITE);
+  tenon_view view = TENON_VIEW_INIT;
+  tenon_wait_hooks hooks;
+  tenon_array* array = client_counting(2, 2);
+  char text[512] = "as it was", few[5];
+  int32_t is_granted = 0;
+  int called = 0;
+  memset(&hooks, 0, sizeof hooks);
+  hooks.struct_size = sizeof hooks;
+  hooks.report = note_report;
+  hooks.current_task = get_task;
+  tenon_set_wait_hooks(&hooks);
+  tenon_set_view_finder(find_variable);
+  searches = reports = 0;
+
+  options.task = task_here = 1;
+  options.site = "first.c:1";
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  OK(tenon_lease_check(&lease, &error));
+  options.task = 2;
+  CHECK(tenon_lease_report(&second, text, sizeof text) == 0 && text[0] == '\0');
+  OK(tenon_lease_request(&second, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 0 && tenon_lease_report(&second, text, sizeof text) == 1);
+  CHECK(strstr(text, "a lease for writing, taken at first.c:1 by thread ") == text && searches == 0);
+  CHECK(tenon_lease_report(&second, few, sizeof few) == 1 && strcmp(few, "a le") == 0);
+  CHECK(tenon_lease_report(&second, NULL, 0) == 0 && reports == 0);
+  OK(tenon_view_open(&view, array, TENON_WRITE, "view.c:2", &error));
+  CHECK(tenon_lease_report(&second, text, sizeof text) == 1 && searches == 1);
+  CHECK(strstr(text, "; its view hangs on: variable `x` of main (client_ops.c:1)") != NULL);
+
+  CHECK(tenon_lease_release(&lease) == 1 && called == 0);
+  CHECK(tenon_lease_report(&second, NULL, 0) == 0 && reports == 1);
+  CHECK(strstr(last_report, "a writable view of it, taken at view.c:2 by thread ") == last_report);
+  CHECK(strstr(last_report, " outlived its block and keeps others waiting; it hangs on: variable `x`") !=
+        NULL);
+  CHECK(tenon_lease_report(&second, text, sizeof text) == 1 && reports == 1);
+  CHECK(strstr(text, "a writable view of it, taken at view.c:2 by thread ") == text);
+  CHECK(strstr(text, "; it hangs on: variable `x` of main (client_ops.c:1)") != NULL);
+  task_here = 2;
+  FAILS(TENON_ERR_DEADLOCK, tenon_array_wait(array, TENON_READ, 1000000000, &error));
+  CHECK(strstr(error.message, "it hangs on: variable `x`") != NULL);
+  tenon_view_close(&view);
+  CHECK(called == 1 && tenon_lease_report(&second, text, sizeof text) == 0 && text[0] == '\0');
+  OK(tenon_lease_check(&second, &error));
+  CHECK(tenon_lease_report(&second, text, sizeof text) == 0);
+  tenon_lease_release(&second);
+  CHECK(tenon_lease_report(NULL, text, sizeof text) == 0);
+
+  tenon_set_view_finder(NULL);
+  memset(&hooks, 0, sizeof hooks);
+  hooks.struct_size = sizeof hooks;
+  tenon_set_wait_hooks(&hooks);
+  tenon_array_release(array);
+}
+
 static tenon_work work_of(doubling* context) {
   tenon_work work;
   memset(&work, 0, sizeof work);
@@ -203,7 +281,7 @@ static void ops(const char* engine) {
   tenon_lease lease = TENON_LEASE_INIT;
   tenon_lease_options writing = lease_for(TENON_WRITE);
   tenon_await await = TENON_AWAIT_INIT;
-  char name[16];
+  char name[16], text[512] = "as it was";
   int32_t is_granted = 0;
   int called = 0;
   writing.task = 1;
@@ -225,11 +303,16 @@ static void ops(const char* engine) {
   OK(tenon_lease_request(&lease, to, &writing, count_call, &called, &is_granted, &error));
   OK(tenon_push(&work, 2, uses, &op, &error));
   FAILS(TENON_ERR_DEADLOCK, tenon_await_begin(&await, op, 1, &error));
+  CHECK(tenon_await_report(&await, text, sizeof text) == 0 && text[0] == '\0');
   OK(tenon_await_begin(&await, op, 2, &error));
+  CHECK(tenon_await_report(&await, text, sizeof text) == 1);
+  CHECK(strstr(text, "the op 'double' that ") == text);
+  CHECK(strstr(text, ", which waits for a lease for writing, taken") != NULL);
   FAILS(TENON_ERR_VALUE, tenon_await_begin(&await, op, 2, &error));
   tenon_lease_release(&lease);
   CHECK((tenon_engine_help() == 1) == (strcmp(engine, "seeded:3") == 0));
   tenon_await_end(&await);
+  CHECK(tenon_await_report(&await, text, sizeof text) == 0 && tenon_await_report(NULL, NULL, 0) == 0);
   tenon_await_end(&await);
   tenon_op_retain(op);
   tenon_op_release(op);
@@ -319,6 +402,7 @@ void client_ops(void) {
   calls();
   failed_leases();
   requests();
+  reports_of_tasks();
   traces();
   ops("pool");
   ops("inline");

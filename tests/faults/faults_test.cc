@@ -187,6 +187,35 @@ void push_and_run(const Neighbour::Told&) {
   expect(value == 8, "every op has run once");
 }
 
+// The child, too, meets failures. What the parent's ops were to write holds no value in it: to read the old
+// one would be worse than the end of the process.
+void fork_with_work(const Neighbour::Told&) {
+  const Array a = Array::zeros<int64_t>({4}), shared = api::zeros_shared({100}, kDouble);
+  std::vector<api::Op> ops;
+  pid_t pid = -1;
+  {
+    const api::Lease held = a.read();
+    for (int i = 0; i < 3; ++i) {
+      ops.push_back(api::push([i](api::View<int64_t, 1> x) { x(i) += 1; }, api::write(a)));
+    }
+    pid = fork();
+    if (pid == 0) {
+      try {
+        (void)a.as<const int64_t, 1>()(0);
+        _exit(1);
+      } catch (const std::exception&) {
+        _exit(0);
+      }
+    }
+  }
+  int status = -1;
+  if (pid > 0) (void)waitpid(pid, &status, 0);
+  for (const api::Op& op : ops) op.wait();
+  expect(pid > 0, "there is a child");
+  expect(!WIFSIGNALED(status), "the child of the fork lives on");
+  expect(status == 0, "the child does not read what was to be overwritten");
+}
+
 void engine_of_one_thread(const Neighbour::Told&) {
   api::call(tenon_engine_set, "pool", 1);
   const Array a = Array::zeros<int64_t>({1});
@@ -300,6 +329,7 @@ constexpr Case kCases[] = {
     {"ExchangeDlpack", exchange_dlpack},
     {"Lease", lease},
     {"PushAndRun", push_and_run},
+    {"ForkWithWork", fork_with_work},
     {"EngineOfOneThread", engine_of_one_thread},
     {"CreateShared", create_shared},
     {"CreateNamed", create_named},

@@ -1,523 +1,736 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Process lock: three processes take a lease each on a shared storage of two ranges of bytes. A claim is a
-// record in the process's own slot, with a ticket; it is granted when no record of another process conflicts
-// that is granted or waits with a lower ticket. Who is blocked reads the turn under the mutex, leaves it, and
-// sleeps on the turn and on the life words of the other processes. Any two processes die, each at any of its
-// steps: as holder of a lease or of the mutex, waiting, asleep, between a change of the turn and the wake, or
-// reaping a dead one. Each death has two steps. First the kernel marks the life word of the process, and wakes
-// one sleeper if the word says that somebody sleeps on it; threads inside of system calls may go on writing.
-// Then all threads are gone, and the locks of places that the process had fall: that of its own place, and
-// that of whom it was reaping. This wakes nobody: who goes to sleep on a word that is marked looks by itself
-// whether the lock has fallen. Who was asleep when it was marked wakes all others, so that they do the same.
+// Process lock: three processes take a lease each of bytes of one block, without a mutex. A process has a
+// record in its own slot, which it alone writes as long as it is there: arriving, then waiting with a ticket,
+// then granted, then free. When it is gone, the process that has the lock of its place writes the record.
 //
-// What is done under the mutex here, is done by single stores in the code, which can be stopped between any
-// two: grants shows that. Nothing wakes a sleeper but a wake: no sleep ends by itself. A process that is told of
-// a death overwrites the bytes at once.
+// A step of the model is one store to shared memory, with loads around it whose order makes no difference;
+// the names of the functions stand beside. A record is looked at in one step: what is seen of one that is
+// used again meanwhile has ended, or has a higher ticket.
 //
-// Law: conflicting leases never overlap, those of ending processes included, until all their threads are gone,
-// and disjoint ones run together; whenever nothing
-// moves any more, a living process waits only for leases and claims of living ones; the death of a writer is
-// told to all that ask for bytes that it had, until they are overwritten; a free slot has no lease.
+// Deaths: any process dies, at any step. First the kernel marks its life word, and wakes one of those that
+// sleep on it; its other threads go on with their stores. Later they are gone, and the locks of places that
+// they had fall, which wakes nobody. Stops: any process stops at any step, also while it dies, or cleans up
+// after a dead one, until nothing else moves; then it goes on, or is killed. A wait of process 1 may end by
+// its timeout at any time.
+//
+// A sleep ends by a wake, or because a word has another value. It ends by itself (EndingPace) when a process
+// on whose marked life word it sleeps is gone, and (a slice of 50 ms) only while a process is stopped, or
+// when two have died: the one that was to wake others did not.
+//
+// Law: two processes that conflict never have the bytes together, a dying one included until it is gone.
+// Whenever nothing moves any more, a process sleeps only behind one that has the bytes or came first, and
+// that lives, or after which a stopped one is cleaning up. To give back is a run of steps that wait for
+// nothing. The death of a writer is told to all that would be granted bytes that it had, until a process that
+// holds them for writing has overwritten them, and to nobody else. In the end everybody has ended, and the
+// records say which deaths were not healed.
 // variant: SOUND holds
+// TWO_DEATHS: two processes die, and none stops. ALL has both, and more claims.
+// variant: TWO_DEATHS holds
+// variant: ALL holds soak
+// REBORN: another process gets the place of the dead one.
+// variant: REBORN holds soak
 //
+// NO_ARRIVAL takes the ticket before it is seen: the next one is granted meanwhile.
+// variant: NO_ARRIVAL refuted assertion
+// GRANTED_ALONE looks at granted records alone.
+// variant: GRANTED_ALONE refuted assertion
+// TURN_LATE reads the turn after the records: what was given back in between wakes nobody.
+// variant: TURN_LATE refuted deadlock
+// TURN_FIRST moves the turn before it gives back.
+// variant: TURN_FIRST refuted deadlock
+// UNTOLD does not tell one that arrives that it is waited for.
+// variant: UNTOLD refuted deadlock
+// TOLD_ONCE tells so without looking again: it had its ticket by then.
+// variant: TOLD_ONCE refuted deadlock
 // AT_MARK reaps as soon as the life word is marked: a thread of the dead writer goes on under the next lease.
 // variant: AT_MARK refuted assertion
 // ASLEEP does not look whether the lock of a place has fallen, but waits to be woken.
 // variant: ASLEEP refuted deadlock
-// SILENT wakes nobody when it finds a mark: the dead one had left before it died, and before it woke others;
-// the one sleeper whom the kernel wakes is granted its claim, and nobody reaps.
+// SILENT does not pass on that the kernel has woken it. The dead one had given back, and died before its
+// wake.
 // variant: SILENT refuted deadlock
-// BLOCKERS_ONLY sleeps on the life words of the blockers alone: the one sleeper whom a death wakes dies
-// before it reaps, and the other one is never woken. With one death it holds; with a sleep that ends by
-// itself, too, SLICED, even with the two faults after it.
-// variant: BLOCKERS_ONLY refuted deadlock
-// variant: BLOCKERS_ONCE holds
-// variant: SLICED holds soak
-// FLAG wakes for a flag that whoever leaves clears: it dies before the wake, and the next to leave, for whom
-// the others wait, finds no flag. SOUND looks for records that wait.
-// variant: FLAG refuted deadlock
-// QUIET_REAP wakes only if it found a record: the first reaper died after it had dropped it.
-// variant: QUIET_REAP refuted deadlock
-// LOOK_FIRST looks at the records before the life words it slept on: granted, it never reaps, and the death
-// woke nobody else.
+// LOOK_FIRST looks at the records before it passes that on: it is granted, and does not pass it on.
 // variant: LOOK_FIRST refuted deadlock
 // UNANNOUNCED sleeps on a life word without the bit that makes the kernel wake.
 // variant: UNANNOUNCED refuted deadlock
-// NO_TURN wakes without changing the turn: who is about to sleep is not reached.
-// variant: NO_TURN refuted deadlock
-// CLEAR_LATE clears the flag after the wake.
-// variant: CLEAR_LATE refuted deadlock
-// CHECK_FIRST looks for blockers, leaves the mutex, then registers what it found.
-// variant: CHECK_FIRST refuted assertion
-// DIED_LATE frees the record before it notes the death: the reaper dies in between.
+// NO_SLICE never ends a sleep by itself: the one that was to wake others is stopped.
+// variant: NO_SLICE refuted deadlock
+// DIED_LATE frees the record before it notes the death.
 // variant: DIED_LATE refuted assertion
-// ONE_FLAG keeps one note that covers several deaths, and takes all of it: a writer's death is not told.
-// variant: ONE_FLAG refuted assertion
-// TWO_REAPERS reaps without holding the lock of the place: the slot has a new owner, whose record the slower one
-// drops. REBORN is sound with such new owners.
+// TWO_REAPERS reaps without the lock of the place: the place has a new owner, whose record the slower one
+// drops.
 // variant: TWO_REAPERS refuted assertion
-// variant: REBORN holds soak
 //
-// AGAIN: two readers that come back as long as a writer waits. Law: they come to an end. BARGE looks at
-// granted records alone: the readers relieve each other for ever.
+// HEALERS: process 1 dies with all of three ranges. Process 0 overwrites the middle one, so that the rest of
+// the death goes to a record of its own; process 2 overwrites, or reads, the last one. If both heal at a
+// time, that rest may come back after it was overwritten: a death may be told too often then, and never too
+// seldom.
+// variant: HEALERS holds
+// MOVE_UNSEEN does not look whether bytes of a death have come to another record while it looked.
+// variant: MOVE_UNSEEN refuted assertion
+// CUT_FIRST cuts the death before the rest of it stands elsewhere.
+// variant: CUT_FIRST refuted assertion
+//
+// THREADS: processes 1 and 2 are threads of one process, with one bit among those that wait. Nobody dies.
+// variant: THREADS holds
+// SILENCED clears the bit without looking whether the other one has begun to wait.
+// variant: SILENCED refuted deadlock
+//
+// AGAIN: two readers that come back as long as a writer waits. Law: they come to an end.
 // variant: AGAIN ends
+// BARGE looks at granted and arriving records alone: the readers relieve each other for ever.
 // variant: BARGE refuted ends
 
-#ifdef BLOCKERS_ONCE
-#define BLOCKERS_ONLY
-#define DEATHS 1
-#endif
-#ifdef SLICED
-#define BLOCKERS_ONLY
-#define FLAG
-#define QUIET_REAP
-#endif
-#ifdef CLEAR_LATE
-#define FLAG
-#endif
-#ifdef TWO_REAPERS
-#define REBORN
-#endif
-#ifdef REBORN
-#define DEATHS 1
-#endif
-#ifdef BARGE
-#define AGAIN
-#endif
-#ifdef AGAIN
-#define DEATHS 0
-#endif
-#ifndef DEATHS
+#if defined(TWO_DEATHS)
 #define DEATHS 2
+#define STOPS 0
+#elif defined(ALL)
+#define DEATHS 2
+#define STOPS 1
+#elif defined(THREADS) || defined(SILENCED)
+#define MANY
+#define DEATHS 0
+#define STOPS 0
+#elif defined(AGAIN) || defined(BARGE)
+#define RETURN
+#define DEATHS 0
+#define STOPS 0
+#elif defined(REBORN) || defined(TWO_REAPERS)
+#define RENEW
+#define DEATHS 1
+#define STOPS 0
+#elif defined(HEALERS) || defined(MOVE_UNSEEN) || defined(CUT_FIRST)
+#define SPLIT
+#define DEATHS 1
+#define STOPS 0
+#else
+#define DEATHS 1
+#define STOPS 1
 #endif
-#define N 3
-#define FREE 0
-#define DIED 9
-#define BIT(i) (1 << (i))
 
-mtype = { none, waiting, granted };
+#define N 3
+#define BIT(i) (1 << (i))
+#ifdef MANY
+#define SLOT(p) ((p) == 2 -> 1 : (p))
+#else
+#define SLOT(p) (p)
+#endif
+
+mtype = { none, arriving, waiting, granted, died };
 
 // The segment
-mtype state[N] = none;       // of the record of slot p
-byte extent[N];              // the ranges as bits
+mtype state[N] = none;       // of the record of process p, in its slot
+byte bytes[N];               // of the record: ranges as bits
 bool writes[N];
-byte before[N];              // whose records had lower tickets and were not granted, as bits
-byte life[N];                // FREE, 1 + who holds it, DIED
-byte place[N];               // the lock: FREE, 1 + who holds it
-bool has_sleepers[N];        // the bit in the life word that makes the kernel wake somebody
-byte mutex = FREE;           // 1 + who holds it; with nothing to repair, that its owner died is no state
-byte died = 0;               // bit e: a writer of extent e died
-bool is_awaited = false;
+bool overwrites[N];          // all of it: heals, and is not told of a death
+byte before[N];              // whose tickets are lower, as bits
+#ifdef NO_ARRIVAL
+byte tickets = 0;            // who has one
+#endif
+byte waits = 0;              // Block::waiting: slots that may have records that wait
+byte live = 7;               // slots in use
+byte place[N];               // the lock of the place: 1 + who has it; 0: nobody
+byte is_marked = 0;          // life words
+#ifdef SPLIT
+byte rest[N];                // the record of p that holds a part of a death: its bytes
+#endif
+// What has moved since p read it, as bits
+byte turn_moved = 0;         // Block::turn
+byte arrivals_moved = 0;     // Block::arrivals_seen
+byte deaths_moved = 0;       // Block::death_moves
 
 // The kernel
-bool alive[N], is_done[N], asleep[N];
-byte watches[N];             // the slots on whose life words p sleeps, as bits
-bool moved[N];               // the turn is not what p has read
+byte asleep = 0;
+byte watches[N];             // on whose life words p sleeps; whose records are in its way
+byte stale[N];               // of those, which were marked already when it read them
+byte polls = 0;              // who sleeps for short, as one on whose life word it sleeps is ending
+byte is_gone = 0;
+byte falls = 0;              // 1 + who is going
+byte stopped = N;
+#if STOPS
+bool has_stopped = false;
+#endif
+#define HALT 99                // nothing moves any more
 byte deaths = 0;
 
 // For the law
-bool holds[N];
-byte owed = 0;               // deaths that nobody was told of, as `died`
-bool are_released = false;   // those who keep their lease for long
+byte holds = 0;
+byte owed = 0;               // the ranges that a dead writer had, and nobody has overwritten
+byte done = 0;
+byte keeps = 0;              // who has its lease for long
+bool are_released = false;   // from then on for short
 
-#define OVERLAP(p, b) ((b) != (p) && (extent[p] & extent[b]) && (writes[p] || writes[b]))
-#ifdef BARGE
-#define BLOCKS(p, b) (OVERLAP(p, b) && state[b] == granted)
+#define IN(p, mask) (((mask) & BIT(p)) != 0)
+#define CONFLICT(p, q) (SLOT(p) != SLOT(q) && (bytes[p] & bytes[q]) && (writes[p] || writes[q]))
+#define IS_LEASE(q) (state[q] == arriving || state[q] == waiting || state[q] == granted)
+#if defined(GRANTED_ALONE)
+#define IS_FIRST(p, q) (state[q] == granted)
+#elif defined(BARGE)
+#define IS_FIRST(p, q) (state[q] == granted || state[q] == arriving)
 #else
-#define BLOCKS(p, b) (OVERLAP(p, b) && (state[b] == granted || (before[p] & BIT(b))))
+#define IS_FIRST(p, q) \
+  (state[q] == granted || state[q] == arriving || (state[q] == waiting && IN(q, before[p])))
 #endif
-#define BLOCKED(p) (BLOCKS(p, 0) || BLOCKS(p, 1) || BLOCKS(p, 2))
-#ifdef CHECK_FIRST
-#define CLEAR(p) (found || !BLOCKED(p))
-#else
-#define CLEAR(p) (!BLOCKED(p))
-#endif
-#define BLOCKERS(p) (BLOCKS(p, 0) | (BLOCKS(p, 1) << 1) | (BLOCKS(p, 2) << 2))
-#define USED(p, b) ((b) != (p) && life[b] != FREE)
-#define OTHERS(p) (USED(p, 0) | (USED(p, 1) << 1) | (USED(p, 2) << 2))
-#define WAITS(p, b) ((b) != (p) && state[b] == waiting)
-#define SEES_MARK(p, s) ((watches[p] & BIT(s)) && life[s] == DIED)
-#ifdef AT_MARK
-#define IS_GONE(s) (place[s] == FREE || place[s] == 1 + (s))
-#else
-#define IS_GONE(s) (place[s] == FREE)
-#endif
-#define NEW_MARK(p) (!looks && (SEES_MARK(p, 0) || SEES_MARK(p, 1) || SEES_MARK(p, 2)))
-#define SEES_DEAD(p, s) (SEES_MARK(p, s) && IS_GONE(s))
-#define TOUCHING(e) ((e) == 1 -> 10 : ((e) == 2 -> 12 : 14))
-#define HELD(p, b) (holds[b] && OVERLAP(p, b))
-#define DEAD(p, b) (BLOCKS(p, b) && !alive[b])
-#define STUCK(p) (alive[p] && state[p] == waiting && (!BLOCKED(p) || DEAD(p, 0) || DEAD(p, 1) || DEAD(p, 2)))
-#define ENDED(p) (is_done[p] || !alive[p])
+#define IN_WAY(p, q) (CONFLICT(p, q) && IS_FIRST(p, q))
 
-#ifdef BLOCKERS_ONLY
-#define TO_WATCH(p) BLOCKERS(p)
+// PlaceLocks::try_lock() of reap() succeeds.
+#if defined(AT_MARK)
+#define IS_REAPABLE(q) (IN(q, live) && IN(q, is_marked) && (place[q] == 0 || place[q] == 1 + q))
+#elif defined(TWO_REAPERS)
+#define IS_REAPABLE(q) (IN(q, live) && place[q] != 1 + q)
 #else
-#define TO_WATCH(p) OTHERS(p)
+#define IS_REAPABLE(q) (IN(q, live) && place[q] == 0)
 #endif
-#ifdef FLAG
-#define AWAITED(p) is_awaited
-#else
-#define AWAITED(p) (WAITS(p, 0) || WAITS(p, 1) || WAITS(p, 2))
-#endif
-#ifdef ONE_FLAG
-#define ADD(d, e) ((d) -> BIT(3) : BIT(e))
-#define TAKE(d, e) 0
-#else
-#define ADD(d, e) ((d) | BIT(e))
-#define TAKE(d, e) ((d) & ~TOUCHING(e))
-#endif
+#define IS_ENDING ((watches[p] & is_marked) != 0)
 
-inline drop(b) {
-  state[b] = none;
-  before[0] = before[0] & ~BIT(b);
-  before[1] = before[1] & ~BIT(b);
-  before[2] = before[2] & ~BIT(b);
-  before[b] = 0
+// One that is there, or that a stopped one is giving back.
+#define IS_BEHIND(p, q) (IN_WAY(p, q) && (!IN(q, is_gone) || place[q] != 0))
+#define IS_LOST(p) \
+  (IN(p, asleep) && stopped != p && !IS_BEHIND(p, 0) && !IS_BEHIND(p, 1) && !IS_BEHIND(p, 2))
+#ifdef NO_SLICE
+#define HAS_SLICES false
+#else
+#define HAS_SLICES (stopped != N || deaths > 1)
+#endif
+#define HAS_REAPABLE(p, q) (IN(q, watches[p]) && IS_REAPABLE(q))
+#ifdef ASLEEP
+#define SEES_END(p) false
+#else
+#define SEES_END(p) (IN(p, polls) && (HAS_REAPABLE(p, 0) || HAS_REAPABLE(p, 1) || HAS_REAPABLE(p, 2)))
+#endif
+#define REAPS_ANY (HAS_REAPABLE(p, 0) || HAS_REAPABLE(p, 1) || HAS_REAPABLE(p, 2))
+inline take_place() {
+  s = (HAS_REAPABLE(p, 0) -> 0 : (HAS_REAPABLE(p, 1) -> 1 : 2));
+  place[s] = 1 + p
+}
+// The sleep ends by itself: EndingPace, or a slice.
+#define CAN_WAKE(p) (IN(p, asleep) && stopped != p && (SEES_END(p) || (HAS_SLICES && IS_LOST(p))))
+#define HELD(p, q) (IN(q, holds) && CONFLICT(p, q))
+#define ENDS_LEASE (!IN(p, keeps) || are_released)
+#define ENDED ((done | is_gone) == 7)
+
+#define READS(q) (state[q] == waiting && !IN(q, asleep) -> BIT(q) : 0)  // only these compare it
+inline move_turn() { turn_moved = READS(0) | READS(1) | READS(2) }
+
+// note_change(): the turn, then a wake if a bit is set in Block::waiting.
+inline note_change() {
+  d_step { move_turn() }
+  d_step { if :: waits != 0 -> asleep = 0 :: else fi }
 }
 
-#define AWAKE(q) (state[q] == waiting && !asleep[q])  // only they compare it
-inline move_turn() { moved[0] = AWAKE(0); moved[1] = AWAKE(1); moved[2] = AWAKE(2) }
-inline wake_all() { asleep[0] = false; asleep[1] = false; asleep[2] = false }
+#ifdef NO_ARRIVAL
+#define TICKETS tickets
+#else
+#define HAS_TICKET(q) (state[q] == waiting -> BIT(q) : 0)
+#define TICKETS (HAS_TICKET(0) | HAS_TICKET(1) | HAS_TICKET(2))
+#endif
 
-#define SLEEPS_ON(q, s) (has_sleepers[s] && asleep[q] && (watches[q] & BIT(s)))
-inline wake_one(s_) {
+inline forget_ticket(q_) {
+#ifdef NO_ARRIVAL
+  tickets = tickets & ~BIT(q_);
+#endif
+  before[0] = before[0] & ~BIT(q_);
+  before[1] = before[1] & ~BIT(q_);
+  before[2] = before[2] & ~BIT(q_);
+  before[q_] = 0
+}
+
+#ifdef MANY
+#define OTHER_WAITS (p != 0 && (state[3 - p] == arriving || state[3 - p] == waiting))
+// ProcessLock::end_wait(), behind its store of the state: the bit goes when no other thread waits.
+inline end_wait() {
   if
-  :: SLEEPS_ON(0, s_) -> asleep[0] = false
-  :: SLEEPS_ON(1, s_) -> asleep[1] = false
-  :: SLEEPS_ON(2, s_) -> asleep[2] = false
+  :: atomic { OTHER_WAITS -> skip }
+  :: atomic { !OTHER_WAITS -> skip }
+     waits = waits & ~BIT(SLOT(p));
+#ifndef SILENCED
+     if
+     :: atomic { OTHER_WAITS -> waits = waits | BIT(SLOT(p)) }
+        asleep = 0
+     :: atomic { !OTHER_WAITS -> skip }
+     fi
+#endif
+  fi
+}
+#define END_WAIT
+#else
+#define END_WAIT waits = waits & ~BIT(p)  // a wake more at most, if it came later
+#endif
+
+#define HAS_NOTED(q) (q != s && state[q] == died && (bytes[q] & bytes[s]) == bytes[s])
+// reap(), which has the lock of the place: clear(), drop_record(), note_death()
+inline reap() {
+#ifdef DIED_LATE
+  was_granted = state[s] == granted && writes[s];
+  atomic { if :: IS_LEASE(s) -> state[s] = none; forget_ticket(s) :: else fi }
+  atomic { if :: was_granted -> state[s] = died; was_granted = false :: else fi }
+#else
+  atomic {
+    if
+    :: IS_LEASE(s) ->
+       if
+       :: state[s] == granted && writes[s] && !HAS_NOTED(0) && !HAS_NOTED(1) && !HAS_NOTED(2) ->
+          state[s] = died
+       :: else -> state[s] = none  // is_noted(), or nothing was written
+       fi;
+       forget_ticket(s)
+    :: else
+    fi
+  }
+#endif
+  d_step { move_turn() }
+  d_step {
+    asleep = 0;
+    waits = waits & ~BIT(s);
+    live = live & ~BIT(s);
+    place[s] = 0;
+    s = N
+  }
+}
+
+// try_grant(): one record, and note_sleeper()
+inline look_at(q) {
+  if
+  :: IN_WAY(p, q) ->
+     watches[p] = watches[p] | BIT(q);
+     if :: IN(q, is_marked) -> stale[p] = stale[p] | BIT(q) :: else fi;
+     if :: state[q] == arriving -> met = met | BIT(q) :: else fi
+  :: else
+  fi;
+  has_died = has_died || (state[q] == died && (bytes[q] & bytes[p]));
+#ifdef SPLIT
+  has_died = has_died || (rest[q] & bytes[p]);
+#else
+  assert(state[q] != died || !(bytes[q] & ~owed))
+#endif
+}
+#define FIRST_OTHER (p == 0 -> 1 : 0)
+#define LAST_OTHER (p == 2 -> 1 : 2)
+#ifdef UNTOLD
+#define HAS_NEWS false
+#else
+#define HAS_NEWS (met != 0 && met != told)
+#endif
+#if defined(SPLIT) && !defined(MOVE_UNSEEN)
+#define HAS_MOVED (watches[p] == 0 && IN(p, deaths_moved))
+#else
+#define HAS_MOVED false
+#endif
+#define ARRIVES(q) (state[q] == arriving -> BIT(q) : 0)  // only these compare it
+
+#ifdef SPLIT
+// heal() for one death, that of process 1, and its rest in a record of process 0
+inline heal() {
+  do
+  :: atomic {
+       deaths_moved = deaths_moved & ~BIT(p);
+       rest[0] = rest[0] & ~bytes[p]
+     }
+     atomic { true; if :: state[1] == died -> dead = bytes[1] :: else fi }
+     if
+     :: atomic { (dead & bytes[p]) == 0 -> skip }
+     :: atomic { p == 2 && (dead & 4) && (dead & 3) -> bytes[1] = bytes[1] & 3 }
+     :: atomic { p == 0 && (dead & 3) == 3 -> skip }
+#ifdef CUT_FIRST
+        bytes[1] = bytes[1] & 1;
+#endif
+        if
+        :: atomic { dead & 4 -> rest[0] = 4 }  // split()
+           deaths_moved = 7
+        :: atomic { !(dead & 4) -> skip }
+        fi;
+#ifndef CUT_FIRST
+        bytes[1] = bytes[1] & 1
+#endif
+     fi;
+     if
+     :: atomic { IN(p, deaths_moved) -> dead = 0 }
+     :: atomic { !IN(p, deaths_moved) -> dead = 0; owed = owed & ~bytes[p]; break }
+     fi
+  od
+}
+#else
+inline heal_one(q) {
+  if
+  :: state[q] == died ->
+     bytes[q] = bytes[q] & ~bytes[p];
+     if :: bytes[q] == 0 -> state[q] = none :: else fi
+  :: else
+  fi
+}
+// Of others than heal() looks at them: nobody else changes these bytes of deaths meanwhile.
+inline heal() { d_step { heal_one(0); heal_one(1); heal_one(2); owed = owed & ~bytes[p] } }
+#endif
+
+proctype process(byte p) provided (stopped != _pid - 1 && (falls == 0 || falls == _pid)) {
+  byte s = N, met, told;
+  bool has_died;
+#ifdef SPLIT
+  byte dead;
+#endif
+#ifdef DIED_LATE
+  bool was_granted;
+#endif
+life:
+  {
+#ifdef RETURN
+     skip;
+again:
+#endif
+     // write_request()
+#ifdef NO_ARRIVAL
+     d_step { waits = waits | BIT(SLOT(p)); before[p] = tickets; tickets = tickets | BIT(p) }
+     state[p] = waiting;
+#else
+     atomic { true; d_step { arrivals_moved = arrivals_moved & ~BIT(p); state[p] = arriving } }
+     atomic {  // a ticket that was taken and is not shown yet, is none to others
+       waits = waits | BIT(SLOT(p));
+       before[p] = TICKETS;
+       state[p] = waiting;
+       if
+       :: IN(p, arrivals_moved) -> arrivals_moved = arrivals_moved & ~BIT(p)
+       :: else -> goto look
+       fi
+     }
+     note_change();
+#endif
+look:  // try_grant()
+     atomic {
+       true;
+       d_step {
+#ifndef TURN_LATE
+         turn_moved = turn_moved & ~BIT(p);
+#endif
+         deaths_moved = deaths_moved & ~BIT(p);
+         watches[p] = 0;
+         stale[p] = 0;
+         look_at(FIRST_OTHER)
+       }
+     }
+     atomic {
+       d_step { look_at(LAST_OTHER) };
+#ifdef TURN_LATE
+     }
+     atomic {
+       turn_moved = turn_moved & ~BIT(p);
+#endif
+       if
+       :: HAS_NEWS -> skip
+#ifdef SPLIT
+       :: !HAS_NEWS && HAS_MOVED -> told = 0; has_died = false; goto look
+#endif
+       :: !HAS_NEWS && !HAS_MOVED && watches[p] == 0 -> told = 0; goto turn
+       :: !HAS_NEWS && watches[p] != 0 -> met = 0; told = 0; has_died = false; goto blocked
+       fi
+     }
+     atomic {
+       arrivals_moved = arrivals_moved | ARRIVES(0) | ARRIVES(1) | ARRIVES(2);
+       told = met;
+       met = 0;
+       has_died = false;
+#ifdef TOLD_ONCE
+       told = 0
+#else
+       goto look
+#endif
+     }
+blocked:  // enter(): is_ending(), reap_dead(), os::sleep_on()
+     atomic {
+#if DEATHS
+       if
+       :: REAPS_ANY -> take_place(); goto reaping
+       :: else
+       fi;
+       if :: IS_ENDING -> polls = polls | BIT(p) :: else fi;
+#endif
+       if
+       :: IN(p, turn_moved) || (watches[p] & is_marked & ~stale[p]) -> turn_moved = turn_moved & ~BIT(p)
+       :: else -> asleep = asleep | BIT(p)
+       fi
+     }
+end_asleep:
+     if
+#if !DEATHS || defined(LOOK_FIRST)
+     :: atomic { !IN(p, asleep) -> polls = polls & ~BIT(p); goto look }
+#else
+     :: atomic { !IN(p, asleep) && REAPS_ANY -> polls = polls & ~BIT(p); take_place(); goto reaping }
+#ifdef SILENT
+     :: atomic { !IN(p, asleep) && !REAPS_ANY -> polls = polls & ~BIT(p); goto look }
+#else
+     :: atomic { !IN(p, asleep) && !REAPS_ANY && !IN(p, polls) && IS_ENDING -> skip }
+        note_change();  // wake_others()
+        goto look
+     :: atomic { !IN(p, asleep) && !REAPS_ANY && (IN(p, polls) || !IS_ENDING) ->
+          polls = polls & ~BIT(p);
+          goto look
+        }
+#endif
+#endif
+#if DEATHS || STOPS
+     :: atomic { CAN_WAKE(p) -> asleep = asleep & ~BIT(p); goto end_asleep }
+#endif
+#ifndef RETURN
+     :: atomic { p == 1 && IN(p, asleep) ->  // kTimeout
+          asleep = asleep & ~BIT(p);
+          polls = polls & ~BIT(p);
+          goto leave
+        }
+#endif
+     fi;
+#if DEATHS
+reaping:
+     reap();
+     goto look;
+#endif
+turn:
+     atomic {
+#if DEATHS
+       if
+       :: has_died && !overwrites[p] -> has_died = false; goto leave  // kDied
+       :: else -> has_died = false
+       fi;
+#endif
+       assert(!HELD(p, 0) && !HELD(p, 1) && !HELD(p, 2));
+       assert(overwrites[p] || !(owed & bytes[p]));
+       d_step {
+         holds = holds | BIT(p);
+         state[p] = granted;
+         forget_ticket(p);
+#ifndef MANY
+         END_WAIT
+#endif
+       };
+       if :: keeps = keeps | BIT(p) :: true fi;
+#ifdef MANY
+     }
+     end_wait();
+     atomic { true;
+#endif
+       if :: !overwrites[p] -> goto leave :: else fi
+     }
+     heal();
+leave:  // free_record()
+#ifdef TURN_FIRST
+     atomic { true; move_turn() }
+#endif
+end_keeps:
+#ifdef MANY
+     if
+     :: d_step {
+          state[p] == granted && ENDS_LEASE ->
+          state[p] = none;
+          holds = holds & ~BIT(p);
+          keeps = keeps & ~BIT(p)
+        }
+     :: d_step { state[p] != granted -> state[p] = none; forget_ticket(p) }
+        end_wait()
+     fi;
+#else
+     atomic {
+       ENDS_LEASE ->
+       d_step {
+         keeps = keeps & ~BIT(p);
+         state[p] = none;
+         holds = holds & ~BIT(p);
+         watches[p] = 0;
+         stale[p] = 0;
+         forget_ticket(p);
+         END_WAIT
+       }
+     }
+#endif
+#ifdef RETURN
+     note_change();
+     if
+     :: atomic { !writes[p] && state[2] == waiting -> goto again }
+     :: atomic { writes[p] || state[2] != waiting -> skip }
+     fi;
+     done = done | BIT(p)
+#else
+#ifndef TURN_FIRST
+     d_step { move_turn() }
+#endif
+     d_step { if :: waits != 0 -> asleep = 0 :: else fi; done = done | BIT(p) }
+#endif
+  }
+#if DEATHS
+  unless {
+    atomic {
+      falls == 1 + p ->
+      d_step {
+        falls = 0;
+        is_gone = is_gone | BIT(p);
+        if :: state[p] == granted && writes[p] -> owed = owed | bytes[p] :: else fi;
+        if :: place[0] == 1 + p -> place[0] = 0 :: else fi;
+        if :: place[1] == 1 + p -> place[1] = 0 :: else fi;
+        if :: place[2] == 1 + p -> place[2] = 0 :: else fi;
+        asleep = asleep & ~BIT(p);
+        turn_moved = turn_moved & ~BIT(p);
+        arrivals_moved = arrivals_moved & ~BIT(p);
+        deaths_moved = deaths_moved & ~BIT(p);
+        watches[p] = 0;
+        stale[p] = 0;
+        polls = polls & ~BIT(p);
+        holds = holds & ~BIT(p);
+        keeps = keeps & ~BIT(p);
+        s = N;
+        met = 0;
+        told = 0;
+#ifdef SPLIT
+        dead = 0;
+#endif
+#ifdef DIED_LATE
+        was_granted = false;
+#endif
+        has_died = false
+      }
+    }
+  }
+#endif
+#ifdef RENEW
+  // take_slot(), come_to_life()
+  if
+  :: atomic {
+       IN(p, is_gone) && !IN(p, live) && place[p] == 0 && state[p] == none ->
+       live = live | BIT(p);
+       place[p] = 1 + p;
+       is_marked = is_marked & ~BIT(p);
+       is_gone = is_gone & ~BIT(p);
+       goto life
+     }
+  :: true
+  fi
+#endif
+}
+
+#ifdef UNANNOUNCED
+#define SLEEPS_ON(q, v) false
+#else
+#define SLEEPS_ON(q, v) (IN(q, asleep) && IN(v, watches[q]))
+#endif
+// The bit in the life word is set by all that sleep on it: note_sleeper().
+inline wake_one(v) {
+  if
+#ifndef SPLIT
+  :: SLEEPS_ON(1, v) -> asleep = asleep & ~2
+#endif
+  :: SLEEPS_ON(0, v) -> asleep = asleep & ~1
+  :: SLEEPS_ON(2, v) -> asleep = asleep & ~4
   :: else
   fi
 }
 
-#define MAY_DIE :: atomic { deaths < DEATHS -> goto die }
-
-// p's record, granted or waiting
-inline give_back() {
-  if
-  MAY_DIE
-  :: atomic { mutex == FREE -> mutex = 1 + p; holds[p] = false; drop(p); found = AWAITED(p) }
-  fi;
-#if defined(FLAG) && !defined(CLEAR_LATE)
-  if
-  MAY_DIE
-  :: is_awaited = false
-  fi;
+inline mark(v) {
+  deaths++;
+  is_marked = is_marked | BIT(v);
+  wake_one(v)
+}
+#if defined(SPLIT)
+#define MAY_DIE(v) ((v) == 1)
+#else
+#define MAY_DIE(v) true
 #endif
-  if
-  MAY_DIE
-  :: atomic {
-       true;
-       if
-       :: found ->
-#ifndef NO_TURN
-          move_turn();
-#endif
-       :: else
-       fi;
-       mutex = FREE
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic {
-       true;
-       if :: found -> wake_all() :: else fi;
-       found = false
-     }
+#define CAN_MARK(v) (deaths < DEATHS && MAY_DIE(v) && !IN(v, is_marked | done))
+#define CAN_FALL(v) IN(v, is_marked & ~is_gone & ~done)
+#define CAN_STOP(v) (!has_stopped && !IN(v, done | is_gone))
+#ifdef SPLIT
+#define ONE_OF(CAN) v = 1
+#else
+#define ONE_OF(CAN) \
+  if \
+  :: CAN(0) -> v = 0 \
+  :: CAN(1) -> v = 1 \
+  :: CAN(2) -> v = 2 \
   fi
-#ifdef CLEAR_LATE
-  ; is_awaited = false
 #endif
-}
+#define ANY(CAN) (falls == 0 && (CAN(0) || CAN(1) || CAN(2)))
 
-// who holds the lock of the dead one's place
-inline reap() {
-  if
-  MAY_DIE
-  :: atomic {
-       mutex == FREE -> mutex = 1 + p;
-       found = state[s] != none;
-       was_granted = state[s] == granted && writes[s];
-#ifdef DIED_LATE
-       drop(s)
-#else
-       if :: was_granted -> died = ADD(died, extent[s]) :: else fi
-#endif
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic {
-#ifdef DIED_LATE
-       true;
-       if :: was_granted -> died = ADD(died, extent[s]) :: else fi;
-#else
-       drop(s);
-#endif
-       was_granted = false
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic {
-#ifdef QUIET_REAP
-       true;
-       if :: found -> move_turn() :: else fi;
-#else
-       found = true;
-       move_turn();
-#endif
-       mutex = FREE
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic {
-       true;
-       if :: found -> wake_all() :: else fi;
-       found = false
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic {
-       assert(state[s] == none);
-       if :: !alive[s] -> extent[s] = 0; writes[s] = false :: else fi;
-       life[s] = FREE;
-       place[s] = FREE;
-       has_sleepers[s] = false;
-       s = N
-     }
-  fi
-}
-
-inline evaluate() {
-  if
-  :: CLEAR(p) && (died & TOUCHING(extent[p])) ->
-     assert(owed & TOUCHING(extent[p]));
-     owed = owed & ~TOUCHING(extent[p]);
-     died = TAKE(died, extent[p]);
-     is_told = true
-  :: CLEAR(p) && !(died & TOUCHING(extent[p])) ->
-     assert(!(owed & TOUCHING(extent[p])));
-     assert(!HELD(p, 0) && !HELD(p, 1) && !HELD(p, 2));
-     holds[p] = true;
-     state[p] = granted;
-     before[0] = before[0] & ~BIT(p);
-     before[1] = before[1] & ~BIT(p);
-     before[2] = before[2] & ~BIT(p);
-     before[p] = 0
-  :: else ->
-     moved[p] = false;
-#ifdef FLAG
-     is_awaited = true;
-#endif
-     watches[p] = TO_WATCH(p)
-  fi;
-  mutex = FREE
-}
-
-// until there is something to look at
-inline sleep() {
-  if
-  MAY_DIE
-  :: atomic {
-       true;
-       if
-       :: SEES_DEAD(p, 0) || SEES_DEAD(p, 1) || SEES_DEAD(p, 2) || moved[p] -> looks = true
-       :: else ->
-          asleep[p] = true;
-          looks = SEES_MARK(p, 0) || SEES_MARK(p, 1) || SEES_MARK(p, 2);
-#ifndef UNANNOUNCED
-          has_sleepers[0] = has_sleepers[0] || (watches[p] & 1);
-          has_sleepers[1] = has_sleepers[1] || (watches[p] & 2);
-          has_sleepers[2] = has_sleepers[2] || (watches[p] & 4);
-#endif
-#ifndef AGAIN
-          if :: has_deadline = true :: true fi
-#endif
-       fi;
-       moved[p] = false
-     }
-  fi;
-end_asleep:
-  if
-  MAY_DIE
-  :: atomic { !asleep[p] -> has_deadline = false }
-  :: atomic { has_deadline -> asleep[p] = false; has_deadline = false; times_out = true }
-#ifndef ASLEEP
-  :: atomic {
-       asleep[p] && looks && (SEES_DEAD(p, 0) || SEES_DEAD(p, 1) || SEES_DEAD(p, 2)) ->
-       asleep[p] = false;
-       has_deadline = false
-     }
-#endif
-#ifdef SLICED
-  :: atomic { asleep[p] && STUCK(p) -> asleep[p] = false; has_deadline = false }
-#endif
-  fi
-}
-
-#ifdef TWO_REAPERS
-#define TAKE_LIFE(s_) atomic { SEES_DEAD(p, s_) -> s = s_ }
-#else
-#define TAKE_LIFE(s_) atomic { SEES_DEAD(p, s_) -> s = s_; place[s] = 1 + p }
-#endif
-#define FALLS(s_) if :: place[s_] == 1 + p -> place[s_] = FREE :: else fi
-
-proctype process(byte p) {
-  byte s = N;
-  bool has_deadline, times_out, found, was_granted, is_told, looks;
-again:
-#ifdef CHECK_FIRST
-  if
-  MAY_DIE
-  :: atomic { mutex == FREE -> found = !BLOCKED(p) }  // who waits is not in the way of who is not registered
-  fi;
-#endif
-  if
-  MAY_DIE
-  :: atomic {
-       mutex == FREE -> mutex = 1 + p;
-       before[p] = WAITS(p, 0) | (WAITS(p, 1) << 1) | (WAITS(p, 2) << 2);
-       state[p] = waiting
-     }
-  fi;
-  if
-  MAY_DIE
-  :: atomic { true; evaluate() }
-  fi;
+#if DEATHS || STOPS
+proctype kernel() {
+  byte v;
+end_kernel:
   do
-  :: atomic { state[p] == granted || is_told -> break }
-  :: atomic { state[p] == waiting && !is_told -> skip }
-     sleep();
-     if
-     :: atomic { times_out -> watches[p] = 0; times_out = false; looks = false; break }
-     :: !times_out
-     fi;
-#ifndef LOOK_FIRST
-#ifndef SILENT
-     if
-     MAY_DIE
-     :: atomic { NEW_MARK(p) && mutex == FREE -> found = true; move_turn() }
-     :: atomic { !NEW_MARK(p) -> skip }
-     fi;
-     if
-     MAY_DIE
-     :: atomic { found -> wake_all(); found = false }
-     :: !found
-     fi;
+#if DEATHS
+  :: atomic { ANY(CAN_MARK) -> ONE_OF(CAN_MARK); mark(v); v = 0 }
+  :: atomic {
+       ANY(CAN_FALL) -> ONE_OF(CAN_FALL);
+       falls = 1 + v;
+#if STOPS
+       if :: stopped == v -> stopped = N :: else fi;
 #endif
-     do
-     MAY_DIE
-     :: TAKE_LIFE(0) reap()
-     :: TAKE_LIFE(1) reap()
-     :: TAKE_LIFE(2) reap()
-     :: !SEES_DEAD(p, 0) && !SEES_DEAD(p, 1) && !SEES_DEAD(p, 2) -> break
-     od;
+       v = 0
+     }
 #endif
-     if
-     MAY_DIE
-     :: atomic { mutex == FREE -> watches[p] = 0; looks = false; evaluate() }
-     fi
-  od;
-  if
-  :: true
-  :: holds[p] ->
-end_keeps:
-     if
-     MAY_DIE
-     :: are_released
-     fi
-  fi;
-  give_back();
-#ifdef AGAIN
-  if
-  :: atomic { !writes[p] && state[2] == waiting -> goto again }
-  :: writes[p] || state[2] != waiting
-  fi;
+#if STOPS
+  :: atomic { ANY(CAN_STOP) -> ONE_OF(CAN_STOP); stopped = v; has_stopped = true; v = 0 }
 #endif
-  atomic { is_done[p] = true; is_told = false }
-  goto over;
-  atomic {
-    false;
-die:
-    alive[p] = false;
-    deaths++;
-    asleep[p] = false;
-    watches[p] = 0;
-    moved[p] = false;
-    s = N; has_deadline = false; times_out = false; found = false; was_granted = false; is_told = false;
-    looks = false;
-    if
-    :: state[p] == granted && writes[p] -> owed = owed | BIT(extent[p])
-    :: else
-    fi;
-    if
-    :: mutex == 1 + p -> mutex = FREE
-    :: else
-    fi;
-    wake_one(p);
-    life[p] = DIED
-  }
-  atomic {
-    holds[p] = false;
-    FALLS(0);
-    FALLS(1);
-    FALLS(2)
-  }
-#ifdef REBORN
-  if
-  :: atomic { life[p] == FREE && place[p] == FREE -> life[p] = 1 + p; place[p] = 1 + p; alive[p] = true; goto again }
-  :: true
-  fi;
-#endif
-over:
-  skip
+  od
 }
+#endif
 
-// No more deaths
-proctype peace() { deaths = DEATHS }
+// Nothing moves but what ends a sleep by itself.
+#define RESTS(p) (IN(p, done | is_gone | keeps | asleep) || stopped == p)
+#define IS_QUIET (falls == 0 && RESTS(0) && RESTS(1) && RESTS(2))
 
-inline claim(p, want_) {
-  extent[p] = want_ / 2;
-  writes[p] = want_ % 2;
-  alive[p] = true;
-  life[p] = 1 + p;
-  place[p] = 1 + p
-}
+inline reads(p, b) { bytes[p] = b }
+inline write(p, b) { bytes[p] = b; writes[p] = true }
+inline overwrite(p, b) { bytes[p] = b; writes[p] = true; overwrites[p] = true }
 
-// The processes are alike: their claims are in rising order
-inline choose(p) {
-  do
-  :: want < 7 -> want = (want == 2 -> 3 : want + 2)
-  :: break
-  od;
-  claim(p, want)
-}
+#define RECORD(q) (state[q] == died || (state[q] == granted && writes[q] && IN(q, is_gone)) -> bytes[q] : 0)
 
 init {
-  byte want = 2;
   atomic {
-#ifdef AGAIN
-    claim(0, 2);
-    claim(1, 2);
-    claim(2, 3);
+    place[0] = 1; place[1] = 2; place[2] = 3;
+#if defined(SPLIT)
+    overwrite(0, 2); write(1, 7);
+    if :: reads(2, 4) :: overwrite(2, 4) fi;
+#elif defined(RETURN)
+    reads(0, 3); reads(1, 3); write(2, 3);
+#elif defined(MANY)
+    overwrite(0, 3); reads(1, 1);
+    if :: write(2, 2) :: reads(2, 1) fi;
 #else
-    choose(0);
-    choose(1);
-    choose(2);
+    if
+#ifndef TWO_DEATHS
+    :: reads(0, 3); reads(1, 3); write(2, 3)
 #endif
-    want = 0;
+    :: write(0, 1); overwrite(1, 3); write(2, 2)
+#ifdef ALL
+    :: write(0, 3); write(1, 3); write(2, 3)
+    :: reads(0, 1); write(1, 3); reads(2, 3)
+#endif
+    fi;
+#endif
     run process(0);
     run process(1);
     run process(2);
-    run peace()
+#if DEATHS || STOPS
+    run kernel();
+#endif
   }
-  timeout;
-  !STUCK(0) && !STUCK(1) && !STUCK(2);
-  are_released = true;
-  ENDED(0) && ENDED(1) && ENDED(2)
+  atomic {
+    IS_QUIET && !CAN_WAKE(0) && !CAN_WAKE(1) && !CAN_WAKE(2) ->
+    falls = (IS_LOST(0) || IS_LOST(1) || IS_LOST(2) -> HALT : 0);
+    falls == 0;
+    are_released = true;
+#if STOPS
+    if
+    :: stopped != N ->
+       asleep = asleep & ~BIT(stopped);  // its time is over
+       if
+       :: stopped = N
+       :: !IN(stopped, is_marked) -> mark(stopped)
+       fi
+    :: else
+    fi;
+    has_stopped = true
+#endif
+  }
+  ENDED;
+#ifdef SPLIT
+  assert(!(owed & ~(RECORD(0) | RECORD(1) | RECORD(2) | rest[0])))
+#else
+  assert(owed == (RECORD(0) | RECORD(1) | RECORD(2)))
+#endif
 }

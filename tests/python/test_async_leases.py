@@ -388,8 +388,8 @@ def test_a_long_wait_of_a_task_is_reported(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "tenon"):
         asyncio.run(main())
     texts = [record.getMessage() for record in caplog.records]
-    assert any("a lease for reading behind lease of" in text and __file__ in text for text in texts)
-    assert any("for op 'fill'" in text for text in texts)
+    assert any("s behind a lease for writing, taken at" in text and __file__ in text for text in texts)
+    assert any("s behind the op 'fill' that writes it, pushed at" in text for text in texts)
 
 
 def test_a_loop_that_is_closed_is_not_told():

@@ -500,7 +500,7 @@ def test_what_is_no_generator_or_schema_is_a_type_error():
         ({"workers": 0}, ValueError, "workers is 0"),
         ({"workers": 2, "slots": 2}, ValueError, "2 slots are too few for 2 workers"),
         ({"slots": 0}, ValueError, "0 slots are too few"),
-        ({"seed": "a"}, TypeError, "seed is str"),
+        ({"seed": "a"}, TypeError, "seed is 'a': it must be an integer"),
         ({"batches": -1}, ValueError, "batches is -1"),
         ({"timeout": -1}, ValueError, "timeout is -1"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),

@@ -49,6 +49,15 @@ def test_operators_in_place_write_to_the_array(name):
     assert np.array_equal(np.asarray(a), x)
 
 
+def test_operators_take_an_array_and_a_part_of_it():
+    x, _, a, _ = operands()
+    for apply in (operator.add, np.hypot, np.subtract, lambda p, q: np.concatenate([p, q[None]])):
+        assert np.array_equal(apply(a, a[1]), apply(x, x[1]))
+    assert np.array_equal(a @ a[1], x @ x[1])
+    a += a[1]
+    assert np.array_equal(np.asarray(a), x + x[1])
+
+
 def test_matrix_products_work():
     x, y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
     a, b = tn.array(x), tn.array(y)

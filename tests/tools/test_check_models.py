@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_models: passes models that do what they state, and fails on every other end of a search."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -79,6 +80,26 @@ def test_any_other_end_fails(tmp_path, capsys, text, complaint):
     status, out = check(tmp_path, capsys, text)
     assert status == 1
     assert complaint in out
+
+
+@pytest.mark.slow
+def test_a_search_that_needs_more_memory_than_it_may_have_fails(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(check_models, "MEMORY_MIB", 30)
+    steps = "".join(f" :: n[{i}] < 200 -> n[{i}]++" for i in range(4))
+    wide = f"byte n[4]; active proctype wide() {{ do{steps} :: else -> break od }}"
+    status, out = check(tmp_path, capsys, STATED.replace("// variant: SOUND ends", "") + LOCK + wide)
+    assert status == 1
+    assert "SOUND: holds was stated; the search was cut short: Warning: Search not completed" in out
+
+
+@pytest.mark.slow
+def test_one_model_is_checked_alone(tmp_path, capsys):
+    (tmp_path / "other.pml").write_text("not a model")
+    (tmp_path / "lock.pml").write_text(STATED + LOCK)
+    assert check_models.main(str(tmp_path / "lock.pml")) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^lock SOUND: holds \([\d,]+ states, \d+\.\d s, [1-9]\d* MiB\)$", out, re.M)
+    assert re.search(r"^in all \d+ s of one processor, at most [1-9]\d* MiB at a time$", out, re.M)
 
 
 @pytest.mark.slow

@@ -196,6 +196,8 @@ def from_pointer(
     """
     last_call = None
     if deleter is not None:
+        if not callable(deleter):
+            raise TypeError(f"deleter is {deleter!r}: it must be callable")
         is_native = isinstance(deleter, CFuncPtr)
         last_call = partial(deleter, ctypes.c_void_p(address) if is_native else address)
     return _core.from_pointer(address, shape, dtype, strides, owner, last_call, readonly)

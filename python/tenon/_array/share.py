@@ -11,6 +11,7 @@ from typing import Any
 from .. import _core
 from .._core import NDArray
 from .._typing import DTypeLike
+from .._values import INT32_MAX, count, flag, seconds, text_for_c
 
 OnOwnerDied = str | Callable[[Any, Exception], object]
 
@@ -61,25 +62,33 @@ class Handle:
     Raises
     ------
     TypeError
-        The array is not shared.
+        The array is not shared; the receiver is no integer, or the timeout no number.
     ProcessLookupError
         There is no such process.
     ValueError
-        24 handles of the array are unopened: open some, or call `revoke_handles` first.
+        24 unopened handles of the array have a limit already: open some of them, or call `revoke_handles`
+        first.
+        ``receiver`` is not a process number. ``timeout`` is negative or NaN.
     """
 
     __slots__ = ("_data",)
 
     def __init__(self, array: NDArray, *, receiver: int | None = None, timeout: float | None = None) -> None:
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is {timeout}: it must be seconds, or None")
+        limits = _limits(receiver, timeout)
         self._data = _core.send_array(array)
-        self.limit(receiver=receiver, timeout=timeout)
+        try:
+            self._limit(*limits)
+        except BaseException:
+            _core.open_array(self._data)  # so that it keeps nothing: nobody has it
+            raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
-        """Sets a new limit. Only in the process that made the handle."""
+        """Sets a new limit. Only in the process that made the handle. Raises as the constructor."""
+        self._limit(*_limits(receiver, timeout))
+
+    def _limit(self, receiver: int, timeout: float | None) -> None:
         try:
-            _core.limit_handle(self._data, receiver or 0, timeout)
+            _core.limit_handle(self._data, receiver, timeout)
         except FileNotFoundError as error:
             raise ProcessLookupError(str(error)) from None
 
@@ -91,6 +100,12 @@ class Handle:
         from .pickle import open_shared_array
 
         return open_shared_array, (self._data,)
+
+
+def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | None]:
+    """As the native part takes them."""
+    pid = 0 if receiver is None else count(receiver, "receiver", 1, INT32_MAX)
+    return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
 
 
 def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
@@ -105,8 +120,11 @@ def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
         shared = Shared(name=shared)
     elif not isinstance(shared, Shared):
         raise TypeError(f"shared is {shared!r}: it must be False, True, a name or a tenon.Shared")
-    node = -1 if shared.numa_node is None else shared.numa_node
-    return shared.name or "", shared.huge_pages, shared.populate, node
+    name = "" if shared.name is None else text_for_c(shared.name, "name of tenon.Shared")
+    if shared.name == "":
+        raise ValueError("name of tenon.Shared is '': it has at least one character; None gives it none")
+    node = -1 if shared.numa_node is None else count(shared.numa_node, "numa_node", 0, INT32_MAX)
+    return name, flag(shared.huge_pages, "huge_pages"), flag(shared.populate, "populate"), node
 
 
 def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .._core import Batch, NativeFeed, Schema
 from .._sync.function import CFunction
-from .._values import INT32_MAX, count, seconds
+from .._values import INT32_MAX, count, flag, integer, seconds
 from . import closing
 from .epochs import Epoch
 from .forms import Forms, itself
@@ -150,8 +150,9 @@ class Feed(Forms):
         attachment_nbytes = count(attachment_nbytes, "attachment_nbytes")
         if timeout is not None:
             timeout = seconds(timeout, "timeout", ", or None")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed is {type(seed).__name__}: it must be an int")
+        seed = integer(seed, "seed")
+        if not isinstance(processes, str):
+            processes = flag(processes, "processes")
         if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
             raise ValueError(f"fill_timeout is {fill_timeout}: it must be more than 0 seconds, or None")
         for name, value, known in (

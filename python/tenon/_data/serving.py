@@ -109,7 +109,7 @@ class Server:
         self._stage = stage
         self._wanted = epochs
         self._consumers = consumers
-        self._is_closing = threading.Event()
+        self._is_closing = False  # a threading.Event keeps its lock for ever if Ctrl-C comes as it is taken
         self._sending = threading.RLock()  # nothing is sent after close()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -138,7 +138,7 @@ class Server:
         have stay valid. Idempotent."""
         if self.is_running:
             with self._sending:
-                self._is_closing.set()
+                self._is_closing = True
                 self._stage.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
                 for channel in (self._work, self._news):
                     if channel is not None:
@@ -187,7 +187,7 @@ class Server:
                 return
             while self._wanted is None or self.epochs < self._wanted:
                 failure = self._hand_out()
-                if self._is_closing.is_set():  # after each opening: close() has closed those that it saw
+                if self._is_closing:  # after each opening: close() has closed those that it saw
                     return
                 next_note = self._end_epoch(note, failure)
                 if next_note is None:
@@ -196,14 +196,14 @@ class Server:
                 self.epochs += 1
                 self._work = self._stage.open_work()
         except ValueError:
-            if not self._is_closing.is_set():  # a channel that was closed here
+            if not self._is_closing:  # a channel that was closed here
                 raise
         finally:
             if self.is_running:
                 self._end()
 
     def _end(self) -> None:
-        self._is_closing.set()
+        self._is_closing = True
         self._stage.words[IS_CLOSED_AT] = 1
         if self._epoch is not None:
             self._epoch._end()
@@ -218,13 +218,14 @@ class Server:
         began = time.monotonic()
         next_report = began + _REPORT_SECONDS
         while not is_met():
-            if self._is_closing.wait(_LOOK_SECONDS):
+            time.sleep(_LOOK_SECONDS)
+            if self._is_closing:
                 return False
             now = time.monotonic()
             if now >= next_report:
                 _log.warning("feed %r has waited for %d s for %s", self.name, now - began, what())
                 next_report = now + _REPORT_SECONDS
-        return not self._is_closing.is_set()
+        return not self._is_closing
 
     def _has_consumers(self, count: int, before: str) -> bool:
         stage = self._stage
@@ -238,7 +239,7 @@ class Server:
         stage, work = self._stage, self._work
         assert work is not None
         batches = self._epoch = Epoch(stage.feed, itself)
-        while not self._is_closing.is_set():
+        while not self._is_closing:
             stage.reclaim(work)
             try:
                 batch = self._next(batches)
@@ -253,7 +254,7 @@ class Server:
             loan = work.loan()
             stage.note_free(loan)
             with self._sending:
-                if self._is_closing.is_set():
+                if self._is_closing:
                     loan.drop()
                     return None
                 stage.send(loan, batch)
@@ -300,7 +301,8 @@ class Server:
             if self.mode == "broadcast" or stage.unread() == 0:
                 return note
             # Who was to receive the rest has left. Whoever comes is told anew.
-            if self._is_closing.wait(_LOOK_SECONDS):
+            time.sleep(_LOOK_SECONDS)
+            if self._is_closing:
                 return None
             self._work = stage.open_work()
 

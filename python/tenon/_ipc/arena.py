@@ -14,7 +14,7 @@ from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import OwnerDied, text_of
 from .._sync.endings import end_views
-from .._sync.lease import describe_wait, granted, heed_survivors, repair
+from .._sync.lease import granted, heed_survivors, repair
 from .._sync.tasks import current_task, number_of
 from .planner import Plan, plan
 
@@ -230,7 +230,7 @@ class Use:
         on_owner_died: OnOwnerDied,
         overwrite: bool,
     ) -> None:
-        if layout not in arena._layouts:
+        if not isinstance(layout, str) or layout not in arena._layouts:
             raise KeyError(f"the arena has no layout {layout!r}, but {', '.join(arena._layouts)}")
         if mode not in ("r", "w"):
             raise ValueError(f"mode is {mode!r}: it must be 'r' or 'w'")
@@ -272,9 +272,7 @@ class Use:
         arena = self._arena
         while True:
             try:
-                await granted(
-                    lease, self._task, lambda: describe_wait(arena._data, self._is_write), arena._native
-                )
+                await granted(lease, self._task, arena._native)
                 lease.enter(arena._native, self._layout)
                 break
             except OwnerDied as error:

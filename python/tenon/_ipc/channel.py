@@ -16,6 +16,7 @@ from .._core import NativeItem, NDArray, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_hang
+from .._values import count
 
 _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
@@ -64,8 +65,11 @@ class Channel:
             raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(_MODES)}")
         if when_full not in _WHEN_FULL:
             raise ValueError(f"when_full is {when_full!r}: it must be one of {', '.join(_WHEN_FULL)}")
+        slots = count(slots, "slots", 1, 4095)
         if isinstance(schema, Schema):
             described = list(schema.fields)
+        elif not isinstance(schema, Mapping):
+            raise TypeError(f"schema is {schema!r}: it must be a tenon.Schema or a dict of (dtype, shape)")
         else:
             described = [(field, dtype, shape) for field, (dtype, shape) in schema.items()]
         options = settings(True if name is None else name)

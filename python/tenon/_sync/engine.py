@@ -17,6 +17,7 @@ from typing import Any, Literal
 from .. import _core
 from .._core import NativeOp, NDArray
 from .._errors import LeaseConflict, OpError, describe
+from .._values import INT32_MAX, count, text_for_c
 from .endings import settle, wait_for_searches
 from .function import CFunction
 from .holders import BODY_CODES, OWNERS
@@ -110,7 +111,7 @@ class Op:
             task = current_task()
             waiting = self._native.begin_await(number_of(task))
             try:
-                done = Signal(lambda: f"op {self.name!r}")
+                done = Signal(waiting.report)
                 self._native.on_done(done.set)
                 yield from done.wait()
             finally:
@@ -183,7 +184,9 @@ def push(
     if host not in (None, "idle"):
         raise ValueError(f"host is {host!r}: it must be 'idle' or None")
     if not callable(fn):
-        raise TypeError(f"an op runs a function, not {type(fn).__name__}")
+        raise TypeError(f"fn is {fn!r}: an op runs a function")
+    if name is not None:
+        text_for_c(name, "name")
     uses = _Uses(reads, writes, overwrites)
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
@@ -350,12 +353,13 @@ class _Uses:
     ) -> None:
         self.rows: list[tuple[NDArray, bool, bool]] = []
         self.modes: dict[int, bool] = {}  # by an array's identity: it is written
-        for array in reads:
-            self.add(array, False, False)
-        for array in writes:
-            self.add(array, True, False)
-        for array in overwrites:
-            self.add(array, True, True)
+        for name, arrays in (("reads", reads), ("writes", writes), ("overwrites", overwrites)):
+            if isinstance(arrays, NDArray) or not isinstance(arrays, Iterable):
+                raise TypeError(f"{name} is {arrays!r}: it must be a list of NDArrays")
+            for array in arrays:
+                if not isinstance(array, NDArray):
+                    raise TypeError(f"{name} has {array!r}: make an NDArray of it with tn.from_numpy")
+                self.add(array, name != "reads", name == "overwrites")
 
     def add(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
         if not isinstance(array, NDArray):
@@ -484,8 +488,10 @@ class set_engine:
     _workers = 0  # of the last one
 
     def __init__(self, name: str, workers: int | None = None) -> None:
+        text_for_c(name, "name")
+        threads = 0 if workers is None else count(workers, "workers", 0, INT32_MAX)
         self._before, self._workers_before = _core.engine_name(), set_engine._workers
-        self._set(name, 0 if workers is None else workers)
+        self._set(name, threads)
 
     @staticmethod
     def _set(name: str, workers: int) -> None:
@@ -512,11 +518,10 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
         The bytes of memory that these ops use; default: half of the machine's memory. Each array is counted
         once, and memory of less than 64 KiB is not counted. 0: no limit. None: does not change.
     """
-    for what, limit in (("ops", ops), ("nbytes", nbytes)):
-        if limit is not None and limit < 0:
-            raise ValueError(f"{what} is {limit}: a limit is at least 1, or 0 for none")
     keep = 2**64 - 1
-    _core.set_engine_limits(keep if ops is None else ops, keep if nbytes is None else nbytes)
+    _core.set_engine_limits(
+        *(keep if limit is None else count(limit, what) for what, limit in (("ops", ops), ("nbytes", nbytes)))
+    )
 
 
 # A fork in the middle of a body would leave the child with memory that is half written.
@@ -525,6 +530,9 @@ os.register_at_fork(
     after_in_parent=_core.after_fork_in_parent,
     after_in_child=_core.after_fork_in_child,
 )
+
+
+atexit.register(_core.end_reports)  # after the next one
 
 
 @atexit.register

@@ -8,7 +8,6 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from .endings import end_views, settle
 from .holders import OWNERS, Holder, leases
-from .tasks import Signal, current_task, number_of
+from .tasks import Signal, current_task, number_of, until_empty
 
 Mode = Literal["r", "w"]
 
@@ -70,9 +69,6 @@ class Lease:
                 return
             except OwnerDied as error:
                 repair(array, error, on_owner_died)
-            except (TenonError, TimeoutError) as error:
-                explain_wait(error, array)
-                raise
 
     def release(self) -> None:
         """Releases the lease. Idempotent. May be called from any thread, and never waits."""
@@ -149,9 +145,6 @@ class Block:
                 return self._view_of_array()
             except OwnerDied as error:
                 repair(self._array, error, self._on_owner_died)
-            except (TenonError, TimeoutError) as error:
-                explain_wait(error, self._array)
-                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -162,22 +155,16 @@ class Block:
         lease = self._begin()
         while True:
             try:
-                await granted(lease, self._task, self._describe_wait)
+                await granted(lease, self._task)
                 lease.check()
                 return self._view_of_array()
             except OwnerDied as error:
                 repair(self._array, error, self._on_owner_died)
-            except (TenonError, TimeoutError) as error:
-                explain_wait(error, self._array)
-                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(error, sys._getframe(1))
-
-    def _describe_wait(self) -> str:
-        return describe_wait(self._array, self._is_write)
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         self._task = None
@@ -195,14 +182,6 @@ class Block:
 
 
 OWNERS.add(id(Block))
-
-
-def explain_wait(error: Exception, array: NDArray) -> None:
-    """Adds to what a wait for an array ended with where the view hangs that it waited for."""
-    if "view of it" in str(error):
-        from .views import explain_wait
-
-        explain_wait(error, array)
 
 
 def heed_survivors(array: NDArray, what: str) -> None:
@@ -242,12 +221,11 @@ def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -
 async def granted(
     lease: NativeLease,
     task: asyncio.Task[Any] | None,
-    describe: Callable[[], str],
     arena: _core.NativeArena | None = None,
 ) -> None:
     """Until a lease that is asked for now is granted to a task: to be checked then, or, of an arena,
     entered."""
-    signal = Signal(describe)
+    signal = Signal(lease.report)
 
     def tell() -> None:
         if not signal.set():
@@ -259,9 +237,9 @@ async def granted(
         except BaseException:
             lease.cancel()
             raise
-
-
-def describe_wait(array: NDArray, is_write: bool) -> str:
-    holders = (holder for holder in leases(array) if holder.is_granted and holder.kind != "view")
-    behind = next((f"{holder.kind} of {holder.site}" for holder in holders if holder.site), "others")
-    return f"a lease for {'writing' if is_write else 'reading'} behind {behind}"
+    if lease.call_ahead():
+        try:
+            await until_empty(lease.call_ahead)
+        except BaseException:
+            lease.cancel()
+            raise

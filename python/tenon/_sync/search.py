@@ -115,15 +115,21 @@ class Node:
 class Search:
     """One search, breadth first. One thread; it refers to what it has found until it is gone.
 
+    Parameters
+    ----------
+    ranges : list of (int, int)
+        Where the bytes of each array begin and end, as `range_of_array` says.
+    limits : Limits
+
     Attributes
     ----------
     found : list of (int, Node)
         The objects that look at the memory, each with the number of the array in question.
     """
 
-    def __init__(self, arrays: list[NDArray], limits: Limits) -> None:
+    def __init__(self, ranges: list[tuple[int, int]], limits: Limits) -> None:
         self.found: list[tuple[int, Node]] = []
-        self._ranges = [_range_of_array(array) for array in arrays]
+        self._ranges = ranges
         self._limits = limits
         self._left = limits.objects
         self._queue: collections.deque[Node] = collections.deque()
@@ -213,14 +219,15 @@ class Search:
 
     # --- roots
 
-    def visit_threads(self) -> None:
+    def visit_threads(self, first: int | None = None) -> None:
         """The variables of all functions that run, outside of Tenon and of the bodies of ops, and of their
-        modules: each with what hangs on it, the innermost function of this thread first."""
+        modules: each with what hangs on it, the innermost function of this thread, or of the one that
+        ``first`` identifies, first."""
         modules: list[tuple[str, dict[str, Any]]] = []
         main = module_dict(sys.modules.get("__main__"))
         modules.append(("__main__", main))
         self._seen.add(id(main))
-        current = threading.get_ident()
+        current = threading.get_ident() if first is None else first
         tops = sys._current_frames()
         frame = None
         try:
@@ -508,7 +515,7 @@ def is_result_name(name: str) -> bool:
 # --- memory
 
 
-def _range_of_array(array: NDArray) -> tuple[int, int]:
+def range_of_array(array: NDArray) -> tuple[int, int]:
     if array.size == 0:
         return 0, 0
     itemsize = array.itemsize

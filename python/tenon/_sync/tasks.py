@@ -14,6 +14,8 @@ from .. import _core
 _log = logging.getLogger("tenon")
 
 _REPORT_SECONDS = 5.0
+_KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
+_MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for work, where the engine has no threads of its own
 
 
@@ -33,14 +35,15 @@ class Signal:
 
     Parameters
     ----------
-    describe : callable
-        Returns the name of the awaited work, for the report of a long wait.
+    report : callable
+        Of the library, in the thread of the loop: reports views that outlived their block and are in the way.
+        With True the result says besides behind whom the task waits; empty if nothing is in its way.
     """
 
-    def __init__(self, describe: Callable[[], str]) -> None:
+    def __init__(self, report: Callable[[bool], str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
-        self._describe = describe
+        self._ask = report
         self._report_timer: asyncio.TimerHandle | None = None
         self._is_over = False
 
@@ -81,9 +84,27 @@ class Signal:
         elif ran == 0:
             self._loop.call_later(_HELP_SECONDS, self._help)
 
-    def _report_later(self, began: float) -> None:
-        self._report_timer = self._loop.call_later(_REPORT_SECONDS, self._report, began)
+    def _report_later(self, began: float, seconds: float) -> None:
+        self._report_timer = self._loop.call_at(began + seconds, self._report, began, seconds)
 
-    def _report(self, began: float) -> None:
-        _log.warning("waiting for %d s for %s", self._loop.time() - began, self._describe())
-        self._report_later(began)
+    def _report(self, began: float, seconds: float) -> None:
+        is_long = seconds >= _REPORT_SECONDS
+        behind = self._ask(is_long)
+        waited = self._loop.time() - began
+        if behind:
+            _log.warning("waiting for %d s behind %s", waited, behind)
+        if not self._is_over:
+            self._report_later(began, (waited // _REPORT_SECONDS + 1) * _REPORT_SECONDS)
+
+
+async def until_empty(find: Callable[[], str]) -> None:
+    """Until nothing is found to wait for, where nobody tells of it. ``find``: what there is, in words."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    reported, pause = began, 0.0
+    while found := find():
+        if loop.time() - reported >= _REPORT_SECONDS:
+            reported = loop.time()
+            _log.warning("waiting for %d s behind %s", reported - began, found)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause + 0.0001, _MAX_POLL_SECONDS)

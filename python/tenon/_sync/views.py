@@ -10,6 +10,7 @@ import builtins
 import dataclasses
 import gc
 import sys
+import threading
 import types
 from collections.abc import Iterable
 from types import TracebackType
@@ -32,7 +33,18 @@ from .objects import (
     module_dict,
     variables_of,
 )
-from .search import KINDS, ONE_OBJECT, QUICK, THOROUGH, Label, Node, Search, array_base, is_result_name
+from .search import (
+    KINDS,
+    ONE_OBJECT,
+    QUICK,
+    THOROUGH,
+    Label,
+    Node,
+    Search,
+    array_base,
+    is_result_name,
+    range_of_array,
+)
 
 _MAX_NAMED = 4
 
@@ -104,7 +116,7 @@ def drop_views(array: NDArray) -> list[Holder]:
         `from_numpy` follow; `leases` does not count them.
     """
     with no_other_search():
-        search = Search([array], ONE_OBJECT)
+        search = Search([range_of_array(array)], ONE_OBJECT)
         search.leave_out_running_code()
         _forget_last_error(search)
         _forget_results(search)
@@ -172,21 +184,45 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
     return error
 
 
-def explain_wait(error: Exception, array: NDArray) -> None:
-    """Adds to the message of a wait for an array where the views hang, if that is found."""
-    try:
-        found = [place.text for place in places(array)]
-    except Exception:  # whatever it is, the error is what the caller has to hear of
-        return
-    if found:
-        more = [f"and {len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
-        error.args = (f"{error}. It hangs on: {'; '.join(found[:_MAX_NAMED] + more)}", *error.args[1:])
+def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
+    """On what views of some memory hang, for messages of the library about waits.
+
+    Parameters
+    ----------
+    begin, end : int
+        The bytes that the holder in question holds.
+    is_write : bool
+        It holds them for writing.
+    thread : int
+        The kernel's number of its thread: what that one's functions refer to is named first.
+
+    Returns
+    -------
+    str
+        As 'variable `x` of main (train.py:12)'; empty if nothing is found.
+    """
+    threads: dict[int, Any] = getattr(threading, "_active", {})
+    idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
+    with no_other_search():
+        search = Search([(begin, end)], QUICK)
+        search.visit_threads(idents[0] if idents else None)
+        search.visit_leftovers()
+        found = [_place(_describe(node), node) for _, node in search.found]
+        del search
+    views = [place for place in found if not place.is_original] or found
+    if is_write:
+        views = [place for place in views if place.is_writable] or views
+    texts = list(dict.fromkeys(place.text for place in views))
+    if len(texts) > _MAX_NAMED:
+        texts[_MAX_NAMED:] = [f"and {len(texts) - _MAX_NAMED} more"]
+    return "; ".join(texts)
 
 
 def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:
     """Each place with the number of its array, in the order of likelihood."""
     with no_other_search():
-        return _places_found(Search(arrays, THOROUGH if thorough else QUICK), thorough)
+        ranges = [range_of_array(array) for array in arrays]
+        return _places_found(Search(ranges, THOROUGH if thorough else QUICK), thorough)
 
 
 def _places_found(search: Search, thorough: bool) -> list[tuple[int, Place]]:

@@ -9,6 +9,7 @@ import os
 from types import TracebackType
 
 from .. import _core
+from .._values import count
 
 _log = logging.getLogger("tenon")
 
@@ -50,8 +51,7 @@ class trace:
         name = os.fsencode(path)
         if b"\0" in name:
             raise ValueError("the path of a trace has no zero byte")
-        if not 0 < capacity < 2**64:
-            raise ValueError(f"capacity is {capacity}: it must be 1 to 4,194,303 events")
+        capacity = count(capacity, "capacity", 1, 4_194_303)
         self.path = os.fspath(path)
         self.events = 0
         self.lost = 0

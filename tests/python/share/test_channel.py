@@ -294,7 +294,7 @@ def test_what_cannot_work_is_refused(arguments, text):
 
 def test_the_end_of_a_channel_is_no_other_error():
     channel = tn.Channel(SCHEMA, slots=2)
-    with pytest.raises(ValueError, match="a timeout is seconds"):
+    with pytest.raises(ValueError, match="timeout is -1: it must be seconds"):
         channel.recv(timeout=-1)
     channel.close()
     with pytest.raises(EOFError):

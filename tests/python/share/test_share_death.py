@@ -86,6 +86,23 @@ def test_clear_error_says_that_the_bytes_are_good(other, healer):
     assert a.tolist() == [7, 0, 0, 0]
 
 
+def test_an_error_that_cannot_be_cleared_in_time_stays_and_is_told(other):
+    a = tn.zeros(4, "int32", shared=True)
+    killed_in("lease = a.lease('w')", a=a)
+    other.ask("kept = a.lease('r', on_owner_died='ignore')", a=a)
+    before = tn.set_lock_timeout(0.01)
+    try:
+        with pytest.raises(TimeoutError, match=r"cannot clear the error of the array.*process"):
+            a.clear_error()
+    finally:
+        tn.set_lock_timeout(before)
+    with pytest.raises(tn.OwnerDied):
+        a.tolist()
+    other.ask("kept.release()")
+    a.clear_error()
+    assert a.tolist() == [0, 0, 0, 0]
+
+
 def test_an_overwrite_that_fails_heals_nothing(other):
     a = tn.zeros(4, "int32", shared=True)
     killed_in("lease = a.lease('w')", a=a)

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from other_process import Other
+from other_process import SECONDS, Other
 
 import tenon as tn
 from tenon import _core
@@ -153,14 +153,72 @@ def test_bad_limits_are_refused(other):
     tn.revoke_handles(a)
 
 
-def test_of_too_many_handles_none_can_have_a_limit():
+@pytest.mark.parametrize(
+    ("limits", "error", "text"),
+    [
+        ({"timeout": -1}, ValueError, "timeout is -1:"),
+        ({"timeout": float("nan")}, ValueError, "timeout is nan:"),
+        ({"timeout": 10**400}, ValueError, "timeout is 10000000"),
+        ({"timeout": "soon"}, TypeError, "timeout is 'soon':"),
+        ({"timeout": [1]}, TypeError, r"timeout is \[1\]:"),
+        ({"receiver": -5}, ValueError, "receiver is -5:"),
+        ({"receiver": 0}, ValueError, "receiver is 0:"),
+        ({"receiver": 2**40}, ValueError, f"receiver is {2**40}:"),
+        ({"receiver": 1.5}, TypeError, "receiver is 1.5:"),
+        ({"receiver": "init"}, TypeError, "receiver is 'init':"),
+    ],
+)
+def test_bad_values_of_limits_are_named_and_no_handle_is_left(limits, error, text, shown):
+    a = tn.zeros(3, shared=True)
+    with pytest.raises(error, match=text):
+        tn.Handle(a, **limits)
+    assert shown() == 0
+    handle = tn.Handle(a, timeout=SECONDS)
+    with pytest.raises(error, match=text):
+        handle.limit(**limits)
+    assert shown() == 1
+    handle.limit(timeout=1e300)
+    handle.revoke()
+
+
+def test_the_native_part_refuses_bad_times_too():
+    """With the interpreter's lock held: it raises."""
+    a = tn.zeros(3, shared=True)
+    for seconds in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"timeout is {seconds}: it must be seconds"):
+            _core.limit_handle(_core.send_array(a), 0, seconds)
+    tn.revoke_handles(a)
+
+
+def test_of_too_many_handles_none_can_have_a_limit(shown):
     a = tn.zeros(3, shared=True)
     plain = [pickle.dumps(a) for _ in range(24)]
-    with pytest.raises(ValueError, match="revoked"):
-        tn.Handle(a, timeout=1)
-    tn.revoke_handles(a)
+    text = "because 24 handles of the array were not opened yet.*revoke them all.*tn.revoke_handles"
+    for _ in range(3):
+        with pytest.raises(ValueError, match=text):
+            tn.Handle(a, timeout=1)
+    assert shown() == 24, "what was refused keeps nothing"
+    assert tn.revoke_handles(a) == 24
     tn.Handle(a, timeout=0)
     del plain
+
+
+@pytest.mark.parametrize("shared", [True, "own"])
+def test_a_handle_that_is_refused_leaves_nothing_mapped_and_nothing_open(shared, other, another):
+    """In a process that has nothing else of the sender, which lives on and has other arrays there."""
+    look = "(len(os.listdir('/proc/self/fd')), sorted(l.split(None, 5)[5] for l in open('/proc/self/maps') "
+    look += "if 'memfd' in l))"
+    name = True if shared is True else f"handles-{os.getpid()}"
+    another.ask("import pickle; kept = tn.zeros(3, shared=True); a = tn.zeros(3, shared=name)", name=name)
+    data = another.ask("pickle.dumps(tn.Handle(a, timeout=0))")
+    another.ask("del a")
+    other.ask("import pickle; tn.zeros(3, shared=True)")  # its own memory is there
+    before = other.ask(look)
+    until(lambda: is_gone(data))
+    for _ in range(5):
+        with pytest.raises(FileNotFoundError):
+            other.ask("pickle.loads(data)", data=data)
+        assert other.ask(look) == before
 
 
 def end_before_it_opens(*_):

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "buffer_calls.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "ending_threads.h"
+#include "frames.h"
+#include "ndarray.h"
+#include "owners.h"
+#include "waiting.h"
+
+namespace tenon::python {
+
+constinit BufferCall* first_buffer_call = nullptr;
+constinit uint64_t n_waits = 0;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A call that ends without a release, because its result keeps the buffer, wakes nobody: it is looked at
+// again after a pause, which grows.
+constexpr std::chrono::nanoseconds kFirstPause = std::chrono::microseconds(50);
+constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(20);
+constexpr std::chrono::seconds kReportEvery{5};
+
+// A thread that waits: in the C library, or here for calls of others.
+struct WaitingThread {
+  unsigned long ident = 0;
+  int depth = 0;
+  WaitingThread* next = nullptr;
+};
+constinit thread_local WaitingThread waiting_here [[gnu::tls_model("initial-exec")]];
+constinit WaitingThread* first_waiting = nullptr;
+
+bool is_waiting(unsigned long ident) noexcept {
+  const WaitingThread* w = first_waiting;
+  while (w != nullptr && w->ident != ident) w = w->next;
+  return w != nullptr;
+}
+
+// Sleeps until a call has released its buffer. Each sleeper has a lock of its own: in a forked child those of
+// other threads are never looked at again.
+class Sleeper {
+ public:
+  Sleeper() noexcept : next_(first_) { first_ = this; }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+  ~Sleeper() {
+    Sleeper** place = &first_;
+    while (*place != nullptr && *place != this) place = &(*place)->next_;
+    if (*place == this) *place = next_;
+  }
+
+  void sleep(std::chrono::nanoseconds longest) {
+    const nb::gil_scoped_release released;
+    std::unique_lock lock(mutex_);
+    woken_.wait_for(lock, longest, [this] { return is_woken_; });
+    is_woken_ = false;
+  }
+  static void wake_all() noexcept {
+    for (Sleeper* s = first_; s != nullptr; s = s->next_) {
+      {
+        const std::scoped_lock lock(s->mutex_);
+        s->is_woken_ = true;
+      }
+      s->woken_.notify_one();
+    }
+  }
+  // In a forked child.
+  static void forget_others() noexcept { first_ = nullptr; }
+
+ private:
+  static inline constinit Sleeper* first_ = nullptr;
+
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool is_woken_ = false;  // guarded by mutex_
+  Sleeper* next_;
+};
+
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+Extent extent_of(const tenon_array_desc& desc) noexcept {
+  Extent extent{reinterpret_cast<uintptr_t>(desc.data), reinterpret_cast<uintptr_t>(desc.data)};
+  if (desc.size == 0) return extent;
+  for (int32_t i = 0; i < desc.ndim; ++i) {
+    const int64_t span = (desc.shape[i] - 1) * desc.strides[i] * static_cast<int64_t>(desc.itemsize);
+    (span < 0 ? extent.begin : extent.end) += static_cast<uintptr_t>(span);
+  }
+  extent.end += desc.itemsize != 0 ? desc.itemsize : desc.nbytes;
+  return extent;
+}
+
+nb::object new_frame(PyFrameObject* frame) noexcept { return nb::steal(reinterpret_cast<PyObject*>(frame)); }
+
+// The innermost frame of each thread. All of this may run the garbage collector.
+class Stacks {
+ public:
+  // Throws nb::python_error.
+  bool has(const Caller& caller, unsigned long thread) {
+    nb::object frame = innermost(thread);
+    for (bool is_innermost = true; frame.is_valid() && !frame.is_none(); is_innermost = false) {
+      auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      if (object == caller.frame) {
+        const Position position = Position::of(object);
+        const nb::object code = nb::steal(position.code);
+        return position.instruction == caller.instruction &&
+               is_call(code, position.instruction, is_innermost);
+      }
+      frame = back_of(object);
+    }
+    return false;
+  }
+
+ private:
+  nb::object innermost(unsigned long thread) {
+    if (thread == PyThread_get_thread_ident()) return new_frame(PyThreadState_GetFrame(PyThreadState_Get()));
+    if (!all_.is_valid()) all_ = nb::module_::import_("sys").attr("_current_frames")();
+    return all_.attr("get")(thread);
+  }
+  static nb::object back_of(PyFrameObject* frame) {
+    using GetBack = PyFrameObject*(PyFrameObject*);
+    static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
+    return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
+  }
+  // Not the step of a loop: its view may be in use until the next step, which is the same instruction and may
+  // wait for whoever waits for the view. f(*arguments) has made its arguments before the function f began.
+  static bool is_call(nb::handle code, int instruction, bool is_innermost) {
+    static const auto number_of = [](const char* name) {
+      return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));
+    };
+    static const int step = number_of("FOR_ITER"), spread = number_of("CALL_FUNCTION_EX");
+    const int operation = nb::cast<int>(nb::object(code.attr("co_code")[nb::int_(instruction)]));
+    return operation != step && (is_innermost || operation != spread);
+  }
+
+  nb::object all_;
+};
+
+}  // namespace
+
+// The list of those that run.
+class BufferCalls {
+ public:
+  struct Found {
+    const char* site;
+    uint32_t thread;  // the kernel's number
+  };
+
+  // A call of another thread that is in the way of such an access. Those that are over leave the list.
+  static std::optional<Found> find(tenon_array* array, int32_t access) {
+    const Extent extent = extent_of(*tenon_array_describe(array));
+    const unsigned long here = PyThread_get_thread_ident();
+    const bool looks_at_all = n_ > kFew;
+    Stacks stacks;
+    BufferCall* call = first_buffer_call;
+    while (call != nullptr) {
+      const BufferCall::Use& use = call->use_;
+      const bool conflicts = (use.access == TENON_WRITE || access == TENON_WRITE) && use.begin < extent.end &&
+                             extent.begin < use.end;
+      if (!conflicts && !looks_at_all) {
+        call = call->next_;
+        continue;
+      }
+      const uint64_t version = version_;
+      const bool is_running = stacks.has(call->caller_, call->thread_);
+      if (version != version_) {  // the garbage collector has released buffers
+        call = first_buffer_call;
+        continue;
+      }
+      BufferCall* const next = call->next_;
+      if (!is_running) {
+        call->unlink();
+      } else if (conflicts && call->thread_ != here && !is_waiting(call->thread_)) {
+        if (const auto found = in_queue_of(array, *call)) return found;
+      }
+      call = next;
+    }
+    return std::nullopt;
+  }
+
+  static void link(BufferCall* call) noexcept {
+    call->is_listed_ = true;
+    call->previous_ = nullptr;
+    call->next_ = std::exchange(first_buffer_call, call);
+    if (call->next_ != nullptr) call->next_->previous_ = call;
+    ++n_;
+    ++version_;
+  }
+  static void unlink(BufferCall* call) noexcept {
+    call->is_listed_ = false;
+    (call->previous_ != nullptr ? call->previous_->next_ : first_buffer_call) = call->next_;
+    if (call->next_ != nullptr) call->next_->previous_ = call->previous_;
+    --n_;
+    ++version_;
+  }
+
+  // Another call of the same instruction of the calling thread, or this one, from `from` on.
+  static BufferCall* same_call(BufferCall* from, const Caller& caller) noexcept {
+    const unsigned long here = PyThread_get_thread_ident();
+    while (from != nullptr && !(from->thread_ == here && from->caller_ == caller)) from = from->next_;
+    return from;
+  }
+
+ private:
+  // So many that are over, or of other memory, may stay in the list.
+  static constexpr size_t kFew = 16;
+
+  // Among the views in the array's queue: memory that is used unchecked has another one.
+  static std::optional<Found> in_queue_of(tenon_array* array, const BufferCall& call) {
+    std::vector<tenon_holder> holders(static_cast<size_t>(tenon_array_holders(array, 0, nullptr)));
+    const int32_t n = tenon_array_holders(array, static_cast<int32_t>(holders.size()), holders.data());
+    holders.resize(std::min(holders.size(), static_cast<size_t>(n)));
+    const char* const site = call.use_.site != nullptr ? call.use_.site : "";
+    for (const tenon_holder& holder : holders) {
+      if (holder.kind != TENON_HOLDER_VIEW) continue;
+      if (std::strncmp(holder.site, site, sizeof holder.site - 1) == 0) return Found{site, holder.thread};
+    }
+    return std::nullopt;
+  }
+
+  static inline constinit size_t n_ = 0;
+  static inline constinit uint64_t version_ = 0;
+};
+
+namespace {
+
+std::string text_of(const BufferCalls::Found& call) {
+  std::string text = "a call that uses a buffer of it, made";
+  if (*call.site != '\0') text += std::string(" at ") + call.site;
+  return text + " by thread " + std::to_string(call.thread);
+}
+
+// The body of an op may not wait.
+std::optional<BufferCalls::Found> find(tenon_array* array, int32_t access) {
+  if (!may_have_buffer_calls() || is_in_body() || is_python_ending()) return std::nullopt;
+  return BufferCalls::find(array, access);
+}
+
+std::string shape_text(const tenon_array_desc& desc) {
+  std::string text = "(";
+  for (int32_t i = 0; i < desc.ndim; ++i)
+    text += std::to_string(desc.shape[i]) + (desc.ndim == 1 ? "," : i + 1 < desc.ndim ? ", " : "");
+  return text + ")";
+}
+
+// While the calling thread waits here.
+struct Waiting {
+  Waiting() noexcept { begin_waiting(); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  ~Waiting() { end_waiting(); }
+};
+
+}  // namespace
+
+void BufferCall::begin(const Use& use, const Caller& caller) noexcept {
+  if (caller.frame == nullptr || use.begin == use.end) return;
+  use_ = use;
+  caller_ = caller;
+  thread_ = PyThread_get_thread_ident();
+  BufferCalls::link(this);
+}
+
+void BufferCall::unlink() noexcept { BufferCalls::unlink(this); }
+
+void BufferCall::finish() noexcept {
+  unlink();
+  Sleeper::wake_all();
+}
+
+void BufferCall::renew() {
+  const Caller caller = caller_;
+  if (!is_listed_) return;
+  BufferCall* call = BufferCalls::same_call(first_buffer_call, caller);
+  while (call != nullptr) {
+    const uint64_t before = n_waits;
+    tenon_view view = TENON_VIEW_INIT;
+    tenon::call(tenon_view_open, &view, array_of(call->use_.array), call->use_.access, call->use_.site);
+    tenon_view_close(&view);
+    // After a wait all of them are asked anew.
+    call = BufferCalls::same_call(n_waits != before ? first_buffer_call : call->next_, caller);
+  }
+}
+
+void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
+  std::optional<BufferCalls::Found> found = find(array, access);
+  if (!found) return;
+  const Clock::time_point began = Clock::now();
+  Clock::time_point next_report = began + kReportEvery;
+  std::chrono::nanoseconds pause = kFirstPause;
+  const Waiting waiting;
+  Sleeper sleeper;
+  while (found) {
+    const Clock::time_point now = Clock::now();
+    if (end && now >= *end && pause != kFirstPause) {
+      throw Error(TENON_ERR_TIMEOUT, std::string("cannot lease for ") +
+                                         (access == TENON_WRITE ? "writing" : "reading") +
+                                         " the array of shape " + shape_text(*tenon_array_describe(array)) +
+                                         " in the time given: " + text_of(*found));
+    }
+    if (now >= next_report) {
+      next_report += kReportEvery;
+      const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - began).count();
+      report_wait(("waiting for " + std::to_string(waited) + " s behind " + text_of(*found)).c_str());
+    }
+    sleeper.sleep(end ? std::clamp<std::chrono::nanoseconds>(*end - now, kFirstPause, pause) : pause);
+    pause = std::min(2 * pause, kLongestPause);
+    check_python(PyErr_CheckSignals());
+    owners::drain();
+    found = find(array, access);
+  }
+}
+
+std::string buffer_call_ahead(tenon_array* array, int32_t access) {
+  const auto found = find(array, access);
+  return found ? text_of(*found) : std::string();
+}
+
+bool is_behind_buffer_call(tenon_array* array, int32_t access) { return find(array, access).has_value(); }
+
+void begin_waiting() noexcept {
+  WaitingThread& here = waiting_here;
+  ++n_waits;
+  if (here.depth++ != 0) return;
+  here.ident = PyThread_get_thread_ident();
+  here.next = std::exchange(first_waiting, &here);
+}
+
+void end_waiting() noexcept {
+  WaitingThread& here = waiting_here;
+  if (--here.depth != 0) return;
+  WaitingThread** place = &first_waiting;
+  while (*place != &here) place = &(*place)->next;
+  *place = here.next;
+}
+
+void forget_other_waits() noexcept {
+  WaitingThread& here = waiting_here;
+  first_waiting = here.depth != 0 ? &here : nullptr;
+  here.next = nullptr;
+  Sleeper::forget_others();
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/awaited.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "ipc/deaths.h"
+#include "ipc/keeper.h"
+#include "ipc/porter.h"
+#include "ipc/process_lock.h"
+#include "ipc/segments.h"
+#include "sync/report.h"
+
+namespace tenon::impl {
+namespace {
+
+using detail::Watch;
+
+constexpr int64_t kAwaitedMs = 1'000;  // so long another process has been waiting
+constexpr int64_t kAgainMs = 2'000;    // between two reports
+constexpr size_t kMostAwaited = 16;    // that are reported at a time
+
+constinit std::atomic<int64_t> reported_ms{0};
+
+// Which lease a note is about. Its low bits are the number of the note, so that a text that is replaced while
+// it is read is known.
+constexpr uint64_t kNumber = 0xffff;
+uint64_t lease_of(uint32_t record, uint64_t state, uint64_t ticket) noexcept {
+  const uint64_t block = RecordState::block(state);
+  return (ticket + 1) << 36 | (block & 0xfff) << 24 | uint64_t{record & 0xff} << 16;
+}
+static_assert(kRecords <= 0xff && kMostBlocks <= 0x1000);
+
+void write_note(Slot& slot, uint64_t lease, const std::string& text) noexcept {
+  Note& note = slot.note;
+  static std::atomic<uint64_t> numbers{0};
+  publish(note.lease, uint64_t{0});
+  const size_t n = std::min(text.size(), sizeof note.text - 1);
+  for (size_t i = 0; i <= n / 8; ++i) {
+    uint64_t word = 0;
+    const size_t begin = i * 8;
+    std::memcpy(&word, text.data() + begin, std::min<size_t>(8, n - std::min(n, begin)));
+    publish(note.text[i], word);
+  }
+  publish(note.lease, lease | (numbers.fetch_add(1, std::memory_order_relaxed) & kNumber));
+}
+
+// Another process has been waiting for this lease.
+bool is_awaited(const Control& control, const Slot& own, const Record& record, uint64_t state) noexcept {
+  const uint32_t block = RecordState::block(state);
+  if (block >= control.blocks || is_empty(control.block(block).waiting)) return false;
+  const int64_t now_ms = coarse_now_ms();
+  const Span bytes = span_of(record);
+  bool is_found = false;
+  visit_records(control, block, [&](const Record& other, uint64_t word) {
+    const bool is_own = &other >= own.records && &other < own.records + kRecords;
+    if (is_found || is_own || RecordState::kind(word) != RecordState::kWaiting) return;
+    if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
+    const int64_t since_ms = other.since_ns.load(std::memory_order_relaxed) / 1'000'000;
+    is_found = now_ms - since_ms >= kAwaitedMs && span_of(other).overlaps(bytes);
+  });
+  return is_found;
+}
+
+// Calls visit(record, its state) with each lease of this process. False: there is none.
+template <class Visit>
+bool visit_held(Segment& segment, Visit visit) {
+  if (segment.participant().index() == Participant::kNone) return false;
+  const Slot& slot = segment.participant().slot();
+  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  bool is_any = false;
+  for (uint32_t i = 0; i < used; ++i) {
+    const uint64_t state = look(slot.records[i].state);
+    if (RecordState::kind(state) != RecordState::kGranted) continue;
+    is_any = true;
+    visit(i, state);
+  }
+  return is_any;
+}
+
+struct Awaited {
+  SegmentId segment;
+  const Gate* gate;  // an address, nothing to be read
+  uint32_t record;
+  uint64_t state;
+  uint64_t ticket;
+};
+
+std::vector<Awaited> all_awaited() {
+  std::vector<Awaited> found;
+  Segments::instance().visit([&](Segment& segment) {
+    (void)visit_held(segment, [&](uint32_t i, uint64_t state) {
+      const Slot& slot = segment.participant().slot();
+      if (found.size() == kMostAwaited || !is_awaited(segment.control(), slot, slot.records[i], state))
+        return;
+      found.push_back({segment.header().id, &segment.lock(RecordState::block(state)), i, state,
+                       look(slot.records[i].ticket)});
+    });
+  });
+  return found;
+}
+
+void report(const Awaited& awaited) {
+  Obstacle holder;
+  bool is_to_report = false;
+  if (!describe_pass(*awaited.gate, awaited.record + 1, &holder, &is_to_report)) return;
+  if (is_to_report) report_kept_view(holder);
+  const std::string text = lasting_text_of(holder);
+  Segments::instance().visit([&](Segment& segment) {
+    if (segment.header().id != awaited.segment) return;
+    Slot& slot = segment.participant().slot();
+    const Record& record = slot.records[awaited.record];
+    if (look(record.state) != awaited.state || look(record.ticket) != awaited.ticket) return;
+    write_note(slot, lease_of(awaited.record, awaited.state, awaited.ticket), text);
+  });
+}
+
+}  // namespace
+
+void detail::begin_watch() noexcept {
+  if (watch.exchange(Watch::kUsed, std::memory_order_relaxed) == Watch::kOff) Segments::nudge();
+}
+
+void note_kept_view() noexcept {
+  note_grant();
+  try {
+    Keeper::instance().begin();
+  } catch (const std::exception&) {
+    // There can be no thread: others wait as long, and nothing is said.
+  }
+}
+
+void forget_watch() noexcept { detail::watch.store(Watch::kOff, std::memory_order_relaxed); }
+
+void AwaitedLook::look_at(Segment& segment) noexcept {
+  const Control& control = segment.control();
+  holds_any_ |= visit_held(segment, [&](uint32_t i, uint64_t state) {
+    const Slot& slot = segment.participant().slot();
+    if (is_due_ || !is_awaited(control, slot, slot.records[i], state)) return;
+    const uint64_t lease = lease_of(i, state, look(slot.records[i].ticket));
+    const bool is_said = (look(slot.note.lease) & ~kNumber) == lease;
+    const int64_t since_ms = coarse_now_ms() - reported_ms.load(std::memory_order_relaxed);
+    is_due_ = !is_said || since_ms >= kAgainMs;
+  });
+}
+
+bool AwaitedLook::end_look() noexcept {
+  try {
+    if (is_due_) Porter::instance().call_to_report();
+  } catch (const std::bad_alloc&) {
+    // The next look may call it.
+  }
+  Watch seen = Watch::kUsed;
+  if (detail::watch.compare_exchange_strong(seen, Watch::kIdle, std::memory_order_relaxed)) return true;
+  if (seen == Watch::kOff) return false;
+  return holds_any_ || !detail::watch.compare_exchange_strong(seen, Watch::kOff, std::memory_order_relaxed);
+}
+
+void report_awaited() noexcept {
+  try {
+    for (const Awaited& awaited : all_awaited()) report(awaited);
+  } catch (const std::exception&) {
+    // The next look may say it.
+  }
+  reported_ms.store(coarse_now_ms(), std::memory_order_relaxed);
+}
+
+void read_note(const Slot& slot, const Record& record, uint64_t state, char* text, size_t size) noexcept {
+  text[0] = '\0';
+  const Note& note = slot.note;
+  const auto i = static_cast<uint32_t>(&record - slot.records);
+  const uint64_t seen = look(note.lease);
+  if (RecordState::kind(state) != RecordState::kGranted ||
+      (seen & ~kNumber) != lease_of(i, state, look(record.ticket)))
+    return;
+  uint64_t words[kNoteWords];
+  for (size_t w = 0; w < kNoteWords; ++w) words[w] = look(note.text[w]);
+  if (look(note.lease) != seen) return;
+  const size_t n = strnlen(reinterpret_cast<const char*>(words), std::min(size, sizeof words) - 1);
+  std::memcpy(text, words, n);
+  text[n] = '\0';
+}
+
+}  // namespace tenon::impl

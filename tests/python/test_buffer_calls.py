@@ -1,0 +1,716 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that uses a buffer of an array while it runs, as np.array(a) and f.readinto(a) do, keeps leases and
+calls of other threads waiting until it has returned. A view that such a call has made does not."""
+
+import asyncio
+import ctypes
+import functools
+import hashlib
+import io
+import logging
+import operator
+import os
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+from native_library import SOURCES, compiled
+
+import tenon as tn
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+SECONDS = 120.0
+LARGE = 1 << 20  # more bytes than a pipe or a pair of sockets holds
+
+
+@functools.cache
+def copy_in_halves():
+    """copy_in_halves(object, between): tests/native/buffer_call.c."""
+    include = sysconfig.get_path("include")
+    library = ctypes.PyDLL(compiled(SOURCES / "buffer_call.c", f"-I{include}"))
+    function = library.copy_in_halves
+    function.argtypes = (ctypes.py_object, ctypes.py_object)
+    function.restype = ctypes.py_object
+    return function
+
+
+def until(is_so, what="it never came so far"):
+    end = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.0005)
+
+
+class Other(threading.Thread):
+    """Runs a function in another thread."""
+
+    def __init__(self, function, *arguments):
+        super().__init__(daemon=True)
+        self.function, self.arguments = function, arguments
+        self.result = self.error = None
+        self.has_ended = False
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self.function(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        self.has_ended = True
+
+    def value(self):
+        self.join(SECONDS)
+        assert not self.is_alive(), "it hangs"
+        if self.error is not None:
+            raise self.error
+        del self.function, self.arguments
+        return self.result
+
+
+def views_of(a):
+    return [holder for holder in a.leases() if holder.kind == "view"]
+
+
+def is_leased(a):
+    return any(holder.kind in ("lease", "call") for holder in a.leases())
+
+
+class PipeWrite:
+    """os.write(fd, a) with more than the pipe holds."""
+
+    is_write = False
+
+    def __init__(self, a):
+        self.n = a.nbytes
+        self.read_end, write_end = os.pipe()
+
+        def call():
+            try:
+                return os.write(write_end, a)
+            finally:
+                os.close(write_end)
+
+        self.thread = Other(call)
+        until(lambda: views_of(a))
+
+    def finish(self):
+        with open(self.read_end, "rb") as file:
+            data = file.read()
+        assert self.thread.value() == len(data) == self.n
+        return set(data)
+
+
+class SocketSend:
+    """socket.sendall(a) with more than the sockets hold."""
+
+    is_write = False
+
+    def __init__(self, a):
+        self.near, self.far = socket.socketpair()
+        self.n = a.nbytes
+        self.thread = Other(self.near.sendall, a)
+        until(lambda: views_of(a))
+
+    def finish(self):
+        data = b""
+        while len(data) < self.n:
+            data += self.far.recv(self.n)
+        self.thread.value()
+        self.near.close(), self.far.close()
+        return set(data)
+
+
+class FileRead:
+    """io.FileIO.readinto(a) of a pipe in which nothing is."""
+
+    is_write = True
+
+    def __init__(self, a):
+        read_end, self.write_end = os.pipe()
+        self.file = io.FileIO(read_end)
+        self.thread = Other(self.file.readinto, a)
+        until(lambda: views_of(a))
+
+    def finish(self):
+        os.write(self.write_end, b"\x05" * 100)
+        assert self.thread.value() == 100
+        os.close(self.write_end)
+        self.file.close()
+        return {0}
+
+
+class BufferedRead(FileRead):
+    """io.BufferedReader.readinto(a)."""
+
+    def __init__(self, a):
+        read_end, self.write_end = os.pipe()
+        self.file = io.BufferedReader(io.FileIO(read_end))
+        self.thread = Other(self.file.readinto1, a)
+        until(lambda: views_of(a))
+
+
+class SocketReceive:
+    """socket.recv_into(a) with nothing to receive."""
+
+    is_write = True
+
+    def __init__(self, a):
+        self.near, self.far = socket.socketpair()
+        self.thread = Other(self.near.recv_into, a)
+        until(lambda: views_of(a))
+
+    def finish(self):
+        self.far.send(b"\x05" * 100)
+        assert self.thread.value() == 100
+        self.near.close(), self.far.close()
+        return {0}
+
+
+class OwnExtension:
+    """A function in C that copies half of the buffer, calls Python code, and copies the other half."""
+
+    is_write = False
+
+    def __init__(self, a):
+        self.go = threading.Event()
+        self.is_half = threading.Event()
+
+        def between():
+            self.is_half.set()
+            assert self.go.wait(SECONDS)
+
+        self.thread = Other(lambda: copy_in_halves()(a, between))
+        assert self.is_half.wait(SECONDS)
+
+    def finish(self):
+        self.go.set()
+        return set(self.thread.value())
+
+
+CALLS = [PipeWrite, SocketSend, FileRead, BufferedRead, SocketReceive, OwnExtension]
+READS = [call for call in CALLS if not call.is_write]
+WRITES = [call for call in CALLS if call.is_write]
+
+
+def array(n=LARGE):
+    return tn.zeros(n, "u1")
+
+
+def write_block(a):
+    with a.write() as v:
+        v[...] = 7
+
+
+def write_lease(a):
+    lease = a.lease("w")
+    a[...] = 7
+    lease.release()
+
+
+def write_whole(a):
+    a[...] = 7
+
+
+def write_copy(a):
+    a[...] = np.full(a.shape, 7, "u1")
+
+
+def write_ufunc(a):
+    np.add(a, 7, out=a)
+
+
+def write_copyto(a):
+    np.copyto(a, 7)
+
+
+def write_in_task(a):
+    async def main():
+        async with a.write() as v:
+            v[...] = 7
+
+    asyncio.run(main())
+
+
+WRITERS = [write_block, write_lease, write_whole, write_copy, write_ufunc, write_copyto, write_in_task]
+
+
+def read_block(a):
+    with a.read() as v:
+        return int(v[0])
+
+
+def read_copy(a):
+    return int(np.asarray(a.copy())[0])
+
+
+def read_ufunc(a):
+    return int((a + 0)[0])
+
+
+READERS = [read_block, read_copy, read_ufunc]
+
+
+@pytest.mark.parametrize("call", READS)
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_writer_waits_until_a_call_that_reads_a_buffer_has_returned(call, write):
+    a = array()
+    running = call(a)
+    writer = Other(write, a)
+    until(lambda: is_leased(a) or writer.has_ended)
+    assert running.finish() == {0}
+    writer.value()
+    assert a[0].item() == a[-1].item() == 7
+
+
+@pytest.mark.parametrize("call", WRITES)
+@pytest.mark.parametrize("read", READERS)
+def test_a_reader_waits_until_a_call_that_writes_into_a_buffer_has_returned(call, read):
+    a = array()
+    running = call(a)
+    reader = Other(read, a)
+    until(lambda: is_leased(a) or reader.has_ended)
+    running.finish()
+    assert reader.value() == 5
+
+
+@pytest.mark.parametrize("call", READS)
+def test_readers_and_other_bytes_do_not_wait(call):
+    a = array(2 * LARGE)
+    half = a[:LARGE]
+    running = call(half)
+    assert [read(half) for read in READERS] == [0, 0, 0]
+    for write in WRITERS:
+        write(a[LARGE:])
+    assert running.finish() == {0}
+
+
+def test_a_lease_of_all_waits_for_a_call_that_uses_a_part():
+    a = tn.zeros((4, LARGE), "u1")
+    running = PipeWrite(a[2])
+    with pytest.raises(TimeoutError):
+        a.lease("w", timeout=0.01)
+    with pytest.raises(TimeoutError):
+        a[::-1].lease("w", timeout=0.01)
+    a[1].lease("w", timeout=0).release()
+    assert running.finish() == {0}
+    a.lease("w", timeout=0).release()
+
+
+def test_a_timeout_names_the_call_and_leaves_nothing_behind():
+    a = array()
+    running = PipeWrite(a)
+    with pytest.raises(
+        TimeoutError, match=r"lease for writing .*\(1048576,\).*time given.*buffer.*test_buffer_calls"
+    ):
+        a.lease("w", timeout=0.05)
+    assert not is_leased(a)
+    assert running.finish() == {0}
+    assert a[0].item() == 0  # it holds a value
+
+
+def test_calls_that_come_later_wait_behind_the_writer():
+    a = array()
+    running = PipeWrite(a)
+    writer = Other(write_block, a)
+    until(lambda: is_leased(a) or writer.has_ended)
+    reader = Other(lambda: bytes(a))
+    until(lambda: any(not holder.is_granted for holder in a.leases()) or reader.has_ended)
+    assert running.finish() == {0}
+    writer.value()
+    assert set(reader.value()) == {7}
+
+
+@pytest.mark.parametrize("signal_to", ["block", "copy"])
+def test_ctrl_c_ends_the_wait(signal_to):
+    a = array()
+    running = PipeWrite(a)
+
+    def interrupt():
+        until(lambda: is_leased(a))
+        signal.raise_signal(signal.SIGINT)
+
+    thread = Other(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        (write_block if signal_to == "block" else write_copy)(a)
+        thread.value()
+    thread.value()
+    assert running.finish() == {0}
+    assert not is_leased(a)
+    assert a[0].item() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [write_block, write_in_task])
+def test_a_long_wait_says_for_which_call(write, caplog):
+    a = array()
+    running = PipeWrite(a)
+    with caplog.at_level(logging.WARNING, "tenon"):
+        writer = Other(write, a)
+        until(lambda: any("buffer" in text for text in caplog.messages))
+    assert running.finish() == {0}
+    writer.value()
+    (text, *_) = (text for text in caplog.messages if "buffer" in text)
+    assert text.startswith("waiting for 5 s behind a call that uses a buffer of it, made at ")
+    assert f"{__file__}:" in text and f"by thread {running.thread.native_id}" in text
+
+
+def test_a_task_waits_without_stopping_its_loop():
+    a = array()
+    running = PipeWrite(a)
+    steps = []
+
+    async def write():
+        async with a.write() as v:
+            steps.append("entered")
+            v[...] = 7
+
+    async def main():
+        task = asyncio.ensure_future(write())
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert is_leased(a) and not steps
+        assert await asyncio.get_running_loop().run_in_executor(None, running.finish) == {0}
+        await task
+
+    asyncio.run(main())
+    assert steps == ["entered"]
+
+
+def test_a_task_that_is_cancelled_gives_its_lease_back():
+    a = array()
+    running = PipeWrite(a)
+
+    async def write():
+        async with a.write():
+            raise AssertionError("it did not wait")
+
+    async def main():
+        task = asyncio.ensure_future(write())
+        while not is_leased(a):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_leased(a)
+
+    asyncio.run(main())
+    assert running.finish() == {0}
+
+
+def test_a_forked_child_knows_no_calls_of_its_parent(in_a_process_with_one_thread):
+    a = array()
+    running = PipeWrite(a)
+    in_a_process_with_one_thread(lambda: a.lease("w", timeout=20).release())
+    assert running.finish() == {0}
+
+
+def test_a_fork_in_the_middle_of_the_wait_leaves_the_child_free(in_a_process_with_one_thread):
+    a = array()
+    running = PipeWrite(a)
+    writer = Other(write_block, a)
+    until(lambda: is_leased(a) or writer.has_ended)
+
+    def child():
+        with a.write() as v:
+            v[...] = 3
+        assert bytes(a[:3]) == b"\3\3\3"
+
+    in_a_process_with_one_thread(child)
+    assert running.finish() == {0}
+    writer.value()
+
+
+def test_a_call_never_waits_for_itself():
+    a = array()
+
+    def between():
+        with a.write() as v:
+            v[...] = 7
+        a[...] = 8
+        np.add(a, 1, out=a)
+
+    assert set(copy_in_halves()(a, between)) == {0, 9}
+
+
+def test_a_nested_lease_does_not_wait():
+    a = array(100)
+    with a.write():
+        running = Other(lambda: bytes(a))
+        until(lambda: any(not holder.is_granted for holder in a.leases()))
+        with a.write() as v:
+            v[...] = 7
+        a[...] = 8
+    assert set(running.value()) == {8}
+
+
+@pytest.mark.parametrize("take", [np.asarray, memoryview, np.frombuffer, lambda a: memoryview(a)[1:]])
+def test_a_lasting_view_of_another_thread_keeps_nobody_waiting(take):
+    a = array(104)
+    go, has_view = threading.Event(), threading.Event()
+
+    def keep():
+        view = take(a)
+        has_view.set()
+        assert go.wait(SECONDS)
+        del view
+
+    thread = Other(keep)
+    assert has_view.wait(SECONDS)
+    for write in WRITERS[1:]:
+        write(a)
+    a.lease("w", timeout=0).release()
+    go.set()
+    thread.value()
+
+
+def test_a_view_that_a_thread_leaves_behind_keeps_nobody_waiting():
+    a = array(100)
+    thread = Other(np.asarray, a)
+    kept = thread.value()
+    a.lease("w", timeout=20).release()
+    assert kept[0] == 0
+
+
+def test_views_that_the_step_of_a_loop_makes_keep_nobody_waiting():
+    a = array(100)
+    arrays = queue.SimpleQueue()
+    steps = []
+
+    def consume():
+        for _view in map(np.asarray, map(operator.itemgetter(0), iter(arrays.get, ()))):
+            steps.append(1)
+
+    thread = Other(consume)
+    for n in range(1, 4):
+        arrays.put((a,))
+        until(lambda n=n: len(steps) == n)
+        a.lease("w", timeout=20).release()
+    arrays.put(())
+    thread.value()
+
+
+def test_views_that_become_arguments_keep_nobody_waiting():
+    a = array(100)
+    go, has_begun = threading.Event(), threading.Event()
+
+    def use(*views):
+        has_begun.set()
+        assert go.wait(SECONDS)
+
+    thread = Other(lambda: use(*map(np.asarray, [a, a])))
+    assert has_begun.wait(SECONDS)
+    a.lease("w", timeout=20).release()
+    go.set()
+    thread.value()
+
+
+def test_a_call_that_waits_itself_is_not_waited_for():
+    a = array(100)
+
+    is_half = threading.Event()
+
+    def between():
+        is_half.set()
+        until(lambda: is_leased(a))
+        return a[0].item()  # waits for the writer, which would wait for this call
+
+    caller = Other(lambda: copy_in_halves()(a, between))
+    assert is_half.wait(SECONDS)
+    write_block(a)
+    caller.value()
+
+
+def test_a_call_of_several_buffers_has_all_of_them_at_once():
+    a, b = array(), array()
+    read_end, write_end = os.pipe()
+    go = threading.Event()
+    is_held = threading.Event()
+
+    def hold():
+        with b.write() as v:
+            is_held.set()
+            assert go.wait(SECONDS)
+            v[...] = 7
+
+    def write():
+        with a.write() as v:
+            entered.set()
+            assert go.wait(SECONDS)
+            v[: LARGE // 2] = 7
+            v[LARGE // 2 :] = 7
+
+    def send():
+        with open(write_end, "wb", buffering=0) as file:
+            return os.writev(file.fileno(), [a, b])
+
+    entered = threading.Event()
+    holder = Other(hold)
+    assert is_held.wait(SECONDS)
+    sender = Other(send)
+    until(lambda: views_of(a) and any(not h.is_granted for h in b.leases()))
+    writer = Other(write)  # the sender waits, so that this does not
+    assert entered.wait(SECONDS)
+    go.set()
+    with open(read_end, "rb") as file:
+        data = file.read()
+    assert sender.value() == len(data) == 2 * LARGE
+    assert set(data) == {7}
+    holder.value(), writer.value()
+
+
+def test_memory_that_is_used_unchecked_waits_for_nobody():
+    a = array()
+    running = PipeWrite(a.unchecked())
+    a.lease("w", timeout=20).release()
+    running.finish()
+    running = PipeWrite(a)
+    a.unchecked().lease("w", timeout=20).release()
+    assert running.finish() == {0}
+
+
+def test_a_failed_call_is_over():
+    a = array(100)
+
+    def fail():
+        try:
+            np.asarray(a).reshape(7)
+        except ValueError as error:
+            return error
+
+    error = Other(fail).value()  # its traceback keeps the frame
+    a.lease("w", timeout=20).release()
+    assert error.__traceback__ is not None
+
+    def break_off():
+        raise RuntimeError("between")
+
+    with pytest.raises(RuntimeError):
+        copy_in_halves()(a, break_off)
+    a.lease("w", timeout=20).release()
+
+
+# What copies without being stopped in the middle. Each gives the set of values that it has seen.
+def seen_in(data):
+    return set(np.unique(np.frombuffer(data, "u1")).tolist())
+
+
+def digest_of(n):
+    return {hashlib.sha256(bytes([value]) * n).digest(): value for value in range(256)}
+
+
+def checksum_of(n):
+    return {zlib.crc32(bytes([value]) * n): value for value in range(256)}
+
+
+@functools.cache
+def known(function):
+    return function(LARGE)
+
+
+def by_digest(a):
+    return {known(digest_of).get(hashlib.sha256(a).digest(), "torn")}
+
+
+def by_checksum(a):
+    return {known(checksum_of).get(zlib.crc32(a), "torn")}
+
+
+def by_extend(a):
+    data = bytearray()
+    data.extend(a)
+    return seen_in(data)
+
+
+def by_bytesio(a):
+    return seen_in(io.BytesIO(a).getvalue())
+
+
+def by_slice(a):
+    x = np.empty(LARGE, "u1")
+    x[:] = a
+    return seen_in(x)
+
+
+def by_unpack(a):
+    return seen_in(struct.unpack_from(f"{LARGE}s", a)[0])
+
+
+def by_file(a):
+    with open("/dev/shm/tenon-test-buffer-calls" if os.path.isdir("/dev/shm") else os.devnull, "wb+") as file:
+        file.write(a)
+        file.seek(0)
+        return seen_in(file.read())
+
+
+COPIES = {
+    "np.array": lambda a: seen_in(np.array(a)),
+    "np.array with a dtype": lambda a: set(np.unique(np.array(a, dtype="i2")).tolist()),
+    "bytes": lambda a: seen_in(bytes(a)),
+    "bytearray": lambda a: seen_in(bytearray(a)),
+    "bytearray.extend": by_extend,
+    "bytes.join": lambda a: seen_in(b"".join([a])),
+    "hashlib": by_digest,
+    "zlib": by_checksum,
+    "struct": by_unpack,
+    "x[:] = a": by_slice,
+    "BytesIO": by_bytesio,
+    "file.write": by_file,
+    "in a pool": lambda a: seen_in(Other(np.array, a).value()),
+}
+
+
+def check_copies(name, seconds):
+    a = array()
+    is_over = threading.Event()
+
+    def write():
+        n = 0
+        while not is_over.is_set():
+            n += 1
+            with a.write() as v:
+                v[...] = n % 100
+
+    writer = Other(write)
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            seen = COPIES[name](a)
+            assert len(seen) == 1 and "torn" not in seen, seen
+    finally:
+        is_over.set()
+    writer.value()
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_a_call_copies_is_whole(name):
+    check_copies(name, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COPIES)
+def test_what_a_call_copies_is_whole_many_times(name):
+    check_copies(name, 5.0)
+
+
+def test_a_thread_that_ends_with_the_process_in_a_call_is_no_trouble():
+    script = """
+import os, threading, tenon as tn
+a = tn.zeros(1 << 20, "u1")
+threading.Thread(target=os.write, args=(os.pipe()[1], a), daemon=True).start()
+while not a.leases(): pass
+threading.Thread(target=lambda: a.lease("w"), daemon=True).start()
+while len(a.leases()) < 2: pass
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

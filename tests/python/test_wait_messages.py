@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports of long waits, and errors that end a wait, say what holds the memory, at which line it was taken
+and on which variable the view hangs. Ctrl-C in the middle of a report ends the wait."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tenon as tn
+from tenon._sync import tasks as _tasks
+from tenon._sync import views as _views
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+SECONDS = 60.0
+HERE = r"\S*test_wait_messages\.py:\d+"
+
+
+class Holder:
+    """Holds an array in a way of `HOLDS` until `end`. ``thread``: the kernel's number of its thread."""
+
+    def __init__(self, kind, array):
+        self.may_end, self._holds = threading.Event(), threading.Event()
+        self._array = array
+        self.thread = 0
+        self._worker = threading.Thread(target=getattr(self, kind), daemon=True)
+        self._worker.start()
+        assert self._holds.wait(SECONDS)
+
+    def end(self):
+        self.may_end.set()
+        self._worker.join(SECONDS)
+        assert not self._worker.is_alive()
+
+    def _hold(self):
+        self.thread = threading.get_native_id()
+        self._holds.set()
+        assert self.may_end.wait(SECONDS)
+
+    def kept_view(self):
+        with self._array.write() as block:
+            kept = block[1:]
+        self._hold()
+        del kept
+
+    def block(self):
+        with self._array.write() as view_of_block:
+            self._hold()
+            del view_of_block
+
+    def lease(self):
+        with self._array.lease("w"):
+            self._hold()
+
+    def op(self):
+        op = tn.push(lambda x: self.may_end.wait(SECONDS) and None, tn.inout(self._array), name="slow")
+        while not any(holder.is_granted for holder in self._array.leases()):
+            time.sleep(0.001)
+        self._hold()
+        op.wait()
+
+    def call(self):
+        def function(x):
+            if not self._holds.is_set():
+                self._hold()
+            return x
+
+        np.frompyfunc(function, 1, 1)(self._array)
+
+
+# How the text of each begins, with the thread, and the variable of which a report tells.
+HOLDS = {
+    "kept_view": (
+        f"a writable view of it, taken at {HERE} by thread THREAD",
+        "it hangs on: variable `kept` of",
+    ),
+    "block": (
+        f"a lease for writing, taken at {HERE} by thread THREAD",
+        "its view hangs on: variable `view_of_block` of",
+    ),
+    "lease": (f"a lease for writing, taken at {HERE} by thread THREAD", ""),
+    "op": (f"the op 'slow' that writes it, pushed at {HERE} by thread THREAD", ""),
+    "call": (f"the call of .+, made at {HERE} by thread THREAD", ""),
+}
+
+
+def _block(a):
+    with a.write():
+        pass
+
+
+def _push(a):
+    return tn.push(tn.fill, tn.out(a), 1, on_conflict="wait", name="waits")
+
+
+async def _async_block(a):
+    async with a.write():
+        pass
+
+
+async def _await(op):
+    await op
+
+
+WAITS = {
+    "lease": lambda a: a.lease("w").release(),
+    "block": _block,
+    "call": lambda a: a.__setitem__(..., 1),
+    "wait_to_write": lambda a: a.wait_to_write(),
+    "op": lambda a: _push(a).wait(),
+    "await": lambda a: asyncio.run(_await(_push(a))),
+    "async block": lambda a: asyncio.run(_async_block(a)),
+}
+
+
+def matches(text, kind, holder, has_variable=True):
+    holds, variable = HOLDS[kind]
+    found = re.search(holds.replace("THREAD", str(holder.thread)), text)
+    return found is not None and (not has_variable or variable in text[found.end() :])
+
+
+class Reports(logging.Handler):
+    """What the library has logged, by the name of the thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = {}
+
+    def emit(self, record):
+        self.texts.setdefault(record.threadName, []).append(record.getMessage())
+
+    def of(self, thread, what):
+        return [text for text in list(self.texts.get(thread, ())) if what in text]
+
+
+@pytest.fixture
+def reports():
+    handler = Reports()
+    logger = logging.getLogger("tenon")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def many_workers():
+    with tn.set_engine("pool", 32):
+        yield
+
+
+def until(is_so, what):
+    end = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < end, what()
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", HOLDS)
+def test_every_wait_of_five_seconds_names_the_holder_its_line_and_the_variable(kind, reports, many_workers):
+    holders, waiters = {}, {}
+    try:
+        for name, wait in WAITS.items():
+            array = tn.zeros(8)
+            holders[name] = Holder(kind, array)
+            waiters[name] = threading.Thread(
+                target=wait, args=(array,), name=f"{name} behind {kind}", daemon=True
+            )
+            waiters[name].start()
+        for name, waiter in waiters.items():
+            long = [waiter.name, "waiting for "]
+            until(functools.partial(reports.of, *long), lambda: str(reports.texts))
+            text = reports.of(*long)[0]
+            assert matches(text, kind, holders[name]), (waiter.name, text)
+            kept = reports.of(waiter.name, "outlived its block")
+            assert len(kept) == (kind == "kept_view"), (waiter.name, kept)
+            assert all(matches(text, kind, holders[name]) for text in kept), kept
+    finally:
+        for holder in holders.values():
+            holder.end()
+        for waiter in waiters.values():
+            waiter.join(SECONDS)
+    tn.waitall()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kept_view", "lease"])
+def test_a_wait_for_all_ops_names_the_holder_of_what_an_op_waits_for(kind, reports):
+    a = tn.zeros(8)
+    holder = Holder(kind, a)
+    op = _push(a)
+    waiter = threading.Thread(target=tn.waitall, name="waiter", daemon=True)
+    waiter.start()
+    until(lambda: reports.of("waiter", "waiting for "), lambda: str(reports.texts))
+    text = reports.of("waiter", "waiting for ")[0]
+    assert "the op 'waits' that writes it, pushed at" in text and ", which waits for " in text, text
+    assert matches(text, kind, holder), text
+    kept = reports.of("waiter", "outlived its block")
+    assert len(kept) == (kind == "kept_view")
+    holder.end()
+    waiter.join(SECONDS)
+    op.wait()
+
+
+@pytest.mark.parametrize("wait", ["lease", "wait_to_write", "op", "waitall"])
+@pytest.mark.parametrize("kind", HOLDS)
+def test_a_wait_that_runs_out_of_time_names_the_holder_its_line_and_the_variable(kind, wait, many_workers):
+    a = tn.zeros(8)
+    holder = Holder(kind, a)
+    op = _push(a) if wait in ("op", "waitall") else None
+    waits = {
+        "lease": lambda: a.lease("w", timeout=0.01),
+        "wait_to_write": lambda: a.wait_to_write(0.01),
+        "op": lambda: op.wait(0.01),
+        "waitall": lambda: tn.waitall(0.01),
+    }
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            waits[wait]()
+        assert matches(str(caught.value), kind, holder, has_variable=kind == "kept_view"), caught.value
+    finally:
+        holder.end()
+        if op is not None:
+            op.wait()
+
+
+@pytest.mark.parametrize("wait", ["await", "async block"])
+@pytest.mark.parametrize("kind", HOLDS)
+def test_a_task_that_waits_names_the_holder_its_line_and_the_variable(
+    kind, wait, reports, many_workers, monkeypatch
+):
+    monkeypatch.setattr(_tasks, "_REPORT_SECONDS", 0.01)
+    a = tn.zeros(8)
+    holder = Holder(kind, a)
+    waiter = threading.Thread(target=WAITS[wait], args=(a,), name="waiter", daemon=True)
+    waiter.start()
+    try:
+        until(lambda: len(reports.of("waiter", "waiting for ")) > 1, lambda: str(reports.texts))
+        assert matches(reports.of("waiter", "waiting for ")[0], kind, holder), reports.texts
+        kept = reports.of("waiter", "outlived its block")
+        assert len(kept) == (kind == "kept_view"), kept
+        assert all(matches(text, kind, holder) for text in kept), kept
+    finally:
+        holder.end()
+        waiter.join(SECONDS)
+
+
+def test_a_wait_behind_an_op_names_whom_the_op_waits_for(many_workers):
+    a, b = tn.zeros(8), tn.zeros(8)
+    holder = Holder("kept_view", a)
+    first = tn.push(lambda x, y: None, tn.inout(a), tn.inout(b), on_conflict="wait")
+    second = tn.push(tn.fill, tn.out(b), 1)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            second.wait(0.01)
+        assert matches(str(caught.value), "kept_view", holder), caught.value
+    finally:
+        holder.end()
+    second.wait()
+    assert first.done()
+
+
+def test_the_views_of_the_holder_s_thread_are_named_first():
+    a = tn.zeros(8)
+    own = np.asarray(a.readonly())
+    holder = Holder("kept_view", a)
+    with pytest.raises(TimeoutError, match="it hangs on: variable `kept` of"):
+        a.lease("r", timeout=0.01)
+    holder.end()
+    del own
+
+
+# --- Ctrl-C
+
+
+class Interrupting(logging.Handler):
+    def emit(self, record):
+        if "outlived its block" in record.getMessage():
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def no_error_is_swallowed():
+    swallowed = []
+    before = sys.unraisablehook
+    sys.unraisablehook = swallowed.append
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+    assert not swallowed, [error.exc_value for error in swallowed]
+
+
+@pytest.mark.parametrize("where", ["handler", "search"])
+@pytest.mark.parametrize("wait", ["lease", "call", "op"])
+def test_an_interrupt_in_the_middle_of_a_report_ends_the_wait(wait, where, monkeypatch):
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    a = tn.zeros(8)
+    holder = Holder("kept_view", a)
+    op = _push(a) if wait == "op" else None
+    # Without the interrupt the view goes after a while, so that the test fails instead of hanging.
+    later = threading.Timer(20, holder.may_end.set)
+    later.start()
+    waits = {"lease": lambda: a.lease("r").release(), "call": a.tolist, "op": lambda: op.wait()}
+    logger, handler = logging.getLogger("tenon"), Interrupting()
+    if where == "handler":
+        logger.addHandler(handler)
+    else:
+        monkeypatch.setattr(_views, "find_views", lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with no_error_is_swallowed(), pytest.raises(KeyboardInterrupt):
+            waits[wait]()
+        assert not holder.may_end.is_set(), "it waited to the end"
+    finally:
+        later.cancel()
+        logger.removeHandler(handler)
+        monkeypatch.undo()
+        holder.end()
+        if op is not None:
+            op.wait()
+
+
+def test_another_error_of_a_handler_ends_no_wait(monkeypatch):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise OSError("no space")
+
+    swallowed = []
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    a = tn.zeros(8)
+    holder = Holder("kept_view", a)
+    logger, handler = logging.getLogger("tenon"), Broken()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(TimeoutError):
+            a.lease("r", timeout=1.5)
+    finally:
+        logger.removeHandler(handler)
+        holder.end()
+    assert [type(error.exc_value) for error in swallowed] == [OSError]
