@@ -59,7 +59,7 @@ class Signal:
 
     def wait(self) -> Generator[Any, None, None]:
         """Waits until it is set. Runs ops meanwhile if the engine has no threads."""
-        self._report_later(self._loop.time())
+        self._report_later(self._loop.time(), _KEPT_SECONDS)
         try:
             self._help()
             yield from self._future
