@@ -277,7 +277,7 @@ def test_a_pickled_channel_is_the_same_one():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"slots": 0}, "at least one slot"),
+        ({"slots": 0}, "slots is 0: it must lie between 1 and 4095"),
         ({"slots": 5000}, "4095"),
         ({"mode": "stack"}, "stack"),
         ({"when_full": "burn"}, "burn"),

@@ -158,7 +158,6 @@ def test_bad_limits_are_refused(other):
     [
         ({"timeout": -1}, ValueError, "timeout is -1:"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan:"),
-        ({"timeout": 10**400}, ValueError, "timeout is 10000000"),
         ({"timeout": "soon"}, TypeError, "timeout is 'soon':"),
         ({"timeout": [1]}, TypeError, r"timeout is \[1\]:"),
         ({"receiver": -5}, ValueError, "receiver is -5:"),
@@ -178,6 +177,7 @@ def test_bad_values_of_limits_are_named_and_no_handle_is_left(limits, error, tex
         handle.limit(**limits)
     assert shown() == 1
     handle.limit(timeout=1e300)
+    handle.limit(timeout=10**400)
     handle.revoke()
 
 
