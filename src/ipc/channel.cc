@@ -131,6 +131,7 @@ void Channel::take_role(Role role) {
     store(end.producers, 0u);
     store(end.consumers, 0u);
     store(end.cursor, uint64_t{0});
+    store(end.death, uint64_t{0});
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
@@ -158,15 +159,28 @@ bool Channel::look_at_ends() noexcept {
     const uint32_t roles = look(end.roles);
     if (roles == 0 || is_alive(p)) continue;
     has_found = true;
-    if ((roles & kProducer) != 0) {
-      store(state_->dead_pids[look(state_->deaths) % kKnownDead], look(end.pid));
-      (void)add(state_->deaths, uint64_t{1});
-    }
+    if ((roles & kProducer) != 0) count_death(end);
     end_roles(end, roles);
     ring(state_->items);
     ring(state_->room);
   }
   return has_found;
+}
+
+// A death gets its number before it counts: a process may be killed between the two, or before it has ended
+// the roles, and the next one counts this death once.
+void Channel::count_death(End& end) noexcept {
+  const auto finish = [this](const End& begun) {
+    const uint64_t deaths = look(state_->deaths);
+    if (look(begun.death) != deaths + 1) return;
+    store(state_->dead_pids[deaths % kKnownDead], look(begun.pid));
+    store(state_->deaths, deaths + 1);
+  };
+  if (look(end.death) == 0) {
+    std::ranges::for_each(state_->ends, finish);  // the number is another one's otherwise
+    store(end.death, look(state_->deaths) + 1);
+  }
+  finish(end);
 }
 
 // Whoever is killed in between counts as dead, and nobody waits for an end that was not noted.

@@ -113,6 +113,7 @@ class Channel {
   bool give_roles() noexcept;
   bool is_alive(uint32_t participant) const noexcept;
   bool look_at_ends() noexcept;
+  void count_death(End& end) noexcept;
   std::string stopped_text() const;
   void end_roles(End& end, uint32_t ended) noexcept;
   void end_closed(End& end) noexcept;

@@ -73,6 +73,18 @@ void consume(Lines& lines, const std::string& name, int64_t last) {
   lines.say("has closed");
 }
 
+// Receives what is there, until it hears of a death.
+void witness(Lines& lines, const std::string& name) {
+  const api::Channel channel = join(name);
+  lines.say("joined");
+  try {
+    while (channel.receive(0s)) {
+    }
+  } catch (const api::Error&) {
+    lines.say("has heard");
+  }
+}
+
 // -------------------------------------------------------------------------------------------- the survivors
 
 // What a thread hears that receives until it has got the marker, and the end after it.
@@ -245,6 +257,39 @@ class Sweep : public testing::TestWithParam<Case> {
     return is_killed;
   }
 
+  // A store at which a producer is killed while it has its role.
+  int deadly_store() {
+    Said said;
+    int at = 0;
+    do {
+      EXPECT_TRUE(run({"produce", name_, "1"}, at += 16, &said)) << "it has come to its end";
+    } while (!has_said(said, "has lent") && !HasFailure());
+    (void)deaths_heard();
+    return at;
+  }
+  std::vector<pid_t> deaths_heard() {
+    std::vector<pid_t> dead;
+    while (true) {
+      try {
+        (void)channel_->receive(0s);
+      } catch (const api::Error& e) {
+        if (e.code() != TENON_ERR_OWNER_DIED) return dead;
+        dead.push_back(e.op_code());
+      }
+    }
+  }
+  bool crash_witness(int crash_at, int deadly_store, Said* said) {
+    const uint64_t deaths = channel_->statistics().deaths;
+    Said last_words;
+    pid_t producer = 0;
+    EXPECT_TRUE(run({"produce", name_, "1"}, deadly_store, &last_words, &producer));
+    const bool is_killed = run({"witness", name_}, crash_at, said);
+    EXPECT_EQ(deaths_heard(), std::vector<pid_t>{producer});
+    EXPECT_EQ(channel_->statistics().deaths, deaths + 1);
+    expect_all_slots();
+    return is_killed;
+  }
+
   template <class Crash>
   void sweep(bool is_whole, Crash crash) {
     Said said;
@@ -263,7 +308,8 @@ class Sweep : public testing::TestWithParam<Case> {
       EXPECT_FALSE(HasFailure()) << testing::PrintToString(said);
     }
     EXPECT_GT(kills * step_, 30);
-    EXPECT_TRUE(has_said(said, "has closed")) << "the last one has come to its end";
+    EXPECT_TRUE(has_said(said, "has closed") || has_said(said, "has heard"))
+        << "the last one has come to its end";
     std::cout << kills << " kills, from store " << first << " on\n";
   }
 
@@ -291,6 +337,7 @@ class Sweep : public testing::TestWithParam<Case> {
 
 class Producers : public Sweep {};
 class Consumers : public Sweep {};
+class Witnesses : public Sweep {};
 
 TEST_P(Producers, KilledAtAnyStoreLoseNothingThatTheyHadSent) {
   const bool is_whole = GetParam().mode == ChannelMode::kQueue && GetParam().when_full == WhenFull::kWait;
@@ -301,6 +348,11 @@ TEST_P(Producers, KilledAtAnyStoreLoseNothingThatNobodyHasReceivedYet) {
 }
 TEST_P(Consumers, KilledAtAnyStoreLoseWhatTheyHadInHandAlone) {
   sweep(false, [this](int at, Said* said) { return crash_consumer(at, said); });
+}
+
+TEST_P(Witnesses, KilledAtAnyStoreLeaveTheDeathOfAProducerCountedOnce) {
+  const int deadly = deadly_store();
+  sweep(true, [&](int at, Said* said) { return crash_witness(at, deadly, said); });
 }
 
 INSTANTIATE_TEST_SUITE_P(ChannelCrashes, Producers,
@@ -315,10 +367,14 @@ INSTANTIATE_TEST_SUITE_P(ChannelCrashes, Consumers,
                                          Case{ChannelMode::kLatest, WhenFull::kWait}),
                          name_of);
 
+INSTANTIATE_TEST_SUITE_P(ChannelCrashes, Witnesses,
+                         testing::Values(Case{ChannelMode::kQueue, WhenFull::kWait}), name_of);
+
 int be_victim(const std::vector<std::string>& words) {
   Lines lines(STDIN_FILENO, STDOUT_FILENO);
   if (words[0] == "produce") produce(lines, words[1], std::stoll(words[2]));
   if (words[0] == "consume") consume(lines, words[1], std::stoll(words[2]));
+  if (words[0] == "witness") witness(lines, words[1]);
   return 0;
 }
 

@@ -8,7 +8,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x314E4E4148434E54;  // "TNCHANN1"
+constexpr uint64_t kChannelMark = 0x324E4E4148434E54;  // "TNCHANN2"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -23,6 +23,7 @@ struct ChannelEnd {
   std::atomic<uint32_t> producers;  // openings of its process that have the role
   std::atomic<uint32_t> consumers;
   std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has got
+  std::atomic<uint64_t> death;   // of a producer: the number of its death; 0: it has none yet
 
   std::atomic<uint32_t>& openings(ChannelRole role) noexcept {
     return role == kProducer ? producers : consumers;

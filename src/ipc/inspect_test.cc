@@ -232,7 +232,7 @@ TEST(Inspect, AnyBytesBehindAGoodHeaderAreSurvived) {
     if (times % 2 == 0) {
       block.begin.store(0, std::memory_order_relaxed);
       block.nbytes.store(random() % 2 == 0 ? 1 << 16 : random(), std::memory_order_relaxed);
-      const uint64_t mark = times % 4 == 0 ? 0x314E4E4148434E54 : 0x31414E4552414E54;
+      const uint64_t mark = times % 4 == 0 ? 0x324E4E4148434E54 : 0x31414E4552414E54;
       std::memcpy(bytes.data() + whole->header().data_at, &mark, sizeof mark);
       const uint32_t slots = random() % 4 == 0 ? static_cast<uint32_t>(random()) : 1 + random() % 12;
       std::memcpy(bytes.data() + whole->header().data_at + 8, &slots, sizeof slots);
