@@ -33,6 +33,15 @@ WaitHooks hooks;
 QueueVisitor queue_visitor = nullptr;
 std::atomic<const Runner*> runner{nullptr};
 
+// Each poll may take a lock of the language, so thousands of waiting threads poll less often. A signal wakes
+// its thread at once.
+std::atomic<int64_t> sleepers{0};
+
+int64_t slice_of_poll() noexcept {
+  constexpr int64_t kSleepersPerSlice = 64;
+  return kSliceNs * (1 + sleepers.load(std::memory_order_relaxed) / kSleepersPerSlice);
+}
+
 bool has_own_threads() noexcept {
   // pairs with: set_runner, "what runs ops"
   const Runner* const r = runner.load(std::memory_order_acquire);
@@ -127,6 +136,7 @@ void WaitGraph::leave(Waiter* waiter) noexcept {
 }
 
 void WaitGraph::clear_after_fork() noexcept {
+  sleepers.store(0, std::memory_order_relaxed);
   for (Waiter*& first : chains_) {
     for (Waiter* w = first; w != nullptr; w = w->next) w->is_entered = false;
     first = nullptr;
@@ -310,11 +320,13 @@ void Note::open(const Waiter& waiter) noexcept {
 
 Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
     : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kWalkNs) {
+  sleepers.fetch_add(1, std::memory_order_relaxed);
   if (hooks.begin != nullptr) token_ = hooks.begin();
 }
 
 Sleep::~Sleep() {
   if (hooks.end != nullptr) hooks.end(token_);
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
@@ -323,7 +335,7 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ob
     if (walked_ns_ != 0) return WaitEnd::kTimeout;
     return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
   }
-  const int64_t slice = has_own_threads() ? kSliceNs : kHelperSliceNs;
+  const int64_t slice = has_own_threads() ? slice_of_poll() : kHelperSliceNs;
   const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
   const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
   if (woken == FutexWait::kWoken) return WaitEnd::kOver;
