@@ -443,8 +443,10 @@ TENON_API int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holde
 typedef struct tenon_wait_hooks {
   uint32_t struct_size;
   int32_t reserved;
-  void* (*begin)(void);           /* before the calling thread sleeps: releases the lock */
-  int32_t (*poll)(void* token);   /* every 50 ms and after signals; not 0: the wait fails with INTERRUPTED */
+  void* (*begin)(void); /* before the calling thread sleeps: releases the lock */
+  /* Every 50 ms, less often if more than 64 threads wait, and after signals. Not 0: the wait fails with
+   * INTERRUPTED. */
+  int32_t (*poll)(void* token);
   void (*end)(void* token);       /* acquires the lock again */
   uint64_t (*current_task)(void); /* the asynchronous task that runs; 0: none */
   /* Every 5 s of a wait: what it waits for. Also once for each view that outlived its lease and has blocked

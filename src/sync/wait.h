@@ -22,7 +22,7 @@ namespace tenon::impl {
 // How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
 struct WaitHooks {
   void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
-  int32_t (*poll)(void* token) = nullptr;      // every 50 ms and after signals; not 0 ends the wait
+  int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; not 0 ends the wait
   void (*end)(void* token) = nullptr;          // after it
   uint64_t (*current_task)() = nullptr;        // see actor.h
   void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
