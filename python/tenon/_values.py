@@ -22,9 +22,11 @@ def _is_bool(value: Any) -> bool:
 def integer(value: Any, name: str) -> int:
     """Checks an integer. A bool is a TypeError."""
     try:
-        return operator.index(None if _is_bool(value) else value)
+        if not _is_bool(value):
+            return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}: it must be an integer") from None
+        pass
+    raise TypeError(f"{name} is {value!r}: it must be an integer")
 
 
 def count(value: Any, name: str, low: int = 0, high: int = INT64_MAX) -> int:
@@ -44,8 +46,10 @@ def flag(value: Any, name: str) -> bool:
 
 def seconds(value: Any, name: str, or_none: str = "") -> float:
     """Checks a number of at least 0, not a string or a bool. or_none: an addition to the message."""
+    if _is_bool(value) or isinstance(value, (str, bytes, bytearray)):
+        raise TypeError(f"{name} is {value!r}: it must be seconds{or_none}")
     try:
-        number = float(None if _is_bool(value) or isinstance(value, (str, bytes, bytearray)) else value)
+        number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {value!r}: it must be seconds{or_none}") from None
     except OverflowError:

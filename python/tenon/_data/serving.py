@@ -227,6 +227,9 @@ class Server:
                 next_report = now + _REPORT_SECONDS
         return not self._is_closing
 
+    def _is_to_end(self) -> bool:
+        return self._is_closing  # another thread sets it
+
     def _has_consumers(self, count: int, before: str) -> bool:
         stage = self._stage
         return self._poll(
@@ -254,7 +257,7 @@ class Server:
             loan = work.loan()
             stage.note_free(loan)
             with self._sending:
-                if self._is_closing:
+                if self._is_to_end():
                     loan.drop()
                     return None
                 stage.send(loan, batch)
