@@ -222,7 +222,11 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
         if (kind == RecordKind::kWaiting && look(other.ticket) > ticket) continue;
         if (!span_of(other).overlaps(bytes)) continue;
         is_in_way = true;
-        if (kind == RecordKind::kArriving) arrivals += mix(uint64_t{p} << 8 | i, look(other.ticket));
+        if (kind == RecordKind::kArriving) {
+          // A new process in the slot may still have the ticket of the one before.
+          const uint64_t process = uint64_t{look(slot.generation)} << 32 | uint64_t{p} << 8;
+          arrivals += mix(process | i, look(other.ticket));
+        }
         if (has_obstacle && (is_obstacle_granted || !is_granted)) continue;
         has_obstacle = true;
         is_obstacle_granted = is_granted;

@@ -729,8 +729,9 @@ void Segments::remove_names_at_exit() {
   for (const auto& [id, segment] : self.open_) {
     if (!segment->keeps_name()) continue;
     reap_all(segment->control());
+    const uint32_t own = segment->participant().index();
     bool is_used = false;
-    visit_bits(segment->block(0).users, [&](uint32_t p) { is_used |= p != segment->participant().index(); });
+    visit_bits(segment->block(0).users, [&](uint32_t p) { is_used |= p != own; });
     if (!is_used) remove_name(segment->header().name, id);
   }
 }

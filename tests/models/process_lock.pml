@@ -29,7 +29,9 @@
 // variant: TWO_DEATHS holds
 // variant: ALL holds soak
 // REBORN: another process gets the place of the dead one.
-// variant: REBORN holds soak
+// variant: REBORN holds
+// SAME_ARRIVAL takes the request of the new process for that of the dead one, and does not tell it.
+// variant: SAME_ARRIVAL refuted deadlock
 //
 // NO_ARRIVAL takes the ticket before it is seen: the next one is granted meanwhile.
 // variant: NO_ARRIVAL refuted assertion
@@ -96,7 +98,7 @@
 #define RETURN
 #define DEATHS 0
 #define STOPS 0
-#elif defined(REBORN) || defined(TWO_REAPERS)
+#elif defined(REBORN) || defined(SAME_ARRIVAL) || defined(TWO_REAPERS)
 #define RENEW
 #define DEATHS 1
 #define STOPS 0
@@ -132,6 +134,9 @@ byte waits = 0;              // Block::waiting: slots that may have records that
 byte live = 7;               // slots in use
 byte place[N];               // the lock of the place: 1 + who has it; 0: nobody
 byte is_marked = 0;          // life words
+#if defined(RENEW) && !defined(SAME_ARRIVAL)
+byte reborn = 0;             // Slot::generation
+#endif
 #ifdef SPLIT
 byte rest[N];                // the record of p that holds a part of a death: its bytes
 #endif
@@ -289,13 +294,18 @@ inline reap() {
   }
 }
 
+#if defined(RENEW) && !defined(SAME_ARRIVAL)
+#define ARRIVAL(q) (IN(q, reborn) -> BIT(N + q) : BIT(q))
+#else
+#define ARRIVAL(q) BIT(q)
+#endif
 // try_grant(): one record, and note_sleeper()
 inline look_at(q) {
   if
   :: IN_WAY(p, q) ->
      watches[p] = watches[p] | BIT(q);
      if :: IN(q, is_marked) -> stale[p] = stale[p] | BIT(q) :: else fi;
-     if :: state[q] == arriving -> met = met | BIT(q) :: else fi
+     if :: state[q] == arriving -> met = met | ARRIVAL(q) :: else fi
   :: else
   fi;
   has_died = has_died || (state[q] == died && (bytes[q] & bytes[p]));
@@ -597,6 +607,9 @@ end_keeps:
        place[p] = 1 + p;
        is_marked = is_marked & ~BIT(p);
        is_gone = is_gone & ~BIT(p);
+#ifndef SAME_ARRIVAL
+       reborn = reborn | BIT(p);
+#endif
        goto life
      }
   :: true

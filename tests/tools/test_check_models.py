@@ -84,7 +84,7 @@ def test_any_other_end_fails(tmp_path, capsys, text, complaint):
 
 @pytest.mark.slow
 def test_a_search_that_needs_more_memory_than_it_may_have_fails(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(check_models, "MEMORY_MIB", 30)
+    monkeypatch.setattr(check_models, "MEMORY_MIB", 60)
     steps = "".join(f" :: n[{i}] < 200 -> n[{i}]++" for i in range(4))
     wide = f"byte n[4]; active proctype wide() {{ do{steps} :: else -> break od }}"
     status, out = check(tmp_path, capsys, STATED.replace("// variant: SOUND ends", "") + LOCK + wide)
