@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "buffer_calls.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -48,7 +50,10 @@ bool is_waiting(unsigned long ident) noexcept {
 // other threads are never looked at again.
 class Sleeper {
  public:
-  Sleeper() noexcept : next_(first_) { first_ = this; }
+  Sleeper() noexcept : next_(process_ == getpid() ? first_ : nullptr) {
+    process_ = getpid();
+    first_ = this;
+  }
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
   ~Sleeper() {
@@ -64,6 +69,7 @@ class Sleeper {
     is_woken_ = false;
   }
   static void wake_all() noexcept {
+    if (first_ == nullptr || process_ != getpid()) return;  // a forked child has not one of them
     for (Sleeper* s = first_; s != nullptr; s = s->next_) {
       {
         const std::scoped_lock lock(s->mutex_);
@@ -72,11 +78,10 @@ class Sleeper {
       s->woken_.notify_one();
     }
   }
-  // In a forked child.
-  static void forget_others() noexcept { first_ = nullptr; }
 
  private:
   static inline constinit Sleeper* first_ = nullptr;
+  static inline constinit pid_t process_ = 0;  // in which these sleep
 
   std::mutex mutex_;
   std::condition_variable woken_;
@@ -106,7 +111,7 @@ nb::object new_frame(PyFrameObject* frame) noexcept { return nb::steal(reinterpr
 class Stacks {
  public:
   // Throws nb::python_error.
-  bool has(const Caller& caller, unsigned long thread) {
+  bool has(const Caller caller, const unsigned long thread) {  // copies: a collection may release the buffer
     nb::object frame = innermost(thread);
     for (bool is_innermost = true; frame.is_valid() && !frame.is_none(); is_innermost = false) {
       auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
@@ -132,15 +137,16 @@ class Stacks {
     static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
     return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
   }
-  // Not the step of a loop: its view may be in use until the next step, which is the same instruction and may
-  // wait for whoever waits for the view. f(*arguments) has made its arguments before the function f began.
+  // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
+  // instruction and may wait for whoever waits for the view. f(*arguments) has made its arguments before the function f began.
   static bool is_call(nb::handle code, int instruction, bool is_innermost) {
     static const auto number_of = [](const char* name) {
       return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));
     };
-    static const int step = number_of("FOR_ITER"), spread = number_of("CALL_FUNCTION_EX");
+    static const int step = number_of("FOR_ITER"), delegated = number_of("SEND");
+    static const int spread = number_of("CALL_FUNCTION_EX");
     const int operation = nb::cast<int>(nb::object(code.attr("co_code")[nb::int_(instruction)]));
-    return operation != step && (is_innermost || operation != spread);
+    return operation != step && operation != delegated && (is_innermost || operation != spread);
   }
 
   nb::object all_;
@@ -284,8 +290,9 @@ void BufferCall::renew() {
   BufferCall* call = BufferCalls::same_call(first_buffer_call, caller);
   while (call != nullptr) {
     const uint64_t before = n_waits;
+    const Array array = share(call->use_.array);  // during the wait the buffer may be released
     tenon_view view = TENON_VIEW_INIT;
-    tenon::call(tenon_view_open, &view, array_of(call->use_.array), call->use_.access, call->use_.site);
+    tenon::call(tenon_view_open, &view, array.get(), call->use_.access, call->use_.site);
     tenon_view_close(&view);
     // After a wait all of them are asked anew.
     call = BufferCalls::same_call(n_waits != before ? first_buffer_call : call->next_, caller);
@@ -348,7 +355,6 @@ void forget_other_waits() noexcept {
   WaitingThread& here = waiting_here;
   first_waiting = here.depth != 0 ? &here : nullptr;
   here.next = nullptr;
-  Sleeper::forget_others();
 }
 
 }  // namespace tenon::python

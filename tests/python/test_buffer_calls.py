@@ -330,8 +330,8 @@ def test_calls_that_come_later_wait_behind_the_writer():
     assert set(reader.value()) == {7}
 
 
-@pytest.mark.parametrize("signal_to", ["block", "copy"])
-def test_ctrl_c_ends_the_wait(signal_to):
+@pytest.mark.parametrize("write", [w for w in WRITERS if w is not write_in_task])
+def test_ctrl_c_ends_the_wait(write):
     a = array()
     running = PipeWrite(a)
 
@@ -341,12 +341,13 @@ def test_ctrl_c_ends_the_wait(signal_to):
 
     thread = Other(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        (write_block if signal_to == "block" else write_copy)(a)
+        write(a)
         thread.value()
     thread.value()
-    assert running.finish() == {0}
     assert not is_leased(a)
-    assert a[0].item() == 0
+    assert a[0].item() == 0  # it holds a value
+    assert running.finish() == {0}
+    a.lease("w", timeout=20).release()
 
 
 @pytest.mark.slow
@@ -443,14 +444,18 @@ def test_a_call_never_waits_for_itself():
 
 
 def test_a_nested_lease_does_not_wait():
-    a = array(100)
-    with a.write():
-        running = Other(lambda: bytes(a))
-        until(lambda: any(not holder.is_granted for holder in a.leases()))
-        with a.write() as v:
-            v[...] = 7
-        a[...] = 8
-    assert set(running.value()) == {8}
+    a = array(2 * LARGE)
+    half = a[:LARGE]
+    with half.write():
+        running = PipeWrite(a[LARGE:])
+        write_block(half)
+        half.lease("w", timeout=0).release()
+        reader = Other(bytes, half)
+        until(lambda: any(not holder.is_granted for holder in half.leases()))
+        write_block(half)
+        half.lease("w", timeout=0).release()
+        assert running.finish() == {0}
+    assert set(reader.value()) == {7}
 
 
 @pytest.mark.parametrize("take", [np.asarray, memoryview, np.frombuffer, lambda a: memoryview(a)[1:]])
@@ -499,6 +504,106 @@ def test_views_that_the_step_of_a_loop_makes_keep_nobody_waiting():
     thread.value()
 
 
+def test_views_that_yield_from_hands_on_keep_nobody_waiting():
+    a = array(100)
+    arrays = queue.SimpleQueue()
+    steps = []
+
+    def views():
+        yield from map(np.asarray, map(operator.itemgetter(0), iter(arrays.get, ())))
+
+    def consume():
+        generator = views()
+        while next(generator, None) is not None:
+            steps.append(1)
+
+    thread = Other(consume)
+    for n in range(1, 4):
+        arrays.put((a,))
+        until(lambda n=n: len(steps) == n)
+        a.lease("w", timeout=20).release()
+    arrays.put(())
+    thread.value()
+
+
+def in_generator(function, a, between):
+    def generator():
+        yield function(a, between)
+
+    return next(generator())
+
+
+def in_coroutine(function, a, between):
+    async def coroutine():
+        return function(a, between)
+
+    return asyncio.run(coroutine())
+
+
+def with_hook(set_hook):
+    def run(function, a, between):
+        def hook(*_):
+            return hook
+
+        set_hook(hook)
+        try:
+            return function(a, between)
+        finally:
+            set_hook(None)
+
+    return run
+
+
+FRAMES = {
+    "generator": in_generator,
+    "coroutine": in_coroutine,
+    "settrace": with_hook(sys.settrace),
+    "setprofile": with_hook(sys.setprofile),
+    "map": lambda function, a, between: list(map(function, [a], [between])),
+    "partial": lambda function, a, between: functools.partial(function, a)(between),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_writer_waits_wherever_the_call_is_made(frame):
+    a = array()
+    go, is_half = threading.Event(), threading.Event()
+
+    def between():
+        is_half.set()
+        assert go.wait(SECONDS)
+
+    copy = copy_in_halves()
+    thread = Other(FRAMES[frame], copy, a, between)
+    until(lambda: is_half.is_set() or thread.has_ended)
+    with pytest.raises(TimeoutError):
+        a.lease("w", timeout=0.01)
+    writer = Other(write_block, a)
+    until(lambda: is_leased(a) or writer.has_ended)
+    go.set()
+    data = thread.value()
+    assert set(data[0] if isinstance(data, list) else data) == {0}
+    writer.value()
+
+
+def test_a_view_in_a_generator_that_is_suspended_keeps_nobody_waiting():
+    a = array(100)
+
+    def views():
+        view = np.asarray(a)
+        yield 1
+        del view
+
+    def start():
+        generator = views()
+        next(generator)
+        return generator
+
+    generator = Other(start).value()
+    a.lease("w", timeout=20).release()
+    assert list(generator) == []
+
+
 def test_views_that_become_arguments_keep_nobody_waiting():
     a = array(100)
     go, has_begun = threading.Event(), threading.Event()
@@ -534,7 +639,7 @@ def test_a_call_of_several_buffers_has_all_of_them_at_once():
     a, b = array(), array()
     read_end, write_end = os.pipe()
     go = threading.Event()
-    is_held = threading.Event()
+    is_held, is_entered = threading.Event(), threading.Event()
 
     def hold():
         with b.write() as v:
@@ -544,28 +649,78 @@ def test_a_call_of_several_buffers_has_all_of_them_at_once():
 
     def write():
         with a.write() as v:
-            entered.set()
+            is_entered.set()
             assert go.wait(SECONDS)
             v[: LARGE // 2] = 7
+            until(lambda: any(not h.is_granted for h in a.leases()) or sender.has_ended)
             v[LARGE // 2 :] = 7
 
     def send():
         with open(write_end, "wb", buffering=0) as file:
             return os.writev(file.fileno(), [a, b])
 
-    entered = threading.Event()
     holder = Other(hold)
     assert is_held.wait(SECONDS)
     sender = Other(send)
     until(lambda: views_of(a) and any(not h.is_granted for h in b.leases()))
     writer = Other(write)  # the sender waits, so that this does not
-    assert entered.wait(SECONDS)
+    assert is_entered.wait(SECONDS)
     go.set()
     with open(read_end, "rb") as file:
         data = file.read()
     assert sender.value() == len(data) == 2 * LARGE
     assert set(data) == {7}
     holder.value(), writer.value()
+
+
+def in_buffer_call(a, between):
+    copy_in_halves()(a, between)
+
+
+def in_ufunc(a, between):
+    function = np.frompyfunc(lambda x: between() and x, 1, 1)
+    function(a[:1])
+
+
+@pytest.mark.parametrize("second", [in_buffer_call, in_ufunc])
+@pytest.mark.parametrize("first", [in_buffer_call, in_ufunc])
+@pytest.mark.parametrize("write", WRITERS)
+def test_two_calls_that_each_write_the_array_of_the_other_end(first, second, write):
+    a, b = array(), array()
+    both = threading.Barrier(2)
+
+    def run(outer, own, other):
+        def between():
+            both.wait(SECONDS)
+            write(other)
+
+        try:
+            outer(own, between)
+        except tn.DeadlockError:
+            return False
+        return True
+
+    threads = [Other(run, first, a, b), Other(run, second, b, a)]
+    assert any([thread.value() for thread in threads])
+    assert not is_leased(a) and not is_leased(b)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_call_that_waits_for_an_array_keeps_nobody_waiting(write):
+    a, b = array(), array()
+    is_half = threading.Event()
+
+    def between():
+        is_half.set()
+        write(a)
+
+    with a.write():
+        thread = Other(in_buffer_call, b, between)
+        assert is_half.wait(SECONDS)
+        until(lambda: any(not holder.is_granted for holder in a.leases()))
+        b.lease("w", timeout=20).release()
+    thread.value()
+    assert a[0].item() == 7
 
 
 def test_memory_that_is_used_unchecked_waits_for_nobody():
