@@ -210,6 +210,16 @@ class BufferCalls {
     ++version_;
   }
 
+  // Those of the calling thread.
+  static void unlink_here() noexcept {
+    const unsigned long here = PyThread_get_thread_ident();
+    for (BufferCall* call = first_buffer_call; call != nullptr;) {
+      BufferCall* const next = call->next_;
+      if (call->thread_ == here) unlink(call);
+      call = next;
+    }
+  }
+
   // Another call of the same instruction of the calling thread, or this one, from `from` on.
   static BufferCall* same_call(BufferCall* from, const Caller& caller) noexcept {
     const unsigned long here = PyThread_get_thread_ident();
@@ -284,19 +294,21 @@ void BufferCall::finish() noexcept {
   Sleeper::wake_all();
 }
 
+// One call for all of them, which is still granted when this thread has the GIL again: whoever is granted
+// after it finds them in the list. A view alone could be overtaken in between, again and again.
 void BufferCall::renew() {
-  const Caller caller = caller_;
   if (!is_listed_) return;
-  BufferCall* call = BufferCalls::same_call(first_buffer_call, caller);
-  while (call != nullptr) {
-    const uint64_t before = n_waits;
-    const Array array = share(call->use_.array);  // during the wait the buffer may be released
-    tenon_view view = TENON_VIEW_INIT;
-    tenon::call(tenon_view_open, &view, array.get(), call->use_.access, call->use_.site);
-    tenon_view_close(&view);
-    // After a wait all of them are asked anew.
-    call = BufferCalls::same_call(n_waits != before ? first_buffer_call : call->next_, caller);
+  std::vector<Array> arrays;  // during the wait the buffers may be released
+  std::vector<tenon_use> uses;
+  for (BufferCall* call = first_buffer_call; (call = BufferCalls::same_call(call, caller_)) != nullptr;
+       call = call->next_) {
+    arrays.push_back(share(call->use_.array));
+    uses.push_back({arrays.back().get(), call->use_.access, 0});
   }
+  tenon_call* turn = nullptr;
+  tenon::call(tenon_call_begin, "getbuffer", use_.site, static_cast<int32_t>(uses.size()), uses.data(),
+              &turn);
+  tenon_call_end(turn);
 }
 
 void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
@@ -330,8 +342,12 @@ void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
 
 std::string buffer_call_ahead(tenon_array* array, int32_t access) {
   const auto found = find(array, access);
-  return found ? text_of(*found) : std::string();
+  if (!found) return {};
+  leave_calls_to_task();
+  return text_of(*found);
 }
+
+void leave_calls_to_task() noexcept { BufferCalls::unlink_here(); }
 
 bool is_behind_buffer_call(tenon_array* array, int32_t access) { return find(array, access).has_value(); }
 

@@ -682,9 +682,17 @@ def in_ufunc(a, between):
     function(a[:1])
 
 
-@pytest.mark.parametrize("second", [in_buffer_call, in_ufunc])
-@pytest.mark.parametrize("first", [in_buffer_call, in_ufunc])
-@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    ("first", "second", "write"),
+    [
+        (first, second, write)
+        for first in (in_buffer_call, in_ufunc)
+        for second in (in_buffer_call, in_ufunc)
+        for write in WRITERS
+        # A deadlock of two ufuncs that run event loops is not detected (docs/contract.md, known limits).
+        if not (first is second is in_ufunc and write is write_in_task)
+    ],
+)
 def test_two_calls_that_each_write_the_array_of_the_other_end(first, second, write):
     a, b = array(), array()
     both = threading.Barrier(2)
