@@ -350,6 +350,25 @@ def test_ctrl_c_ends_the_wait(write):
     a.lease("w", timeout=20).release()
 
 
+def test_a_block_that_is_interrupted_has_written_nothing():
+    a = array(2 * LARGE)
+    half = a[:LARGE]
+    with pytest.raises(ZeroDivisionError), half.write():
+        raise ZeroDivisionError
+    running = PipeWrite(a[LARGE:])
+    block = a.write(overwrite=True)
+    thread = Other(lambda: until(lambda: is_leased(a)) or signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        block.__enter__()
+        thread.value()
+    thread.value()
+    assert not is_leased(a)
+    with pytest.raises(tn.OpError):
+        half[0].item()
+    assert running.finish() == {0}
+    half[...] = 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_block, write_in_task])
 def test_a_long_wait_says_for_which_call(write, caplog):
@@ -471,9 +490,9 @@ def test_a_lasting_view_of_another_thread_keeps_nobody_waiting(take):
 
     thread = Other(keep)
     assert has_view.wait(SECONDS)
+    a.lease("w", timeout=20).release()
     for write in WRITERS[1:]:
         write(a)
-    a.lease("w", timeout=0).release()
     go.set()
     thread.value()
 
@@ -514,7 +533,7 @@ def test_views_that_yield_from_hands_on_keep_nobody_waiting():
 
     def consume():
         generator = views()
-        while next(generator, None) is not None:
+        while (_view := next(generator, None)) is not None:
             steps.append(1)
 
     thread = Other(consume)
