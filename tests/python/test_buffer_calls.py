@@ -728,7 +728,8 @@ def test_two_calls_that_each_write_the_array_of_the_other_end(first, second, wri
         return True
 
     threads = [Other(run, first, a, b), Other(run, second, b, a)]
-    assert any([thread.value() for thread in threads])
+    results = [thread.value() for thread in threads]
+    assert any(results)
     assert not is_leased(a) and not is_leased(b)
 
 
