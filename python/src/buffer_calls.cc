@@ -138,7 +138,8 @@ class Stacks {
     return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
   }
   // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
-  // instruction and may wait for whoever waits for the view. f(*arguments) has made its arguments before the function f began.
+  // instruction and may wait for whoever waits for the view. f(*arguments)
+  // has made its arguments before the function f began.
   static bool is_call(nb::handle code, int instruction, bool is_innermost) {
     static const auto number_of = [](const char* name) {
       return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));

@@ -23,8 +23,8 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
   if (!gives_gil && !is_behind_call(source, TENON_READ) && !is_behind_call(destination, TENON_WRITE))
       [[likely]]
     return body();
-  // The arrays are had before the GIL is given away: buffers that are taken from then on wait for this call, and
-  // a thread that waits is known as one.
+  // The arrays are had before the GIL is given away: buffers that are taken from then on wait for this call,
+  // and a thread that waits is known as one.
   Turn turn;
   if (source != nullptr) turn.uses(*source, TENON_READ);
   if (destination != nullptr) turn.uses(*destination, TENON_WRITE, TENON_OVERWRITE);
