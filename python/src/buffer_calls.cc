@@ -180,7 +180,8 @@ class BufferCalls {
       }
       const uint64_t version = version_;
       const bool is_running = stacks.has(call->caller_, call->thread_);
-      if (version != version_) {  // the garbage collector has released buffers
+      if (version != version_) {  // the garbage collector ran code: buffers and stacks have changed
+        stacks = Stacks();
         call = first_buffer_call;
         continue;
       }
