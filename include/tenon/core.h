@@ -560,8 +560,9 @@ TENON_API tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error);
 
 /* A synchronous call that uses arrays from tenon_call_begin to tenon_call_end, both in the same thread. Begin
  * waits until all uses are granted, at the same time. Accesses of this thread to the arrays then use the
- * call. Views that are opened during the call may outlive it. uses: without flags. name (of the call) and
- * site are for messages and are copied; site may be NULL. Fails with VALUE, BUFFER (a write to a read-only
+ * call. Views that are opened during the call may outlive it. uses: with TENON_OVERWRITE (since 0.3) the
+ * array holds a value at the end of the call. name (of the call) and site are for messages and are copied;
+ * site may be NULL. Fails with VALUE, BUFFER (a write to a read-only
  * array), and as tenon_view_open. \since 0.2 */
 typedef struct tenon_call tenon_call;
 TENON_API tenon_status tenon_call_begin(const char* name, const char* site, int32_t n, const tenon_use* uses,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "buffer_calls.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -48,7 +50,10 @@ bool is_waiting(unsigned long ident) noexcept {
 // other threads are never looked at again.
 class Sleeper {
  public:
-  Sleeper() noexcept : next_(first_) { first_ = this; }
+  Sleeper() noexcept : next_(process_ == getpid() ? first_ : nullptr) {
+    process_ = getpid();
+    first_ = this;
+  }
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
   ~Sleeper() {
@@ -64,6 +69,7 @@ class Sleeper {
     is_woken_ = false;
   }
   static void wake_all() noexcept {
+    if (first_ == nullptr || process_ != getpid()) return;  // a forked child has not one of them
     for (Sleeper* s = first_; s != nullptr; s = s->next_) {
       {
         const std::scoped_lock lock(s->mutex_);
@@ -72,11 +78,10 @@ class Sleeper {
       s->woken_.notify_one();
     }
   }
-  // In a forked child.
-  static void forget_others() noexcept { first_ = nullptr; }
 
  private:
   static inline constinit Sleeper* first_ = nullptr;
+  static inline constinit pid_t process_ = 0;  // in which these sleep
 
   std::mutex mutex_;
   std::condition_variable woken_;
@@ -106,7 +111,7 @@ nb::object new_frame(PyFrameObject* frame) noexcept { return nb::steal(reinterpr
 class Stacks {
  public:
   // Throws nb::python_error.
-  bool has(const Caller& caller, unsigned long thread) {
+  bool has(const Caller caller, const unsigned long thread) {  // copies: a collection may release the buffer
     nb::object frame = innermost(thread);
     for (bool is_innermost = true; frame.is_valid() && !frame.is_none(); is_innermost = false) {
       auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
@@ -132,15 +137,17 @@ class Stacks {
     static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
     return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
   }
-  // Not the step of a loop: its view may be in use until the next step, which is the same instruction and may
-  // wait for whoever waits for the view. f(*arguments) has made its arguments before the function f began.
+  // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
+  // instruction and may wait for whoever waits for the view. f(*arguments)
+  // has made its arguments before the function f began.
   static bool is_call(nb::handle code, int instruction, bool is_innermost) {
     static const auto number_of = [](const char* name) {
       return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));
     };
-    static const int step = number_of("FOR_ITER"), spread = number_of("CALL_FUNCTION_EX");
+    static const int step = number_of("FOR_ITER"), delegated = number_of("SEND");
+    static const int spread = number_of("CALL_FUNCTION_EX");
     const int operation = nb::cast<int>(nb::object(code.attr("co_code")[nb::int_(instruction)]));
-    return operation != step && (is_innermost || operation != spread);
+    return operation != step && operation != delegated && (is_innermost || operation != spread);
   }
 
   nb::object all_;
@@ -173,7 +180,8 @@ class BufferCalls {
       }
       const uint64_t version = version_;
       const bool is_running = stacks.has(call->caller_, call->thread_);
-      if (version != version_) {  // the garbage collector has released buffers
+      if (version != version_) {  // the garbage collector ran code: buffers and stacks have changed
+        stacks = Stacks();
         call = first_buffer_call;
         continue;
       }
@@ -202,6 +210,16 @@ class BufferCalls {
     if (call->next_ != nullptr) call->next_->previous_ = call->previous_;
     --n_;
     ++version_;
+  }
+
+  // Those of the calling thread.
+  static void unlink_here() noexcept {
+    const unsigned long here = PyThread_get_thread_ident();
+    for (BufferCall* call = first_buffer_call; call != nullptr;) {
+      BufferCall* const next = call->next_;
+      if (call->thread_ == here) unlink(call);
+      call = next;
+    }
   }
 
   // Another call of the same instruction of the calling thread, or this one, from `from` on.
@@ -278,18 +296,21 @@ void BufferCall::finish() noexcept {
   Sleeper::wake_all();
 }
 
+// One call for all of them, which is still granted when this thread has the GIL again: whoever is granted
+// after it finds them in the list. A view alone could be overtaken in between, again and again.
 void BufferCall::renew() {
-  const Caller caller = caller_;
   if (!is_listed_) return;
-  BufferCall* call = BufferCalls::same_call(first_buffer_call, caller);
-  while (call != nullptr) {
-    const uint64_t before = n_waits;
-    tenon_view view = TENON_VIEW_INIT;
-    tenon::call(tenon_view_open, &view, array_of(call->use_.array), call->use_.access, call->use_.site);
-    tenon_view_close(&view);
-    // After a wait all of them are asked anew.
-    call = BufferCalls::same_call(n_waits != before ? first_buffer_call : call->next_, caller);
+  std::vector<Array> arrays;  // during the wait the buffers may be released
+  std::vector<tenon_use> uses;
+  for (BufferCall* call = first_buffer_call; (call = BufferCalls::same_call(call, caller_)) != nullptr;
+       call = call->next_) {
+    arrays.push_back(share(call->use_.array));
+    uses.push_back({arrays.back().get(), call->use_.access, 0});
   }
+  tenon_call* turn = nullptr;
+  tenon::call(tenon_call_begin, "getbuffer", use_.site, static_cast<int32_t>(uses.size()), uses.data(),
+              &turn);
+  tenon_call_end(turn);
 }
 
 void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
@@ -323,8 +344,12 @@ void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
 
 std::string buffer_call_ahead(tenon_array* array, int32_t access) {
   const auto found = find(array, access);
-  return found ? text_of(*found) : std::string();
+  if (!found) return {};
+  leave_calls_to_task();
+  return text_of(*found);
 }
+
+void leave_calls_to_task() noexcept { BufferCalls::unlink_here(); }
 
 bool is_behind_buffer_call(tenon_array* array, int32_t access) { return find(array, access).has_value(); }
 
@@ -348,7 +373,6 @@ void forget_other_waits() noexcept {
   WaitingThread& here = waiting_here;
   first_waiting = here.depth != 0 ? &here : nullptr;
   here.next = nullptr;
-  Sleeper::forget_others();
 }
 
 }  // namespace tenon::python

@@ -73,6 +73,9 @@ inline bool may_have_buffer_calls() noexcept { return first_buffer_call != nullp
 // lease is to be given back.
 void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end);
 
+// A task of the calling thread waits from now on. All calls of the thread that run are around the event loop:
+// nobody waits for them any more, because the task may wait for that.
+void leave_calls_to_task() noexcept;
 // For a task, whose thread must not sleep: the call for which it has to wait, in words; empty: none.
 std::string buffer_call_ahead(tenon_array* array, int32_t access);
 

@@ -91,6 +91,7 @@ class NativeLease {
       owners::release(notice);
     } else {
       lease.notice_ = notice;
+      leave_calls_to_task();
     }
     return is_granted != 0;
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "buffer_calls.h"
 #include "callbacks.h"
 #include "fork_gate.h"
 #include "methods.h"
@@ -176,7 +177,10 @@ void NativeOp::on_done(nb::object function) const {
   }
 }
 
-NativeAwait::NativeAwait(tenon_op* op, uint64_t task) { call(tenon_await_begin, &await_, op, task); }
+NativeAwait::NativeAwait(tenon_op* op, uint64_t task) {
+  call(tenon_await_begin, &await_, op, task);
+  leave_calls_to_task();
+}
 
 void NativeAwait::end() noexcept {
   const owners::Collector collector;

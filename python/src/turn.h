@@ -24,15 +24,16 @@ class Turn {
   Turn& operator=(const Turn&) = delete;
   ~Turn() { end(); }
 
-  // Before begin(). Of objects that are no NDArrays nothing is noted.
-  void uses(const Array& array, int32_t access) {
+  // Before begin(). Of objects that are no NDArrays nothing is noted. flags: TENON_OVERWRITE.
+  void uses(const Array& array, int32_t access, uint32_t flags = 0) {
     for (tenon_use& use : uses_) {
       if (use.array != array.get()) continue;
       if (access == TENON_WRITE) use.access = access;
+      use.flags &= flags;
       return;
     }
     arrays_.push_back(array);
-    uses_.push_back({array.get(), access, 0});
+    uses_.push_back({array.get(), access, flags});
   }
   void reads(PyObject* object) {
     if (is_ndarray(object)) uses(share(object), TENON_READ);

@@ -30,7 +30,7 @@ struct Call {
 
 Access checked_use(const tenon_use& use, const char* name) {
   const Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
-  check_flags(use.flags, 0, "tenon_call_begin");
+  check_flags(use.flags, TENON_OVERWRITE, "tenon_call_begin");
   const Access access = checked_access(use.access);
   if (access == Access::kWrite && array.is_readonly()) {
     throw_error(Code::kBuffer, "the call of ", name, " cannot write the array of shape ",
@@ -55,7 +55,8 @@ tenon_status tenon_call_begin(const char* name, const char* site, int32_t n, con
     for (int32_t i = 0; i < n; ++i) {
       const Access access = checked_use(uses[i], name);
       arrays.push_back(Ref<Array>::share(capi::unwrap(uses[i].array)));
-      used.push_back({*arrays.back(), access});
+      const bool overwrites = (uses[i].flags & TENON_OVERWRITE) != 0 && access == Access::kWrite;
+      used.push_back({*arrays.back(), access, overwrites && arrays.back()->is_dense()});
     }
     *out = reinterpret_cast<tenon_call*>(new Call(name, site, std::move(arrays), used));
   });

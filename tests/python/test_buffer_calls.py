@@ -5,7 +5,6 @@ calls of other threads waiting until it has returned. A view that such a call ha
 import asyncio
 import ctypes
 import functools
-import hashlib
 import io
 import logging
 import operator
@@ -13,13 +12,11 @@ import os
 import queue
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -330,8 +327,8 @@ def test_calls_that_come_later_wait_behind_the_writer():
     assert set(reader.value()) == {7}
 
 
-@pytest.mark.parametrize("signal_to", ["block", "copy"])
-def test_ctrl_c_ends_the_wait(signal_to):
+@pytest.mark.parametrize("write", [w for w in WRITERS if w is not write_in_task])
+def test_ctrl_c_ends_the_wait(write):
     a = array()
     running = PipeWrite(a)
 
@@ -341,12 +338,32 @@ def test_ctrl_c_ends_the_wait(signal_to):
 
     thread = Other(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        (write_block if signal_to == "block" else write_copy)(a)
+        write(a)
         thread.value()
     thread.value()
-    assert running.finish() == {0}
     assert not is_leased(a)
-    assert a[0].item() == 0
+    assert a[0].item() == 0  # it holds a value
+    assert running.finish() == {0}
+    a.lease("w", timeout=20).release()
+
+
+def test_a_block_that_is_interrupted_has_written_nothing():
+    a = array(2 * LARGE)
+    half = a[:LARGE]
+    with pytest.raises(ZeroDivisionError), half.write():
+        raise ZeroDivisionError
+    running = PipeWrite(a[LARGE:])
+    block = a.write(overwrite=True)
+    thread = Other(lambda: until(lambda: is_leased(a)) or signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        block.__enter__()
+        thread.value()
+    thread.value()
+    assert not is_leased(a)
+    with pytest.raises(tn.OpError):
+        half[0].item()
+    assert running.finish() == {0}
+    half[...] = 0
 
 
 @pytest.mark.slow
@@ -443,14 +460,18 @@ def test_a_call_never_waits_for_itself():
 
 
 def test_a_nested_lease_does_not_wait():
-    a = array(100)
-    with a.write():
-        running = Other(lambda: bytes(a))
-        until(lambda: any(not holder.is_granted for holder in a.leases()))
-        with a.write() as v:
-            v[...] = 7
-        a[...] = 8
-    assert set(running.value()) == {8}
+    a = array(2 * LARGE)
+    half = a[:LARGE]
+    with half.write():
+        running = PipeWrite(a[LARGE:])
+        write_block(half)
+        half.lease("w", timeout=0).release()
+        reader = Other(bytes, half)
+        until(lambda: any(not holder.is_granted for holder in half.leases()))
+        write_block(half)
+        half.lease("w", timeout=0).release()
+        assert running.finish() == {0}
+    assert set(reader.value()) == {7}
 
 
 @pytest.mark.parametrize("take", [np.asarray, memoryview, np.frombuffer, lambda a: memoryview(a)[1:]])
@@ -466,9 +487,9 @@ def test_a_lasting_view_of_another_thread_keeps_nobody_waiting(take):
 
     thread = Other(keep)
     assert has_view.wait(SECONDS)
+    a.lease("w", timeout=20).release()
     for write in WRITERS[1:]:
         write(a)
-    a.lease("w", timeout=0).release()
     go.set()
     thread.value()
 
@@ -497,6 +518,106 @@ def test_views_that_the_step_of_a_loop_makes_keep_nobody_waiting():
         a.lease("w", timeout=20).release()
     arrays.put(())
     thread.value()
+
+
+def test_views_that_yield_from_hands_on_keep_nobody_waiting():
+    a = array(100)
+    arrays = queue.SimpleQueue()
+    steps = []
+
+    def views():
+        yield from map(np.asarray, map(operator.itemgetter(0), iter(arrays.get, ())))
+
+    def consume():
+        generator = views()
+        while (_view := next(generator, None)) is not None:
+            steps.append(1)
+
+    thread = Other(consume)
+    for n in range(1, 4):
+        arrays.put((a,))
+        until(lambda n=n: len(steps) == n)
+        a.lease("w", timeout=20).release()
+    arrays.put(())
+    thread.value()
+
+
+def in_generator(function, a, between):
+    def generator():
+        yield function(a, between)
+
+    return next(generator())
+
+
+def in_coroutine(function, a, between):
+    async def coroutine():
+        return function(a, between)
+
+    return asyncio.run(coroutine())
+
+
+def with_hook(set_hook):
+    def run(function, a, between):
+        def hook(*_):
+            return hook
+
+        set_hook(hook)
+        try:
+            return function(a, between)
+        finally:
+            set_hook(None)
+
+    return run
+
+
+FRAMES = {
+    "generator": in_generator,
+    "coroutine": in_coroutine,
+    "settrace": with_hook(sys.settrace),
+    "setprofile": with_hook(sys.setprofile),
+    "map": lambda function, a, between: list(map(function, [a], [between])),
+    "partial": lambda function, a, between: functools.partial(function, a)(between),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_writer_waits_wherever_the_call_is_made(frame):
+    a = array()
+    go, is_half = threading.Event(), threading.Event()
+
+    def between():
+        is_half.set()
+        assert go.wait(SECONDS)
+
+    copy = copy_in_halves()
+    thread = Other(FRAMES[frame], copy, a, between)
+    until(lambda: is_half.is_set() or thread.has_ended)
+    with pytest.raises(TimeoutError):
+        a.lease("w", timeout=0.01)
+    writer = Other(write_block, a)
+    until(lambda: is_leased(a) or writer.has_ended)
+    go.set()
+    data = thread.value()
+    assert set(data[0] if isinstance(data, list) else data) == {0}
+    writer.value()
+
+
+def test_a_view_in_a_generator_that_is_suspended_keeps_nobody_waiting():
+    a = array(100)
+
+    def views():
+        view = np.asarray(a)
+        yield 1
+        del view
+
+    def start():
+        generator = views()
+        next(generator)
+        return generator
+
+    generator = Other(start).value()
+    a.lease("w", timeout=20).release()
+    assert list(generator) == []
 
 
 def test_views_that_become_arguments_keep_nobody_waiting():
@@ -534,7 +655,7 @@ def test_a_call_of_several_buffers_has_all_of_them_at_once():
     a, b = array(), array()
     read_end, write_end = os.pipe()
     go = threading.Event()
-    is_held = threading.Event()
+    is_held, is_entered = threading.Event(), threading.Event()
 
     def hold():
         with b.write() as v:
@@ -544,28 +665,87 @@ def test_a_call_of_several_buffers_has_all_of_them_at_once():
 
     def write():
         with a.write() as v:
-            entered.set()
+            is_entered.set()
             assert go.wait(SECONDS)
             v[: LARGE // 2] = 7
+            until(lambda: any(not h.is_granted for h in a.leases()) or sender.has_ended)
             v[LARGE // 2 :] = 7
 
     def send():
         with open(write_end, "wb", buffering=0) as file:
             return os.writev(file.fileno(), [a, b])
 
-    entered = threading.Event()
     holder = Other(hold)
     assert is_held.wait(SECONDS)
     sender = Other(send)
     until(lambda: views_of(a) and any(not h.is_granted for h in b.leases()))
     writer = Other(write)  # the sender waits, so that this does not
-    assert entered.wait(SECONDS)
+    assert is_entered.wait(SECONDS)
     go.set()
     with open(read_end, "rb") as file:
         data = file.read()
     assert sender.value() == len(data) == 2 * LARGE
     assert set(data) == {7}
     holder.value(), writer.value()
+
+
+def in_buffer_call(a, between):
+    copy_in_halves()(a, between)
+
+
+def in_ufunc(a, between):
+    function = np.frompyfunc(lambda x: between() and x, 1, 1)
+    function(a[:1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "write"),
+    [
+        (first, second, write)
+        for first in (in_buffer_call, in_ufunc)
+        for second in (in_buffer_call, in_ufunc)
+        for write in WRITERS
+        # A deadlock of two ufuncs that run event loops is not detected (docs/contract.md, known limits).
+        if not (first is second is in_ufunc and write is write_in_task)
+    ],
+)
+def test_two_calls_that_each_write_the_array_of_the_other_end(first, second, write):
+    a, b = array(), array()
+    both = threading.Barrier(2)
+
+    def run(outer, own, other):
+        def between():
+            both.wait(SECONDS)
+            write(other)
+
+        try:
+            outer(own, between)
+        except tn.DeadlockError:
+            return False
+        return True
+
+    threads = [Other(run, first, a, b), Other(run, second, b, a)]
+    results = [thread.value() for thread in threads]
+    assert any(results)
+    assert not is_leased(a) and not is_leased(b)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_call_that_waits_for_an_array_keeps_nobody_waiting(write):
+    a, b = array(), array()
+    is_half = threading.Event()
+
+    def between():
+        is_half.set()
+        write(a)
+
+    with a.write():
+        thread = Other(in_buffer_call, b, between)
+        assert is_half.wait(SECONDS)
+        until(lambda: any(not holder.is_granted for holder in a.leases()))
+        b.lease("w", timeout=20).release()
+    thread.value()
+    assert a[0].item() == 7
 
 
 def test_memory_that_is_used_unchecked_waits_for_nobody():
@@ -597,109 +777,6 @@ def test_a_failed_call_is_over():
     with pytest.raises(RuntimeError):
         copy_in_halves()(a, break_off)
     a.lease("w", timeout=20).release()
-
-
-# What copies without being stopped in the middle. Each gives the set of values that it has seen.
-def seen_in(data):
-    return set(np.unique(np.frombuffer(data, "u1")).tolist())
-
-
-def digest_of(n):
-    return {hashlib.sha256(bytes([value]) * n).digest(): value for value in range(256)}
-
-
-def checksum_of(n):
-    return {zlib.crc32(bytes([value]) * n): value for value in range(256)}
-
-
-@functools.cache
-def known(function):
-    return function(LARGE)
-
-
-def by_digest(a):
-    return {known(digest_of).get(hashlib.sha256(a).digest(), "torn")}
-
-
-def by_checksum(a):
-    return {known(checksum_of).get(zlib.crc32(a), "torn")}
-
-
-def by_extend(a):
-    data = bytearray()
-    data.extend(a)
-    return seen_in(data)
-
-
-def by_bytesio(a):
-    return seen_in(io.BytesIO(a).getvalue())
-
-
-def by_slice(a):
-    x = np.empty(LARGE, "u1")
-    x[:] = a
-    return seen_in(x)
-
-
-def by_unpack(a):
-    return seen_in(struct.unpack_from(f"{LARGE}s", a)[0])
-
-
-def by_file(a):
-    with open("/dev/shm/tenon-test-buffer-calls" if os.path.isdir("/dev/shm") else os.devnull, "wb+") as file:
-        file.write(a)
-        file.seek(0)
-        return seen_in(file.read())
-
-
-COPIES = {
-    "np.array": lambda a: seen_in(np.array(a)),
-    "np.array with a dtype": lambda a: set(np.unique(np.array(a, dtype="i2")).tolist()),
-    "bytes": lambda a: seen_in(bytes(a)),
-    "bytearray": lambda a: seen_in(bytearray(a)),
-    "bytearray.extend": by_extend,
-    "bytes.join": lambda a: seen_in(b"".join([a])),
-    "hashlib": by_digest,
-    "zlib": by_checksum,
-    "struct": by_unpack,
-    "x[:] = a": by_slice,
-    "BytesIO": by_bytesio,
-    "file.write": by_file,
-    "in a pool": lambda a: seen_in(Other(np.array, a).value()),
-}
-
-
-def check_copies(name, seconds):
-    a = array()
-    is_over = threading.Event()
-
-    def write():
-        n = 0
-        while not is_over.is_set():
-            n += 1
-            with a.write() as v:
-                v[...] = n % 100
-
-    writer = Other(write)
-    end = time.monotonic() + seconds
-    try:
-        while time.monotonic() < end:
-            seen = COPIES[name](a)
-            assert len(seen) == 1 and "torn" not in seen, seen
-    finally:
-        is_over.set()
-    writer.value()
-
-
-@pytest.mark.parametrize("name", COPIES)
-def test_what_a_call_copies_is_whole(name):
-    check_copies(name, 0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COPIES)
-def test_what_a_call_copies_is_whole_many_times(name):
-    check_copies(name, 5.0)
 
 
 def test_a_thread_that_ends_with_the_process_in_a_call_is_no_trouble():
