@@ -47,8 +47,8 @@ class Holder:
         assert self.may_end.wait(SECONDS)
 
     def kept_view(self):
-        with self._array.write() as block:
-            kept = block[1:]
+        with self._array.lease("w"):
+            kept = np.asarray(self._array)
         self._hold()
         del kept
 
