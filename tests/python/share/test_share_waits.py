@@ -231,8 +231,8 @@ def test_the_report_of_a_task_and_of_a_thread_name_the_other_process_and_its_lin
         process.ask(LOG)
         process.ask(HOLDS["lease"][0], a=array)
         expected[kind] = re.compile(
-            rf"waiting for \d+ s behind process {process.pid} \(\S+\) that holds it for writing since [\d.]+ s "
-            rf"\(a lease for writing, taken at <told>:1 by thread {process.ask('number')}\)"
+            rf"waiting for \d+ s behind process {process.pid} \(\S+\) that holds it for writing "
+            rf"since [\d.]+ s \(a lease for writing, taken at <told>:1 by thread {process.ask('number')}\)"
         )
 
     def told():
