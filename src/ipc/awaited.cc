@@ -160,8 +160,13 @@ bool AwaitedLook::end_look() noexcept {
 }
 
 void report_awaited() noexcept {
+  static std::atomic<size_t> rounds{0};
   try {
-    for (const Awaited& awaited : all_awaited()) report(awaited);
+    std::vector<Awaited> all = all_awaited();
+    // A slot has one note, that of the last one: each of them is the last one in turn.
+    const size_t round = rounds.fetch_add(1, std::memory_order_relaxed);
+    if (!all.empty()) std::ranges::rotate(all, all.begin() + static_cast<ptrdiff_t>(round % all.size()));
+    for (const Awaited& awaited : all) report(awaited);
   } catch (const std::exception&) {
     // The next look may say it.
   }

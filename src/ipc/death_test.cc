@@ -242,8 +242,12 @@ TEST(Deaths, WhileAProcessIsEndingAWaitHasItsTimeLimitAndNamesTheProcess) {
   kill(victim.pid(), SIGKILL);
   const Outcome outcome = try_write(x, 200ms);
   EXPECT_EQ(outcome.code, TENON_ERR_TIMEOUT) << outcome.text;
-  EXPECT_NE(outcome.text.find(concat("process ", victim.pid())), std::string::npos) << outcome.text;
-  EXPECT_NE(outcome.text.find("ending"), std::string::npos) << outcome.text;
+  for (const std::string& part :
+       {concat(": process ", victim.pid(), " ("),
+        std::string(", which is ending) that holds it for writing since "), concat(" (process ", other, " ("),
+        std::string(") has the lock of its place)")}) {
+    EXPECT_NE(outcome.text.find(part), std::string::npos) << part << " is not in " << outcome.text;
+  }
   kill(other, SIGKILL);
   EXPECT_EQ(try_write(x, kPatience).code, TENON_ERR_OWNER_DIED);
   EXPECT_EQ(try_write(x, kPatience, TENON_OVERWRITE).code, TENON_OK);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/process_lock.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -92,6 +94,17 @@ void copy_command(uint32_t pid, Obstacle* obstacle) noexcept {
     // Its number says enough.
   }
   obstacle->name[length] = '\0';
+}
+
+void note_holder(uint32_t pid, Obstacle* obstacle) noexcept {
+  size_t length = 0;
+  try {
+    const std::string text = concat(os::process_text(pid), " has the lock of its place");
+    length = text.copy(obstacle->note, sizeof obstacle->note - 1);
+  } catch (const std::exception&) {
+    // It is named without that.
+  }
+  obstacle->note[length] = '\0';
 }
 
 }  // namespace
@@ -331,6 +344,17 @@ void ProcessLock::withdraw(const Attempt& attempt) noexcept {
   if (attempt.record != Participant::kNone) free_record(attempt.record);
 }
 
+// Whether a process has a place in the segment, other than this one.
+bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noexcept {
+  const Control& control = segment_.control();
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (p == participant || !control.has_slot(p)) continue;
+    const Slot& slot = control.slot(p);
+    if (look(slot.state) == SlotState::kLive && slot.pid.load(std::memory_order_relaxed) == pid) return true;
+  }
+  return false;
+}
+
 // Of a process that is in the way: that it is stopped or ending, or that another one has begun to clean up
 // after it, which is the one in the way then. Numbers mean something in their own PID namespace alone.
 void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const noexcept {
@@ -340,9 +364,13 @@ void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
   if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace()) {
     const uint32_t holder = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
-    if (holder != 0 && holder != obstacle->thread) {
+    const bool is_other =
+        holder != 0 && holder != obstacle->thread && holder != static_cast<uint32_t>(getpid());
+    if (is_other && has_other_place(holder, participant)) {
       obstacle->dead_pid = std::exchange(obstacle->thread, holder);
       copy_command(holder, obstacle);
+    } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
+      note_holder(holder, obstacle);
     }
     obstacle->is_stopped = os::is_stopped(obstacle->thread);
   }

@@ -102,6 +102,7 @@ class ProcessLock final : public Gate {
   bool is_circle(const Attempt& attempt) noexcept;
   template <class Visit>
   void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
+  bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;
   void describe_state(uint32_t participant, Obstacle* obstacle) const noexcept;
 
   Segment& segment_;

@@ -5,10 +5,12 @@
 #include "ipc/process_lock.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -388,6 +390,25 @@ TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirRecords) {
   }
   EXPECT_LE(count_records(a_.segment(), block_, RecordState::kDied), kNbytes) << "the same bytes once";
   EXPECT_EQ(told(a_), Reason::kOwnerDied);
+}
+
+// All stand-ins are of this process, so another one of them cleans up as another thread would.
+TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
+  constexpr uint32_t kDead = 1;  // as if it had another number
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  const uint32_t place = c_.index();
+  const Control& control = b_.segment().control();
+  control.slot(place).pid.store(kDead, std::memory_order_relaxed);
+  c_.die();
+  ASSERT_TRUE(control.places->try_lock(place));
+  Turn turn(in(a_), kRead);
+  EXPECT_FALSE(turn.acquire(1'000'000));
+  EXPECT_EQ(turn.reason(), Reason::kTimeout);
+  const std::string text = text_of(turn.refusal.obstacle);
+  EXPECT_EQ(text.find(concat("process ", kDead, " (")), 0u) << text;
+  EXPECT_NE(text.find(", which is ending) that holds it for writing since "), std::string::npos) << text;
+  EXPECT_EQ(text.find(concat("process ", getpid())), std::string::npos) << text;
+  control.places->unlock(place);
 }
 
 TEST_F(Lock, ACallerMaySayThatBytesAreGood) {

@@ -62,45 +62,14 @@ bool find_blocker(const Entry& entry, Link* link) noexcept {
   return e != nullptr || view != nullptr;
 }
 
-// Of another process; one that holds the bytes rather than one that waits, too.
-bool find_other_process(Gate& gate, const Extent& extent, Mode mode, Obstacle* obstacle) noexcept {
-  struct Search {
-    Mode mode;
-    Obstacle* obstacle;
-    bool is_found = false;
-  } search{mode, obstacle};
-  const auto look = [](const Obstacle& other, void* context) {
-    auto& s = *static_cast<Search*>(context);
-    if (s.mode == Mode::kRead && other.mode == Mode::kRead) return;
-    if (s.is_found && (s.obstacle->is_granted || !other.is_granted)) return;
-    *s.obstacle = other;
-    s.is_found = true;
-  };
-  gate.visit_others(extent, look, &search);
-  return search.is_found;
-}
-
 // What a claim waits for, in its queues or at a gate.
 bool look_at(Claim& claim, Link* link) noexcept {
-  Gate* gate = nullptr;
-  Extent extent;
-  Mode mode = Mode::kRead;
   for (const Entry& entry : claim.entries) {
     if (entry.sequence == 0) continue;
     const std::scoped_lock lock(entry.queue->lock);
-    if (!entry.is_queued) continue;
-    if (find_blocker(entry, link)) return true;
-    if (!entry.is_granted || !entry.needs_pass || gate != nullptr) continue;
-    gate = entry.queue->gate();
-    extent = entry.extent;
-    mode = entry.mode;
+    if (entry.is_queued && find_blocker(entry, link)) return true;
   }
-  if (gate == nullptr) return false;
-  const bool is_found = find_other_process(*gate, extent, mode, &link->obstacle);
-  Obstacle other;  // the gate knows more of a process that is stopped, or that cleans up after a dead one
-  if (!describe_at_gates(claim, &other)) return is_found;
-  if (!is_found || other.is_stopped || other.dead_pid != 0) link->obstacle = other;
-  return true;
+  return describe_at_gates(claim, &link->obstacle);
 }
 
 // An op that is unfinished, held: one that waits rather than one that runs. Null: there is none.

@@ -55,14 +55,16 @@ def ctrl_c_soon():
     """While the block waits."""
 
     def press():
+        has_begun.wait()
         if not is_over.wait(0.3):
             os.kill(os.getpid(), signal.SIGINT)
 
-    is_over = threading.Event()
+    has_begun, is_over = threading.Event(), threading.Event()
     thread = threading.Thread(target=press)
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            has_begun.set()
             yield
     finally:
         is_over.set()
@@ -266,14 +268,13 @@ LOANS = """
 import sys, numpy, tenon as tn
 ch = tn.Channel({"x": ("f4", (8,))}, slots=4)
 n = 0
-print(n, flush=True)
 while True:
     try:
+        print(n, flush=True)
         while True:
             ch.loan(timeout=0).drop()
     except KeyboardInterrupt:
         n += 1
-        print(n, flush=True)
 """
 
 
