@@ -138,8 +138,8 @@ class Stacks {
     return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
   }
   // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
-  // instruction and may wait for whoever waits for the view. f(*arguments)
-  // has made its arguments before the function f began.
+  // instruction and may wait for the thread that waits for the view. f(*arguments) has made its arguments
+  // before the function f began.
   static bool is_call(nb::handle code, int instruction, bool is_innermost) {
     static const auto number_of = [](const char* name) {
       return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));
@@ -350,8 +350,6 @@ std::string buffer_call_ahead(tenon_array* array, int32_t access) {
 }
 
 void leave_calls_to_task() noexcept { BufferCalls::unlink_here(); }
-
-bool is_behind_buffer_call(tenon_array* array, int32_t access) { return find(array, access).has_value(); }
 
 void begin_waiting() noexcept {
   WaitingThread& here = waiting_here;

@@ -79,9 +79,6 @@ void leave_calls_to_task() noexcept;
 // For a task, whose thread must not sleep: the call for which it has to wait, in words; empty: none.
 std::string buffer_call_ahead(tenon_array* array, int32_t access);
 
-// The calling thread would wait if it asked for a lease of the array now, and were granted it at once.
-bool is_behind_buffer_call(tenon_array* array, int32_t access);
-
 // The calling thread waits in the C library from now on. Meanwhile nobody waits for its calls: what it waits
 // for may wait for them.
 void begin_waiting() noexcept;

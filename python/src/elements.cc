@@ -16,15 +16,12 @@ constexpr uint64_t kWithoutGilFrom = 1 << 16;
 template <class Body>
 auto run(const char* name, const Array* source, const Array* destination, Body&& body) {
   const uint64_t nbytes = (destination != nullptr ? destination : source)->nbytes();
-  const auto is_behind_call = [](const Array* array, int32_t access) {
-    return array != nullptr && may_have_buffer_calls() && is_behind_buffer_call(array->get(), access);
-  };
   const bool gives_gil = nbytes >= kWithoutGilFrom;
-  if (!gives_gil && !is_behind_call(source, TENON_READ) && !is_behind_call(destination, TENON_WRITE))
-      [[likely]]
+  if (!gives_gil && !may_have_buffer_calls()) [[likely]]
     return body();
   // The arrays are had before the GIL is given away: buffers that are taken from then on wait for this call,
-  // and a thread that waits is known as one.
+  // and a thread that waits is known as one. A call that takes a buffer may wait before this one in the queue,
+  // so only then is it known which ones run.
   Turn turn;
   if (source != nullptr) turn.uses(*source, TENON_READ);
   if (destination != nullptr) turn.uses(*destination, TENON_WRITE, TENON_OVERWRITE);
