@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For every test of shared arrays: no process and no file of it is left."""
 
+import contextlib
+
 import pytest
 from other_process import SECONDS, Other, files_of_tenon
 
@@ -20,6 +22,13 @@ def waits_are_patient():
     before = tn.set_lock_timeout(SECONDS)
     yield
     tn.set_lock_timeout(before)
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_failures():
+    """Of ops of other tests, which waitall() would raise."""
+    with contextlib.suppress(tn.OpError, ExceptionGroup):
+        tn.waitall()
 
 
 @pytest.fixture
