@@ -20,8 +20,8 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
   if (!gives_gil && !may_have_buffer_calls()) [[likely]]
     return body();
   // The arrays are had before the GIL is given away: buffers that are taken from then on wait for this call,
-  // and a thread that waits is known as one. A call that takes a buffer may wait before this one in the queue,
-  // so only then is it known which ones run.
+  // and a thread that waits is known as one. A call that takes a buffer may wait before this one in the
+  // queue, so only then is it known which ones run.
   Turn turn;
   if (source != nullptr) turn.uses(*source, TENON_READ);
   if (destination != nullptr) turn.uses(*destination, TENON_WRITE, TENON_OVERWRITE);

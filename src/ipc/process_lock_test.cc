@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws of the lock between processes, and of blocks, handles and pools, with stand-ins for processes
+// The laws of the lock between processes, and of blocks and handles, with stand-ins for processes
 // (stand_in_testing.h). True processes: crash_test and fork_test.
 #include "ipc/process_lock.h"
 
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "exec/history_testing.h"
-#include "ipc/pool.h"
 #include "ipc/stand_in_testing.h"
 
 namespace tenon::impl {
@@ -557,114 +556,6 @@ TEST_F(Lock, HandlesEndWithTheirSender) {
     reap_all(a_.segment().control());
     EXPECT_TRUE(a_.segment().free_if_unused(block)) << count << " handles";
   }
-}
-
-// ----------------------------------------------------------------------------------------------------- pools
-
-class Pools : public testing::Test {
- protected:
-  static constexpr uint64_t kData = uint64_t{512} << 20;
-  static constexpr uint64_t kLarge = uint64_t{96} << 20;
-  StandIn owner_{64, kData};
-  Pool pool_{owner_.segment()};
-
-  void drop(const Pool::Place& place) {
-    (void)owner_.segment().leave(place.block);
-    pool_.note_left(place.block);
-  }
-};
-
-TEST_F(Pools, MemoryThatWasUsedIsUsedAgain) {
-  const Pool::Place first = pool_.allocate(1 << 20);
-  ASSERT_NE(first.block, Segment::kNone);
-  EXPECT_TRUE(first.is_fresh);
-  EXPECT_EQ(first.begin % kPage, 0U);
-  owner_.segment().data()[first.begin] = std::byte{1};
-  drop(first);
-  EXPECT_FALSE(pool_.reclaim());
-  const Pool::Place again = pool_.allocate(1 << 20);
-  EXPECT_EQ(again.begin, first.begin);
-  EXPECT_FALSE(again.is_fresh);
-  drop(again);
-}
-
-TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
-  std::vector<Pool::Place> places;
-  for (int i = 0; i < 4; ++i) {
-    places.push_back(pool_.allocate(kLarge));
-    ASSERT_NE(places.back().block, Segment::kNone);
-    owner_.segment().data()[places.back().begin] = std::byte{1};
-  }
-  for (const Pool::Place& place : places) drop(place);
-  EXPECT_FALSE(pool_.reclaim());
-  EXPECT_LE(pool_.idle_nbytes(), uint64_t{256} << 20);
-  EXPECT_GT(pool_.idle_nbytes(), 0U);
-  for (int i = 0; i < 4; ++i) {
-    const Pool::Place place = pool_.allocate(kLarge);
-    ASSERT_NE(place.block, Segment::kNone);
-    const bool is_zero = owner_.segment().data()[place.begin] == std::byte{0};
-    EXPECT_TRUE(is_zero || !place.is_fresh);
-    drop(place);
-  }
-  EXPECT_FALSE(pool_.reclaim());
-}
-
-TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
-  std::mt19937_64 random(20260101);
-  struct Live {
-    Pool::Place place;
-    uint64_t nbytes;
-    std::byte mark;
-  };
-  std::vector<Live> live;
-  const auto bytes = [&](const Live& l) { return owner_.segment().data() + l.place.begin; };
-  for (int step = 0; step < 4000; ++step) {
-    if (live.size() < 64 && random() % 2 == 0) {
-      Live next{
-          {}, random() % 3 == 0 ? random() % (3 << 20) : random() % 5000, std::byte(random() % 255 + 1)};
-      next.place = pool_.allocate(next.nbytes);
-      ASSERT_NE(next.place.block, Segment::kNone);
-      if (next.nbytes != 0) bytes(next)[0] = bytes(next)[next.nbytes - 1] = next.mark;
-      live.push_back(next);
-    } else if (!live.empty()) {
-      std::swap(live[random() % live.size()], live.back());
-      const Live& last = live.back();
-      if (last.nbytes != 0) {
-        ASSERT_EQ(bytes(last)[0], last.mark);
-        ASSERT_EQ(bytes(last)[last.nbytes - 1], last.mark);
-      }
-      drop(last.place);
-      live.pop_back();
-      (void)pool_.reclaim();
-    }
-  }
-  for (const Live& l : live) drop(l.place);
-  EXPECT_FALSE(pool_.reclaim());
-  const Pool::Place all = pool_.allocate(kData - kPage);
-  EXPECT_NE(all.block, Segment::kNone) << "the free stretches have grown together";
-  drop(all);
-}
-
-TEST_F(Pools, MoreBlocksThanThereAreIsNoRoom) {
-  std::vector<Pool::Place> places;
-  for (uint32_t i = 0; i < 64; ++i) places.push_back(pool_.allocate(8));
-  EXPECT_EQ(pool_.allocate(8).block, Segment::kNone);
-  drop(places[17]);
-  EXPECT_FALSE(pool_.reclaim());
-  EXPECT_EQ(pool_.allocate(8).block, places[17].block);
-}
-
-// --------------------------------------------------------------------------------------------------- keepers
-
-TEST(KeeperChores, AnUnfinishedOneRunsAgainWhateverElseIsAskedFor) {
-  static std::atomic<int> runs{0};
-  runs = 0;
-  Keeper keeper;
-  keeper.call([] {});
-  keeper.nudge([]() noexcept { return std::chrono::milliseconds{runs.fetch_add(1) < 1 ? 100 : 0}; });
-  ASSERT_TRUE(comes_true([] { return runs >= 1; }));
-  keeper.call([] {});
-  EXPECT_TRUE(comes_true([] { return runs >= 2; })) << "the call made it forget the chore";
 }
 
 // -------------------------------------------------------------------------------------------------- programs

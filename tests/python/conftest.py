@@ -8,7 +8,6 @@ import pytest
 
 from tenon import _core
 
-
 HAS_FAILED = pytest.StashKey[bool]()
 
 
