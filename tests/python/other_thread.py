@@ -7,7 +7,7 @@ import time
 SECONDS = 600
 
 
-def until(is_so, what):
+def until(is_so, what="it never came so far"):
     end = time.monotonic() + SECONDS
     while not is_so():
         assert time.monotonic() < end, what
@@ -17,18 +17,19 @@ def until(is_so, what):
 class Other(threading.Thread):
     """Runs a function in another thread."""
 
-    def __init__(self, function):
+    def __init__(self, function, *arguments):
         super().__init__(daemon=True)
-        self.function = function
+        self.function, self.arguments = function, arguments
         self.result = self.error = None
         self.has_ended = False
         self.start()
 
     def run(self):
         try:
-            self.result = self.function()
+            self.result = self.function(*self.arguments)
         except BaseException as error:
             self.error = error
+        self.function = self.arguments = None  # no reference stays behind
         self.has_ended = True
 
     def value(self):

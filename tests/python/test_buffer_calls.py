@@ -16,17 +16,16 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 
 import numpy as np
 import pytest
 from native_library import SOURCES, compiled
+from other_thread import SECONDS, Other, until
 
 import tenon as tn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
-SECONDS = 120.0
 LARGE = 1 << 20  # more bytes than a pipe or a pair of sockets holds
 
 
@@ -39,39 +38,6 @@ def copy_in_halves():
     function.argtypes = (ctypes.py_object, ctypes.py_object)
     function.restype = ctypes.py_object
     return function
-
-
-def until(is_so, what="it never came so far"):
-    end = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < end, what
-        time.sleep(0.0005)
-
-
-class Other(threading.Thread):
-    """Runs a function in another thread."""
-
-    def __init__(self, function, *arguments):
-        super().__init__(daemon=True)
-        self.function, self.arguments = function, arguments
-        self.result = self.error = None
-        self.has_ended = False
-        self.start()
-
-    def run(self):
-        try:
-            self.result = self.function(*self.arguments)
-        except BaseException as error:
-            self.error = error
-        self.has_ended = True
-
-    def value(self):
-        self.join(SECONDS)
-        assert not self.is_alive(), "it hangs"
-        if self.error is not None:
-            raise self.error
-        del self.function, self.arguments
-        return self.result
 
 
 def views_of(a):

@@ -12,7 +12,10 @@ import zlib
 
 import numpy as np
 import pytest
-from test_buffer_calls import LARGE, Other, array
+from other_thread import SECONDS, Other, until
+from test_buffer_calls import LARGE, array
+
+import tenon as tn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -118,3 +121,33 @@ def test_what_a_call_copies_is_whole(name):
 @pytest.mark.parametrize("name", COPIES)
 def test_what_a_call_copies_is_whole_many_times(name):
     check_copies(name, 5.0)
+
+
+def test_an_assignment_behind_a_copy_that_waits_with_its_buffer_writes_after_it():
+    a = tn.zeros(1 << 24, "u1")
+    end = a[-8:]
+    holds, may_end = threading.Event(), threading.Event()
+
+    def hold():
+        with a.write():
+            holds.set()
+            may_end.wait(SECONDS)
+
+    def waiting(n):
+        until(lambda: sum(not holder.is_granted for holder in a.leases()) == n, f"{n} wait")
+
+    with a.write():
+        copy = Other(lambda: np.array(a, dtype="f8"))
+        waiting(1)
+        holder = Other(hold)
+        waiting(2)
+    # The view of the copy's buffer is open, but the holder was granted meanwhile: the copy waits once more.
+    assert holds.wait(SECONDS)
+    waiting(1)
+    assignment = Other(functools.partial(end.__setitem__, ..., 1))
+    waiting(2)
+    may_end.set()
+    holder.value()
+    assignment.value()
+    assert copy.value()[-1] == 0, "it came first"
+    assert end.tolist() == [1] * 8
