@@ -12,13 +12,13 @@ namespace tenon::impl {
 // Remembers the process in which it was made. Threads: may be asked by any thread.
 class ForkMark {
  public:
-  ForkMark() : mark_(current()) {}
+  ForkMark() noexcept : mark_(current()) {}
   // This process is a forked child of the one in which the mark was made.
   bool is_child() const noexcept { return current() != mark_; }
-
- private:
+  // Of this process: never 0, and none of its forefathers' marks.
   static uint64_t current() noexcept;
 
+ private:
   uint64_t mark_;
 };
 

@@ -4,30 +4,41 @@
 // parent's has no threads there.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "base/fork_mark.h"
 
 namespace tenon::impl {
 
-// Made when it is first asked for; never destroyed. Threads: any.
+// Made when it is first asked for, without an allocation, so that functions which must not fail may ask;
+// never destroyed. A child's takes the place of its parent's. Threads: any.
 template <class T>
-T& one_per_process() {
-  struct Known {
-    ForkMark mark;
-    T object;
-  };
-  // Without a lock, which another thread could hold when this one forks.
-  static std::atomic<Known*> known{nullptr};
-  // pairs with: one_per_process, "what this process has one of"
-  Known* seen = known.load(std::memory_order_acquire);
-  while (seen == nullptr || seen->mark.is_child()) {  // the parent's is left as it is
-    auto* const fresh = new Known;
+T& one_per_process() noexcept {
+  static_assert(std::is_nothrow_default_constructible_v<T>);
+  alignas(T) static std::byte place[sizeof(T)];
+  // Twice the mark of the process that makes it; one more: it is made. No lock, which another thread could
+  // hold when this one forks.
+  static std::atomic<uint64_t> state{0};
+  const uint64_t made_here = 2 * ForkMark::current() + 1;
+  while (true) {
     // pairs with: one_per_process, "what this process has one of"
-    if (known.compare_exchange_strong(seen, fresh, std::memory_order_acq_rel)) return fresh->object;
-    delete fresh;
+    uint64_t seen = state.load(std::memory_order_acquire);
+    if (seen == made_here) return *std::launder(reinterpret_cast<T*>(place));
+    if (seen == made_here - 1) {
+      (void)sched_yield();  // another thread makes it
+    } else if (state.compare_exchange_strong(seen, made_here - 1, std::memory_order_relaxed)) {
+      T* const made = new (place) T;
+      // pairs with: one_per_process, "what this process has one of"
+      state.store(made_here, std::memory_order_release);
+      return *made;
+    }
   }
-  return seen->object;
 }
 
 }  // namespace tenon::impl

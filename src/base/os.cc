@@ -380,7 +380,7 @@ size_t page_nbytes() noexcept {
   return nbytes;
 }
 
-size_t huge_page_nbytes() noexcept {
+size_t huge_page_nbytes() {
   static const size_t nbytes = number_behind("/proc/meminfo", "Hugepagesize").value_or(2048) << 10;
   return nbytes;
 }
@@ -461,12 +461,14 @@ uint64_t pid_namespace() noexcept {
 
 uint64_t boot() {
   static const uint64_t number = [] {
-    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    const File file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
     if (!file) check_descriptors(errno);  // asked again then
-    std::string text;
-    std::getline(file, text);
+    char text[64];
+    const ssize_t n = file ? read(file.fd(), text, sizeof text) : 0;
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    for (ssize_t i = 0; i < n && text[i] != '\n'; ++i) {
+      hash = (hash ^ static_cast<unsigned char>(text[i])) * 0x100000001b3;
+    }
     return hash | 1;
   }();
   return number;

@@ -83,7 +83,7 @@ bool reopen(const File& file) noexcept;
 bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept;
 
 size_t page_nbytes() noexcept;
-size_t huge_page_nbytes() noexcept;
+size_t huge_page_nbytes();
 
 // ---------------------------------------------------------------------------------------- processes
 

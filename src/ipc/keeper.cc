@@ -111,7 +111,7 @@ void Keeper::run() noexcept {
       continue;
     }
     Call& call = *calls_.front();
-    calls_.pop_front();
+    calls_.erase(calls_.begin());
     lock.unlock();
     try {
       call.work();

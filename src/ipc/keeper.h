@@ -7,11 +7,11 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace tenon::impl {
 
@@ -52,7 +52,7 @@ class Keeper {
   std::mutex lock_;
   std::condition_variable changed_;
   // Guarded by lock_.
-  std::deque<Call*> calls_;
+  std::vector<Call*> calls_;  // in order
   Chore chore_ = nullptr;
   bool is_ending_ = false;
   std::thread thread_;

@@ -45,6 +45,7 @@ bool Porter::start() noexcept {
   if (is_running_) return true;
   const BlockedSignals blocked;
   try {
+    words_.reserve(os::kMostWords);
     std::thread([this] { run(); }).detach();
     is_running_ = true;
   } catch (const std::exception&) {  // of the system, or std::bad_alloc
@@ -85,21 +86,19 @@ void Porter::call() noexcept {
 
 void Porter::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-porter");
-  std::vector<os::Sleep> words;
-  words.reserve(os::kMostWords);
   while (true) {
     // pairs with: Porter::call, "something new to wait for"
     const uint32_t calls = calls_.load(std::memory_order_acquire);
     if (is_to_report_.exchange(false, std::memory_order_relaxed)) report_awaited();
-    words.assign(1, {&calls_, calls});
-    const bool is_idle = look_at_all(&words);
-    os::sleep_on(words.data(), words.size(), is_idle ? kIdleNs : kSliceNs);
+    words_.assign(1, {&calls_, calls});
+    const bool is_idle = look_at_all();
+    os::sleep_on(words_.data(), words_.size(), is_idle ? kIdleNs : kSliceNs);
   }
 }
 
 // Enters a request for which there was no record. False: there is none yet; those that came first have it
 // first.
-bool Porter::begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept {
+bool Porter::begin(Waiting& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
   const os::Sleep given = participant.records_given();
   if (waiting.lock->begin(*waiting.claim, *waiting.entry, &waiting.attempt)) {
@@ -107,17 +106,17 @@ bool Porter::begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept {
     return true;
   }
   const auto is_same = [&](const os::Sleep& word) { return word.word == given.word; };
-  if (words->size() < os::kMostWords && std::ranges::none_of(*words, is_same)) words->push_back(given);
+  if (words_.size() < os::kMostWords && std::ranges::none_of(words_, is_same)) words_.push_back(given);
   return false;
 }
 
 // Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
-bool Porter::look_at_all(std::vector<os::Sleep>* words) noexcept {
+bool Porter::look_at_all() noexcept {
   ProcessLock::Obstruction obstruction;
   for (size_t i = 0;;) {
     std::unique_lock locked(lock_);
     if (i >= waiting_.size()) return waiting_.empty();
-    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i], words)) {
+    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i])) {
       ++i;
       continue;
     }
@@ -125,9 +124,9 @@ bool Porter::look_at_all(std::vector<os::Sleep>* words) noexcept {
     uint32_t dead_pid = 0;
     if (waiting.lock->try_grant(waiting.attempt, &obstruction, &dead_pid) == ProcessLock::Look::kBlocked) {
       if (waiting.lock->reap_dead(obstruction)) continue;
-      const size_t room = os::kMostWords - std::min(os::kMostWords, words->size());
+      const size_t room = os::kMostWords - words_.size();
       const size_t n = std::min(room, obstruction.word_count());
-      words->insert(words->end(), obstruction.words, obstruction.words + n);
+      words_.insert(words_.end(), obstruction.words, obstruction.words + n);
       ++i;
       continue;
     }

@@ -42,12 +42,15 @@ class Porter {
 
   bool start() noexcept;
   void run() noexcept;
-  bool begin(Waiting& waiting, std::vector<os::Sleep>* words) noexcept;
-  bool look_at_all(std::vector<os::Sleep>* words) noexcept;
+  bool begin(Waiting& waiting) noexcept;
+  bool look_at_all() noexcept;
   void arrive(const Waiting& waiting, uint32_t dead_pid) noexcept;
+
   std::mutex lock_;
   std::vector<Waiting> waiting_;  // guarded by lock_
   bool is_running_ = false;       // guarded by lock_
+  // On which its thread sleeps next: of that thread alone, with room for kMostWords once it has started.
+  std::vector<os::Sleep> words_;
   std::atomic<bool> is_to_report_{false};
   // Moves when there is something new: a futex.
   std::atomic<uint32_t> calls_{0};

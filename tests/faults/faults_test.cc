@@ -10,11 +10,13 @@
 //
 // Prints how many allocations and calls each scenario has. A loop's calls count three times, with
 // TENON_SOAK=1 all. TENON_FAULTS_FROM=n begins with failure n.
+#include <execinfo.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +26,7 @@
 #include <cstring>
 #include <functional>
 #include <new>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -70,6 +73,21 @@ class Neighbour {
     size_t handle_nbytes;
     std::byte handle[TENON_MAX_HANDLE_NBYTES];
     char name[64];
+    int to, from;  // descriptors: a letter for it, and its answer
+  };
+
+  // While this lives, the neighbour has a write lease on the array of the handle.
+  class Hold {
+   public:
+    explicit Hold(const Told& told) : told_(told) {
+      expect(ask(told, 'h') == 'y', "the neighbour has a lease");
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    ~Hold() { (void)ask(told_, 'g'); }
+
+   private:
+    const Told& told_;
   };
 
   Neighbour() {
@@ -88,28 +106,31 @@ class Neighbour {
     }
     close(to[0]);
     close(from[1]);
-    to_ = to[1];
-    from_ = from[0];
+    told_->to = to[1];
+    told_->from = from[0];
     char letter = 0;
-    if (read(from_, &letter, 1) != 1) abort();
+    if (read(told_->from, &letter, 1) != 1) abort();
   }
   ~Neighbour() {
-    close(to_);
+    close(told_->to);
     (void)waitpid(pid_, nullptr, 0);
-    close(from_);
+    close(told_->from);
   }
   Neighbour(const Neighbour&) = delete;
   Neighbour& operator=(const Neighbour&) = delete;
 
   const Told& told() const { return *told_; }
   // Whether it gets both arrays for writing, each within 5 s.
-  bool gets_its_arrays() const {
-    char letter = '?';
-    if (::write(to_, &letter, 1) != 1 || ::read(from_, &letter, 1) != 1) return false;
-    return letter == 'y';
-  }
+  bool gets_its_arrays() const { return ask(*told_, '?') == 'y'; }
 
  private:
+  // '?': whether it gets the arrays; 'h': to hold one; 'g': to give it back. By the system calls themselves,
+  // which never fail on demand.
+  static char ask(const Told& told, char letter) {
+    const bool is_asked = syscall(SYS_write, told.to, &letter, 1) == 1;
+    return is_asked && syscall(SYS_read, told.from, &letter, 1) == 1 ? letter : 'n';
+  }
+
   [[noreturn]] void serve(int in, int out) const {
     api::SharedOptions options;
     options.name = "faults_test." + std::to_string(getpid());
@@ -120,10 +141,16 @@ class Neighbour {
     told_->handle_nbytes = handle.size();
     std::memcpy(told_->name, options.name.c_str(), options.name.size() + 1);
     char letter = '!';
+    std::optional<api::Lease> held;
     while (::write(out, &letter, 1) == 1 && ::read(in, &letter, 1) == 1) {
       try {
-        for (const Array& a : {named, unnamed}) {
-          const api::Lease lease(a, api::Access::kWrite, TENON_OVERWRITE, 5s);
+        held.reset();
+        if (letter == '?') {
+          for (const Array& a : {named, unnamed}) {
+            const api::Lease lease(a, api::Access::kWrite, TENON_OVERWRITE, 5s);
+          }
+        } else if (letter == 'h') {
+          held.emplace(unnamed, api::Access::kWrite, TENON_OVERWRITE, 5s);
         }
         letter = 'y';
       } catch (const api::Error&) {
@@ -135,7 +162,6 @@ class Neighbour {
 
   Told* told_ = nullptr;
   pid_t pid_ = 0;
-  int to_ = -1, from_ = -1;
 };
 
 // ------------------------------------------------------------------------------------------- the scenarios
@@ -246,6 +272,17 @@ void open_handle(const Neighbour::Told& neighbour) {
   a.write().view<double, 1>()(0) = 1;
 }
 
+// A thread of the library waits for the other process meanwhile.
+void push_behind_neighbour(const Neighbour::Told& neighbour) {
+  const Array a = api::open({neighbour.handle, neighbour.handle_nbytes});
+  api::Op op;
+  {
+    const Neighbour::Hold hold(neighbour);
+    op = api::push([](api::View<double, 1> x) { x(0) = 1; }, api::write(a));
+  }
+  op.wait();
+}
+
 void send_handle(const Neighbour::Told&) {
   const Array a = api::zeros_shared({1000}, kDouble);
   tenon_handle handle;
@@ -335,6 +372,7 @@ constexpr Case kCases[] = {
     {"CreateNamed", create_named},
     {"AttachNamed", attach_named},
     {"OpenHandle", open_handle},
+    {"PushBehindNeighbour", push_behind_neighbour},
     {"SendHandle", send_handle},
     {"UseChannel", use_channel},
     {"WatchChannel", watch_channel},
@@ -452,12 +490,31 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   report.is_complete = true;
 }
 
-void show_failure_and_die(int signal) {
+// Where a child writes what its parent is to say of it: a file in memory, of the test.
+int details = -1;
+
+void show_failure() {
   constexpr char kText[] = "the call that failed was made at:\n";
-  (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
-  tenon::faults::print_backtrace(STDERR_FILENO);
+  (void)!::write(details, kText, sizeof kText - 1);
+  tenon::faults::print_backtrace(details);
+}
+
+void show_failure_and_die(int signal) {
+  show_failure();
+  constexpr char kText[] = "the signal came at:\n";
+  (void)!::write(details, kText, sizeof kText - 1);
+  void* callers[32];
+  backtrace_symbols_fd(callers, backtrace(callers, 32), details);
   (void)::signal(signal, SIG_DFL);
   (void)raise(signal);
+}
+
+std::string take_details() {
+  char text[8192];
+  const ssize_t n = pread(details, text, sizeof text, 0);
+  (void)!ftruncate(details, 0);
+  (void)lseek(details, 0, SEEK_SET);
+  return {text, n > 0 ? static_cast<size_t>(n) : 0};
 }
 
 class EachFailure : public testing::TestWithParam<Case> {
@@ -476,6 +533,7 @@ class EachFailure : public testing::TestWithParam<Case> {
  private:
   Report run_one(Kind kind, long n) {
     *report_ = {};
+    if (details < 0) details = memfd_create("details", MFD_CLOEXEC);
     const pid_t pid = fork();
     if (pid == 0) {
       for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGALRM})
@@ -487,23 +545,18 @@ class EachFailure : public testing::TestWithParam<Case> {
     }
     int status = 0;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    const std::string where =
-        tenon::impl::concat("failure ", n, ", of ", report_->call, " (\"", report_->message, "\")");
+    const std::string where = tenon::impl::concat("failure ", n, ", of ", report_->call, " (\"",
+                                                  report_->message, "\")\n", take_details());
     if (WIFSIGNALED(status)) {
-      ADD_FAILURE() << where << ": the process "
-                    << (WTERMSIG(status) == SIGALRM ? "hangs" : strsignal(WTERMSIG(status)));
+      ADD_FAILURE() << "the process " << (WTERMSIG(status) == SIGALRM ? "hangs" : strsignal(WTERMSIG(status)))
+                    << ": " << where;
       report_->has_failed = true;  // go on with the next one
     } else {
       EXPECT_EQ(status, 0) << where;
       EXPECT_STREQ(report_->problem, "") << where;
     }
-    EXPECT_TRUE(neighbour_.gets_its_arrays()) << where << ": a lease is lost for other processes";
+    EXPECT_TRUE(neighbour_.gets_its_arrays()) << "a lease is lost for other processes: " << where;
     return *report_;
-  }
-  static void show_failure() {
-    constexpr char kText[] = "the call that failed was made at:\n";
-    (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
-    tenon::faults::print_backtrace(STDERR_FILENO);
   }
 
   Neighbour neighbour_;
