@@ -165,7 +165,8 @@ void report_awaited() noexcept {
     std::vector<Awaited> all = all_awaited();
     // A slot has one note, that of the last one: each of them is the last one in turn.
     const size_t round = rounds.fetch_add(1, std::memory_order_relaxed);
-    if (!all.empty()) std::ranges::rotate(all, all.begin() + static_cast<ptrdiff_t>(round % all.size()));
+    if (!all.empty())
+      std::rotate(all.begin(), all.begin() + static_cast<ptrdiff_t>(round % all.size()), all.end());
     for (const Awaited& awaited : all) report(awaited);
   } catch (const std::exception&) {
     // The next look may say it.
