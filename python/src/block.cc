@@ -191,11 +191,8 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
 
 // The innermost frame names the view by one of its variables.
 bool is_variable(PyObject* view) noexcept {
-  PyFrameObject* const frame = PyThreadState_GetFrame(PyThreadState_Get());
-  if (frame == nullptr) return false;
-  const bool is_held = is_held_by_variable(frame, view);
-  Py_DECREF(reinterpret_cast<PyObject*>(frame));
-  return is_held;
+  const nb::object frame = innermost_frame();
+  return frame.is_valid() && is_held_by_variable(frame, view);
 }
 
 // Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
@@ -226,8 +223,7 @@ bool end_views(Block& block, nb::handle error) {
   nb::list views;  // the only references besides the user's: these are counted
   views.append(nb::steal(std::exchange(block.view, nullptr)));
   views.append(nb::steal(std::exchange(block.root, nullptr)));
-  const nb::object frame =
-      nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  const nb::object frame = innermost_frame();
   return nb::cast<bool>(callback(Callback::kEndViews)(views, frame.is_valid() ? frame : nb::none(), error));
 }
 

@@ -105,8 +105,6 @@ Extent extent_of(const tenon_array_desc& desc) noexcept {
   return extent;
 }
 
-nb::object new_frame(PyFrameObject* frame) noexcept { return nb::steal(reinterpret_cast<PyObject*>(frame)); }
-
 // The innermost frame of each thread. All of this may run the garbage collector.
 class Stacks {
  public:
@@ -114,28 +112,22 @@ class Stacks {
   bool has(const Caller caller, const unsigned long thread) {  // copies: a collection may release the buffer
     nb::object frame = innermost(thread);
     for (bool is_innermost = true; frame.is_valid() && !frame.is_none(); is_innermost = false) {
-      auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
-      if (object == caller.frame) {
-        const Position position = Position::of(object);
+      if (frame.ptr() == caller.frame) {
+        const Position position = Position::of(frame);
         const nb::object code = nb::steal(position.code);
         return position.instruction == caller.instruction &&
                is_call(code, position.instruction, is_innermost);
       }
-      frame = back_of(object);
+      frame = back_of(frame);
     }
     return false;
   }
 
  private:
   nb::object innermost(unsigned long thread) {
-    if (thread == PyThread_get_thread_ident()) return new_frame(PyThreadState_GetFrame(PyThreadState_Get()));
+    if (thread == PyThread_get_thread_ident()) return innermost_frame();
     if (!all_.is_valid()) all_ = nb::module_::import_("sys").attr("_current_frames")();
     return all_.attr("get")(thread);
-  }
-  static nb::object back_of(PyFrameObject* frame) {
-    using GetBack = PyFrameObject*(PyFrameObject*);
-    static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
-    return get_back != nullptr ? new_frame(get_back(frame)) : nb::object();
   }
   // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
   // instruction and may wait for the thread that waits for the view. f(*arguments) has made its arguments

@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// All that is read of frames comes from public functions of CPython, except the variables of a function under
+// CPython 3.11. 3.12 has PyFrame_GetVar for one variable. 3.11 has only PyFrame_GetLocals, which copies all
+// of them into a dictionary that the frame keeps. A block asks for one variable at its end. It cannot ask
+// later, because it decides there whether the memory is let go of. With the copy, `with a.write() as v` takes
+// 1.4 times as long in a function of 3 variables, and 4.4 times in one of 60 (3.11.7, the least of 9
+// processes each). The copy would also refer to every variable, or overwrite what the program has got from
+// locals(). So under CPython 3.11 alone variables are read from the frame's memory, whose layout no release
+// changes now.
 #include "frames.h"
 
 #include <dlfcn.h>
@@ -9,17 +18,20 @@
 namespace tenon::python {
 namespace {
 
-using GetLasti = int(PyFrameObject*);
-using GetVar = PyObject*(PyFrameObject*, PyObject* name);
-using GetLocals = PyObject*(PyFrameObject*);
-
+// Null where the interpreter has no such function.
 template <class Function>
 Function* looked_up(const char* name) noexcept {
-  return reinterpret_cast<Function*>(find_interpreter_function(name));
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
-// CPython 3.11 can show one variable of a function only by copying all of them into a dictionary. Its frames
-// are laid out as follows, and no release of it will change that; later versions have PyFrame_GetVar.
+using OfFrame = PyObject*(PyFrameObject*);
+using VariableOfFrame = PyObject*(PyFrameObject*, PyObject* name);
+
+PyFrameObject* as_frame(nb::handle object) noexcept { return reinterpret_cast<PyFrameObject*>(object.ptr()); }
+nb::object new_reference(PyFrameObject* frame) noexcept {
+  return nb::steal(reinterpret_cast<PyObject*>(frame));
+}
+
 struct Frame311 {
   PyObject_HEAD PyFrameObject* back;
   struct Activation {
@@ -28,7 +40,7 @@ struct Frame311 {
     PyObject* builtins;
     PyObject* locals;
     PyObject* code;
-    PyFrameObject* frame;
+    PyObject* frame;
     void* previous;
     void* instruction;
     int stack_top;
@@ -38,193 +50,144 @@ struct Frame311 {
   }* activation;
 };
 
-bool is_plain_311() noexcept {
-  static const bool is = [] {
+// Null where the frame is laid out in another way.
+const Frame311::Activation* activation_of(nb::handle frame, nb::handle code) noexcept {
+  static const bool is_plain_311 = [] {
     static constexpr unsigned long k311 = 0x030B;
     if (Py_Version >> 16 != k311) return false;
     const nb::object flags = nb::module_::import_("sys").attr("abiflags");
     return text_of(flags).empty();
   }();
-  return is;
+  if (!is_plain_311) return nullptr;
+  const auto* const activation = reinterpret_cast<Frame311*>(frame.ptr())->activation;
+  return activation->frame == frame.ptr() && activation->code == code.ptr() ? activation : nullptr;
 }
 
-// Of a place at which a value was looked for.
-struct Search {
+VariableOfFrame* variable_getter() noexcept {
+  static auto* const get = looked_up<VariableOfFrame>("PyFrame_GetVar");
+  return get;
+}
+
+// Of a function's frame; null where the variable has no value. The frame holds what is returned.
+PyObject* variable_at(nb::handle frame, nb::handle code, nb::handle names, Py_ssize_t i) noexcept {
+  if (VariableOfFrame* const get = variable_getter()) {
+    const nb::object value = nb::steal(get(as_frame(frame), PyTuple_GetItem(names.ptr(), i)));
+    if (!value.is_valid()) PyErr_Clear();
+    return value.ptr();
+  }
+  const auto* const activation = activation_of(frame, code);
+  return activation != nullptr ? activation->variables[i] : nullptr;
+}
+
+// The dictionary of the variables of a module or class, which does not copy them. Throws nb::python_error.
+nb::object namespace_of(nb::handle frame) {
+  static auto* const get = looked_up<OfFrame>("PyFrame_GetLocals");
+  return get != nullptr ? owned(get(as_frame(frame))) : nb::object();
+}
+
+// The variables of the code at one place in a program.
+struct Names {
   Position position{nullptr, 0};  // keeps its code, so that the address means one code only
-  bool is_function = false;       // its variables have places; those of a module or class are in a dictionary
-  PyObject* names = nullptr;      // a tuple
-  Py_ssize_t last = 0;            // which of them was found
+  bool is_function = false;       // else they are in a dictionary
+  PyObject* tuple = nullptr;
+  Py_ssize_t last = 0;  // which of them is_held_by_variable() found
 };
 
-constexpr int kSearchBits = 8;
-std::array<Search, 1 << kSearchBits> searches;  // under the GIL
+constexpr int kNamesBits = 8;
+std::array<Names, 1 << kNamesBits> all_names;  // under the GIL
 
-bool is_function_code(nb::handle code) {
-  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
-  return (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+// The names of variables that no closure shares.
+nb::object own_names(nb::handle code) {
+  const nb::object shared = code.attr("co_cellvars");
+  nb::list own;
+  for (nb::handle name : nb::object(code.attr("co_varnames"))) {
+    if (!nb::cast<bool>(shared.attr("__contains__")(name))) own.append(name);
+  }
+  return nb::tuple(own);
 }
 
 // Throws nb::python_error.
-Search& search_at(const Position& position) {
-  Search& search = searches[position.hash(kSearchBits)];
-  if (search.position == position) return search;
+Names& names_at(const Position& position) {
+  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
+  Names& names = all_names[position.hash(kNamesBits)];
+  if (names.position == position) return names;
   const nb::handle code = position.code;
-  Search fresh;
-  fresh.is_function = is_function_code(code);
-  nb::object names = code.attr(fresh.is_function ? "co_varnames" : "co_names");
-  fresh.names = names.release().ptr();
+  Names fresh;
+  fresh.is_function = (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+  nb::object tuple = !fresh.is_function             ? code.attr("co_names")
+                     : variable_getter() != nullptr ? own_names(code)
+                                                    : code.attr("co_varnames");
+  fresh.tuple = tuple.release().ptr();
   fresh.position = {Py_NewRef(position.code), position.instruction};
-  const Search replaced = std::exchange(search, fresh);
+  const Names replaced = std::exchange(names, fresh);
   Py_XDECREF(replaced.position.code);
-  Py_XDECREF(replaced.names);
-  return search;
+  Py_XDECREF(replaced.tuple);
+  return names;
 }
 
-// Whether function(i) is true of the one found last, or of any.
-template <class Function>
-bool is_any(Search& search, Function&& function) {
-  const Py_ssize_t n = PyTuple_Size(search.names);
-  if (search.last < n && function(search.last)) return true;
+bool is_held(nb::handle frame, PyObject* value, const Position& position) {
+  Names& known = names_at(position);
+  const nb::object names = nb::borrow(known.tuple);  // a collection below may make known another place's
+  nb::object space;
+  if (!known.is_function) {
+    space = namespace_of(frame);
+    if (!space.is_valid() || !PyDict_CheckExact(space.ptr())) return false;
+  }
+  const auto is_at = [&](Py_ssize_t i) {
+    return value == (space.is_valid() ? PyDict_GetItemWithError(space.ptr(), PyTuple_GetItem(names.ptr(), i))
+                                      : variable_at(frame, position.code, names, i));
+  };
+  const Py_ssize_t n = PyTuple_Size(names.ptr());
+  if (known.last < n && is_at(known.last)) return true;
   for (Py_ssize_t i = 0; i < n; ++i) {
-    if (!function(i)) continue;
-    search.last = i;
+    if (!is_at(i)) continue;
+    known.last = i;
     return true;
   }
   return false;
 }
 
-bool is_held_in(PyFrameObject* frame, PyObject* value, Search& search) {
-  static GetVar* const get_var = looked_up<GetVar>("PyFrame_GetVar");
-  static GetLocals* const get_locals = looked_up<GetLocals>("PyFrame_GetLocals");
-  if (!search.is_function) {
-    if (get_locals == nullptr) return false;
-    const nb::object locals = owned(get_locals(frame));
-    return PyDict_CheckExact(locals.ptr()) && is_any(search, [&](Py_ssize_t i) {
-             return PyDict_GetItemWithError(locals.ptr(), PyTuple_GetItem(search.names, i)) == value;
-           });
-  }
-  if (get_var != nullptr) {
-    return is_any(search, [&](Py_ssize_t i) {
-      PyObject* const held = get_var(frame, PyTuple_GetItem(search.names, i));
-      if (held == nullptr) PyErr_Clear();  // it has no value
-      Py_XDECREF(held);
-      return held == value;
-    });
-  }
-  if (!is_plain_311()) return false;
-  const auto* const activation = reinterpret_cast<Frame311*>(frame)->activation;
-  if (activation->frame != frame || activation->code != search.position.code) return false;
-  return is_any(search, [&](Py_ssize_t i) { return activation->variables[i] == value; });
-}
-
 }  // namespace
 
-namespace {
+nb::object innermost_frame() noexcept { return new_reference(PyThreadState_GetFrame(PyThreadState_Get())); }
 
-constexpr int kLayoutBits = 8;
-std::array<Layout, 1 << kLayoutBits> layouts;  // under the GIL
-
-bool contains(nb::handle names, PyObject* name) {
-  const int answer = PySequence_Contains(names.ptr(), name);
-  check_python(answer);
-  return answer == 1;
+nb::object back_of(nb::handle frame) noexcept {
+  static auto* const get = looked_up<PyFrameObject*(PyFrameObject*)>("PyFrame_GetBack");
+  return get != nullptr ? new_reference(get(as_frame(frame))) : nb::object();
 }
 
-// The names of variables that no closure shares.
-nb::object own_names(nb::handle code) {
-  const nb::object all = code.attr("co_varnames"), shared = code.attr("co_cellvars");
-  nb::list own;
-  for (nb::handle name : all) {
-    if (!contains(shared, name.ptr())) own.append(name);
-  }
-  return nb::tuple(own);
+Position Position::of(nb::handle frame) noexcept {
+  static auto* const get_lasti = looked_up<int(PyFrameObject*)>("PyFrame_GetLasti");
+  PyFrameObject* const object = as_frame(frame);
+  return {reinterpret_cast<PyObject*>(PyFrame_GetCode(object)),
+          get_lasti != nullptr ? get_lasti(object) : PyFrame_GetLineNumber(object)};
 }
 
-Py_ssize_t count_slots(nb::handle code) {
-  const nb::object variables = code.attr("co_varnames");
-  Py_ssize_t n = static_cast<Py_ssize_t>(nb::len(variables) + nb::len(nb::object(code.attr("co_freevars"))));
-  for (nb::handle cell : nb::object(code.attr("co_cellvars"))) n += !contains(variables, cell.ptr());
-  return n;
-}
-
-// Throws nb::python_error.
-const Layout& layout_of(nb::handle code) {
-  Layout& layout = layouts[Position{code.ptr(), 0}.hash(kLayoutBits)];
-  if (layout.code == code.ptr()) return layout;
-  Layout fresh;
-  fresh.is_function = is_function_code(code);
-  if (fresh.is_function && is_plain_311()) fresh.n_slots = count_slots(code);
-  fresh.names = own_names(code).release().ptr();
-  fresh.code = Py_NewRef(code.ptr());
-  const Layout replaced = std::exchange(layout, fresh);
-  Py_XDECREF(replaced.code);
-  Py_XDECREF(replaced.names);
-  return layout;
-}
-
-const Frame311::Activation* activation_of(PyObject* frame, nb::handle code) noexcept {
-  if (!is_plain_311()) return nullptr;
-  const auto* const activation = reinterpret_cast<Frame311*>(frame)->activation;
-  const bool is_known = activation->frame == reinterpret_cast<PyFrameObject*>(frame);
-  return is_known && activation->code == code.ptr() ? activation : nullptr;
-}
-
-}  // namespace
-
-FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
-  static auto* const get_globals = looked_up<GetLocals>("PyFrame_GetGlobals");
-  static auto* const get_locals = looked_up<GetLocals>("PyFrame_GetLocals");
-  auto* const object = reinterpret_cast<PyFrameObject*>(frame_.ptr());
-  code_ = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(object)));
-  layout_ = layout_of(code_);
-  names_ = nb::borrow(layout_.names);
-  if (get_globals != nullptr) spaces_[0] = owned(get_globals(object));
-  if (!layout_.is_function) {
-    if (get_locals != nullptr) spaces_[1] = owned(get_locals(object));
-  } else if (const auto* const activation = activation_of(frame_.ptr(), code_)) {
-    spaces_[1] = nb::borrow(static_cast<PyObject*>(activation->locals));  // what locals() has left there
-  }
-}
-
-void FrameVariables::read(void (*visit)(PyObject*, void*), void* context) const {
-  static GetVar* const get_var = looked_up<GetVar>("PyFrame_GetVar");
-  if (!layout_.is_function) return;
-  if (get_var != nullptr) {
-    const Py_ssize_t n = PyTuple_Size(names_.ptr());
-    for (Py_ssize_t i = 0; i < n; ++i) {
-      PyObject* const value =
-          get_var(reinterpret_cast<PyFrameObject*>(frame_.ptr()), PyTuple_GetItem(names_.ptr(), i));
-      if (value == nullptr) {
-        PyErr_Clear();  // it has none
-        continue;
-      }
-      Py_DECREF(value);  // the frame has it
-      visit(value, context);
-    }
-  } else if (const auto* const activation = activation_of(frame_.ptr(), code_)) {
-    for (Py_ssize_t i = 0; i < layout_.n_slots; ++i) {
-      if (PyObject* const value = activation->variables[i]) visit(value, context);
-    }
-  }
-}
-
-void* find_interpreter_function(const char* name) noexcept { return dlsym(RTLD_DEFAULT, name); }
-
-Position Position::of(PyFrameObject* frame) noexcept {
-  static GetLasti* const get_lasti = looked_up<GetLasti>("PyFrame_GetLasti");
-  return {reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)),
-          get_lasti != nullptr ? get_lasti(frame) : PyFrame_GetLineNumber(frame)};
-}
-
-bool is_held_by_variable(PyFrameObject* frame, PyObject* value) noexcept {
+bool is_held_by_variable(nb::handle frame, PyObject* value) noexcept {
   const Position position = Position::of(frame);
   const nb::object code = nb::steal(position.code);
   try {
-    return is_held_in(frame, value, search_at(position));
+    return is_held(frame, value, position);
   } catch (...) {
     PyErr_Clear();
     return false;
   }
 }
+
+FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
+  static auto* const get_globals = looked_up<OfFrame>("PyFrame_GetGlobals");
+  const Position position = Position::of(frame_);
+  code_ = nb::steal(position.code);
+  const Names& names = names_at(position);
+  if (names.is_function) names_ = nb::borrow(names.tuple);
+  if (get_globals != nullptr) spaces_[0] = owned(get_globals(as_frame(frame_)));
+  if (!names_.is_valid()) {
+    spaces_[1] = namespace_of(frame_);
+  } else if (const auto* const activation = activation_of(frame_, code_)) {
+    spaces_[1] = nb::borrow(activation->locals);  // what locals() has left there
+  }
+}
+
+PyObject* FrameVariables::at(Py_ssize_t i) const noexcept { return variable_at(frame_, code_, names_, i); }
 
 }  // namespace tenon::python

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a running frame says of itself: which instruction it executes, what its variables hold. Of the frame
-// API, what is not part of the stable ABI is looked up, and done without where it is missing.
+// What a running frame says of itself: which frame has called it, which instruction it executes, what its
+// variables hold. What is not part of the stable ABI is looked up, and done without where it is missing.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,10 @@
 
 namespace tenon::python {
 
-// The address of a function of the interpreter that it may lack; then null.
-void* find_interpreter_function(const char* name) noexcept;
+// The innermost frame of the calling thread; null where no Python code runs. Requires the GIL.
+nb::object innermost_frame() noexcept;
+// The frame that has called it; null where there is none. Requires the GIL.
+nb::object back_of(nb::handle frame) noexcept;
 
 // What a frame executes: the innermost one's place in a program. A key for what is remembered of places.
 struct Position {
@@ -19,7 +21,7 @@ struct Position {
   int instruction;
 
   // Requires the GIL.
-  static Position of(PyFrameObject* frame) noexcept;
+  static Position of(nb::handle frame) noexcept;
 
   bool operator==(const Position&) const = default;
   // Below 2**n_bits.
@@ -31,29 +33,22 @@ struct Position {
 
 // One of the variables of the frame holds value. False also where that cannot be told at little cost.
 // Requires the GIL; runs no code of the user's; leaves no exception.
-bool is_held_by_variable(PyFrameObject* frame, PyObject* value) noexcept;
+bool is_held_by_variable(nb::handle frame, PyObject* value) noexcept;
 
-// How the variables of a function, module or class are found in its frames.
-struct Layout {
-  PyObject* code = nullptr;   // a reference
-  bool is_function = false;   // else its variables are in a dictionary
-  Py_ssize_t n_slots = 0;     // CPython 3.11: the places of variables and cells in a frame
-  PyObject* names = nullptr;  // later versions: of the variables that no closure shares, a tuple
-};
-
-// The frame of a running function with its layout. Made first, because that may allocate; read then.
+// The frame of a running function, and its variables' names. Made first, as that may allocate; then read.
 class FrameVariables {
  public:
   // Throws nb::python_error.
   explicit FrameVariables(nb::object frame);
 
-  // Calls visit(object) for what a function's variables refer to; of a variable that closures share, on
-  // CPython 3.11 for its cell, later not at all. Allocates nothing that the garbage collector knows.
+  // Calls visit(object) for what a function's variables refer to; of variables that closures share, not at
+  // all or for their cells. Allocates nothing that the garbage collector knows.
   template <class Visit>
   void visit(Visit&& visit) const {
-    read([](PyObject* object,
-            void* context) { (*static_cast<std::remove_reference_t<Visit>*>(context))(object); },
-         &visit);
+    const Py_ssize_t n = names_.is_valid() ? PyTuple_Size(names_.ptr()) : 0;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      if (PyObject* const value = at(i)) visit(value);
+    }
   }
   // Calls visit(dict) for the dictionaries in which the code looks for names.
   template <class Visit>
@@ -64,12 +59,12 @@ class FrameVariables {
   }
 
  private:
-  void read(void (*visit)(PyObject*, void*), void* context) const;
+  PyObject* at(Py_ssize_t i) const noexcept;
 
   nb::object frame_;
+  nb::object code_;
+  nb::object names_;      // of a function's variables, a tuple; else null
   nb::object spaces_[2];  // of the module, and of the code itself where it has one
-  Layout layout_;
-  nb::object code_, names_;  // of the layout
 };
 
 }  // namespace tenon::python

@@ -84,17 +84,10 @@ void visit_parts(PyObject* object, Visit&& visit) {
 // Frames of a thread from the innermost one on. All that takes an allocation is done here, before anything
 // counts: an allocation may run the garbage collector, and that the finalizers of the user.
 void add_frames(nb::object frame, std::vector<FrameVariables>& frames) {
-  using GetBack = PyFrameObject*(PyFrameObject*);
-  static auto* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
   for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
     frames.emplace_back(frame);
-    if (get_back == nullptr) break;
-    frame = nb::steal(reinterpret_cast<PyObject*>(get_back(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+    frame = back_of(frame);
   }
-}
-
-nb::object innermost_frame() {
-  return nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
 }
 
 // Counts the plain names of an object. Each container is looked into once, so that no reference counts twice.

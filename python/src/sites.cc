@@ -4,14 +4,12 @@
 #include <array>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "frames.h"
 
 namespace tenon::python {
 namespace {
-
-// Null where it is missing: then only the innermost frame is looked at.
-using GetBack = PyFrameObject*(PyFrameObject*);
 
 // One place in a program. Keeps its code, so that the address means one code only.
 struct Place {
@@ -42,10 +40,10 @@ const char* kept_site(const std::string& site) {
 }
 
 // frame: null for the line where the code begins.
-void describe(nb::handle code, PyFrameObject* frame, Place& place) {
+void describe(nb::handle code, nb::handle frame, Place& place) {
   const std::string name(text_of(nb::object(code.attr("co_filename"))));
-  const int line =
-      frame != nullptr ? PyFrame_GetLineNumber(frame) : nb::cast<int>(code.attr("co_firstlineno"));
+  const int line = frame.is_valid() ? PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.ptr()))
+                                    : nb::cast<int>(code.attr("co_firstlineno"));
   place.is_library = is_library_file(name);
   place.text = kept_site(name + ":" + std::to_string(line));
 }
@@ -53,7 +51,7 @@ void describe(nb::handle code, PyFrameObject* frame, Place& place) {
 // Where it is remembered, if it is.
 Place& place_for(const Position& position) noexcept { return places[position.hash(kPlaceBits)]; }
 
-const Place& place_of(const Position& position, PyFrameObject* frame) {
+const Place& place_of(const Position& position, nb::handle frame) {
   Place& place = place_for(position);
   if (place.position != position) {
     Place fresh;
@@ -67,17 +65,14 @@ const Place& place_of(const Position& position, PyFrameObject* frame) {
 
 // The innermost line that is not a library's.
 const char* site_from(nb::object frame) {
-  static GetBack* const get_back = reinterpret_cast<GetBack*>(find_interpreter_function("PyFrame_GetBack"));
   const char* first = nullptr;
   for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
-    auto* const object = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    const Position position = Position::of(object);
+    const Position position = Position::of(frame);
     const nb::object code = nb::steal(position.code);
-    const Place& place = place_of(position, object);
+    const Place& place = place_of(position, frame);
     if (!place.is_library) return place.text;
     if (first == nullptr) first = place.text;
-    if (get_back == nullptr) break;
-    frame = nb::steal(reinterpret_cast<PyObject*>(get_back(object)));
+    frame = back_of(frame);
   }
   return first;
 }
@@ -101,7 +96,7 @@ const char* site_of_function(nb::handle function) noexcept {
   try {
     const nb::object code = nb::getattr(function, "__code__", nb::none());
     if (is_code(code)) {
-      const Place& place = place_of({code.ptr(), kBegin}, nullptr);
+      const Place& place = place_of({code.ptr(), kBegin}, nb::handle());
       if (!place.is_library) return place.text;
     }
   } catch (...) {
@@ -116,21 +111,18 @@ const char* current_site() noexcept {
 }
 
 const char* site_and_caller(Caller* caller) noexcept {
-  PyFrameObject* const innermost = PyThreadState_GetFrame(PyThreadState_Get());
-  if (innermost == nullptr) return nullptr;
+  nb::object innermost = innermost_frame();
+  if (!innermost.is_valid()) return nullptr;
   // As a rule it is a line of the program itself that was here before: no error can come up then.
   const Position position = Position::of(innermost);
-  *caller = {innermost, position.instruction};
+  *caller = {innermost.ptr(), position.instruction};
   const Place& place = place_for(position);
   const bool is_known = place.position == position && !place.is_library;
   Py_DECREF(position.code);
-  if (is_known) {
-    Py_DECREF(reinterpret_cast<PyObject*>(innermost));
-    return place.text;
-  }
+  if (is_known) return place.text;
   const KeepError keep_error;
   try {
-    return site_from(nb::steal(reinterpret_cast<PyObject*>(innermost)));
+    return site_from(std::move(innermost));
   } catch (...) {
     forget_exception();
     return nullptr;
