@@ -559,6 +559,38 @@ def test_the_search_for_names_counts_no_reference_twice():
     assert views_of(a) == []
 
 
+def test_an_argument_that_a_closure_shares_is_one_reference():
+    """The frame and the closure both show it. A memoryview keeps the memory all the same."""
+    a = tn.ones(4)
+
+    def run(v):
+        def again():
+            return v
+
+        with a.write() as v:
+            export = memoryview(v)
+        assert again().size == 0
+        assert views_of(a) == ["w"]
+        export.release()
+
+    run(None)
+    gc.collect()
+    assert views_of(a) == []
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="3.12 shows the frame's copy to nobody")
+def test_a_copy_of_the_variables_that_only_the_frame_keeps_is_a_name():
+    """The collector knows nothing of the copy, because no value in it can be a part of a cycle."""
+
+    def run(a):
+        with writing(a) as v:
+            locals()
+        assert v.size == 0
+        assert views_of(a) == []
+
+    run(tn.ones(4))
+
+
 @pytest.mark.slow
 def test_exits_and_forks_with_survivors_end_well():
     program = """
