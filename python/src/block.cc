@@ -157,7 +157,7 @@ void take_lease(Block& block, const Array& array, const char* site) {
   call(tenon_lease_acquire, &block.lease, array.get(), &options);
   if (!may_have_buffer_calls()) return;
   try {
-    wait_for_buffer_calls(array.get(), options.access, std::nullopt);
+    wait_for_buffer_calls(array.get(), Access{options.access}, std::nullopt);
   } catch (...) {
     take_back(block);
     throw;

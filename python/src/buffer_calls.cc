@@ -156,7 +156,7 @@ class BufferCalls {
   };
 
   // A call of another thread that is in the way of such an access. Those that are over leave the list.
-  static std::optional<Found> find(tenon_array* array, int32_t access) {
+  static std::optional<Found> find(tenon_array* array, Access access) {
     const Extent extent = extent_of(*tenon_array_describe(array));
     const unsigned long here = PyThread_get_thread_ident();
     const bool looks_at_all = n_ > kFew;
@@ -164,8 +164,8 @@ class BufferCalls {
     BufferCall* call = first_buffer_call;
     while (call != nullptr) {
       const BufferCall::Use& use = call->use_;
-      const bool conflicts = (use.access == TENON_WRITE || access == TENON_WRITE) && use.begin < extent.end &&
-                             extent.begin < use.end;
+      const bool conflicts = (use.access == Access::kWrite || access == Access::kWrite) &&
+                             use.begin < extent.end && extent.begin < use.end;
       if (!conflicts && !looks_at_all) {
         call = call->next_;
         continue;
@@ -251,7 +251,7 @@ std::string text_of(const BufferCalls::Found& call) {
 }
 
 // The body of an op may not wait.
-std::optional<BufferCalls::Found> find(tenon_array* array, int32_t access) {
+std::optional<BufferCalls::Found> find(tenon_array* array, Access access) {
   if (!may_have_buffer_calls() || is_in_body() || is_python_ending()) return std::nullopt;
   return BufferCalls::find(array, access);
 }
@@ -297,7 +297,7 @@ void BufferCall::renew() {
   for (BufferCall* call = first_buffer_call; (call = BufferCalls::same_call(call, caller_)) != nullptr;
        call = call->next_) {
     arrays.push_back(share(call->use_.array));
-    uses.push_back({arrays.back().get(), call->use_.access, 0});
+    uses.push_back({arrays.back().get(), static_cast<int32_t>(call->use_.access), 0});
   }
   tenon_call* turn = nullptr;
   tenon::call(tenon_call_begin, "getbuffer", use_.site, static_cast<int32_t>(uses.size()), uses.data(),
@@ -305,7 +305,7 @@ void BufferCall::renew() {
   tenon_call_end(turn);
 }
 
-void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
+void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
   std::optional<BufferCalls::Found> found = find(array, access);
   if (!found) return;
   const Clock::time_point began = Clock::now();
@@ -317,7 +317,7 @@ void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
     const Clock::time_point now = Clock::now();
     if (end && now >= *end && pause != kFirstPause) {
       throw Error(TENON_ERR_TIMEOUT, std::string("cannot lease for ") +
-                                         (access == TENON_WRITE ? "writing" : "reading") +
+                                         (access == Access::kWrite ? "writing" : "reading") +
                                          " the array of shape " + shape_text(*tenon_array_describe(array)) +
                                          " in the time given: " + text_of(*found));
     }
@@ -334,7 +334,7 @@ void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end) {
   }
 }
 
-std::string buffer_call_ahead(tenon_array* array, int32_t access) {
+std::string buffer_call_ahead(tenon_array* array, Access access) {
   const auto found = find(array, access);
   if (!found) return {};
   leave_calls_to_task();

@@ -28,7 +28,7 @@ class BufferCall {
     PyObject* array;  // an NDArray, which the buffer keeps alive
     uintptr_t begin;
     uintptr_t end;
-    int32_t access;  // TENON_READ, TENON_WRITE
+    Access access;
     const char* site;
   };
 
@@ -71,13 +71,13 @@ inline bool may_have_buffer_calls() noexcept { return first_buffer_call != nullp
 // Of an array that the calling thread has a lease or call of for this access: waits until no call of another
 // thread that conflicts runs. Throws Error (TENON_ERR_TIMEOUT) and nb::python_error (an interrupt): then the
 // lease is to be given back.
-void wait_for_buffer_calls(tenon_array* array, int32_t access, WaitLimit end);
+void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end);
 
 // A task of the calling thread waits from now on. All calls of the thread that run are around the event loop:
 // nobody waits for them any more, because the task may wait for that.
 void leave_calls_to_task() noexcept;
 // For a task, whose thread must not sleep: the call for which it has to wait, in words; empty: none.
-std::string buffer_call_ahead(tenon_array* array, int32_t access);
+std::string buffer_call_ahead(tenon_array* array, Access access);
 
 // The calling thread waits in the C library from now on. Meanwhile nobody waits for its calls: what it waits
 // for may wait for them.

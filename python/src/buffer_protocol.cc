@@ -139,7 +139,8 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   std::unique_ptr<Export, Free> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   const auto data = reinterpret_cast<uintptr_t>(desc.data);
-  BufferCall::Use use{self, data, data, wants(flags, PyBUF_WRITABLE) ? TENON_WRITE : TENON_READ, nullptr};
+  BufferCall::Use use{self, data, data, wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead,
+                      nullptr};
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);

@@ -44,12 +44,12 @@ nb::object legacy_capsule(const Array& array, uint32_t flags) {
   return capsule;
 }
 
-LegacyAccess access_of_legacy(nb::handle capsule) {
+std::optional<Access> access_of_legacy(nb::handle capsule) {
   const void* const context = PyCapsule_GetContext(capsule.ptr());
-  if (context == &for_read) return LegacyAccess::kRead;
-  if (context == &for_write) return LegacyAccess::kWrite;
+  if (context == &for_read) return Access::kRead;
+  if (context == &for_write) return Access::kWrite;
   PyErr_Clear();
-  return LegacyAccess::kUnknown;
+  return std::nullopt;
 }
 
 Pair pair_from(PyObject* object, const char* what) {

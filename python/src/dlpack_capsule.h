@@ -3,6 +3,8 @@
 // Capsules of DLPack: their names, and ours.
 #pragma once
 
+#include <optional>
+
 #include "python.h"
 
 namespace tenon::python {
@@ -18,8 +20,7 @@ nb::object versioned_capsule(const Array& array, uint32_t flags);
 nb::object legacy_capsule(const Array& array, uint32_t flags);
 
 // A legacy capsule of ours knows whether it may be written through; others cannot say.
-enum class LegacyAccess { kUnknown, kRead, kWrite };
-LegacyAccess access_of_legacy(nb::handle capsule);
+std::optional<Access> access_of_legacy(nb::handle capsule);
 
 // The protocol's pairs of ints: a device, a version. Throws TypeError unless the object is a tuple of two
 // ints (also members of an enum); what: its name in the message. Numbers of more than 64 bits saturate.

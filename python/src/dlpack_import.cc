@@ -83,10 +83,10 @@ Array import_capsule(nb::handle capsule, bool may_copy, bool is_writable) {
     return import_versioned(tensor, may_copy);
   }
   if (PyCapsule_IsValid(capsule.ptr(), kLegacyName) != 0) {
-    const LegacyAccess access = access_of_legacy(capsule);
+    const std::optional<Access> access = access_of_legacy(capsule);
     auto* const tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kLegacyName));
     consume(capsule, kUsedLegacyName);
-    if (access != LegacyAccess::kUnknown) is_writable = access == LegacyAccess::kWrite;
+    if (access) is_writable = *access == Access::kWrite;
     return Array::from_dlpack(tensor, is_writable ? 0 : TENON_READONLY);
   }
   if (PyCapsule_CheckExact(capsule.ptr())) {

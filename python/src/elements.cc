@@ -23,8 +23,8 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
   // and a thread that waits is known as one. A call that takes a buffer may wait before this one in the
   // queue, so only then is it known which ones run.
   Turn turn;
-  if (source != nullptr) turn.uses(*source, TENON_READ);
-  if (destination != nullptr) turn.uses(*destination, TENON_WRITE, TENON_OVERWRITE);
+  if (source != nullptr) turn.uses(*source, Access::kRead);
+  if (destination != nullptr) turn.uses(*destination, Access::kWrite, TENON_OVERWRITE);
   turn.begin(name);
   std::optional<nb::gil_scoped_release> released;
   if (gives_gil) released.emplace();

@@ -71,10 +71,10 @@ struct Pointers {
   std::deque<HostView> views;
   Turn turn;
 
-  void add(const Array& array, bool is_read) {
+  void add(const Array& array, Access access) {
     const bool is_for_all = !is_shared(array);
-    if (is_for_all) views.emplace_back(array, is_read ? Access::kRead : Access::kWrite);
-    turn.uses(array, is_read || is_for_all ? TENON_READ : TENON_WRITE);
+    if (is_for_all) views.emplace_back(array, access);
+    turn.uses(array, is_for_all ? Access::kRead : access);
   }
 };
 
@@ -84,7 +84,7 @@ tenon_value argument_for(const Function& function, int32_t i, nb::handle value, 
   argument.p = nullptr;
   if (value.is_none()) return argument;
   const Array array = pointer_array(function, i, value, Keep::kWritable);
-  pointers.add(array, function.parameter(i).is_const != 0);
+  pointers.add(array, function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite);
   argument.p = array.data();
   return argument;
 }

@@ -102,7 +102,7 @@ class NativeLease {
   }
 
   // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
-  std::string call_ahead() const { return buffer_call_ahead(array_.get(), options_.access); }
+  std::string call_ahead() const { return buffer_call_ahead(array_.get(), Access{options_.access}); }
 
   // Nobody waits for it any more: takes the request back, or releases it as soon as it has been told of.
   void cancel() {
@@ -167,7 +167,7 @@ class NativeLease {
   void wait_for_calls(WaitLimit end) {
     if (!may_have_buffer_calls()) return;
     try {
-      wait_for_buffer_calls(array_.get(), options_.access, end);
+      wait_for_buffer_calls(array_.get(), Access{options_.access}, end);
     } catch (...) {
       const KeepError keep_error;
       cancel();

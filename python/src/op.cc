@@ -215,8 +215,8 @@ void Renewals::accept() {
   for (const auto& [array, renewed] : pairs) exchange(array.ptr(), renewed.ptr());
 }
 
-void Uses::add(Array array, int32_t access, uint32_t flags) {
-  uses.push_back({array.get(), access, flags});
+void Uses::add(Array array, Access access, uint32_t flags) {
+  uses.push_back({array.get(), static_cast<int32_t>(access), flags});
   arrays.push_back(std::move(array));
 }
 
@@ -238,7 +238,7 @@ Uses uses_from(const nb::list& rows) {
   Uses uses;
   for (nb::handle row : rows) {
     const nb::tuple parts = nb::borrow<nb::tuple>(row);
-    uses.add(share(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? TENON_WRITE : TENON_READ,
+    uses.add(share(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? Access::kWrite : Access::kRead,
              nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u);
   }
   return uses;

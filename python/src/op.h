@@ -89,7 +89,7 @@ struct Uses {
   std::vector<tenon_use> uses;
   std::vector<Array> arrays;
 
-  void add(Array array, int32_t access, uint32_t flags = 0);
+  void add(Array array, Access access, uint32_t flags = 0);
 };
 
 // (array, is write, is overwrite) of each.

@@ -78,7 +78,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
       Array array = pointer_array(function, at, argument, is_read ? Keep::kReadonly : Keep::kWritable);
       values[i].p = array.data();
       if (is_read || !is_written(uses, array.get())) {
-        uses.add(std::move(array), is_read ? TENON_READ : TENON_WRITE);
+        uses.add(std::move(array), is_read ? Access::kRead : Access::kWrite);
       }
     }
   }

@@ -25,31 +25,31 @@ class Turn {
   ~Turn() { end(); }
 
   // Before begin(). Of objects that are no NDArrays nothing is noted. flags: TENON_OVERWRITE.
-  void uses(const Array& array, int32_t access, uint32_t flags = 0) {
+  void uses(const Array& array, Access access, uint32_t flags = 0) {
     for (tenon_use& use : uses_) {
       if (use.array != array.get()) continue;
-      if (access == TENON_WRITE) use.access = access;
+      if (access == Access::kWrite) use.access = TENON_WRITE;
       use.flags &= flags;
       return;
     }
     arrays_.push_back(array);
-    uses_.push_back({array.get(), access, flags});
+    uses_.push_back({array.get(), static_cast<int32_t>(access), flags});
   }
   void reads(PyObject* object) {
-    if (is_ndarray(object)) uses(share(object), TENON_READ);
+    if (is_ndarray(object)) uses(share(object), Access::kRead);
   }
   // Throws ValueError for one that is read-only.
   void writes(PyObject* object) {
     if (!is_ndarray(object)) return;
     check_writable(share(object));
-    uses(share(object), TENON_WRITE);
+    uses(share(object), Access::kWrite);
   }
   // Waits until all of them are this call's.
   void begin(const char* name) {
     if (uses_.empty()) return;
     call(tenon_call_begin, name, current_site(), static_cast<int32_t>(uses_.size()), uses_.data(), &call_);
     if (!may_have_buffer_calls()) return;
-    for (const tenon_use& use : uses_) wait_for_buffer_calls(use.array, use.access, std::nullopt);
+    for (const tenon_use& use : uses_) wait_for_buffer_calls(use.array, Access{use.access}, std::nullopt);
   }
   // Then: a NumPy view of an NDArray, read-only if it is only read; another object as it is.
   nb::object view_of(PyObject* object) {

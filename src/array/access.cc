@@ -19,7 +19,7 @@ Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
   const std::string what = concat("cannot ", doing, " ", name_of(array));
   // After a wait, and where the caller can do something about it: to look for views takes its time.
   const bool is_behind_view =
-      refusal.obstacle.party == Obstacle::Party::kHost &&
+      refusal.obstacle.party == Party::kView &&
       (refusal.reason == Refusal::Reason::kTimeout || refusal.reason == Refusal::Reason::kDeadlock);
   const std::string obstacle = is_behind_view ? found_text_of(refusal.obstacle) : text_of(refusal.obstacle);
   switch (refusal.reason) {
@@ -55,7 +55,7 @@ Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
                         ", which itself waits for the views of ordinary code to be dropped");
     case Refusal::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", obstacle);
     case Refusal::Reason::kDeadlock:
-      if (refusal.obstacle.party == Obstacle::Party::kProcess) {
+      if (refusal.obstacle.party == Party::kProcess) {
         return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
                           ", which in turn waits for what the waiting code itself holds: end that first");
       }
@@ -107,17 +107,17 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
                     const Array* array) {
   view_.home = &storage.home();
   view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in nobody's way
-  view_.mode = mode_of(access);
+  view_.access = access;
   view_.site = site;
   Refusal refusal;
   Ref<Array> keep;  // the caller's reference may go while it waits
-  const char* const doing = access == Access::kWrite ? "write" : "read";
   switch (try_open_view(view_, may_weaken, &refusal)) {
     case Appended::kGranted: break;
-    case Appended::kRefused: throw_refusal(refusal, doing, array);
+    case Appended::kRefused: throw_refusal(refusal, infinitive(access), array);
     case Appended::kWaiting:
       keep = Ref<Array>::share(const_cast<Array*>(array));
-      if (!impl::open_view(view_, may_weaken, Deadline(-1), &refusal)) throw_refusal(refusal, doing, array);
+      if (!impl::open_view(view_, may_weaken, Deadline(-1), &refusal))
+        throw_refusal(refusal, infinitive(access), array);
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
@@ -138,7 +138,7 @@ void HostView::close() noexcept {
 
 HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
     : many_(uses.size() > kFew ? std::make_unique<Entry[]>(uses.size()) : nullptr),
-      claim_(Kind::kCall, {}),
+      claim_(Party::kCall, {}),
       exceptions_(std::uncaught_exceptions()) {
   Entry* const entries = many_ != nullptr ? many_.get() : few_.data();
   size_t n = 0;
@@ -147,7 +147,7 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
     Entry& entry = entries[n++];
     entry.home = &use.array.storage().home();
     entry.extent = use.array.extent();
-    entry.mode = mode_of(use.access);
+    entry.access = use.access;
     entry.is_overwrite = use.is_overwrite;
   }
   claim_.entries = std::span(entries, n);
@@ -162,7 +162,7 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
     for (const Use& use : uses) {
       if (refusal.entry != nullptr && refusal.entry->home == &use.array.storage().home()) refused = &use;
     }
-    throw_refusal(refusal, refused->access == Access::kWrite ? "write" : "read", &refused->array);
+    throw_refusal(refusal, infinitive(refused->access), &refused->array);
   }
   if (const Ref<Failure> failure = impl::failure_of(claim_)) {
     impl::release(claim_);

@@ -45,7 +45,7 @@ class HostView {
   void close() noexcept;
 
   bool is_open() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
-  Access access() const noexcept { return view_.mode == Mode::kWrite ? Access::kWrite : Access::kRead; }
+  Access access() const noexcept { return view_.access; }
 
  private:
   // array: for messages; may be null.

@@ -15,10 +15,9 @@ namespace tenon::impl {
 namespace {
 
 // What the caller wanted: a lease that is taken to be given back at once is a wait, and has its name.
-const char* doing(Access access, const Claim& claim) noexcept {
-  const bool is_write = access == Access::kWrite;
-  if (claim.name != nullptr) return is_write ? "wait to write" : "wait to read";
-  return is_write ? "lease for writing" : "lease for reading";
+std::string doing(Access access, const Claim& claim) {
+  return claim.name != nullptr ? concat("wait to ", infinitive(access))
+                               : concat("lease for ", gerund(access));
 }
 
 bool is_logged() noexcept {
@@ -47,7 +46,7 @@ bool is_new_site(const char* site) {
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     for (const View* v = queue.first_view(); v != nullptr && !found; v = v->next) {
       if (v->is_bound || v->actor.thread == claim.owner.thread) continue;
-      if (conflict(v->mode, v->extent, entry.mode, entry.extent)) found = Obstacle::of(*v);
+      if (conflict(v->access, v->extent, entry.access, entry.extent)) found = Obstacle::of(*v);
     }
   }
   try {
@@ -71,7 +70,7 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, Actor 
   Storage& storage = array.storage();
   entry_.home = &storage.home();
   entry_.extent = array.extent();
-  entry_.mode = mode_of(access);
+  entry_.access = access;
   entry_.is_overwrite = flags.is_overwrite && array.is_dense();
   claim_.ignores_dead_owner = flags.ignores_dead_owner;
   claim_.heeds_gate_timeout = flags.heeds_gate_timeout;
@@ -89,8 +88,8 @@ void Lease::describe(const Array& array, Access access, LeaseFlags flags, Actor 
 }
 
 void Lease::begin_span(const Array& array, const char* site) noexcept {
-  claim_.span = trace::open(trace::Kind::kLease, trace::key_of(&claim_), [&](trace::Record& record) {
-    record.is_write = access() == Access::kWrite;
+  claim_.span = trace::open(trace::SpanKind::kLease, trace::key_of(&claim_), [&](trace::Record& record) {
+    record.access = access();
     record.address = trace::key_of(array.storage().data());
     trace::copy_end(record.site, site);
     trace::Text text(record.text);
@@ -110,14 +109,14 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   Storage& storage = array.storage();
   Refusal refusal;
   if (!claim_.acquire(deadline, &refusal)) {
-    Error error = error_of(refusal, doing(access, claim_), &array);
-    end_span(trace::Outcome::kFailed, error.what());
+    Error error = error_of(refusal, doing(access, claim_).c_str(), &array);
+    end_span(trace::SpanOutcome::kFailed, error.what());
     return error;
   }
   trace::mark(claim_.span, trace::key_of(&claim_), trace::kReady);
   if (!accepts_failure_ && storage.region().has_poison.load(std::memory_order_relaxed)) {
     if (const Ref<Failure> failure = impl::failure_of(claim_)) {
-      end_span(trace::Outcome::kFailed, "the memory holds no value");
+      end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
       impl::release(claim_);
       throw OpFailure(failure);
     }
@@ -148,11 +147,11 @@ bool Lease::request(const Array& array, Access access, LeaseFlags flags, Actor o
       return true;
     case Appended::kRefused: break;
   }
-  end_span(trace::Outcome::kFailed, "refused");
+  end_span(trace::SpanOutcome::kFailed, "refused");
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
   storage.release();
-  throw_refusal(refusal, doing(access, claim_), &array);
+  throw_refusal(refusal, doing(access, claim_).c_str(), &array);
 }
 
 bool Lease::cancel() noexcept {
@@ -162,7 +161,7 @@ bool Lease::cancel() noexcept {
     entry_.is_overwrite = false;
     return false;
   }
-  end_span(trace::Outcome::kCancelled);
+  end_span(trace::SpanOutcome::kCancelled);
   WaitGraph::instance().leave(&request_->waiter);
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
@@ -179,7 +178,7 @@ void Lease::check() {
   if (request_ != nullptr && request_->is_refused) {
     const Refusal refusal = request_->refusal;
     withdraw();
-    throw_refusal(refusal, doing(access(), claim_), nullptr);
+    throw_refusal(refusal, doing(access(), claim_).c_str(), nullptr);
   }
   drop_request();
   if (is_logged()) [[unlikely]]
@@ -218,14 +217,14 @@ bool Lease::fail(std::string_view message) {
                                       claim_.site != nullptr ? claim_.site : "", nullptr, nullptr));
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
-  end_span(trace::Outcome::kFailed, message);
+  end_span(trace::SpanOutcome::kFailed, message);
   impl::settle(claim_, failure);
   return give_back(storage);
 }
 
 bool Lease::give_back(Storage* storage) noexcept {
   drop_request();
-  end_span(trace::Outcome::kDone);
+  end_span(trace::SpanOutcome::kDone);
   const bool has_escaped = impl::release(claim_);
   storage->release();
   return has_escaped;

@@ -25,7 +25,7 @@ struct LeaseFlags {
 // Threads: acquire from one; release, fail and detach from any, as often as wanted.
 class Lease {
  public:
-  Lease() noexcept : claim_(Kind::kLease, {&entry_, 1}) {}
+  Lease() noexcept : claim_(Party::kLease, {&entry_, 1}) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease() { release(); }
@@ -56,8 +56,8 @@ class Lease {
   // While it is held: released, and nothing was written under it.
   void withdraw() noexcept;
   // While it is held, by its owner: every byte will be written before any is read.
-  void declare_overwrite() noexcept { entry_.is_overwrite = entry_.mode == Mode::kWrite; }
-  Access access() const noexcept { return entry_.mode == Mode::kWrite ? Access::kWrite : Access::kRead; }
+  void declare_overwrite() noexcept { entry_.is_overwrite = entry_.access == Access::kWrite; }
+  Access access() const noexcept { return entry_.access; }
   // It is held, and all bytes of the array are its.
   bool covers(const Array& array) const noexcept {
     return storage_.load(std::memory_order_relaxed) == &array.storage() &&
@@ -75,7 +75,7 @@ class Lease {
  private:
   void describe(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site);
   [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
-  void end_span(trace::Outcome outcome, std::string_view note = {}) noexcept {
+  void end_span(trace::SpanOutcome outcome, std::string_view note = {}) noexcept {
     trace::close(claim_.span, trace::key_of(&claim_), outcome, note);
   }
   bool give_back(Storage* storage) noexcept;

@@ -23,8 +23,8 @@ Memory move_out(Array& array, const char* site) {
   Entry entry;
   entry.home = &storage.home();
   entry.extent = extent_of(storage);
-  entry.mode = Mode::kWrite;
-  BlockingClaim claim(Kind::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
+  entry.access = Access::kWrite;
+  BlockingClaim claim(Party::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
   claim.name = "move";
   claim.site = site;
   claim.owner = actor_of_task(0);

@@ -55,7 +55,7 @@ Ref<Op> pushed_write(const Ref<Array>& array, std::atomic<int>* runs) {
   Ref<Op> op = Op::create(work, 1, "write", nullptr);
   op->entries[0].home = &array->storage().home();
   op->entries[0].extent = array->extent();
-  op->entries[0].mode = Mode::kWrite;
+  op->entries[0].access = Access::kWrite;
   Refusal refusal;
   EXPECT_TRUE(Engine::instance().push(op, OnHost::kRaise, &refusal));
   return op;

@@ -47,7 +47,7 @@ class Possession : public testing::Test {
         {bytes(), kFloat32, {TENON_CPU, 0}, 0, std::array<int64_t, 1>{kCount}, std::array<int64_t, 1>{1}});
   }
   std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
-  bool is_held(Mode mode) { return turns_.holds(1, {0, kNbytes}, mode); }
+  bool is_held(Access access) { return turns_.holds(1, {0, kNbytes}, access); }
   void TearDown() override { EXPECT_EQ(turns_.records(), 0U) << "every pass ends"; }
 
   static void acquire(Lease& lease, const Array& a, Access access, LeaseFlags flags = {},
@@ -57,12 +57,12 @@ class Possession : public testing::Test {
   // Another process has the memory while it lives.
   class Elsewhere {
    public:
-    Elsewhere(Possession& test, Mode mode) : test_(test), claim_(Kind::kLease, {&entry_, 1}) {
+    Elsewhere(Possession& test, Access access) : test_(test), claim_(Party::kLease, {&entry_, 1}) {
       cell_.queue.set_gate(&test_.there_);
       entry_.home = &cell_.home;
       const auto begin = reinterpret_cast<uintptr_t>(test_.bytes());
       entry_.extent = {begin, begin + kNbytes};
-      entry_.mode = mode;
+      entry_.access = access;
       Refusal refusal;
       EXPECT_TRUE(claim_.acquire(Deadline(-1), &refusal));
     }
@@ -96,13 +96,13 @@ TEST_F(Possession, AViewIsRefusedWithoutALeaseAndKeepsThePassAfterIt) {
     view.open(*a, Access::kWrite, nullptr, true);
     EXPECT_EQ(view.access(), Access::kRead) << "weakened";
   }
-  EXPECT_TRUE(is_held(Mode::kRead));
+  EXPECT_TRUE(is_held(Access::kRead));
   HostView joins(*a, Access::kRead);
   view.close();
-  EXPECT_TRUE(is_held(Mode::kRead));
+  EXPECT_TRUE(is_held(Access::kRead));
   EXPECT_EQ(code_of([&] { HostView writer(*a, Access::kWrite); }), Code::kLeaseConflict);
   joins.close();
-  EXPECT_FALSE(is_held(Mode::kRead));
+  EXPECT_FALSE(is_held(Access::kRead));
 }
 
 TEST_F(Possession, AViewWithoutElementsNeedsNothing) {
@@ -138,7 +138,7 @@ TEST_F(Possession, CallsTakeTheirTurn) {
 
 TEST_F(Possession, ATimeoutNamesTheProcess) {
   const Ref<Array> a = array(&gate_);
-  const Elsewhere there(*this, Mode::kRead);
+  const Elsewhere there(*this, Access::kRead);
   Lease lease;
   std::string message;
   EXPECT_EQ(code_of([&] { acquire(lease, *a, Access::kWrite, {}, 1'000'000); }, &message), Code::kTimeout);
@@ -180,12 +180,12 @@ TEST_F(Possession, TryAcquireReturnsARefusal) {
   EXPECT_EQ(refused->op_code(), 4711);
   EXPECT_FALSE(lease.is_held());
   EXPECT_FALSE(attempt().has_value());
-  EXPECT_TRUE(is_held(Mode::kWrite));
+  EXPECT_TRUE(is_held(Access::kWrite));
 }
 
 TEST_F(Possession, ARefusedRequestFailsInItsCheck) {
   const Ref<Array> a = array(&gate_);
-  std::optional<Elsewhere> there(std::in_place, *this, Mode::kWrite);
+  std::optional<Elsewhere> there(std::in_place, *this, Access::kWrite);
   std::atomic<int> told{0};
   Lease lease;
   const auto count = [](void* n) { ++*static_cast<std::atomic<int>*>(n); };
@@ -294,7 +294,7 @@ TEST_F(Possession, AForkedChildHasNothingUntilItDropsWhatItInheritedAndTakesItsO
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 0);
-    EXPECT_TRUE(is_held(Mode::kWrite)) << "the parent has all that it had";
+    EXPECT_TRUE(is_held(Access::kWrite)) << "the parent has all that it had";
     HostView another(*a, Access::kWrite);
   }
 }

@@ -56,16 +56,16 @@ void forget_in_child() noexcept {
 
 // A writer is counted first and then looks which trace runs; the end lets none run and then looks for
 // writers. So one of both sees the other.
-Access::Access() noexcept
+RecordWriter::RecordWriter() noexcept
     // pairs with: trace::stop, "a way to the records"
     : trace_((writers.fetch_add(1, std::memory_order_seq_cst),
               // pairs with: trace::start and trace::stop, "a way to the records"
               detail::running.load(std::memory_order_seq_cst))) {}
 
 // pairs with: trace::stop, "a way to the records"
-Access::~Access() { writers.fetch_sub(1, std::memory_order_release); }
+RecordWriter::~RecordWriter() { writers.fetch_sub(1, std::memory_order_release); }
 
-Record* Access::add(Kind kind, uint64_t key, Span* span) noexcept {
+Record* RecordWriter::add(SpanKind kind, uint64_t key, Span* span) noexcept {
   if (trace_ == 0) return nullptr;
   const uint64_t place = next_place.fetch_add(1, std::memory_order_relaxed);
   if (place >= capacity) {
@@ -81,7 +81,7 @@ Record* Access::add(Kind kind, uint64_t key, Span* span) noexcept {
   return &record;
 }
 
-Record* Access::find(Span span, uint64_t key) noexcept {
+Record* RecordWriter::find(Span span, uint64_t key) noexcept {
   if (trace_ == 0 || span >> kPlaceBits != trace_) return nullptr;
   Record& record = records[span & (kPlaces - 1)];
   return record.key == key ? &record : nullptr;
@@ -99,9 +99,9 @@ std::string_view last_line_of(std::string_view text) noexcept {
   return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
 }
 
-void detail::close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept {
+void detail::close(Span span, uint64_t key, SpanOutcome outcome, std::string_view note) noexcept {
   change(span, key, [&](Record& record) {
-    if (record.outcome != Outcome::kOpen) return;
+    if (record.outcome != SpanOutcome::kOpen) return;
     record.at_ns[kEnded] = now_ns();
     record.outcome = outcome;
     if (record.runner == 0) record.runner = this_thread();
@@ -110,7 +110,7 @@ void detail::close(Span span, uint64_t key, Outcome outcome, std::string_view no
 }
 
 void drop(Span span, uint64_t key) noexcept {
-  change(span, key, [](Record& record) { record.kind = Kind::kNone; });
+  change(span, key, [](Record& record) { record.kind = SpanKind::kNone; });
 }
 
 Text& Text::operator<<(std::string_view text) noexcept {
@@ -155,14 +155,14 @@ void start(size_t wanted) {
   next_place.store(0, std::memory_order_relaxed);
   lost.store(0, std::memory_order_relaxed);
   last_trace = last_trace % kTraces + 1;
-  // pairs with: Access::Access, "a way to the records"
+  // pairs with: RecordWriter::RecordWriter, "a way to the records"
   detail::running.store(last_trace, std::memory_order_seq_cst);
 }
 
 Recording stop() noexcept {
-  // pairs with: Access::Access, "a way to the records"
+  // pairs with: RecordWriter::RecordWriter, "a way to the records"
   detail::running.store(0, std::memory_order_seq_cst);
-  // pairs with: Access::Access and Access::~Access, "a way to the records"
+  // pairs with: RecordWriter::RecordWriter and RecordWriter::~RecordWriter, "a way to the records"
   while (writers.load(std::memory_order_seq_cst) != 0) sched_yield();
   Recording recording(std::exchange(records, nullptr), capacity);
   recording.count = std::min<uint64_t>(next_place.load(std::memory_order_relaxed), capacity);

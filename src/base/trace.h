@@ -15,11 +15,12 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/access.h"
 #include "base/clock.h"
 
 namespace tenon::impl::trace {
 
-enum class Kind : uint8_t {
+enum class SpanKind : uint8_t {
   kNone,     // nothing has come of it: not to be shown
   kOp,       // pushed, ready, running, returned, ended
   kLease,    // asked for, granted, -, -, released
@@ -33,7 +34,7 @@ enum class Kind : uint8_t {
 // The times of a record: what each means to a kind stands above. The last one is when it was closed.
 enum Mark : uint8_t { kBegun, kReady, kRunning, kReturned, kEnded, kMarks };
 
-enum class Outcome : uint8_t {
+enum class SpanOutcome : uint8_t {
   kOpen,  // the trace ended first
   kDone,
   kFailed,     // note says why
@@ -51,9 +52,9 @@ struct Record {
   uint32_t group;                     // the number of a feed
   int32_t worker, slot;
   int32_t pid;  // of a worker process; 0: a thread
-  Kind kind;
-  Outcome outcome;
-  bool is_write;
+  SpanKind kind;
+  SpanOutcome outcome;
+  Access access;
   char name[48];  // what each text is of: src/trace/chrome.cc
   char site[64];  // the end of it, if it is longer
   char text[112];
@@ -69,21 +70,21 @@ namespace detail {
 extern std::atomic<uint32_t> running;
 // Apart from the code that does without: it is to stay small.
 [[gnu::cold]] void mark(Span span, uint64_t key, Mark at) noexcept;
-[[gnu::cold]] void close(Span span, uint64_t key, Outcome outcome, std::string_view note) noexcept;
+[[gnu::cold]] void close(Span span, uint64_t key, SpanOutcome outcome, std::string_view note) noexcept;
 }  // namespace detail
 
 inline bool is_on() noexcept { return detail::running.load(std::memory_order_relaxed) != 0; }
 
 // A way to the records for a moment: the trace's end waits for those that are open. Threads: any.
-class Access {
+class RecordWriter {
  public:
-  Access() noexcept;
-  Access(const Access&) = delete;
-  Access& operator=(const Access&) = delete;
-  ~Access();
+  RecordWriter() noexcept;
+  RecordWriter(const RecordWriter&) = delete;
+  RecordWriter& operator=(const RecordWriter&) = delete;
+  ~RecordWriter();
 
   // A new record, begun now in this thread. Null: no trace runs, or it is full. Requires key != 0.
-  Record* add(Kind kind, uint64_t key, Span* span) noexcept;
+  Record* add(SpanKind kind, uint64_t key, Span* span) noexcept;
   // Null: the span is not one of the trace that runs.
   Record* find(Span span, uint64_t key) noexcept;
 
@@ -93,12 +94,12 @@ class Access {
 
 // fill(record) says what it is.
 template <class Fill>
-Span open(Kind kind, uint64_t key, Fill fill) noexcept {
+Span open(SpanKind kind, uint64_t key, Fill fill) noexcept {
   Span span = kNoSpan;
   if (!is_on()) [[likely]]
     return span;
-  Access access;
-  if (Record* const record = access.add(kind, key, &span)) fill(*record);
+  RecordWriter writer;
+  if (Record* const record = writer.add(kind, key, &span)) fill(*record);
   return span;
 }
 
@@ -106,8 +107,8 @@ template <class Change>
 void change(Span span, uint64_t key, Change change_record) noexcept {
   if (span == kNoSpan) [[likely]]
     return;
-  Access access;
-  if (Record* const record = access.find(span, key)) change_record(*record);
+  RecordWriter writer;
+  if (Record* const record = writer.find(span, key)) change_record(*record);
 }
 
 // kRunning: in this thread.
@@ -120,7 +121,7 @@ inline void mark(Span span, uint64_t key, Mark at) noexcept {
 std::string_view last_line_of(std::string_view text) noexcept;
 
 // Nothing happens to a span that is closed already. note: its last line is kept.
-inline void close(Span span, uint64_t key, Outcome outcome, std::string_view note = {}) noexcept {
+inline void close(Span span, uint64_t key, SpanOutcome outcome, std::string_view note = {}) noexcept {
   if (span != kNoSpan) [[unlikely]]
     detail::close(span, key, outcome, note);
 }

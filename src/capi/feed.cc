@@ -136,9 +136,9 @@ tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_f
   return guarded(error, [&] {
     not_null(request, "request");
     switch (unwrap(not_null(worker, "worker"))->next(timeout_ns, *request)) {
-      case Worker::Outcome::kRequest: return;
-      case Worker::Outcome::kLate: throw_error(Code::kTimeout, "there is nothing to be filled");
-      case Worker::Outcome::kOver: throw_error(Code::kClosed, "the feed is closed");
+      case Worker::Received::kRequest: return;
+      case Worker::Received::kLate: throw_error(Code::kTimeout, "there is nothing to be filled");
+      case Worker::Received::kOver: throw_error(Code::kClosed, "the feed is closed");
     }
   });
 }

@@ -25,18 +25,13 @@ void describe(const Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
   static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
   *to = {};
   to->kind = static_cast<int32_t>(from.party);
-  to->access = from.mode == Mode::kWrite ? TENON_WRITE : TENON_READ;
+  to->access = static_cast<int32_t>(from.access);
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
   to->age_ns = std::max<int64_t>(now_ms - from.since_ms, 0) * 1'000'000;
   std::memcpy(to->name, from.name, std::strlen(from.name));
   std::memcpy(to->site, from.site, std::strlen(from.site));
 }
-static_assert(static_cast<int32_t>(Obstacle::Party::kHost) == TENON_HOLDER_VIEW &&
-              static_cast<int32_t>(Obstacle::Party::kOp) == TENON_HOLDER_OP &&
-              static_cast<int32_t>(Obstacle::Party::kLease) == TENON_HOLDER_LEASE &&
-              static_cast<int32_t>(Obstacle::Party::kCall) == TENON_HOLDER_CALL &&
-              static_cast<int32_t>(Obstacle::Party::kProcess) == TENON_HOLDER_PROCESS);
 
 Actor owner_in(const tenon_lease_options& options) {
   const Actor self = actor_of_task(options.task);

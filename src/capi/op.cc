@@ -72,7 +72,7 @@ void describe(const tenon_use& use, Entry& entry) {
   const Array& array = *capi::unwrap(use.array);
   entry.home = &array.storage().home();
   entry.extent = array.extent();
-  entry.mode = mode_of(checked_access(use.access));
+  entry.access = checked_access(use.access);
   entry.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
 }
 
@@ -105,14 +105,14 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
 }
 
 [[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
-  return trace::open(trace::Kind::kOp, op.number(), [&](trace::Record& record) {
+  return trace::open(trace::SpanKind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
     trace::Text(record.name) << (op.name != nullptr ? op.name : "");
     trace::copy_end(record.site, op.site);
     trace::Text text(record.text);
     const char* before = "";
     for (const tenon_use& use : uses) {
-      text << std::exchange(before, "; ") << (use.access == TENON_READ ? "reads " : "writes ");
+      text << std::exchange(before, "; ") << third_person(static_cast<Access>(use.access)) << " ";
       describe(*capi::unwrap(use.array), text);
     }
   });

@@ -78,7 +78,7 @@ void Crew::take_over_generator() noexcept {
 }
 
 // job: null where there is none yet. The key is the crew's.
-trace::Span Crew::begin_span(trace::Kind kind, int32_t worker, const Job* job) const noexcept {
+trace::Span Crew::begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept {
   return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
     record.group = number_;
     record.worker = worker;
@@ -92,12 +92,12 @@ trace::Span Crew::begin_span(trace::Kind kind, int32_t worker, const Job* job) c
 
 // Of a worker that has a mailbox: the fill that it has answered.
 void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
-  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
+  const trace::Span span = begin_span(trace::SpanKind::kFill, worker, &job);
   trace::change(span, trace::key_of(this), [&](trace::Record& record) {
     record.at_ns[trace::kBegun] = result.began_ns;
     record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
     record.pid = static_cast<int32_t>(result.pid);
-    record.outcome = is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone;
+    record.outcome = is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone;
     trace::Text(record.note) << trace::last_line_of(result.message);
   });
 }
@@ -105,7 +105,7 @@ void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) c
 int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
   int32_t slot = slots_->try_take();
   if (slot != Slots::kNone) return slot;
-  const trace::Span span = begin_span(trace::Kind::kBlocked, worker, nullptr);
+  const trace::Span span = begin_span(trace::SpanKind::kBlocked, worker, nullptr);
   const int64_t start = now_ns();
   const bool is_consumers = queue_.has_ready();
   const bool is_found = ShortWait::poll(short_wait.budget_ns(), [&] {
@@ -114,7 +114,7 @@ int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
   });
   if (!is_found) slot = slots_->take();
   const int64_t waited = now_ns() - start;
-  trace::close(span, trace::key_of(this), trace::Outcome::kDone);
+  trace::close(span, trace::key_of(this), trace::SpanOutcome::kDone);
   short_wait.note(waited);
   blocked_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
   if (is_consumers)
@@ -166,34 +166,34 @@ bool Crew::prepare(int32_t worker, Job& job) {
   return true;
 }
 
-Crew::Take Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
   const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
     // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
-    if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return Take::kOver;
-    if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return Take::kNone;
+    if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return JobTake::kOver;
+    if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return JobTake::kNone;
     job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
-    if (job.slot == Slots::kOver) return Take::kOver;
-    if (job.slot == Slots::kNone) return Take::kNone;
+    if (job.slot == Slots::kOver) return JobTake::kOver;
+    if (job.slot == Slots::kNone) return JobTake::kNone;
     std::unique_lock preparing(preparing_, std::defer_lock);
     if (generator_.prepare != nullptr) {
       if (may_wait) preparing.lock();
       if (!may_wait && !preparing.try_lock()) {
         slots_->give(job.slot);
-        return Take::kNone;
+        return JobTake::kNone;
       }
     }
-    const TicketQueue::Take taken = queue_.take(job.lane, worker, may_wait && !goes_round, job.ticket);
-    if (taken != TicketQueue::Take::kTicket) {
+    const TicketQueue::TicketTake taken = queue_.take(job.lane, worker, may_wait && !goes_round, job.ticket);
+    if (taken != TicketQueue::TicketTake::kTicket) {
       slots_->give(job.slot);
-      if (taken == TicketQueue::Take::kStopped) return Take::kOver;
+      if (taken == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
       if (may_wait) continue;  // the epoch has ended meanwhile
-      return Take::kNone;
+      return JobTake::kNone;
     }
     job.retries = 0;
     slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
     reset_slot(layout_, *schema_, slots_->data(job.slot));
-    if (generator_.prepare == nullptr || prepare(worker, job)) return Take::kJob;
+    if (generator_.prepare == nullptr || prepare(worker, job)) return JobTake::kJob;
   }
 }
 
@@ -261,14 +261,14 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
   FillResult result;
   char message[kMessageSize];
   message[0] = '\0';
-  const trace::Span span = begin_span(trace::Kind::kFill, worker, &job);
+  const trace::Span span = begin_span(trace::SpanKind::kFill, worker, &job);
   const int64_t start = now_ns();
   result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
   if (result.code != 0) result.message = message;
   check_shapes(job, result);
   trace::close(span, trace::key_of(this),
-               is_failure(result) ? trace::Outcome::kFailed : trace::Outcome::kDone, result.message);
+               is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone, result.message);
   return result;
 }
 
@@ -276,7 +276,7 @@ void Crew::work_here(int32_t worker) {
   ShortWait short_wait;
   Job job;
   job.lane = worker * static_cast<int32_t>(kDepth);
-  while (take_job(worker, true, short_wait, job) == Take::kJob) {
+  while (take_job(worker, true, short_wait, job) == JobTake::kJob) {
     FillResult result = fill_here(worker, job);
     while (may_retry(job, result)) {
       ++job.retries;
@@ -302,9 +302,9 @@ void Crew::work_by_process(int32_t worker) {
     while (!is_over && asked - settled < kDepth) {
       Job& job = jobs[asked % kDepth];
       job.lane = worker * static_cast<int32_t>(kDepth) + static_cast<int32_t>(asked % kDepth);
-      const Take taken = take_job(worker, asked == settled, short_wait, job);
-      is_over = taken == Take::kOver;
-      if (taken != Take::kJob) break;
+      const JobTake taken = take_job(worker, asked == settled, short_wait, job);
+      is_over = taken == JobTake::kOver;
+      if (taken != JobTake::kJob) break;
       ask(job);
     }
     if (asked == settled) return;

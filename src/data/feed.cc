@@ -159,7 +159,7 @@ void Feed::help_starved() {
 
 // Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
 // slots. False: the time has passed.
-bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcome& outcome) {
+bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBatch& outcome) {
   const bool watches_fill = options_.fill_timeout_ns > 0 && !crew_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
@@ -170,7 +170,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcom
       step = step < 0 ? look : std::min(step, look);
     }
     outcome = crew_->queue().next(step, item);
-    if (outcome != TicketQueue::Outcome::kLate) return true;
+    if (outcome != TicketQueue::NextBatch::kLate) return true;
     if (watches_fill) {
       TicketFailure failure;
       failure.kind = TENON_HUNG;
@@ -198,12 +198,12 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
   TicketQueue::Item item;
-  TicketQueue::Outcome outcome{};
+  TicketQueue::NextBatch outcome{};
   if (!wait(timeout_ns, item, outcome)) return false;
   switch (outcome) {
-    case TicketQueue::Outcome::kLate: return false;
-    case TicketQueue::Outcome::kStopped: throw_error(Code::kClosed, "the feed is closed");
-    case TicketQueue::Outcome::kFailure: {
+    case TicketQueue::NextBatch::kLate: return false;
+    case TicketQueue::NextBatch::kStopped: throw_error(Code::kClosed, "the feed is closed");
+    case TicketQueue::NextBatch::kFailure: {
       const TicketFailure& f = item.failure;
       const std::scoped_lock lock(failing_);
       failure_ = {};
@@ -218,8 +218,8 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
       std::memcpy(failure_.text, f.message, sizeof failure_.text);
       throw Error(Code::kOp, failure_text(item), f.code);
     }
-    case TicketQueue::Outcome::kEnd: batch = {}; return true;
-    case TicketQueue::Outcome::kBatch: break;
+    case TicketQueue::NextBatch::kEnd: batch = {}; return true;
+    case TicketQueue::NextBatch::kBatch: break;
   }
   crew_->slots().mark(item.slot, trace::kRunning);
   try {

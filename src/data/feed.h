@@ -59,7 +59,7 @@ class Feed {
   void start_workers();
   std::string failure_text(const TicketQueue::Item& item) const;
   std::string held_text(uint64_t epoch);
-  bool wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::Outcome& outcome);
+  bool wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
   void help_starved();

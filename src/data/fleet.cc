@@ -52,7 +52,7 @@ int32_t status_of(const siginfo_t& info) noexcept {
   try {
     Worker worker(memory, number);
     tenon_fill_request request;
-    while (worker.next(-1, request) == Worker::Outcome::kRequest) {
+    while (worker.next(-1, request) == Worker::Received::kRequest) {
       message[0] = '\0';
       const int32_t code =
           call_generator(generator.fill, generator.context, request, message, sizeof message);

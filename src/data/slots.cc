@@ -173,7 +173,7 @@ int32_t Slots::pop() noexcept {
 
 void Slots::give(int32_t slot) noexcept {
   Link& link = links_[static_cast<size_t>(slot)];
-  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::Outcome::kDone);
+  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::SpanOutcome::kDone);
   uint64_t head = head_.load(std::memory_order_relaxed);
   do {
     link.next.store(slot_of(head), std::memory_order_relaxed);
@@ -185,7 +185,7 @@ void Slots::give(int32_t slot) noexcept {
 
 void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
   Link& link = links_[static_cast<size_t>(slot)];
-  link.span = trace::open(trace::Kind::kSlot, trace::key_of(&link), [&](trace::Record& record) {
+  link.span = trace::open(trace::SpanKind::kSlot, trace::key_of(&link), [&](trace::Record& record) {
     record.group = feed;
     record.slot = slot;
     record.epoch = epoch;

@@ -17,15 +17,15 @@ TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32
       filling_(static_cast<size_t>(lanes)),
       deliveries_(ring_.size()) {}
 
-TicketQueue::Take TicketQueue::take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket) {
+TicketQueue::TicketTake TicketQueue::take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket) {
   std::unique_lock lock(mutex_);
   if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
-  if (is_stopped_) return Take::kStopped;
-  if (!has_ticket_for(worker)) return Take::kNone;
+  if (is_stopped_) return TicketTake::kStopped;
+  if (!has_ticket_for(worker)) return TicketTake::kNone;
   ticket = {epoch_, next_++};
   filling_[static_cast<size_t>(lane)] = {ticket, now_ns(), true};
   if (round_robin_ != 0) work_.notify_all();
-  return Take::kTicket;
+  return TicketTake::kTicket;
 }
 
 bool TicketQueue::wait_for_turn(int32_t worker) {
@@ -193,7 +193,7 @@ void TicketQueue::stop() {
 // A call that finds no batch begins it, whatever becomes of that call; one that finds something ends it.
 void TicketQueue::begin_waiting(int64_t now) noexcept {
   waiting_since_ns_ = now;
-  waiting_ = trace::open(trace::Kind::kStarved, trace::key_of(this), [this](trace::Record& record) {
+  waiting_ = trace::open(trace::SpanKind::kStarved, trace::key_of(this), [this](trace::Record& record) {
     record.group = feed_;
     record.epoch = epoch_;
     record.index = deliver_;
@@ -202,7 +202,7 @@ void TicketQueue::begin_waiting(int64_t now) noexcept {
 
 void TicketQueue::end_waiting() noexcept {
   waiting_since_ns_ = 0;
-  trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::Outcome::kDone);
+  trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::SpanOutcome::kDone);
 }
 
 // True when next() has something to say.
@@ -241,20 +241,20 @@ bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadli
   return is_in_time;
 }
 
-TicketQueue::Outcome TicketQueue::next(int64_t timeout_ns, Item& item) {
+TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Item& item) {
   std::unique_lock lock(mutex_);
-  if (!wait_settled(lock, timeout_ns)) return Outcome::kLate;
+  if (!wait_settled(lock, timeout_ns)) return NextBatch::kLate;
   end_waiting();
-  if (is_stopped_) return Outcome::kStopped;
+  if (is_stopped_) return NextBatch::kStopped;
   if (is_active_ && deliver_ == end_) end_epoch();
-  if (!is_active_) return Outcome::kEnd;
+  if (!is_active_) return NextBatch::kEnd;
   Entry& front = entry(deliver_);
   item.ticket = {epoch_, deliver_};
   if (front.state == State::kFailed) {
     item.failure = failure_;
     end_epoch();
     tell_consumers();
-    return Outcome::kFailure;
+    return NextBatch::kFailure;
   }
   item.slot = front.slot;
   front = {};
@@ -262,7 +262,7 @@ TicketQueue::Outcome TicketQueue::next(int64_t timeout_ns, Item& item) {
   drop_skipped();
   deliveries_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns()};
   --ready_count_;
-  return Outcome::kBatch;
+  return NextBatch::kBatch;
 }
 
 bool TicketQueue::has_ready() {

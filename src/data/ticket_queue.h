@@ -58,10 +58,10 @@ class TicketQueue {
 
   // For workers. A batch of a past epoch, or one that was given up, is dropped, and its slot is free.
 
-  enum class Take { kTicket, kNone, kStopped };
+  enum class TicketTake { kTicket, kNone, kStopped };
   // The next batch to be filled, into the slot that the caller has taken; else the slot stays the caller's.
   // kNone: there is none now, and the caller would not wait.
-  Take take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket);
+  TicketTake take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket);
   // Waits until the next batch is this worker's. False after stop().
   bool wait_for_turn(int32_t worker);
   bool is_turn_of(int32_t worker);
@@ -77,7 +77,7 @@ class TicketQueue {
 
   // For consumers.
 
-  enum class Outcome { kBatch, kFailure, kEnd, kLate, kStopped };
+  enum class NextBatch { kBatch, kFailure, kEnd, kLate, kStopped };
   struct Item {
     Ticket ticket;
     int32_t slot = -1;      // kBatch: is the caller's now
@@ -92,7 +92,7 @@ class TicketQueue {
   // The batch that next() would give, or the first one of the epoch that begin() would begin.
   Ticket position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
-  Outcome next(int64_t timeout_ns, Item& item);
+  NextBatch next(int64_t timeout_ns, Item& item);
   // The batch for which a consumer waits, if a lane has been at it for so long; it is given up then: failed
   // with failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);

@@ -20,7 +20,7 @@ TicketFailure failure_of(int32_t code, const std::string& message) {
   return failure;
 }
 
-using Outcome = TicketQueue::Outcome;
+using NextBatch = TicketQueue::NextBatch;
 
 // A queue and its slots, driven by one thread.
 struct Bench {
@@ -35,11 +35,11 @@ struct Bench {
   Job take(int32_t worker = 0) {
     Job job{{}, slots->try_take()};
     EXPECT_GE(job.slot, 0);
-    EXPECT_EQ(queue.take(worker, worker, true, job.ticket), TicketQueue::Take::kTicket);
+    EXPECT_EQ(queue.take(worker, worker, true, job.ticket), TicketQueue::TicketTake::kTicket);
     return job;
   }
   void publish(const Job& job, int32_t worker = 0) { queue.publish(worker, job.ticket, job.slot, 1); }
-  Outcome next() { return queue.next(0, item); }
+  NextBatch next() { return queue.next(0, item); }
   int32_t free_slots() {
     std::vector<int32_t> taken;
     for (int32_t slot = slots->try_take(); slot >= 0; slot = slots->try_take()) taken.push_back(slot);
@@ -60,33 +60,33 @@ TEST(TicketQueue, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
   const auto third = bench.take();
   EXPECT_EQ(third.ticket.index, 2u);
   bench.publish(third);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
-  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.ticket.index, 0u);
   EXPECT_EQ(bench.item.slot, first.slot);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(second);
-  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.slot, second.slot);
-  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.slot, third.slot);
-  EXPECT_EQ(bench.next(), Outcome::kEnd);
-  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
 }
 
 TEST(TicketQueue, EpochsCountFromZeroAndBeginAnew) {
   Bench bench(2, 1);
-  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     bench.queue.begin();
     const auto job = bench.take();
     EXPECT_EQ(job.ticket.epoch, epoch);
     EXPECT_EQ(job.ticket.index, 0u);
     bench.publish(job);
-    ASSERT_EQ(bench.next(), Outcome::kBatch);
+    ASSERT_EQ(bench.next(), NextBatch::kBatch);
     bench.slots->give(bench.item.slot);
-    EXPECT_EQ(bench.next(), Outcome::kEnd);
+    EXPECT_EQ(bench.next(), NextBatch::kEnd);
   }
 }
 
@@ -96,15 +96,15 @@ TEST(TicketQueue, EndingAnEpochFreesWhatWasNotDelivered) {
   bench.publish(bench.take());
   bench.publish(bench.take());
   const auto late = bench.take();
-  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.free_slots(), 1);
   bench.queue.end();
-  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.free_slots(), 2);
   bench.queue.begin();
   bench.publish(late);  // of the epoch before
   EXPECT_EQ(bench.free_slots(), 3);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
   EXPECT_EQ(bench.queue.snapshot().ready, 0);
 }
 
@@ -116,19 +116,19 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   const auto later = bench.take();
   bench.queue.fail(1, failing.ticket, failing.slot, failure_of(7, "no more"));
   bench.publish(later);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
-  ASSERT_EQ(bench.next(), Outcome::kBatch);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.ticket.index, 0u);
-  ASSERT_EQ(bench.next(), Outcome::kFailure);
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.ticket.index, 1u);
   EXPECT_EQ(bench.item.failure.code, 7);
   EXPECT_STREQ(bench.item.failure.message, "no more");
-  EXPECT_EQ(bench.next(), Outcome::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.free_slots(), 3);
   bench.queue.begin();
   EXPECT_EQ(bench.take().ticket.index, 0u);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
 }
 
 TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
@@ -139,7 +139,7 @@ TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
   bool took = true;
   std::thread worker([&] {
     Ticket ticket;
-    took = bench.queue.take(0, 0, true, ticket) == TicketQueue::Take::kTicket;
+    took = bench.queue.take(0, 0, true, ticket) == TicketQueue::TicketTake::kTicket;
   });
   bench.queue.stop();
   worker.join();
@@ -151,21 +151,21 @@ TEST(TicketQueue, ALongMessageIsCut) {
   bench.queue.begin();
   const auto failing = bench.take();
   bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
-  ASSERT_EQ(bench.next(), Outcome::kFailure);
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.failure.message, std::string(kMessageSize - 1, 'x'));
 }
 
 TEST(TicketQueue, StopWakesWorkersAndConsumers) {
   Bench bench(2, -1);
-  Outcome outcome = Outcome::kBatch;
+  NextBatch outcome = NextBatch::kBatch;
   bench.queue.begin();
   const auto busy = bench.take();
   std::thread consumer([&] { outcome = bench.queue.next(-1, bench.item); });
   bench.queue.stop();
   consumer.join();
-  EXPECT_EQ(outcome, Outcome::kStopped);
+  EXPECT_EQ(outcome, NextBatch::kStopped);
   Ticket ticket;
-  EXPECT_EQ(bench.queue.take(0, 0, true, ticket), TicketQueue::Take::kStopped);
+  EXPECT_EQ(bench.queue.take(0, 0, true, ticket), TicketQueue::TicketTake::kStopped);
   bench.publish(busy);
   EXPECT_EQ(bench.free_slots(), 2);
   EXPECT_THROW(bench.queue.begin(), Error);
@@ -177,7 +177,7 @@ TEST(TicketQueue, ASnapshotTellsWhoIsBusyWithWhat) {
   const auto oldest = bench.take(2);
   bench.publish(bench.take(1), 1);
   bench.take(0);
-  EXPECT_EQ(bench.next(), Outcome::kLate);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
   const TicketQueue::Snapshot now = bench.queue.snapshot();
   EXPECT_EQ(now.filling, 2);
   EXPECT_EQ(now.ready, 1);
@@ -199,7 +199,7 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
         const int32_t slot = bench.slots->take();
         Ticket ticket;
         if (slot < 0) return;
-        if (bench.queue.take(worker, worker, true, ticket) != TicketQueue::Take::kTicket) return;
+        if (bench.queue.take(worker, worker, true, ticket) != TicketQueue::TicketTake::kTicket) return;
         bench.queue.publish(worker, ticket, slot, 1);
       }
     });
@@ -211,7 +211,7 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
     consumers.emplace_back([&] {
       TicketQueue::Item item;
       uint64_t least = 0;
-      while (bench.queue.next(-1, item) == Outcome::kBatch) {
+      while (bench.queue.next(-1, item) == NextBatch::kBatch) {
         if (item.ticket.index < least) ++disorder;
         least = item.ticket.index + 1;
         ++seen[item.ticket.index];  // a data race if two got the same

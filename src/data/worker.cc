@@ -114,9 +114,9 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
   return has || has_mail();
 }
 
-Worker::Outcome Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
-  if (!wait_for_request(timeout_ns)) return Outcome::kLate;
-  if (box_.is_over.load(std::memory_order_relaxed) != 0) return Outcome::kOver;
+Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
+  if (!wait_for_request(timeout_ns)) return Received::kLate;
+  if (box_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
   const MailRequest& mail = box_.requests[done_ % kDepth];
   std::byte* const slot =
       memory_ + head_.slots_at + static_cast<size_t>(mail.slot) * head_.layout.slot_nbytes;
@@ -139,7 +139,7 @@ Worker::Outcome Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   request.attachment_size = head_.layout.attachment_nbytes;
   request.attachment_nbytes = &head_.layout.attached(slot);
   since_ns_ = now_ns();
-  return Outcome::kRequest;
+  return Received::kRequest;
 }
 
 void Worker::answer(int32_t code, const char* message) noexcept {

@@ -36,9 +36,9 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker();
 
-  enum class Outcome { kRequest, kLate, kOver };
+  enum class Received { kRequest, kLate, kOver };
   // The next request, which is valid until it is answered. timeout_ns < 0: for ever.
-  Outcome next(int64_t timeout_ns, tenon_fill_request& request);
+  Received next(int64_t timeout_ns, tenon_fill_request& request);
   // message is cut where it is too long; null: none.
   void answer(int32_t code, const char* message) noexcept;
 

@@ -37,16 +37,18 @@ struct Cell {
 // An access to the bytes begin..end of a cell.
 struct Wanted {
   Cell* cell;
-  Mode mode;
+  Access access;
   bool is_overwrite = false;
   size_t begin = 0;
   size_t end = sizeof(int64_t);
 };
-inline Wanted read(Cell& cell) { return {&cell, Mode::kRead}; }
-inline Wanted write(Cell& cell) { return {&cell, Mode::kWrite}; }
-inline Wanted overwrite(Cell& cell) { return {&cell, Mode::kWrite, true}; }
-inline Wanted read(Cell& cell, size_t begin, size_t end) { return {&cell, Mode::kRead, false, begin, end}; }
-inline Wanted write(Cell& cell, size_t begin, size_t end) { return {&cell, Mode::kWrite, false, begin, end}; }
+inline Wanted read(Cell& cell) { return {&cell, Access::kRead}; }
+inline Wanted write(Cell& cell) { return {&cell, Access::kWrite}; }
+inline Wanted overwrite(Cell& cell) { return {&cell, Access::kWrite, true}; }
+inline Wanted read(Cell& cell, size_t begin, size_t end) { return {&cell, Access::kRead, false, begin, end}; }
+inline Wanted write(Cell& cell, size_t begin, size_t end) {
+  return {&cell, Access::kWrite, false, begin, end};
+}
 
 inline Extent extent_of(const Wanted& wanted) {
   const uintptr_t at = wanted.cell->extent().begin;
@@ -56,7 +58,7 @@ inline Extent extent_of(const Wanted& wanted) {
 inline void describe(const Wanted& wanted, Entry& entry) {
   entry.home = &wanted.cell->home;
   entry.extent = extent_of(wanted);
-  entry.mode = wanted.mode;
+  entry.access = wanted.access;
   entry.is_overwrite = wanted.is_overwrite;
 }
 
@@ -134,7 +136,7 @@ inline Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {
 
 class CellLease {
  public:
-  explicit CellLease(const Wanted& wanted) : claim_(Kind::kLease, {&entry_, 1}) {
+  explicit CellLease(const Wanted& wanted) : claim_(Party::kLease, {&entry_, 1}) {
     describe(wanted, entry_);
     claim_.owner = current_actor();
   }
@@ -171,7 +173,7 @@ class CellLease {
 inline void describe(const Wanted& wanted, View& view) {
   view.home = &wanted.cell->home;
   view.extent = extent_of(wanted);
-  view.mode = wanted.mode;
+  view.access = wanted.access;
 }
 
 // A view of ordinary code.

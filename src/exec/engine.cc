@@ -28,7 +28,7 @@ bool is_any_body_running() noexcept {
   const auto look = [](Queue& queue, void* found) {
     const std::scoped_lock lock(queue.lock);
     for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-      if (e->claim->kind != Kind::kOp || e->claim == this_thread.running_claim) continue;
+      if (e->claim->party != Party::kOp || e->claim == this_thread.running_claim) continue;
       if (static_cast<const Op*>(e->claim)->is_running()) *static_cast<bool*>(found) = true;
     }
   };

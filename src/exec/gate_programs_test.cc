@@ -70,7 +70,7 @@ class Program {
   };
   Use any_use(unsigned writes) {
     const size_t memory = draw(kMemories);
-    Wanted w{&process_[memory], chance(writes) ? Mode::kWrite : Mode::kRead};
+    Wanted w{&process_[memory], chance(writes) ? Access::kWrite : Access::kRead};
     if (chance(40)) {
       w.begin = draw(8);
       w.end = w.begin + 1 + draw(8 - w.begin);
@@ -107,7 +107,7 @@ class Program {
     CellAccess mine_, shared_;
   };
   bool is_held(const Use& use) {
-    return turns_[use.memory]->holds(process_.number, {use.wanted.begin, use.wanted.end}, use.wanted.mode);
+    return turns_[use.memory]->holds(process_.number, {use.wanted.begin, use.wanted.end}, use.wanted.access);
   }
   int64_t patience() { return chance(20) ? 0 : static_cast<int64_t>(random_() % 2'000'000); }
   void dwell() {
@@ -132,7 +132,7 @@ class Program {
   void push_op() {
     std::vector<Use> uses;
     for (size_t n = 1 + draw(3); n > 0; --n) uses.push_back(any_use(50));
-    if (chance(10)) uses.front().wanted = {uses.front().wanted.cell, Mode::kWrite, true};
+    if (chance(10)) uses.front().wanted = {uses.front().wanted.cell, Access::kWrite, true};
     std::vector<Wanted> wanted;
     for (const Use& use : uses) wanted.push_back(use.wanted);
     const uint64_t claim = next_claim++;
@@ -172,7 +172,7 @@ class Program {
   // What the outer one allows acts under it.
   void take_nested(const Use& outer, uint64_t claim) {
     Use use = outer;
-    if (chance(50)) use.wanted.mode = Mode::kRead;
+    if (chance(50)) use.wanted.access = Access::kRead;
     CellLease lease(use.wanted);
     Refusal refusal;
     ASSERT_TRUE(lease.acquire(&refusal, 0)) << "it waits for nobody";
@@ -183,7 +183,7 @@ class Program {
 
   void open_view(const Use& outer, uint64_t claim) {
     Use use = outer;
-    if (chance(50)) use.wanted.mode = Mode::kRead;
+    if (chance(50)) use.wanted.access = Access::kRead;
     auto sight = std::make_unique<Sight>(use.wanted);
     Refusal refusal;
     ASSERT_TRUE(sight->open(&refusal)) << "under a lease";
@@ -215,7 +215,7 @@ class Program {
     std::array<Entry, 2> entries;
     const size_t n = 1 + draw(2);
     for (size_t i = 0; i < n; ++i) describe(uses[i].wanted, entries[i]);
-    BlockingClaim claim(Kind::kCall, std::span(entries).first(n));
+    BlockingClaim claim(Party::kCall, std::span(entries).first(n));
     claim.owner = current_actor();
     Refusal refusal;
     if (!claim.acquire(Deadline(patience()), &refusal)) return note_refused(refusal);
@@ -227,7 +227,7 @@ class Program {
         Use use{0, {}};
         while (e.home != &process_[use.memory].home) ++use.memory;
         const uintptr_t at = process_[use.memory].extent().begin;
-        use.wanted = {&process_[use.memory], e.mode, false, e.extent.begin - at, e.extent.end - at};
+        use.wanted = {&process_[use.memory], e.access, false, e.extent.begin - at, e.extent.end - at};
         EXPECT_TRUE(is_held(use));
         noted.push_back(std::make_unique<Noted>(*this, use, Party::kView, number, e.sequence != 0));
       }

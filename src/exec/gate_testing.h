@@ -40,10 +40,10 @@ class Turns {
     return sum;
   }
   // The process has the bytes now.
-  bool holds(int process, const Extent& extent, Mode mode) {
+  bool holds(int process, const Extent& extent, Access access) {
     const std::scoped_lock lock(lock_);
     for (const Record& r : records_) {
-      const bool is_enough = r.extent.contains(extent) && (r.mode == Mode::kWrite || mode == Mode::kRead);
+      const bool is_enough = r.extent.contains(extent) && includes(r.access, access);
       if (r.is_granted && r.process == process && is_enough) return true;
     }
     return false;
@@ -70,7 +70,7 @@ class Turns {
   struct Record {
     int process;
     Extent extent;  // from the begin of the memory
-    Mode mode;
+    Access access;
     Pass pass;
     uint32_t references = 1;
     bool is_granted = false;
@@ -86,7 +86,8 @@ class Turns {
   }
   const Record* blocker_of(const Record& wanted) const {
     for (const Record& r : records_) {
-      if (r.process == wanted.process || !conflict(r.mode, r.extent, wanted.mode, wanted.extent)) continue;
+      if (r.process == wanted.process || !conflict(r.access, r.extent, wanted.access, wanted.extent))
+        continue;
       if (r.is_granted || r.pass < wanted.pass) return &r;
     }
     return nullptr;
@@ -256,8 +257,8 @@ class StandInGate final : public Gate {
 
   static Obstacle describe(const Turns::Record& record) {
     Obstacle obstacle;
-    obstacle.party = Obstacle::Party::kProcess;
-    obstacle.mode = record.mode;
+    obstacle.party = Party::kProcess;
+    obstacle.access = record.access;
     obstacle.is_granted = record.is_granted;
     obstacle.thread = static_cast<uint32_t>(record.process);
     obstacle.since_ms = coarse_now_ms();
@@ -270,13 +271,13 @@ class StandInGate final : public Gate {
     const Asked asked = asked_of(claim, entry);
     if (const auto reason = turns_.draw_refusal(); reason && !asked.overwrites && !claim.ignores_dead_owner) {
       refusal->reason = *reason;
-      refusal->obstacle.party = Obstacle::Party::kProcess;
+      refusal->obstacle.party = Party::kProcess;
       refusal->obstacle.thread = 4711;
       return turns_.records_.end();
     }
     turns_.records_.push_back({process_,
                                {asked.extent.begin - begin_, asked.extent.end - begin_},
-                               asked.mode,
+                               asked.access,
                                ++turns_.last_pass_});
     const auto record = std::prev(turns_.records_.end());
     record->is_granted = turns_.blocker_of(*record) == nullptr;
@@ -300,7 +301,7 @@ inline void Turns::grant_next() {
     if (const auto reason = draw_refusal()) {
       refusal.emplace();
       refusal->reason = *reason;
-      refusal->obstacle.party = Obstacle::Party::kProcess;
+      refusal->obstacle.party = Party::kProcess;
       refusal->obstacle.thread = 4711;
     }
     record->gate->keeper_.tell(record->claim, record->entry, record->pass, refusal);

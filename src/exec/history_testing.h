@@ -29,10 +29,8 @@
 
 namespace tenon::impl {
 
-// Who accesses. Views exclude no views, leases exclude no views of the host (ordinary code takes turns with
-// itself), and an op may have been pushed with the promise that views do not count.
-enum class Party : uint8_t { kOp, kOpBesideViews, kLease, kView };
-
+// Views exclude no views, leases exclude no views of the host (ordinary code takes turns with itself), and an
+// op may have been pushed with the promise that views do not count.
 struct CellAccess {
   Wanted what;
   Party party = Party::kOp;
@@ -41,6 +39,9 @@ struct CellAccess {
   uint64_t nth = 0;    // nth access; 0: of no order
   uint64_t start = 0;
   uint64_t end = 0;
+  bool ignores_views = false;  // of an op
+
+  bool is_in_way_of_views() const { return party == Party::kOp && !ignores_views; }
 };
 
 // Threads: begin() and end() from any; take_fault() when all accesses have ended.
@@ -120,10 +121,10 @@ class History {
   }
 
   static bool exclude(const CellAccess& a, const CellAccess& b) {
-    if (a.claim == b.claim || !conflict(a.what.mode, extent_of(a.what), b.what.mode, extent_of(b.what)))
+    if (a.claim == b.claim || !conflict(a.what.access, extent_of(a.what), b.what.access, extent_of(b.what)))
       return false;
     const bool has_view = a.party == Party::kView || b.party == Party::kView;
-    return !has_view || a.party == Party::kOp || b.party == Party::kOp;
+    return !has_view || a.is_in_way_of_views() || b.is_in_way_of_views();
   }
 
   static std::string overlap_in(const std::vector<CellAccess>& by_start) {
@@ -149,7 +150,7 @@ class History {
       if (next.nth == 0) continue;
       Last& last = lasts[next.asker];
       for (size_t i = next.what.begin; i < next.what.end; ++i) {
-        const bool is_write = next.what.mode == Mode::kWrite;
+        const bool is_write = next.what.access == Access::kWrite;
         for (const CellAccess* before : {last.write[i], is_write ? last.read[i] : nullptr}) {
           if (before == nullptr || before->nth <= next.nth) continue;
           return concat("these began out of order: ", text_of(*before), ", then ", text_of(next));
@@ -162,11 +163,10 @@ class History {
   }
 
   static std::string text_of(const CellAccess& a) {
-    static constexpr const char* kParties[] = {"op", "op beside views", "lease", "view"};
-    return concat(kParties[static_cast<size_t>(a.party)], " ", a.claim, " that ",
-                  a.what.mode == Mode::kWrite ? "writes" : "reads", " bytes ", a.what.begin, " to ",
-                  a.what.end, " of a cell, number ", a.nth, " of asker ", a.asker, ", from ", a.start, " to ",
-                  a.end);
+    static constexpr const char* kParties[] = {"view", "op", "lease"};
+    return concat(kParties[static_cast<size_t>(a.party)], a.ignores_views ? " beside views " : " ", a.claim,
+                  " that ", third_person(a.what.access), " bytes ", a.what.begin, " to ", a.what.end,
+                  " of a cell, number ", a.nth, " of asker ", a.asker, ", from ", a.start, " to ", a.end);
   }
 
   const uint64_t serial_;

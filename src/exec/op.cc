@@ -51,7 +51,7 @@ std::string text_of(const Refusal& refusal) {
 }  // namespace
 
 Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
-    : Claim(Kind::kOp, op_entries), work_(work), number_(next_number()) {}
+    : Claim(Party::kOp, op_entries), work_(work), number_(next_number()) {}
 
 Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site,
                    size_t context_size) {
@@ -211,7 +211,7 @@ Task* Op::finish() noexcept {
   Op* next = nullptr;
   for (Claim* claim = ready.take_all(); claim != nullptr;) {
     Claim* const after = claim->next_ready;
-    if (next == nullptr && claim->kind == Kind::kOp && !claim->is_gated) {
+    if (next == nullptr && claim->party == Party::kOp && !claim->is_gated) {
       next = static_cast<Op*>(claim);
       trace::mark(next->span_, next->number_, trace::kReady);
       // pairs with: Op::begin_running, "what the ops before have written"
@@ -240,10 +240,10 @@ Task* Op::finish() noexcept {
 }
 
 void Op::note_end() const noexcept {
-  if (!failure_) return trace::close(span_, number_, trace::Outcome::kDone);
+  if (!failure_) return trace::close(span_, number_, trace::SpanOutcome::kDone);
   bool has_run = is_refused;
   trace::change(span_, number_, [&](const trace::Record& r) { has_run |= r.at_ns[trace::kRunning] != 0; });
-  trace::close(span_, number_, has_run ? trace::Outcome::kFailed : trace::Outcome::kSkipped,
+  trace::close(span_, number_, has_run ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kSkipped,
                failure_->message);
 }
 

@@ -51,12 +51,8 @@ bool overlaps(const Wanted& a, const Wanted& b) {
 bool contains(const Wanted& a, const Wanted& b) {
   return a.cell == b.cell && a.begin <= b.begin && b.end <= a.end;
 }
-bool conflicts(const Wanted& a, const Wanted& b) {
-  return overlaps(a, b) && (a.mode == Mode::kWrite || b.mode == Mode::kWrite);
-}
-bool allows(const Wanted& a, const Wanted& b) {
-  return contains(a, b) && (a.mode == Mode::kWrite || b.mode == Mode::kRead);
-}
+bool conflicts(const Wanted& a, const Wanted& b) { return overlaps(a, b) && conflict(a.access, b.access); }
+bool allows(const Wanted& a, const Wanted& b) { return contains(a, b) && includes(a.access, b.access); }
 
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -73,7 +69,7 @@ void compute(uint64_t number, const std::vector<Wanted>& wanted, const At& at) {
     for (size_t i = w.begin; i < w.end; ++i) hash = mix(hash * 31 + at(*w.cell)[i]);
   }
   for (const Wanted& w : wanted) {
-    if (w.mode == Mode::kRead) continue;
+    if (w.access == Access::kRead) continue;
     for (size_t i = w.begin; i < w.end; ++i) at(*w.cell)[i] = static_cast<uint8_t>(mix(hash + i) >> 8);
   }
 }
@@ -135,7 +131,8 @@ class Program {
     while (true) {
       const Place& p = places_[draw(places_.size())];
       if (p.is_constant && (!may_be_constant || writes == 100)) continue;
-      Wanted w{p.cell, !p.is_constant && chance(writes) ? Mode::kWrite : Mode::kRead, false, p.begin, p.end};
+      Wanted w{p.cell, !p.is_constant && chance(writes) ? Access::kWrite : Access::kRead, false, p.begin,
+               p.end};
       if (chance(15)) narrow(w);
       return w;
     }
@@ -258,7 +255,7 @@ class Program {
   }
   bool would_wait_for_itself(const Wanted& w) const {
     return !is_covered(w) && std::any_of(views_.begin(), views_.end(), [&](const Opened& v) {
-      return v.is_bound && v.access.what.mode == Mode::kRead && conflicts(v.access.what, w);
+      return v.is_bound && v.access.what.access == Access::kRead && conflicts(v.access.what, w);
     });
   }
   bool is_kept(size_t i) const { return std::find(kept_.begin(), kept_.end(), i) != kept_.end(); }
@@ -275,7 +272,7 @@ class Program {
     }
     if (under) {
       wanted.push_back(*under);
-      if (!places_of_constant(*under)) wanted.back().mode = Mode::kWrite;
+      if (!places_of_constant(*under)) wanted.back().access = Access::kWrite;
     }
     std::shuffle(wanted.begin(), wanted.end(), random_);
     const OnHost on_host = std::array{OnHost::kRaise, OnHost::kWait, OnHost::kIgnore}[draw(3)];
@@ -291,14 +288,14 @@ class Program {
   void push(std::vector<Wanted> wanted, OnHost on_host, bool fails) {
     const uint64_t number = ++asked_;
     const std::string name = concat("op ", asker_, ".", number);
-    const Party party = on_host == OnHost::kIgnore ? Party::kOpBesideViews : Party::kOp;
+    const bool ignores_views = on_host == OnHost::kIgnore;
     const Ref<Op> op = make(
         wanted,
-        [this, wanted, number, party, fails, name](Op* self) {
+        [this, wanted, number, ignores_views, fails, name](Op* self) {
           std::vector<std::unique_ptr<History::Scope>> scopes;
           for (const Wanted& w : wanted) {
             scopes.push_back(std::make_unique<History::Scope>(
-                history_, CellAccess{w, party, self->number(), asker_, number, 0, 0}));
+                history_, CellAccess{w, Party::kOp, self->number(), asker_, number, 0, 0, ignores_views}));
           }
           if (!fails) compute(number, wanted, [](Cell& cell) { return bytes_of(cell); });
           scopes.clear();
@@ -317,7 +314,7 @@ class Program {
     Pushed pushed{op, wanted, {}, on_host};
     for (const Wanted& w : wanted) {
       if (!w.is_overwrite) pushed.causes.merge(causes_in(w));
-      if (w.mode == Mode::kRead || on_host != OnHost::kIgnore) continue;
+      if (w.access == Access::kRead || on_host != OnHost::kIgnore) continue;
       for (Opened& v : views_) v.is_disturbed |= overlaps(v.access.what, w);
     }
     if (pushed.causes.empty() && fails) {
@@ -327,7 +324,7 @@ class Program {
       compute(number, wanted, [this](Cell& cell) { return model_[&cell].data(); });
     }
     for (const Wanted& w : wanted) {
-      if (w.mode == Mode::kWrite && !pushed.causes.empty()) poison(w, pushed.causes);
+      if (w.access == Access::kWrite && !pushed.causes.empty()) poison(w, pushed.causes);
       if (w.is_overwrite && pushed.causes.empty()) heal(w);
     }
     pushed_.push_back(std::move(pushed));
@@ -354,8 +351,8 @@ class Program {
   void lease_block(const CellAccess* outer, int depth) {
     Wanted w = outer != nullptr ? outer->what : any_access(50, true);
     if (outer != nullptr && chance(50)) narrow(w);
-    if (outer != nullptr && w.mode == Mode::kWrite && chance(50)) w.mode = Mode::kRead;
-    if (w.mode == Mode::kWrite) w.is_overwrite = chance(20);
+    if (outer != nullptr && w.access == Access::kWrite && chance(50)) w.access = Access::kRead;
+    if (w.access == Access::kWrite) w.is_overwrite = chance(20);
     const bool would_hang = outer == nullptr && is_behind_kept(w);
     if (would_hang && is_covered(w)) return;  // it would run before work that the model has executed
     const bool would_wait_here = outer == nullptr && would_wait_for_itself(w);
@@ -382,8 +379,8 @@ class Program {
       const History::Scope scope(history_, access);
       if (!w.is_overwrite) check_failure(failure_of(w.cell->home, extent_of(w)), causes_in(w));
       check_bytes(w, model_[w.cell]);
-      if (w.mode == Mode::kWrite && (w.is_overwrite || causes_in(w).empty())) write_here(w);
-      if (outer == nullptr && w.mode == Mode::kRead && chance(20)) check_no_upgrade(w);
+      if (w.access == Access::kWrite && (w.is_overwrite || causes_in(w).empty())) write_here(w);
+      if (outer == nullptr && w.access == Access::kRead && chance(20)) check_no_upgrade(w);
       if (depth < 2 && chance(40)) lease_block(&access, depth + 1);
       // What is pushed from here on runs later, but the model has executed it: so it comes last.
       const bool has_pushed = pushed_.size() != pushed_before;
@@ -418,7 +415,7 @@ class Program {
 
   // As the binding does: by an exception, or with every byte overwritten.
   void leave(CellLease& lease, const Wanted& w) {
-    if (w.mode == Mode::kRead) return;
+    if (w.access == Access::kRead) return;
     if (chance(10)) {
       const std::string name = concat("lease ", asker_, ".", ++asked_);
       lease.settle(new_failure(name.c_str()));
@@ -432,7 +429,7 @@ class Program {
     Wanted w = lease.what;
     w.is_overwrite = false;
     if (chance(50)) narrow(w);
-    if (chance(50)) w.mode = Mode::kRead;
+    if (chance(50)) w.access = Access::kRead;
     const size_t before = views_.size();
     open_view(w, &lease);
     if (views_.size() != before + 1) return;
@@ -470,7 +467,7 @@ class Program {
     opened.expected = joined != nullptr ? joined->expected : model_[w.cell];
     opened.is_disturbed = joined != nullptr && joined->is_disturbed;
     if (!opened.is_disturbed) check_bytes(w, opened.expected);
-    if (w.mode == Mode::kWrite && joined == nullptr && causes_in(w).empty()) {
+    if (w.access == Access::kWrite && joined == nullptr && causes_in(w).empty()) {
       write_here(w);
       opened.expected = model_[w.cell];
     }

@@ -101,7 +101,7 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
   EXPECT_EQ(searches, 1);
   Refusal refusal;
   EXPECT_FALSE(third->wait(Deadline(1'000'000), &refusal));
-  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kHost) << "an error names what is at the end of the way";
+  EXPECT_EQ(refusal.obstacle.party, Party::kView) << "an error names what is at the end of the way";
   view.close();
   wait(third);
   EXPECT_EQ(text_of_wait_for(*third), "") << "nothing is in its way any more";

@@ -185,7 +185,7 @@ void Arena::check_users(int32_t layout) const {
     const Extent extent = data_->extent();
     Queue& queue = lock_home(data_->storage().home());
     const std::unique_lock lock(queue.lock, std::adopt_lock);
-    if (const View* const view = queue.host_conflict(Mode::kWrite, extent)) {
+    if (const View* const view = queue.host_conflict(Access::kWrite, extent)) {
       obstacle = Obstacle::of(*view);
     } else {
       const Entry* first = queue.first();

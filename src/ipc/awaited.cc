@@ -17,7 +17,7 @@
 namespace tenon::impl {
 namespace {
 
-using detail::Watch;
+using detail::WatchState;
 
 constexpr int64_t kAwaitedMs = 1'000;  // so long another process has been waiting
 constexpr int64_t kAgainMs = 2'000;    // between two reports
@@ -58,7 +58,7 @@ bool is_awaited(const Control& control, const Slot& own, const Record& record, u
   visit_records(control, block, [&](const Record& other, uint64_t word) {
     const bool is_own = &other >= own.records && &other < own.records + kRecords;
     if (is_found || is_own || RecordState::kind(word) != RecordState::kWaiting) return;
-    if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
+    if (!conflict(RecordState::access(state), RecordState::access(word))) return;
     const int64_t since_ms = other.since_ns.load(std::memory_order_relaxed) / 1'000'000;
     is_found = now_ms - since_ms >= kAwaitedMs && span_of(other).overlaps(bytes);
   });
@@ -121,7 +121,7 @@ void report(const Awaited& awaited) {
 }  // namespace
 
 void detail::begin_watch() noexcept {
-  if (watch.exchange(Watch::kUsed, std::memory_order_relaxed) == Watch::kOff) Segments::nudge();
+  if (watch.exchange(WatchState::kUsed, std::memory_order_relaxed) == WatchState::kOff) Segments::nudge();
 }
 
 void note_kept_view() noexcept {
@@ -133,7 +133,7 @@ void note_kept_view() noexcept {
   }
 }
 
-void forget_watch() noexcept { detail::watch.store(Watch::kOff, std::memory_order_relaxed); }
+void forget_watch() noexcept { detail::watch.store(WatchState::kOff, std::memory_order_relaxed); }
 
 void AwaitedLook::look_at(Segment& segment) noexcept {
   const Control& control = segment.control();
@@ -153,10 +153,11 @@ bool AwaitedLook::end_look() noexcept {
   } catch (const std::bad_alloc&) {
     // The next look may call it.
   }
-  Watch seen = Watch::kUsed;
-  if (detail::watch.compare_exchange_strong(seen, Watch::kIdle, std::memory_order_relaxed)) return true;
-  if (seen == Watch::kOff) return false;
-  return holds_any_ || !detail::watch.compare_exchange_strong(seen, Watch::kOff, std::memory_order_relaxed);
+  WatchState seen = WatchState::kUsed;
+  if (detail::watch.compare_exchange_strong(seen, WatchState::kIdle, std::memory_order_relaxed)) return true;
+  if (seen == WatchState::kOff) return false;
+  return holds_any_ ||
+         !detail::watch.compare_exchange_strong(seen, WatchState::kOff, std::memory_order_relaxed);
 }
 
 void report_awaited() noexcept {

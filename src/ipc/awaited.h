@@ -19,14 +19,14 @@ namespace tenon::impl {
 
 namespace detail {
 // Whether the keeper looks. kUsed: something was granted since it has looked last.
-enum class Watch : uint32_t { kOff, kIdle, kUsed };
-inline constinit std::atomic<Watch> watch{Watch::kOff};
+enum class WatchState : uint32_t { kOff, kIdle, kUsed };
+inline constinit std::atomic<WatchState> watch{WatchState::kOff};
 void begin_watch() noexcept;
 }  // namespace detail
 
 // This process has got a lease.
 inline void note_grant() noexcept {
-  if (detail::watch.load(std::memory_order_relaxed) != detail::Watch::kUsed) [[unlikely]]
+  if (detail::watch.load(std::memory_order_relaxed) != detail::WatchState::kUsed) [[unlikely]]
     detail::begin_watch();
 }
 // A view has outlived its lease: from now on there is a keeper.

@@ -76,7 +76,7 @@ void note_death(const Control& control, Slot& slot, Record& record, uint64_t wor
   const bool is_joined = join(slot, record, word);
   store(record.thread, 0u);
   store(record.task, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
-  announce(record.state, RecordState::make(block, RecordState::kDied, true) |
+  announce(record.state, RecordState::make(block, RecordState::kDied, Access::kWrite) |
                              (is_joined ? RecordState::kJoined : uint64_t{0}));
 }
 

@@ -136,7 +136,7 @@ class Look {
       lease.block = RecordState::block(state);
       lease.place = p;
       lease.pid = slot.pid.load(std::memory_order_relaxed);
-      lease.is_write = RecordState::is_write(state);
+      lease.access = RecordState::access(state);
       lease.is_granted = kind == RecordState::kGranted;
       lease.begin = record.begin.load(std::memory_order_relaxed);
       lease.end = record.end.load(std::memory_order_relaxed);

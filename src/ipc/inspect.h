@@ -36,7 +36,7 @@ struct LeaseReport {
   uint32_t block = 0;
   uint32_t place = 0;
   uint32_t pid = 0;
-  bool is_write = false;
+  Access access = Access::kRead;
   bool is_granted = false;  // else it waits
   uint64_t begin = 0;       // bytes of the block
   uint64_t end = 0;

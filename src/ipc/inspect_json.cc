@@ -55,7 +55,7 @@ void put(Json& json, const LeaseReport& lease) {
     json.member("block").number(lease.block);
     json.member("pid").number(lease.pid);
     json.member("place").number(lease.place);
-    json.member("mode").text(lease.is_write ? "write" : "read");
+    json.member("mode").text(infinitive(lease.access));
     json.member("state").text(lease.is_granted ? "granted" : "waiting");
     json.member("begin").number(lease.begin);
     json.member("end").number(lease.end);

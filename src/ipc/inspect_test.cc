@@ -39,10 +39,10 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   const uint32_t block = a.take(1000);
   StandIn b(a);
   ASSERT_TRUE(b.use(block));
-  Turn writes(a.place(block), Mode::kWrite, 100, 200);
+  Turn writes(a.place(block), Access::kWrite, 100, 200);
   ASSERT_TRUE(writes.acquire());
   writes.detach();
-  Turn reads(b.place(block), Mode::kRead, 0, 150);
+  Turn reads(b.place(block), Access::kRead, 0, 150);
   Request request;
   std::atomic<int> told{0};
   ASSERT_EQ(reads.request(&request, &told), Appended::kWaiting);
@@ -59,13 +59,13 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   ASSERT_EQ(report->leases.size(), 2U);
   const auto granted = std::ranges::find(report->leases, true, &LeaseReport::is_granted);
   ASSERT_NE(granted, report->leases.end());
-  EXPECT_TRUE(granted->is_write);
+  EXPECT_EQ(granted->access, Access::kWrite);
   EXPECT_EQ(granted->begin, 100U);
   EXPECT_EQ(granted->end, 200U);
   EXPECT_GE(granted->age_ns, 0);
   const auto awaited = std::ranges::find(report->leases, false, &LeaseReport::is_granted);
   ASSERT_NE(awaited, report->leases.end());
-  EXPECT_FALSE(awaited->is_write);
+  EXPECT_EQ(awaited->access, Access::kRead);
   EXPECT_EQ(awaited->end, 150U);
   writes.release();
   ASSERT_TRUE(comes_true([&] { return told.load() == 1; }));
@@ -79,7 +79,7 @@ TEST(Inspect, TheDeadAreSeenAsDeadAndTheyStaySo) {
   const uint32_t lent = [&] {
     StandIn b(a);
     EXPECT_TRUE(b.use(block));
-    auto turn = std::make_unique<Turn>(b.place(block), Mode::kWrite);
+    auto turn = std::make_unique<Turn>(b.place(block), Access::kWrite);
     EXPECT_TRUE(turn->acquire());
     b.keep(std::move(turn));
     b.detach_all();
@@ -127,7 +127,7 @@ TEST(Collect, WhatTheDeadHeldIsGivenBackOnce) {
   {
     StandIn b(a);
     ASSERT_TRUE(b.use(block));
-    ASSERT_TRUE(b.keep(std::make_unique<Turn>(b.place(block), Mode::kWrite)).acquire());
+    ASSERT_TRUE(b.keep(std::make_unique<Turn>(b.place(block), Access::kWrite)).acquire());
     b.detach_all();
     (void)b.segment().send(block);
     lent = b.index();

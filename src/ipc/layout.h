@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/access.h"
+
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
@@ -112,12 +114,14 @@ struct RecordState {
     kDied = 4,  // a writer died here: the bytes may be half written
   };
   static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
-  static constexpr uint64_t make(uint32_t block, Kind kind, bool is_write) noexcept {
-    return uint64_t{block} << 8 | (is_write ? 8 : 0) | kind;
+  static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
+    return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
   static constexpr uint32_t block(uint64_t word) noexcept { return static_cast<uint32_t>(word >> 8); }
   static constexpr Kind kind(uint64_t word) noexcept { return static_cast<Kind>(word & 7); }
-  static constexpr bool is_write(uint64_t word) noexcept { return (word & 8) != 0; }
+  static constexpr Access access(uint64_t word) noexcept {
+    return (word & 8) != 0 ? Access::kWrite : Access::kRead;
+  }
   static constexpr bool is_joined(uint64_t word) noexcept { return (word & kJoined) != 0; }
   // A lease, or a request for one.
   static constexpr bool is_lease(uint64_t word) noexcept {

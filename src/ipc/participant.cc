@@ -23,7 +23,8 @@ void drop_record(const Control& control, Slot& slot, Record& record) noexcept {
   const uint64_t seen = look(record.state);
   if (!RecordState::is_lease(seen)) return;
   const uint32_t index = RecordState::block(seen);
-  const bool was_written = RecordState::kind(seen) == RecordState::kGranted && RecordState::is_write(seen);
+  const bool was_written =
+      RecordState::kind(seen) == RecordState::kGranted && RecordState::access(seen) == Access::kWrite;
   if (index >= control.blocks || !was_written) {
     return publish(record.state, uint64_t{RecordState::kFree});
   }

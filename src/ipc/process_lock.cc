@@ -132,9 +132,9 @@ ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Claim&
   const Asked asked = asked_of(claim, entry);
   Wanted wanted;
   wanted.bytes = lock.bytes_of(asked.extent);
-  wanted.is_write = asked.mode == Mode::kWrite;
+  wanted.access = asked.access;
   wanted.ignores_death = claim.ignores_dead_owner || asked.overwrites;
-  const bool has_owner = claim.kind != Kind::kOp && !claim.is_detached.load(std::memory_order_relaxed);
+  const bool has_owner = claim.party != Party::kOp && !claim.is_detached.load(std::memory_order_relaxed);
   if (has_owner) wanted.owner = claim.owner;
   return wanted;
 }
@@ -181,16 +181,16 @@ void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept
   store(r.task, static_cast<uint32_t>(wanted.owner.task));
   set_bit(b.present, self);
   const uint32_t seen = observe(b.arrivals_seen);
-  announce(r.state, RecordState::make(index_, RecordKind::kArriving, wanted.is_write));
+  announce(r.state, RecordState::make(index_, RecordKind::kArriving, wanted.access));
   set_bit(b.waiting, self);
   publish(r.ticket, add(b.next_ticket, uint64_t{1}));
-  announce(r.state, RecordState::make(index_, RecordKind::kWaiting, wanted.is_write));
+  announce(r.state, RecordState::make(index_, RecordKind::kWaiting, wanted.access));
   // Others wait for it that came first, perhaps, and do not know that yet.
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
 bool ProcessLock::begin(Claim& claim, const Entry& entry, Attempt* attempt) noexcept {
-  if (claim.kind == Kind::kOp && !Shares::instance().take(claim)) return false;
+  if (claim.party == Party::kOp && !Shares::instance().take(claim)) return false;
   attempt->record = segment_.participant().take_record();
   if (attempt->record == Participant::kNone) return false;
   write_request(wanted_of(*this, claim, entry), attempt);
@@ -203,7 +203,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   const Control& control = segment_.control();
   Block& b = block();
   Record& own = record(attempt);
-  const bool is_write = RecordState::is_write(own.state.load(std::memory_order_relaxed));
+  const Access access = RecordState::access(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
   const Span bytes = span_of(own);
   uint32_t died = 0, death_moves = 0;
@@ -230,7 +230,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
           if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
           continue;
         }
-        if (p == self.index() || (!is_write && !RecordState::is_write(word))) continue;
+        if (p == self.index() || !conflict(access, RecordState::access(word))) continue;
         const bool is_granted = kind == RecordKind::kGranted;
         if (kind == RecordKind::kWaiting && look(other.ticket) > ticket) continue;
         if (!span_of(other).overlaps(bytes)) continue;
@@ -263,7 +263,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     return Look::kDied;
   }
   self.references(attempt.record).store(1, std::memory_order_relaxed);
-  end_wait(attempt.record, RecordState::make(index_, RecordKind::kGranted, is_write));
+  end_wait(attempt.record, RecordState::make(index_, RecordKind::kGranted, access));
   note_grant();
   return Look::kGranted;
 }
@@ -380,8 +380,8 @@ void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const
 void ProcessLock::describe_death(uint32_t pid, Refusal* refusal) noexcept {
   refusal->reason = Refusal::Reason::kOwnerDied;
   refusal->obstacle = Obstacle();
-  refusal->obstacle.party = Obstacle::Party::kProcess;
-  refusal->obstacle.mode = Mode::kWrite;
+  refusal->obstacle.party = Party::kProcess;
+  refusal->obstacle.access = Access::kWrite;
   refusal->obstacle.thread = pid;
 }
 
@@ -485,7 +485,7 @@ Appended ProcessLock::request(Claim& claim, Entry& entry, Refusal* refusal) noex
     }
     if (!reap_dead(obstruction)) break;
   }
-  if (claim.kind != Kind::kOp && is_circle(attempt)) {
+  if (claim.party != Party::kOp && is_circle(attempt)) {
     refusal->obstacle = obstruction.obstacle;
     refuse(refusal, Refusal::Reason::kDeadlock);
   } else if (Porter::instance().add(*this, claim, entry, attempt)) {
@@ -521,10 +521,11 @@ void ProcessLock::heal(const Extent& extent) noexcept {
 }
 
 bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Refusal* refusal) noexcept {
-  const Wanted wanted{bytes_of(extent), true, true, current_actor()};
+  const Wanted wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
   visit_records(segment_.control(), index_, [&](const Record& record, uint64_t word) {
-    const bool may_die = RecordState::kind(word) == RecordKind::kDied || RecordState::is_write(word);
+    const bool may_die =
+        RecordState::kind(word) == RecordKind::kDied || RecordState::access(word) == Access::kWrite;
     has_any |= may_die && span_of(record).overlaps(wanted.bytes);
   });
   if (!has_any) return true;
@@ -568,7 +569,7 @@ bool ProcessLock::describe_obstacle(const Asked& asked, Obstacle* obstacle) noex
   bool is_granted = false;
   visit_leases_of_others(
       bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Record& other, uint64_t word) {
-        if (asked.mode != Mode::kWrite && !RecordState::is_write(word)) return;
+        if (!conflict(asked.access, RecordState::access(word))) return;
         if (found != Participant::kNone && (is_granted || RecordState::kind(word) != RecordKind::kGranted))
           return;
         found = p;

@@ -86,7 +86,7 @@ class ProcessLock final : public Gate {
  private:
   struct Wanted {
     Span bytes;  // of the block
-    bool is_write = false;
+    Access access = Access::kRead;
     bool ignores_death = false;
     Actor owner;
   };

@@ -22,7 +22,7 @@ namespace {
 
 using Reason = Refusal::Reason;
 
-constexpr Mode kRead = Mode::kRead, kWrite = Mode::kWrite;
+constexpr Access kRead = Access::kRead, kWrite = Access::kWrite;
 constexpr uint64_t kNbytes = 64;
 
 class Lock : public testing::Test {
@@ -36,17 +36,17 @@ class Lock : public testing::Test {
     }
   }
   Place& in(StandIn& s) { return s.place(block_); }
-  bool is_granted_now(StandIn& s, Mode mode, size_t begin = 0, size_t end = kNbytes) {
-    Turn turn(in(s), mode, begin, end);
+  bool is_granted_now(StandIn& s, Access access, size_t begin = 0, size_t end = kNbytes) {
+    Turn turn(in(s), access, begin, end);
     return turn.acquire(0);
   }
   // A thread that asks, and is seen to wait.
-  std::thread ask(StandIn& s, Mode mode, std::function<void(Turn&)> then, size_t begin = 0,
+  std::thread ask(StandIn& s, Access access, std::function<void(Turn&)> then, size_t begin = 0,
                   size_t end = kNbytes, int64_t timeout_ns = kWatchdogNs) {
     Place& place = in(s);
     const uint32_t before = waiting(a_.segment(), block_);
-    std::thread thread([&place, mode, begin, end, timeout_ns, then] {
-      Turn turn(place, mode, begin, end);
+    std::thread thread([&place, access, begin, end, timeout_ns, then] {
+      Turn turn(place, access, begin, end);
       (void)turn.acquire(timeout_ns);
       then(turn);
     });
@@ -454,10 +454,10 @@ TEST_F(Lock, NobodyIsToldOfAReaderThatDied) {
 }
 
 TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
-  for (const Mode mode : {kRead, kWrite}) {
+  for (const Access access : {kRead, kWrite}) {
     StandIn d{a_};
     ASSERT_TRUE(d.use(block_));
-    ASSERT_TRUE(d.keep(std::make_unique<Turn>(in(d), mode)).acquire());
+    ASSERT_TRUE(d.keep(std::make_unique<Turn>(in(d), access)).acquire());
     std::vector<std::thread> threads;
     std::atomic<int> deaths{0}, grants{0};
     const std::vector<std::unique_ptr<StandIn>> others = more(4);
@@ -469,8 +469,8 @@ TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
     }
     d.die();
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(deaths, mode == kWrite ? 4 : 0);
-    EXPECT_EQ(grants, mode == kWrite ? 0 : 4);
+    EXPECT_EQ(deaths, access == kWrite ? 4 : 0);
+    EXPECT_EQ(grants, access == kWrite ? 0 : 4);
     overwrite(a_, 0, kNbytes);
   }
 }
@@ -576,8 +576,8 @@ class Programs : public testing::TestWithParam<uint64_t> {
 
   class Noted {
    public:
-    Noted(Programs& test, int block, Mode mode, size_t begin, size_t end, int process) : test_(test) {
-      access_.what = {&test.common_[block], mode, false, begin, end};
+    Noted(Programs& test, int block, Access access, size_t begin, size_t end, int process) : test_(test) {
+      access_.what = {&test.common_[block], access, false, begin, end};
       access_.party = Party::kOp;
       access_.claim = static_cast<uint64_t>(process) + 1;  // one process excludes itself by its queues
       test_.history_.begin(access_);
@@ -609,14 +609,14 @@ class Programs : public testing::TestWithParam<uint64_t> {
     std::mt19937_64 random(seed);
     for (int i = 0; i < steps; ++i) {
       const int block = static_cast<int>(random() % 2);
-      const Mode mode = random() % 2 == 0 ? kRead : kWrite;
+      const Access access = random() % 2 == 0 ? kRead : kWrite;
       size_t begin = 0, end = kSections;
       if (random() % 2 == 0) {
         begin = random() % kSections;
         end = begin + 1 + random() % (kSections - begin);
       }
-      auto turn = std::make_unique<Turn>(*places[block], mode, begin * 8, end * 8);
-      if (mode == kWrite && random() % 4 == 0) turn->overwriting();
+      auto turn = std::make_unique<Turn>(*places[block], access, begin * 8, end * 8);
+      if (access == kWrite && random() % 4 == 0) turn->overwriting();
       if (random() % 8 == 0) turn->ignoring();
       if (random() % 4 == 0) {
         Request request;
@@ -636,7 +636,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
       }
       count(*turn);
       if (!turn->is_held()) continue;
-      const Noted noted(*this, block, mode, begin, end, process);
+      const Noted noted(*this, block, access, begin, end, process);
       for (size_t n = random() % 3; n > 0; --n) std::this_thread::yield();
       if (random() % 4 == 0) {  // one more, while this is held
         Turn inner(*places[1 - block], kRead);

@@ -37,10 +37,10 @@ struct Place {
 // A lease of bytes begin..end of a place.
 class Turn {
  public:
-  Turn(Place& place, Mode mode, size_t begin = 0, size_t end = SIZE_MAX)
-      : claim_(Kind::kLease, {&entry_, 1}) {
+  Turn(Place& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
+      : claim_(Party::kLease, {&entry_, 1}) {
     entry_.home = &place.home;
-    entry_.mode = mode;
+    entry_.access = access;
     entry_.extent = {place.extent.begin + begin, std::min(place.extent.end, place.extent.begin + end)};
     if (end == SIZE_MAX) entry_.extent.end = place.extent.end;
     claim_.owner = current_actor();

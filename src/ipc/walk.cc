@@ -73,7 +73,7 @@ void visit_edges(const Wanted& request, Visit visit) {
     if (p == request.participant) return;
     visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
       if (RecordState::block(word) != block) return;
-      if (!RecordState::is_write(state) && !RecordState::is_write(word)) return;
+      if (!conflict(RecordState::access(state), RecordState::access(word))) return;
       const uint64_t ticket = look(other.ticket);
       if (RecordState::kind(word) != RecordKind::kGranted && ticket > own_ticket) return;
       if (!span_of(other).overlaps(bytes)) return;
@@ -150,8 +150,8 @@ bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_
 
 void describe(const Slot& slot, const Record& record, Obstacle* obstacle) noexcept {
   const uint64_t state = record.state.load(std::memory_order_relaxed);
-  obstacle->party = Obstacle::Party::kProcess;
-  obstacle->mode = RecordState::is_write(state) ? Mode::kWrite : Mode::kRead;
+  obstacle->party = Party::kProcess;
+  obstacle->access = RecordState::access(state);
   obstacle->is_granted = RecordState::kind(state) == RecordKind::kGranted;
   obstacle->thread = slot.pid.load(std::memory_order_relaxed);
   obstacle->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;

@@ -60,7 +60,7 @@ void in_parent() {
 // What waits in the thread that forks is a task's request: its loop runs in the parent.
 bool is_void(const Claim& claim) {
   if (claim.is_gated) return true;
-  if (claim.kind == Kind::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
+  if (claim.party == Party::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
   return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != this_thread_id();
 }
 
@@ -76,7 +76,7 @@ void empty(Queue& queue, ReadyList* ops) {
     if (is_void(claim)) {
       if (claim.is_gated) forget_gates(claim);
       queue.remove(entry, &ready);
-      if (claim.kind == Kind::kOp && std::exchange(claim.seen_by, kListed) != kListed) ops->add(&claim);
+      if (claim.party == Party::kOp && std::exchange(claim.seen_by, kListed) != kListed) ops->add(&claim);
     }
     entry = previous;
   }

@@ -30,7 +30,7 @@ void advise_huge_pages(uintptr_t address, size_t nbytes) {
 
 // malloc and a little more, because aligned_alloc is several times slower for small sizes, and calloc gets
 // large zeroed memory from the system without touching it.
-Block allocate(size_t nbytes, bool is_zeroed) {
+Allocation allocate(size_t nbytes, bool is_zeroed) {
   const size_t alignment = nbytes >= kPageAlignedFrom ? kPage : kAlignment;
   void* owner = nullptr;
   if (nbytes <= PTRDIFF_MAX - kPage) {

@@ -8,13 +8,13 @@
 
 namespace tenon::impl::heap {
 
-struct Block {
+struct Allocation {
   std::byte* data;  // aligned to 64 bytes, to 4096 from 1 MiB on
   void* owner;      // for release
 };
 
 // Fails with Error kNoMemory, which names the size.
-Block allocate(size_t nbytes, bool is_zeroed);
+Allocation allocate(size_t nbytes, bool is_zeroed);
 
 // A Deleter.
 void release(void* owner);

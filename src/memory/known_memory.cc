@@ -118,7 +118,7 @@ bool is_free_but_for(const Claim& claim, Queue& queue, const Extent& extent, Ref
     refusal->obstacle = Obstacle::of(*e);
     return false;
   }
-  const View* const view = queue.host_conflict(Mode::kWrite, extent);
+  const View* const view = queue.host_conflict(Access::kWrite, extent);
   if (view == nullptr) return true;
   refusal->obstacle = Obstacle::of(*view);
   return false;

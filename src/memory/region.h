@@ -15,11 +15,6 @@ namespace tenon::impl {
 
 class Storage;
 
-// What is done with the elements.
-enum class Access : int32_t { kRead = TENON_READ, kWrite = TENON_WRITE };
-
-inline Mode mode_of(Access access) noexcept { return access == Access::kWrite ? Mode::kWrite : Mode::kRead; }
-
 // Owned by KnownMemory; lives at least as long as every storage on it.
 // Threads: what the queue guards, any; the rest is guarded by KnownMemory's lock.
 // Invariant: the extents of two regions in the map are disjoint.

@@ -8,7 +8,7 @@
 namespace tenon::impl {
 
 Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed) {
-  const heap::Block block = heap::allocate(nbytes, is_zeroed);
+  const heap::Allocation block = heap::allocate(nbytes, is_zeroed);
   const Memory memory{block.data, nbytes, block.data, nbytes, false, block.owner, heap::release};
   try {
     return KnownMemory::instance().add(memory, nbytes);

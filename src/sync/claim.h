@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <span>
 
+#include "base/access.h"
 #include "base/spin_lock.h"
 #include "sync/actor.h"
+#include "tenon/core.h"
 
 namespace tenon::impl {
 
@@ -24,8 +26,6 @@ constexpr Pass kNoPass = 0;
 // Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
 constexpr Pass kInheritedPass = UINT32_MAX;
 
-enum class Mode : uint8_t { kRead, kWrite };
-
 // The bytes begin..end of the address space.
 struct Extent {
   uintptr_t begin = 0;
@@ -36,8 +36,8 @@ struct Extent {
 };
 
 // Two accesses conflict when they share bytes and one of them writes.
-inline bool conflict(Mode a, const Extent& in_a, Mode b, const Extent& in_b) noexcept {
-  return (a == Mode::kWrite || b == Mode::kWrite) && in_a.overlaps(in_b);
+inline bool conflict(Access a, const Extent& in_a, Access b, const Extent& in_b) noexcept {
+  return conflict(a, b) && in_a.overlaps(in_b);
 }
 
 // Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
@@ -49,7 +49,7 @@ struct Entry {
   // Set by the claim before it is appended.
   Home* home = nullptr;
   Extent extent;
-  Mode mode = Mode::kRead;
+  Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
 
   // In a gated queue: granted or not, nobody acts under it, for it has no pass. Guarded by the queue's lock.
@@ -82,7 +82,7 @@ struct View {
   // Set before it is opened.
   Home* home = nullptr;
   Extent extent;
-  Mode mode = Mode::kRead;
+  Access access = Access::kRead;
   const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null
 
   // Guarded by the queue's lock.
@@ -98,18 +98,21 @@ struct View {
   int64_t opened_ms = 0;
 };
 
-enum class Kind : uint8_t {
-  kOp,     // pushed work
-  kLease,  // a block of code that holds memory
-  kCall,   // a synchronous call while it runs
+// The kind of user that holds memory or waits for it.
+enum class Party : uint8_t {
+  kView = TENON_HOLDER_VIEW,
+  kOp = TENON_HOLDER_OP,            // pushed work
+  kLease = TENON_HOLDER_LEASE,      // a block of code that holds memory
+  kCall = TENON_HOLDER_CALL,        // a synchronous call while it runs
+  kProcess = TENON_HOLDER_PROCESS,  // another one
 };
 
 // What is granted as a whole: all of its entries or none. Owned by whoever appended it, who keeps it until it
 // has been released or cancelled.
 class Claim {
  public:
-  Claim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
-      : entries(claim_entries), kind(claim_kind) {}
+  Claim(Party claim_party, std::span<Entry> claim_entries) noexcept
+      : entries(claim_entries), party(claim_party) {}
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
@@ -133,7 +136,7 @@ class Claim {
   const char* site = nullptr;
   Actor owner;  // of a lease; of a call: who makes it
   int64_t since_ms = 0;
-  const Kind kind;
+  const Party party;                // kOp, kLease or kCall
   bool heeds_host = false;          // an op that must not run beside conflicting host views
   bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
   bool is_for_view = false;         // a call that opens a view as soon as it is granted

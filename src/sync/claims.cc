@@ -55,7 +55,7 @@ void merge_wholes(std::span<Entry> entries) noexcept {
     for (size_t k = i; k-- > 0 && entries[k].queue == entries[i].queue;) {
       if (entries[k].sequence == 0 || !entries[i].queue->are_whole(entries[k], entries[i])) continue;
       entries[k].is_overwrite &= entries[i].is_overwrite;
-      if (entries[i].mode == Mode::kWrite) entries[k].mode = Mode::kWrite;
+      if (entries[i].access == Access::kWrite) entries[k].access = Access::kWrite;
       entries[i].sequence = 0;
       break;
     }
@@ -76,9 +76,9 @@ struct Possession {
   Pass pass() const noexcept { return holder != nullptr ? holder->pass : view->pass; }
 };
 
-Possession possession_in(const Queue& queue, Mode mode, const Extent& extent) noexcept {
-  if (Entry* const holder = queue.detached_holder_for(extent, mode)) return {holder, nullptr};
-  return {nullptr, queue.passed_view(mode, extent)};
+Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
+  if (Entry* const holder = queue.detached_holder_for(extent, access)) return {holder, nullptr};
+  return {nullptr, queue.passed_view(access, extent)};
 }
 
 // Each entry on gated memory shares the pass of the one that it acts under, or needs one.
@@ -97,7 +97,7 @@ void prepare_passes(std::span<Entry> entries) noexcept {
 constinit std::atomic<bool> has_claims_of_others{false};
 
 void count_in(const Claim& claim) noexcept {
-  if (claim.kind == Kind::kOp) return;
+  if (claim.party == Party::kOp) return;
   if (claim.owner.thread == this_thread_id()) {
     ++this_thread.claims;
   } else {
@@ -107,7 +107,7 @@ void count_in(const Claim& claim) noexcept {
 
 // What another thread takes out stays in the count.
 void count_out(const Claim& claim) noexcept {
-  if (claim.kind == Kind::kOp || claim.entries.empty()) return;
+  if (claim.party == Party::kOp || claim.entries.empty()) return;
   if (claim.owner.thread == this_thread_id()) --this_thread.claims;
 }
 
@@ -132,9 +132,9 @@ Appended check_op(Entry& entry, OnHost on_host, Refusal* refusal) noexcept {
   entry.waits_for_host = false;
   if (entry.queue->is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
-  const View* const view = entry.queue->host_conflict(entry.mode, entry.extent);
+  const View* const view = entry.queue->host_conflict(entry.access, entry.extent);
   // A view that is asked for counts: else a push would wait for it, and another request for the push.
-  const Entry* const request = entry.queue->view_request(entry.mode, entry.extent);
+  const Entry* const request = entry.queue->view_request(entry.access, entry.extent);
   if (view == nullptr && request == nullptr) return Appended::kGranted;
   if (on_host == OnHost::kRaise) {
     return refuse(refusal, Refusal::Reason::kHostView,
@@ -154,14 +154,15 @@ struct Standing {
 // has been granted it waits for.
 Appended check_views(Entry& entry, Claim& claim, Standing* standing, Refusal* refusal) noexcept {
   Queue& queue = *entry.queue;
-  const bool is_host = claim.kind == Kind::kCall;
+  const bool is_host = claim.party == Party::kCall;
   // Not before it matters: to ask for the task takes long.
   if (is_host && queue.has_bound_views()) claim.owner = current_actor();
-  if (queue.is_covered(claim.owner, is_host, entry.mode, entry.extent)) {
-    standing->place = queue.first_behind_kept(claim.owner, is_host, entry.mode, entry.extent);
+  if (queue.is_covered(claim.owner, is_host, entry.access, entry.extent)) {
+    standing->place = queue.first_behind_kept(claim.owner, is_host, entry.access, entry.extent);
     return Appended::kGranted;
   }
-  const Entry* const kept = is_host ? queue.first_kept(claim.owner, true, entry.mode, entry.extent) : nullptr;
+  const Entry* const kept =
+      is_host ? queue.first_kept(claim.owner, true, entry.access, entry.extent) : nullptr;
   if (kept == nullptr || !kept->waits_for_host)
     return Appended::kGranted;  // the search for deadlocks sees it
   return refuse(refusal, Refusal::Reason::kWaitsForHost, Obstacle::of(*kept));
@@ -173,18 +174,18 @@ Appended check_synchronous(Entry& entry, Claim& claim, Standing* standing, Refus
   entry.waits_for_host = false;
   if (queue.is_gone()) return refuse(refusal, Refusal::Reason::kMoved, {});
   if (queue.has_entries()) {
-    Entry* const own = queue.holder_for(entry.extent, entry.mode);
-    if (own != nullptr && Queue::allows(*own, entry.extent, entry.mode)) {
+    Entry* const own = queue.holder_for(entry.extent, entry.access);
+    if (own != nullptr && Queue::allows(*own, entry.extent, entry.access)) {
       standing->holder = own;
       return Appended::kGranted;
     }
-    if (own != nullptr && own->mode == Mode::kRead && entry.mode == Mode::kWrite) {
+    if (own != nullptr && own->access == Access::kRead && entry.access == Access::kWrite) {
       return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
     }
   }
   if (is_undeclared(queue)) return refuse(refusal, Refusal::Reason::kUndeclared, {});
-  if (claim.kind == Kind::kCall && queue.gate() != nullptr) [[unlikely]] {
-    const Possession has = possession_in(queue, entry.mode, entry.extent);
+  if (claim.party == Party::kCall && queue.gate() != nullptr) [[unlikely]] {
+    const Possession has = possession_in(queue, entry.access, entry.extent);
     standing->holder = has.holder;
     if (has.holder != nullptr) return Appended::kGranted;
     if (has.view != nullptr) share_pass(queue, has.view->pass, entry);
@@ -219,7 +220,7 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
   const std::span<Entry> entries = claim.entries;
   if (entries.empty()) return Appended::kGranted;
   claim.born_in = this_thread.running;
-  claim.heeds_host = claim.kind == Kind::kOp && on_host != OnHost::kIgnore;
+  claim.heeds_host = claim.party == Party::kOp && on_host != OnHost::kIgnore;
   lock_homes(entries);
   bool is_gated = false;
   for (Entry& e : entries) {
@@ -237,8 +238,8 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     if (is_gated) [[unlikely]]
       checked = check_inherited(*e.queue, refusal);
     if (checked == Appended::kGranted) [[likely]] {
-      checked = claim.kind == Kind::kOp ? check_op(e, on_host, refusal)
-                                        : check_synchronous(e, claim, &standing, refusal);
+      checked = claim.party == Party::kOp ? check_op(e, on_host, refusal)
+                                          : check_synchronous(e, claim, &standing, refusal);
     }
     e.next = standing.holder;
     e.is_overwriting =
@@ -268,7 +269,7 @@ Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept {
     } else {
       // What is taken under a lease of nobody's outlives it, when another thread gives that back.
       const bool is_of_nobody = e.next->claim->is_detached.load(std::memory_order_relaxed);
-      if (claim.kind == Kind::kCall && !is_of_nobody) {
+      if (claim.party == Party::kCall && !is_of_nobody) {
         e.sequence = 0;
       } else {
         e.queue->insert_under(&e, e.next, &ready);
@@ -295,7 +296,7 @@ bool release(Claim& claim, ReadyList* ready) noexcept {
     Gate* gate = nullptr;  // of memory that a view keeps from other processes
     queue.lock.lock();
     if (e.is_queued) {  // a fork may have taken it out
-      if (e.mode == Mode::kWrite) queue.note_write();
+      if (e.access == Access::kWrite) queue.note_write();
       const bool has_view = queue.remove(&e, ready);
       has_escaped |= has_view;
       if (has_view) gate = queue.gate();
@@ -304,7 +305,7 @@ bool release(Claim& claim, ReadyList* ready) noexcept {
     if (gate != nullptr) [[unlikely]]
       gate->note_kept_view();
   }
-  if (!has_escaped || claim.kind != Kind::kLease) {
+  if (!has_escaped || claim.party != Party::kLease) {
     count_out(claim);
   } else if (claim.is_detached.load(std::memory_order_relaxed)) {
     // The views are bound to the threads that took them. Else the owner keeps them in its count.
@@ -358,7 +359,7 @@ void withdraw(Claim& claim) noexcept {
 
 bool has_empty_hands(const Claim* awaited) noexcept {
   if (has_claims_of_others.load(std::memory_order_relaxed)) return false;
-  const bool is_own = awaited != nullptr && awaited->kind != Kind::kOp;
+  const bool is_own = awaited != nullptr && awaited->party != Party::kOp;
   if (is_own && awaited->entries.size() > 1) return false;  // some may have been granted
   return this_thread.claims <= (is_own ? 1 : 0);
 }
@@ -368,15 +369,15 @@ namespace {
 // The entry of the same actor under which a view is taken, if there is one; the view may become one for
 // reading.
 Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, Refusal* refusal) noexcept {
-  Entry* const own = queue.holder_for(view.extent, view.mode);
+  Entry* const own = queue.holder_for(view.extent, view.access);
   *holder = own;
-  if (own == nullptr || Queue::allows(*own, view.extent, view.mode)) return Appended::kGranted;
+  if (own == nullptr || Queue::allows(*own, view.extent, view.access)) return Appended::kGranted;
   // One that allows reading may stand before one that covers fewer bytes.
-  Entry* const reader = may_weaken ? queue.holder_for(view.extent, Mode::kRead) : nullptr;
-  if (reader != nullptr && Queue::allows(*reader, view.extent, Mode::kRead)) {
+  Entry* const reader = may_weaken ? queue.holder_for(view.extent, Access::kRead) : nullptr;
+  if (reader != nullptr && Queue::allows(*reader, view.extent, Access::kRead)) {
     *holder = reader;
-    view.mode = Mode::kRead;
-  } else if (own->mode == Mode::kRead && view.mode == Mode::kWrite) {
+    view.access = Access::kRead;
+  } else if (own->access == Access::kRead && view.access == Access::kWrite) {
     return refuse(refusal, Refusal::Reason::kOwnLease, Obstacle::of(*own));
   } else {
     *holder = nullptr;  // it covers other bytes, too few
@@ -387,18 +388,18 @@ Appended find_holder(Queue& queue, View& view, bool may_weaken, Entry** holder, 
 // What stands in the way of a view of ordinary code: an entry of another actor, granted or not, or a view
 // that is bound to one.
 bool must_take_turn(const Queue& queue, const View& view) noexcept {
-  if (queue.first_conflict(view.mode, view.extent) != nullptr) return true;
-  return queue.bound_conflict(view.mode, view.extent) != nullptr &&
-         !queue.is_covered(current_actor(), false, view.mode, view.extent);
+  if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
+  return queue.bound_conflict(view.access, view.extent) != nullptr &&
+         !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
 // Of gated memory: a view stands under something that has a pass, or joins a view that does.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Refusal* refusal) noexcept {
-  *has = possession_in(queue, view.mode, view.extent);
+  *has = possession_in(queue, view.access, view.extent);
   if (!*has && may_weaken) {
-    view.mode = Mode::kRead;
-    *has = possession_in(queue, view.mode, view.extent);
+    view.access = Access::kRead;
+    *has = possession_in(queue, view.access, view.extent);
   }
   return *has ? Appended::kGranted : refuse(refusal, Refusal::Reason::kNoPossession, {});
 }
@@ -458,7 +459,7 @@ void close_view(View& view) noexcept {
   queue.lock.unlock();
   if (view.pass != kNoPass) [[unlikely]] {
     const Pass pass = std::exchange(view.pass, kNoPass);
-    if (pass != kInheritedPass) queue.gate()->leave(pass, view.mode == Mode::kWrite);
+    if (pass != kInheritedPass) queue.gate()->leave(pass, view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
 }
@@ -509,7 +510,7 @@ bool clear_failures(Home& home, const Extent& extent, Refusal* refusal) noexcept
 
 void settle(const Claim& claim, const Ref<Failure>& failure) noexcept {
   for (const Entry& e : claim.entries) {
-    if (e.mode != Mode::kWrite) continue;
+    if (e.access != Access::kWrite) continue;
     if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
       e.queue->gate()->heal(e.extent);
     }

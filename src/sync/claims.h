@@ -51,7 +51,7 @@ struct Refusal {
 };
 
 // Appends all entries of a claim, or none. Entries that act under one of the same actor's are granted there.
-// Requires: every entry has home, extent, mode; extents are not empty.
+// Requires: every entry has home, extent, access; extents are not empty.
 Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept;
 
 // Gives a granted claim back, or one that is waited for by nobody. True if a view that was taken under it

@@ -44,7 +44,7 @@ bool join_view(Claim& claim, Entry& entry) noexcept {
   Queue& queue = *entry.queue;
   {
     const std::scoped_lock lock(queue.lock);
-    const View* const view = queue.passed_view(asked.mode, asked.extent);
+    const View* const view = queue.passed_view(asked.access, asked.extent);
     if (view == nullptr) return false;
     queue.gate()->share(view->pass);
     entry.pass = view->pass;
@@ -90,12 +90,12 @@ int64_t set_gate_timeout_ns(int64_t timeout) noexcept {
 }
 
 Asked asked_of(const Claim& claim, const Entry& entry) noexcept {
-  Asked asked{entry.extent, entry.mode, entry.is_overwrite};
+  Asked asked{entry.extent, entry.access, entry.is_overwrite};
   for (const Entry& e : claim.entries) {
     if (&e == &entry || e.queue != entry.queue || !e.needs_pass) continue;
     asked.extent.begin = std::min(asked.extent.begin, e.extent.begin);
     asked.extent.end = std::max(asked.extent.end, e.extent.end);
-    if (e.mode == Mode::kWrite) asked.mode = Mode::kWrite;
+    if (e.access == Access::kWrite) asked.access = Access::kWrite;
     asked.overwrites = false;  // nobody has looked at the bytes between them
   }
   return asked;
@@ -150,7 +150,7 @@ void leave_gates(Claim& claim, bool has_written) noexcept {
       pass = std::exchange(e.pass, kNoPass);
       e.needs_pass = e.sequence != 0;
     }
-    e.queue->gate()->leave(pass, has_written && e.mode == Mode::kWrite);
+    e.queue->gate()->leave(pass, has_written && e.access == Access::kWrite);
   }
   if (claim.gate_share == 0) return;
   for (const Entry& e : claim.entries) {

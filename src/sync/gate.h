@@ -19,7 +19,7 @@ namespace tenon::impl {
 // What a claim wants of one gate. overwrites: every byte will be written, none is read.
 struct Asked {
   Extent extent;
-  Mode mode = Mode::kRead;
+  Access access = Access::kRead;
   bool overwrites = false;
 };
 

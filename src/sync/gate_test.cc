@@ -70,7 +70,7 @@ TEST_P(GatesOn, ALeaseExcludesOtherProcessesAndMovesTheVersionOnce) {
   ASSERT_TRUE(mine.acquire(&refusal));
   CellLease theirs(read(there_[0]));
   EXPECT_EQ(refused(theirs, kSoon, &refusal), Refusal::Reason::kTimeout);
-  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kProcess);
+  EXPECT_EQ(refusal.obstacle.party, Party::kProcess);
   EXPECT_NE(text_of(refusal.obstacle).find("process 1 (stand-in) that holds it for writing since "),
             std::string::npos)
       << text_of(refusal.obstacle);
@@ -87,7 +87,7 @@ TEST_P(GatesOn, WhatIsRefusedAtTheSecondGateGivesEverythingBack) {
   std::array<Entry, 2> entries;
   describe(write(here_[0]), entries[0]);
   describe(write(here_[1]), entries[1]);
-  BlockingClaim both(Kind::kCall, entries);
+  BlockingClaim both(Party::kCall, entries);
   both.owner = current_actor();
   Refusal refusal;
   EXPECT_FALSE(both.acquire(Deadline(kSoon), &refusal));
@@ -104,7 +104,7 @@ TEST_P(GatesOn, WhatIsRefusedAtTheSecondGateGivesEverythingBack) {
 
 TEST_P(GatesOn, OfOneMemoryAClaimTakesOneTurnForAllThatItUses) {
   const Ref<Op> op = make({read(here_[0], 0, 2), write(here_[0], 6, 7)}, [&](Op* self) {
-    EXPECT_TRUE(late_.holds(1, {0, 7}, Mode::kWrite));
+    EXPECT_TRUE(late_.holds(1, {0, 7}, Access::kWrite));
     self->complete();
   });
   ASSERT_TRUE(submit(op));
@@ -126,7 +126,7 @@ TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsPassAndKeepsIt) {
   }
   EXPECT_EQ(late_.turns_taken(), 1U);
   outer.release();
-  EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kWrite)) << "the view outlives the block";
+  EXPECT_TRUE(late_.holds(1, {0, 8}, Access::kWrite)) << "the view outlives the block";
   CellLease theirs(read(there_[0]));
   EXPECT_EQ(refused(theirs), Refusal::Reason::kTimeout);
   Sight joins(read(here_[0], 2, 3)), wider(read(here_[0], 2, 4));
@@ -157,7 +157,7 @@ TEST_P(GatesOn, AViewNeedsPossession) {
     View weakened;
     describe(write(here_[0]), weakened);
     EXPECT_EQ(try_open_view(weakened, true, &refusal), Appended::kGranted);
-    EXPECT_EQ(weakened.mode, Mode::kRead);
+    EXPECT_EQ(weakened.access, Access::kRead);
     close_view(weakened);
   }).join();
   view.close();
@@ -168,10 +168,10 @@ TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
   const auto call = [&](const Wanted& wanted, int64_t timeout_ns = -1) {
     std::array<Entry, 1> entry;
     describe(wanted, entry[0]);
-    BlockingClaim claim(Kind::kCall, entry);
+    BlockingClaim claim(Party::kCall, entry);
     claim.owner = current_actor();
     if (!claim.acquire(Deadline(timeout_ns), &refusal)) return false;
-    EXPECT_TRUE(late_.holds(1, {wanted.begin, wanted.end}, wanted.mode));
+    EXPECT_TRUE(late_.holds(1, {wanted.begin, wanted.end}, wanted.access));
     release(claim);
     return true;
   };
@@ -203,8 +203,8 @@ TEST_P(GatesOn, AnOpWaitsAtTheGatesWithoutAThreadAndRunsWithItsPasses) {
   std::vector<Ref<Op>> ops;
   for (int i = 0; i < 20; ++i) {  // more than there are workers
     ops.push_back(push({write(here_[0]), write(here_[1])}, [&] {
-      EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kWrite));
-      EXPECT_TRUE(early_.holds(1, {0, 8}, Mode::kWrite));
+      EXPECT_TRUE(late_.holds(1, {0, 8}, Access::kWrite));
+      EXPECT_TRUE(early_.holds(1, {0, 8}, Access::kWrite));
       ++here_[0].value;
       ++ran;
     }));
@@ -275,7 +275,7 @@ TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {
   there.reset();
   while (told == 0) std::this_thread::yield();
   EXPECT_FALSE(request.is_refused);
-  EXPECT_TRUE(late_.holds(1, {0, 8}, Mode::kRead));
+  EXPECT_TRUE(late_.holds(1, {0, 8}, Access::kRead));
   EXPECT_FALSE(lease.cancel()) << "it has been granted";
   lease.release();
   EXPECT_EQ(told, 1);
@@ -307,7 +307,7 @@ TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
   std::array<Entry, 2> entries;
   describe(write(here_[0]), entries[0]);
   describe(write(here_[1]), entries[1]);
-  BlockingClaim both(Kind::kLease, entries);
+  BlockingClaim both(Party::kLease, entries);
   both.owner = current_actor();
   std::atomic<int> told{0};
   Request request;
@@ -316,7 +316,7 @@ TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
   Refusal refusal;
   ASSERT_EQ(both.request(&request, &refusal), Appended::kWaiting);
   first.end();
-  while (!early_.holds(1, {0, 8}, Mode::kWrite)) std::this_thread::yield();
+  while (!early_.holds(1, {0, 8}, Access::kWrite)) std::this_thread::yield();
   // It is on its way to the second gate, or waits there.
   if (cancel(both)) {
     WaitGraph::instance().leave(&request.waiter);

@@ -57,7 +57,7 @@ class LoneLease : public testing::Test {
 class Call {
  public:
   explicit Call(std::initializer_list<Wanted> wanted)
-      : claim_(Kind::kCall, std::span(entries_).first(wanted.size())) {
+      : claim_(Party::kCall, std::span(entries_).first(wanted.size())) {
     size_t i = 0;
     for (const Wanted& w : wanted) describe(w, entries_[i++]);
     claim_.owner = actor_of_task(0);
@@ -85,8 +85,8 @@ void in_another_thread(const std::function<void()>& body) { std::thread(body).jo
 
 // The view that ordinary code keeps while somebody writes under a lease.
 TEST_F(LoneLease, ACallOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
-  for (const Mode kept : {Mode::kRead, Mode::kWrite}) {
-    Sight view(kept == Mode::kRead ? read(cell) : write(cell));
+  for (const Access kept : {Access::kRead, Access::kWrite}) {
+    Sight view(kept == Access::kRead ? read(cell) : write(cell));
     ASSERT_TRUE(view.open(&refusal));
     CellLease lease(write(cell));
     ASSERT_TRUE(lease.acquire(&refusal, 0)) << "a kept view is in no lease's way";
@@ -242,7 +242,7 @@ TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
               }),
               Refusal::Reason::kHostView);
   });
-  EXPECT_EQ(obstacle.party, Obstacle::Party::kHost);
+  EXPECT_EQ(obstacle.party, Party::kView);
   EXPECT_STREQ(obstacle.site, "train.py:12");
   EXPECT_EQ(obstacle.thread, this_thread.number);
   std::thread next([&] {

@@ -22,9 +22,8 @@ std::string age_text(int64_t since_ms) {
 }
 
 std::string process_text(const Obstacle& o) {
-  const char* const does = o.mode == Mode::kWrite
-                               ? (o.is_granted ? "holds it for writing" : "waits to write it")
-                               : (o.is_granted ? "holds it for reading" : "waits to read it");
+  const std::string does = o.is_granted ? concat("holds it for ", gerund(o.access))
+                                        : concat("waits to ", infinitive(o.access), " it");
   const std::string process =
       concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "");
   if (o.dead_pid != 0) {
@@ -40,16 +39,12 @@ std::string process_text(const Obstacle& o) {
 Obstacle Obstacle::of(const Entry& entry) noexcept {
   Obstacle o;
   const Claim& claim = *entry.claim;
-  switch (claim.kind) {
-    case Kind::kOp: o.party = Party::kOp; break;
-    case Kind::kLease: o.party = Party::kLease; break;
-    case Kind::kCall: o.party = claim.is_for_view ? Party::kHost : Party::kCall;
-  }
-  o.mode = entry.mode;
+  o.party = claim.is_for_view ? Party::kView : claim.party;
+  o.access = entry.access;
   o.is_granted = entry.is_granted && !entry.needs_pass;
   o.thread = claim.owner.number;
   o.since_ms = claim.since_ms;
-  o.has_view = claim.kind == Kind::kLease && entry.views != nullptr;
+  o.has_view = claim.party == Party::kLease && entry.views != nullptr;
   o.extent = entry.extent;
   copy_text(o.name, sizeof o.name, claim.name);
   copy_text(o.site, sizeof o.site, claim.site);
@@ -58,8 +53,8 @@ Obstacle Obstacle::of(const Entry& entry) noexcept {
 
 Obstacle Obstacle::of(const View& view) noexcept {
   Obstacle o;
-  o.party = Party::kHost;
-  o.mode = view.mode;
+  o.party = Party::kView;
+  o.access = view.access;
   o.is_granted = true;
   o.thread = view.actor.number;
   o.since_ms = view.opened_ms;
@@ -75,27 +70,26 @@ std::string dead_owner_text(const Obstacle& o) {
 }
 
 std::string text_of(const Obstacle& o) {
-  const bool has_age = o.thread != 0 && o.party != Obstacle::Party::kProcess;
+  const bool has_age = o.thread != 0 && o.party != Party::kProcess;
   return has_age ? concat(text_without_age(o), ", ", age_text(o.since_ms), " ago") : text_without_age(o);
 }
 
 std::string text_without_age(const Obstacle& o) {
   if (o.thread == 0) return "work that is not done";
   std::string text;
-  const bool writes = o.mode == Mode::kWrite;
   const char* verb = "taken";
   switch (o.party) {
-    case Obstacle::Party::kHost: text = writes ? "a writable view of it" : "a view of it"; break;
-    case Obstacle::Party::kOp:
-      text = concat("the op '", o.name, writes ? "' that writes it" : "' that reads it");
+    case Party::kView: text = o.access == Access::kWrite ? "a writable view of it" : "a view of it"; break;
+    case Party::kOp:
+      text = concat("the op '", o.name, "' that ", third_person(o.access), " it");
       verb = "pushed";
       break;
-    case Obstacle::Party::kLease: text = writes ? "a lease for writing" : "a lease for reading"; break;
-    case Obstacle::Party::kCall:
+    case Party::kLease: text = concat("a lease for ", gerund(o.access)); break;
+    case Party::kCall:
       text = concat("the call of ", o.name);
       verb = "made";
       break;
-    case Obstacle::Party::kProcess: return process_text(o);
+    case Party::kProcess: return process_text(o);
   }
   text += concat(", ", verb);
   if (o.site[0] != '\0') text += concat(" at ", o.site);

@@ -11,9 +11,8 @@
 namespace tenon::impl {
 
 struct Obstacle {
-  enum class Party : uint8_t { kHost, kOp, kLease, kCall, kProcess };
-  Party party = Party::kHost;
-  Mode mode = Mode::kRead;
+  Party party = Party::kView;
+  Access access = Access::kRead;
   bool is_granted = false;
   bool is_stopped = false;  // a process: by SIGSTOP or a debugger
   uint32_t thread = 0;      // of another process: its number; 0: nothing is known

@@ -9,11 +9,11 @@ namespace tenon::impl {
 namespace {
 
 bool is_own(const Claim& claim) noexcept {
-  if (claim.kind == Kind::kOp) return &claim == this_thread.running_claim;
+  if (claim.party == Party::kOp) return &claim == this_thread.running_claim;
   if (claim.is_detached.load(std::memory_order_relaxed) || claim.born_in != this_thread.running) return false;
   if (claim.owner.thread != this_thread_id()) return false;
   // What a thread does inside of a call of its own belongs to the call, whatever task it is.
-  return claim.kind == Kind::kCall || claim.owner.task == 0 || claim.owner.task == current_task();
+  return claim.party == Party::kCall || claim.owner.task == 0 || claim.owner.task == current_task();
 }
 
 template <class T>
@@ -48,7 +48,7 @@ void Queue::unlink(Entry* entry) noexcept {
 
 void Queue::mark_granted(Entry* entry) noexcept {
   entry->is_granted = true;
-  if (!is_counted_) ++(entry->mode == Mode::kWrite ? active_writers_ : active_readers_);
+  if (!is_counted_) ++(entry->access == Access::kWrite ? active_writers_ : active_readers_);
 }
 
 void Queue::grant(Entry* entry, ReadyList* ready) noexcept {
@@ -74,7 +74,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
   entry->blockers = 0;
   entry->is_granted = false;
   entry->is_ahead = false;
-  entry->holds_memory = entry->claim->kind == Kind::kOp && is_large();
+  entry->holds_memory = entry->claim->party == Party::kOp && is_large();
   if (entry->holds_memory) count_holder();
   if (entry->waits_for_host) note_kept(1);
   if (entry->claim->is_for_view) ++view_requests_;
@@ -88,7 +88,7 @@ bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
     return true;
   }
   link_behind(entry, tail_);
-  const bool is_free = active_writers_ == 0 && (entry->mode == Mode::kRead || active_readers_ == 0);
+  const bool is_free = active_writers_ == 0 && (entry->access == Access::kRead || active_readers_ == 0);
   if (first_waiting_ == nullptr && is_free) {
     mark_granted(entry);
     return true;
@@ -147,7 +147,7 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
     if (head_ == nullptr) is_counted_ = false;
   } else {
     if (entry->is_granted) {
-      --(entry->mode == Mode::kWrite ? active_writers_ : active_readers_);
+      --(entry->access == Access::kWrite ? active_writers_ : active_readers_);
     } else if (entry == first_waiting_) {
       first_waiting_ = next;
     }
@@ -170,7 +170,7 @@ void Queue::grant_behind(const Entry& removed, Entry* next, ReadyList* ready) no
 
 void Queue::advance(ReadyList* ready) noexcept {
   while (Entry* const e = first_waiting_) {
-    if (active_writers_ != 0 || (e->mode == Mode::kWrite && active_readers_ != 0)) return;
+    if (active_writers_ != 0 || (e->access == Access::kWrite && active_readers_ != 0)) return;
     first_waiting_ = e->next;
     grant(e, ready);
   }
@@ -197,12 +197,12 @@ Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
   const Claim& claim = *entry->claim;
   while (View* const view = entry->views) {
     unlink_from(entry->views, view);
-    Entry* const outer = holder_for(view->extent, view->mode);
-    view->holder = outer != nullptr && allows(*outer, view->extent, view->mode) ? outer : nullptr;
+    Entry* const outer = holder_for(view->extent, view->access);
+    view->holder = outer != nullptr && allows(*outer, view->extent, view->access) ? outer : nullptr;
     link_front(view->holder != nullptr ? view->holder->views : views_, view);
     if (view->holder != nullptr) continue;
     moved.is_any = true;
-    if (claim.kind == Kind::kLease) {
+    if (claim.party == Party::kLease) {
       view->is_bound = true;
       ++bound_views_;
       note_kept(1);
@@ -210,7 +210,7 @@ Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
       if (!claim.is_detached.load(std::memory_order_relaxed)) view->actor = claim.owner;
     }
     for (Entry* e = head_; e != nullptr; e = e->next) {
-      if (e->is_granted || !conflict(view->mode, view->extent, e->mode, e->extent)) continue;
+      if (e->is_granted || !conflict(view->access, view->extent, e->access, e->extent)) continue;
       if (e->claim->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
       moved.is_in_the_way |= e->waits_for_host || heeds_bound_views(*e);
     }
@@ -218,7 +218,7 @@ Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
   return moved;
 }
 
-Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {
+Entry* Queue::holder_for(const Extent& extent, Access access) const noexcept {
   Entry* weaker = nullptr;
   Entry* innermost = nullptr;  // what acts under an entry stands behind it
   for (Entry* e = head_; e != nullptr; e = e->next) {
@@ -227,23 +227,23 @@ Entry* Queue::holder_for(const Extent& extent, Mode mode) const noexcept {
       continue;
     }
     if (e->needs_pass || !e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
-    (allows(*e, extent, mode) ? innermost : weaker) = e;
+    (allows(*e, extent, access) ? innermost : weaker) = e;
   }
   return innermost != nullptr ? innermost : weaker;
 }
 
-Entry* Queue::detached_holder_for(const Extent& extent, Mode mode) const noexcept {
+Entry* Queue::detached_holder_for(const Extent& extent, Access access) const noexcept {
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (e->needs_pass || e->pass == kNoPass || e->claim->kind != Kind::kLease) continue;
-    if (e->claim->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, mode)) return e;
+    if (e->needs_pass || e->pass == kNoPass || e->claim->party != Party::kLease) continue;
+    if (e->claim->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, access)) return e;
   }
   return nullptr;
 }
 
-const View* Queue::passed_view(Mode mode, const Extent& extent) const noexcept {
+const View* Queue::passed_view(Access access, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
     if (v->pass == kNoPass || v->pass == kInheritedPass) continue;
-    if ((v->mode == Mode::kWrite || mode == Mode::kRead) && v->extent.contains(extent)) return v;
+    if (includes(v->access, access) && v->extent.contains(extent)) return v;
   }
   return nullptr;
 }
@@ -262,22 +262,22 @@ const View* Queue::inherited_view() const noexcept {
   return v;
 }
 
-View* Queue::host_conflict(Mode mode, const Extent& extent) const noexcept {
+View* Queue::host_conflict(Access access, const Extent& extent) const noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
-    if (conflict(v->mode, v->extent, mode, extent)) return v;
+    if (conflict(v->access, v->extent, access, extent)) return v;
   }
   return nullptr;
 }
 
-const View* Queue::bound_conflict(Mode mode, const Extent& extent) const noexcept {
+const View* Queue::bound_conflict(Access access, const Extent& extent) const noexcept {
   const View* v = bound_views_ != 0 ? views_ : nullptr;
-  while (v != nullptr && !(v->is_bound && conflict(v->mode, v->extent, mode, extent))) v = v->next;
+  while (v != nullptr && !(v->is_bound && conflict(v->access, v->extent, access, extent))) v = v->next;
   return v;
 }
 
 const View* Queue::first_writer(const Extent& extent) const noexcept {
   const auto find = [&extent](const View* v) {
-    while (v != nullptr && (v->mode != Mode::kWrite || !v->extent.overlaps(extent))) v = v->next;
+    while (v != nullptr && (v->access != Access::kWrite || !v->extent.overlaps(extent))) v = v->next;
     return v;
   };
   const View* found = find(views_);
@@ -285,15 +285,16 @@ const View* Queue::first_writer(const Extent& extent) const noexcept {
   return found;
 }
 
-const Entry* Queue::view_request(Mode mode, const Extent& extent) const noexcept {
+const Entry* Queue::view_request(Access access, const Extent& extent) const noexcept {
   const Entry* e = view_requests_ != 0 ? head_ : nullptr;
-  while (e != nullptr && !(e->claim->is_for_view && conflict(mode, extent, e->mode, e->extent))) e = e->next;
+  while (e != nullptr && !(e->claim->is_for_view && conflict(access, extent, e->access, e->extent)))
+    e = e->next;
   return e;
 }
 
-bool Queue::is_covered(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
+bool Queue::is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if ((v->mode == Mode::kRead && mode == Mode::kWrite) || !v->extent.contains(extent)) continue;
+    if (!includes(v->access, access) || !v->extent.contains(extent)) continue;
     if (v->is_bound ? v->actor.includes(actor) : is_host) return true;
   }
   return false;
@@ -301,12 +302,12 @@ bool Queue::is_covered(Actor actor, bool is_host, Mode mode, const Extent& exten
 
 // Ops heed bound views as all others: by waits_for_host.
 bool Queue::heeds_bound_views(const Entry& entry) const noexcept {
-  if (entry.claim->kind == Kind::kOp) return entry.waits_for_host;
-  return !is_covered(entry.claim->owner, false, entry.mode, entry.extent);
+  if (entry.claim->party == Party::kOp) return entry.waits_for_host;
+  return !is_covered(entry.claim->owner, false, entry.access, entry.extent);
 }
 
 View* Queue::view_in_the_way(const Entry& entry) const noexcept {
-  if (entry.waits_for_host) return host_conflict(entry.mode, entry.extent);
+  if (entry.waits_for_host) return host_conflict(entry.access, entry.extent);
   View* first = nullptr;
   visit_bound_views(entry, [&first](View& v) { first = first == nullptr ? &v : first; });
   return first;
@@ -319,18 +320,18 @@ bool Queue::is_kept(const Entry& entry, Actor actor, bool is_host) const noexcep
   visit_bound_views(entry, [&](const View& v) { is_kept |= v.actor.includes(actor); });
   if (is_kept || !is_host || !entry.waits_for_host) return is_kept;
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if (!v->is_bound && conflict(v->mode, v->extent, entry.mode, entry.extent)) return true;
+    if (!v->is_bound && conflict(v->access, v->extent, entry.access, entry.extent)) return true;
   }
   for (const Entry* e = view_requests_ != 0 ? entry.previous : nullptr; e != nullptr; e = e->previous) {
-    if (e->claim->is_for_view && conflict(e->mode, e->extent, entry.mode, entry.extent)) return true;
+    if (e->claim->is_for_view && conflict(e->access, e->extent, entry.access, entry.extent)) return true;
   }
   return false;
 }
 
-Entry* Queue::first_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
+Entry* Queue::first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0) return nullptr;
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (conflict(mode, extent, e->mode, e->extent) && is_kept(*e, actor, is_host)) return e;
+    if (conflict(access, extent, e->access, e->extent) && is_kept(*e, actor, is_host)) return e;
   }
   return nullptr;
 }
@@ -340,45 +341,48 @@ namespace {
 // Accesses with which others may conflict. Of more than it has room for it knows what contains them.
 class Accesses {
  public:
-  void add(Mode mode, const Extent& extent) noexcept {
+  void add(Access access, const Extent& extent) noexcept {
     for (size_t i = 0; i < n_; ++i) {
-      const auto& [known_mode, known] = all_[i];
-      if ((known_mode == Mode::kWrite || mode == Mode::kRead) && known.contains(extent)) return;
+      const auto& [known_access, known] = all_[i];
+      if (includes(known_access, access) && known.contains(extent)) return;
     }
     if (n_ < all_.size()) {
-      all_[n_++] = {mode, extent};
+      all_[n_++] = {access, extent};
       return;
     }
-    auto& [last_mode, last] = all_.back();
-    if (mode == Mode::kWrite) last_mode = mode;
+    auto& [last_access, last] = all_.back();
+    if (access == Access::kWrite) last_access = access;
     last = {std::min(last.begin, extent.begin), std::max(last.end, extent.end)};
   }
-  bool conflict_with(Mode mode, const Extent& extent) const noexcept {
-    return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_),
-                       [&](const auto& known) { return conflict(known.first, known.second, mode, extent); });
+  bool conflict_with(Access access, const Extent& extent) const noexcept {
+    return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_), [&](const auto& known) {
+      return conflict(known.first, known.second, access, extent);
+    });
   }
 
  private:
-  std::array<std::pair<Mode, Extent>, 8> all_;
+  std::array<std::pair<Access, Extent>, 8> all_;
   size_t n_ = 0;
 };
 
 }  // namespace
 
-Entry* Queue::first_behind_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept {
+Entry* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
+                                const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0) return nullptr;
   Accesses kept;
   for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (e->is_granted || (!kept.conflict_with(e->mode, e->extent) && !is_kept(*e, actor, is_host))) continue;
-    if (conflict(mode, extent, e->mode, e->extent)) return e;
-    kept.add(e->mode, e->extent);
+    if (e->is_granted || (!kept.conflict_with(e->access, e->extent) && !is_kept(*e, actor, is_host)))
+      continue;
+    if (conflict(access, extent, e->access, e->extent)) return e;
+    kept.add(e->access, e->extent);
   }
   return nullptr;
 }
 
-Entry* Queue::first_conflict(Mode mode, const Extent& extent) const noexcept {
+Entry* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
   Entry* e = head_;
-  while (e != nullptr && !conflict(mode, extent, e->mode, e->extent)) e = e->next;
+  while (e != nullptr && !conflict(access, extent, e->access, e->extent)) e = e->next;
   return e;
 }
 
@@ -387,7 +391,7 @@ void Queue::add_view(View* view, Entry* holder) noexcept {
   view->holder = holder;
   view->is_overwriting = holder != nullptr && (holder->is_overwrite || holder->is_overwriting);
   view->is_bound = view->is_reported = false;
-  ++(view->mode == Mode::kWrite ? writers_ : readers_);
+  ++(view->access == Access::kWrite ? writers_ : readers_);
   link_front(holder != nullptr ? holder->views : views_, view);
 }
 
@@ -396,8 +400,8 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   unlink_from(is_of_host ? views_ : view->holder->views, view);
   view->queue = nullptr;
   if (view->pass == kInheritedPass) --inherited_views_;
-  --(view->mode == Mode::kWrite ? writers_ : readers_);
-  if (view->mode == Mode::kWrite) note_write();
+  --(view->access == Access::kWrite ? writers_ : readers_);
+  if (view->access == Access::kWrite) note_write();
   if (view->is_bound) {
     --bound_views_;
     note_kept(-1);

@@ -83,15 +83,15 @@ class Queue {
 
   // The granted entry of this actor, or of the op that runs in this thread, that overlaps with extent: the
   // innermost that allows the access if there is one. Null: none overlaps.
-  Entry* holder_for(const Extent& extent, Mode mode) const noexcept;
-  static bool allows(const Entry& holder, const Extent& extent, Mode mode) noexcept {
-    return (holder.mode == Mode::kWrite || mode == Mode::kRead) && holder.extent.contains(extent);
+  Entry* holder_for(const Extent& extent, Access access) const noexcept;
+  static bool allows(const Entry& holder, const Extent& extent, Access access) noexcept {
+    return includes(holder.access, access) && holder.extent.contains(extent);
   }
 
   // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
-  Entry* detached_holder_for(const Extent& extent, Mode mode) const noexcept;
-  // A view of the host with a pass that covers extent and allows mode, or null.
-  const View* passed_view(Mode mode, const Extent& extent) const noexcept;
+  Entry* detached_holder_for(const Extent& extent, Access access) const noexcept;
+  // A view of the host with a pass that covers extent and allows access, or null.
+  const View* passed_view(Access access, const Extent& extent) const noexcept;
   // After a fork, in the child: all views here, which are the host's, are inherited ones.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
@@ -100,11 +100,11 @@ class Queue {
   void unbind_views_of_others(uint32_t thread) noexcept;
 
   // The host's view that conflicts, or null.
-  View* host_conflict(Mode mode, const Extent& extent) const noexcept;
+  View* host_conflict(Access access, const Extent& extent) const noexcept;
   // A bound view that conflicts, or null.
-  const View* bound_conflict(Mode mode, const Extent& extent) const noexcept;
+  const View* bound_conflict(Access access, const Extent& extent) const noexcept;
   // A call that is to open a view that conflicts, or null.
-  const Entry* view_request(Mode mode, const Extent& extent) const noexcept;
+  const Entry* view_request(Access access, const Extent& extent) const noexcept;
   // The view that keeps this entry, whose turn among the entries has come, from being granted; null: none.
   View* view_in_the_way(const Entry& entry) const noexcept;
   // Calls visit for each bound view for which this entry waits.
@@ -112,21 +112,22 @@ class Queue {
   void visit_bound_views(const Entry& entry, Visit visit) const {
     if (bound_views_ == 0 || !heeds_bound_views(entry)) return;
     for (View* v = views_; v != nullptr; v = v->next) {
-      if (!v->is_bound || !conflict(v->mode, v->extent, entry.mode, entry.extent)) continue;
-      if (entry.waits_for_host || v->mode == Mode::kRead || !v->actor.includes(entry.claim->owner)) visit(*v);
+      if (!v->is_bound || !conflict(v->access, v->extent, entry.access, entry.extent)) continue;
+      if (entry.waits_for_host || v->access == Access::kRead || !v->actor.includes(entry.claim->owner))
+        visit(*v);
     }
   }
   // A view for writing that overlaps, of the host or under an entry; or null.
   const View* first_writer(const Extent& extent) const noexcept;
-  // A view covers extent and allows mode: one that is bound to the actor; for the host one that is bound to
+  // A view covers extent and allows access: one that is bound to the actor; for the host one that is bound to
   // nobody, too.
-  bool is_covered(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
   // The first entry that conflicts and waits for a view of those that is_covered() looks at; or null.
-  Entry* first_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  Entry* first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
   // The first entry that conflicts and waits for such a view, or for an entry here that does; or null.
-  Entry* first_behind_kept(Actor actor, bool is_host, Mode mode, const Extent& extent) const noexcept;
+  Entry* first_behind_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
   // The first entry that conflicts, or null.
-  Entry* first_conflict(Mode mode, const Extent& extent) const noexcept;
+  Entry* first_conflict(Access access, const Extent& extent) const noexcept;
   // Both entries cover all of the memory.
   bool are_whole(const Entry& a, const Entry& b) const noexcept { return is_whole(a) && is_whole(b); }
 
@@ -171,7 +172,7 @@ class Queue {
  private:
   bool is_whole(const Entry& entry) const noexcept { return entry.extent.contains(bounds_); }
   static bool conflicts(const Entry& a, const Entry& b) noexcept {
-    return a.claim != b.claim && conflict(a.mode, a.extent, b.mode, b.extent);
+    return a.claim != b.claim && conflict(a.access, a.extent, b.access, b.extent);
   }
   // No view is in the way of this entry, whose turn among the entries has come.
   bool views_allow(const Entry& entry) const noexcept {

@@ -46,13 +46,13 @@ bool find_blocker(const Entry& entry, Link* link) noexcept {
   Entry* e = entry.queue->first();
   for (bool is_behind = false; e != nullptr; e = e->next) {
     is_behind |= e == &entry;
-    if (e->claim == entry.claim || !conflict(entry.mode, entry.extent, e->mode, e->extent)) continue;
+    if (e->claim == entry.claim || !conflict(entry.access, entry.extent, e->access, e->extent)) continue;
     if (!is_behind || (entry.is_ahead && e->is_granted)) break;
   }
   const View* const view = entry.queue->view_in_the_way(entry);
   if (e != nullptr) {
     link->obstacle = Obstacle::of(*e);
-    if (e->claim->kind == Kind::kOp) {
+    if (e->claim->party == Party::kOp) {
       link->op = e->claim;
       link->op->hold();
     }
@@ -84,7 +84,7 @@ Claim* any_op() noexcept {
     if (s.is_waiting) return;
     const std::scoped_lock lock(queue.lock);
     for (const Entry* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
-      if (e->claim->kind != Kind::kOp) continue;
+      if (e->claim->party != Party::kOp) continue;
       const bool is_waiting = !e->is_granted || e->needs_pass;
       if (s.op != nullptr && !is_waiting) continue;
       s.replaced = std::exchange(s.op, e->claim);
@@ -121,7 +121,7 @@ Way way_of(const Waiter& waiter, Visit visit) noexcept {
     claim = any_op();
     step.set(claim);
   }
-  if (claim != nullptr && claim->kind == Kind::kOp) {
+  if (claim != nullptr && claim->party == Party::kOp) {
     for (const Entry& entry : claim->entries) {
       if (entry.sequence == 0) continue;
       const std::scoped_lock lock(entry.queue->lock);
@@ -151,7 +151,7 @@ std::string found(const Obstacle& obstacle) {
   text[0] = '\0';
   find_views(obstacle, text.data(), text.size());
   if (text[0] == '\0') return {};
-  const bool is_view = obstacle.party == Obstacle::Party::kHost;
+  const bool is_view = obstacle.party == Party::kView;
   return concat(is_view ? "; it hangs on: " : "; its view hangs on: ", text.data());
 }
 

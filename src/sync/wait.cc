@@ -182,7 +182,7 @@ class WaitGraph::Walk {
         [](Queue& queue, void* self) {
           const std::scoped_lock lock(queue.lock);
           for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-            if (e->claim->kind == Kind::kOp) static_cast<Walk*>(self)->visit(*e);
+            if (e->claim->party == Party::kOp) static_cast<Walk*>(self)->visit(*e);
           }
         },
         this);
@@ -195,13 +195,14 @@ class WaitGraph::Walk {
       if (!entry.is_queued || entry.is_granted) continue;
       // What comes before the last entry that was looked back from and excludes all others has been visited.
       uint64_t& seen_to = entry.queue->seen_to(number_);
-      const bool excludes_all = entry.mode == Mode::kWrite && entry.queue->are_whole(entry, entry);
+      const bool excludes_all = entry.access == Access::kWrite && entry.queue->are_whole(entry, entry);
       for (const Entry* e = entry.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
-        if (e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) visit(*e);
+        if (e->claim != &claim && conflict(entry.access, entry.extent, e->access, e->extent)) visit(*e);
       }
       if (excludes_all) seen_to = std::max(seen_to, entry.sequence);
       for (const Entry* e = entry.is_ahead ? entry.next : nullptr; e != nullptr; e = e->next) {
-        if (e->is_granted && e->claim != &claim && conflict(entry.mode, entry.extent, e->mode, e->extent)) {
+        if (e->is_granted && e->claim != &claim &&
+            conflict(entry.access, entry.extent, e->access, e->extent)) {
           visit(*e);
         }
       }
@@ -238,7 +239,7 @@ class WaitGraph::Walk {
   // Under the lock of the entry's queue.
   void visit(const Entry& entry) {
     Claim& claim = *entry.claim;
-    if (claim.kind == Kind::kOp) {
+    if (claim.party == Party::kOp) {
       if (claim.missing.load(std::memory_order_relaxed) == 0 || claim.seen_by == number_) return;
       ops_.push_back(&claim);
       claim.seen_by = number_;
@@ -294,7 +295,7 @@ bool is_true_deadlock(const Waiter& waiter, Obstacle* obstacle, void* token) noe
 namespace detail {
 
 void Note::open(const Waiter& waiter) noexcept {
-  span_ = trace::open(trace::Kind::kWait, trace::key_of(this), [&](trace::Record& record) {
+  span_ = trace::open(trace::SpanKind::kWait, trace::key_of(this), [&](trace::Record& record) {
     trace::Text name(record.name);
     const char* site = nullptr;
     if (waiter.waits_for_all) {
@@ -304,11 +305,11 @@ void Note::open(const Waiter& waiter) noexcept {
       site = waiter.claim->site;
     } else {
       const Claim& claim = *waiter.claim;
-      if (claim.kind == Kind::kOp) {
+      if (claim.party == Party::kOp) {
         name << "wait for op '" << (claim.name != nullptr ? claim.name : "") << "'";
         record.index = claim.number();
       } else if (claim.name != nullptr) {
-        name << (claim.kind == Kind::kCall ? "wait for the call of " : "") << claim.name;
+        name << (claim.party == Party::kCall ? "wait for the call of " : "") << claim.name;
       } else {
         name << "wait for a lease";
       }
@@ -484,8 +485,8 @@ bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* r
     Entry entry;
     entry.home = view.home;
     entry.extent = view.extent;
-    entry.mode = view.mode;
-    BlockingClaim turn(Kind::kCall, {&entry, 1});
+    entry.access = view.access;
+    BlockingClaim turn(Party::kCall, {&entry, 1});
     turn.is_for_view = true;
     turn.site = view.site;
     turn.owner = actor_of_task(0);

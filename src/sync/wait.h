@@ -150,7 +150,7 @@ class Note {
   }
   Note(const Note&) = delete;
   Note& operator=(const Note&) = delete;
-  ~Note() { trace::close(span_, trace::key_of(this), trace::Outcome::kDone); }
+  ~Note() { trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone); }
 
  private:
   [[gnu::cold]] void open(const Waiter& waiter) noexcept;
@@ -203,8 +203,8 @@ struct Request {
 // A claim of synchronous code: what it waits for is waited for here.
 class BlockingClaim final : public Claim {
  public:
-  BlockingClaim(Kind claim_kind, std::span<Entry> claim_entries) noexcept
-      : Claim(claim_kind, claim_entries) {}
+  BlockingClaim(Party claim_party, std::span<Entry> claim_entries) noexcept
+      : Claim(claim_party, claim_entries) {}
   void become_ready() noexcept override;
   void refuse_at_gates(const Refusal& refusal) noexcept override;
 

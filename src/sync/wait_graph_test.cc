@@ -69,7 +69,7 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) 
           ++granted;
         } else {
           EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
-          EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kLease);
+          EXPECT_EQ(refusal.obstacle.party, Party::kLease);
           EXPECT_EQ(refusal.obstacle.thread, this_thread.number)
               << "the lease of one's own that is in the way";
           ++refused;
@@ -417,7 +417,7 @@ TEST_F(BehindAView, WhoIsAloneAndWaitsForAnOpBehindAViewIsToldAndNotHung) {
   Refusal refusal;
   EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &refusal));
   EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
-  EXPECT_EQ(refusal.obstacle.party, Obstacle::Party::kHost);
+  EXPECT_EQ(refusal.obstacle.party, Party::kView);
   EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
   CellLease after(read(b));  // behind the op, which is behind the view
   EXPECT_EQ(reason_of([&](Refusal* r) { return after.acquire(r, kWatchdogNs); }), Refusal::Reason::kDeadlock);

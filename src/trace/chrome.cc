@@ -51,13 +51,13 @@ std::string name_of_thread(uint64_t thread) {
   return name;
 }
 
-const char* outcome_text(Outcome outcome) noexcept {
+const char* outcome_text(SpanOutcome outcome) noexcept {
   switch (outcome) {
-    case Outcome::kOpen: return "unfinished";
-    case Outcome::kDone: return "done";
-    case Outcome::kFailed: return "failed";
-    case Outcome::kSkipped: return "skipped";
-    case Outcome::kCancelled: return "cancelled";
+    case SpanOutcome::kOpen: return "unfinished";
+    case SpanOutcome::kDone: return "done";
+    case SpanOutcome::kFailed: return "failed";
+    case SpanOutcome::kSkipped: return "skipped";
+    case SpanOutcome::kCancelled: return "cancelled";
   }
   return "";
 }
@@ -121,11 +121,12 @@ class Writer {
   // What lasts from one time to another in a lane. arguments(json) writes members.
   template <class Arguments>
   void slice(std::string_view name, const char* category, Lane lane, int64_t from_ns, int64_t to_ns,
-             Outcome outcome, Arguments arguments) {
+             SpanOutcome outcome, Arguments arguments) {
     event([&](Json& json) {
       common(json, "X", name, category, lane, from_ns);
       json.member("dur").digits(microseconds(std::max<int64_t>(from_begin(to_ns) - from_begin(from_ns), 0)));
-      if (outcome == Outcome::kFailed || outcome == Outcome::kSkipped) json.member("cname").text("terrible");
+      if (outcome == SpanOutcome::kFailed || outcome == SpanOutcome::kSkipped)
+        json.member("cname").text("terrible");
       json.member("args").object([&] { arguments(json); });
     });
   }
@@ -176,7 +177,7 @@ class Writer {
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const int64_t running = record.at_ns[kRunning];
     const int64_t returned = record.at_ns[kReturned];
-    const bool has_slice = running != 0 || record.outcome != Outcome::kOpen;
+    const bool has_slice = running != 0 || record.outcome != SpanOutcome::kOpen;
     loose(record.name, "op waits", pusher, record.index, record.at_ns[kBegun], running != 0 ? running : ended,
           [&](Json& json) {
             if (!has_slice) about_op(json, record);
@@ -200,16 +201,16 @@ class Writer {
       json.member("thread").number(record.thread);
       note(json, record);
     };
-    slice(record.is_write ? "waits to write" : "waits to read", "lease waits", lane, record.at_ns[kBegun],
-          granted != 0 ? granted : ended, granted != 0 ? Outcome::kDone : record.outcome, arguments);
+    slice(concat("waits to ", infinitive(record.access)), "lease waits", lane, record.at_ns[kBegun],
+          granted != 0 ? granted : ended, granted != 0 ? SpanOutcome::kDone : record.outcome, arguments);
     if (granted == 0) return;
-    slice(record.is_write ? "write" : "read", "lease", lane, granted, ended, record.outcome, arguments);
+    slice(infinitive(record.access), "lease", lane, granted, ended, record.outcome, arguments);
   }
 
   void write_fill(const Record& record) {
     const Lane lane{kFirstFeed + record.group, kFirstWorker + static_cast<uint64_t>(record.worker)};
     feeds_[record.group] = record.name;
-    const bool is_fill = record.kind == Kind::kFill;
+    const bool is_fill = record.kind == SpanKind::kFill;
     slice(is_fill ? concat("batch ", record.index) : "no free slot", is_fill ? "fill" : "blocked", lane,
           record.at_ns[kBegun], or_end(record.at_ns[kEnded]), record.outcome, [&](Json& json) {
             json.member("worker").number(record.worker);
@@ -227,7 +228,7 @@ class Writer {
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const int64_t filled = record.at_ns[kReady], delivered = record.at_ns[kRunning];
     const auto part = [&](const char* name, int64_t from, int64_t to) {
-      slice(name, name, lane, from, to, Outcome::kDone, [&](Json& json) { batch(json, record); });
+      slice(name, name, lane, from, to, SpanOutcome::kDone, [&](Json& json) { batch(json, record); });
     };
     part("filling", record.at_ns[kBegun], filled != 0 ? filled : ended);
     if (filled != 0) part("ready", filled, delivered != 0 ? delivered : ended);
@@ -237,21 +238,21 @@ class Writer {
   void write_record(const Record& record) {
     const int64_t begun = record.at_ns[kBegun], ended = or_end(record.at_ns[kEnded]);
     switch (record.kind) {
-      case Kind::kNone: return;
-      case Kind::kOp: return write_op(record);
-      case Kind::kLease: return write_lease(record);
-      case Kind::kFill:
-      case Kind::kBlocked: return write_fill(record);
-      case Kind::kSlot: return write_slot(record);
-      case Kind::kWait:
-        return slice(record.name, "wait", {kThreads, record.thread}, begun, ended, Outcome::kDone,
+      case SpanKind::kNone: return;
+      case SpanKind::kOp: return write_op(record);
+      case SpanKind::kLease: return write_lease(record);
+      case SpanKind::kFill:
+      case SpanKind::kBlocked: return write_fill(record);
+      case SpanKind::kSlot: return write_slot(record);
+      case SpanKind::kWait:
+        return slice(record.name, "wait", {kThreads, record.thread}, begun, ended, SpanOutcome::kDone,
                      [&](Json& json) {
                        site(json, record);
                        note(json, record);
                      });
-      case Kind::kStarved:
+      case SpanKind::kStarved:
         return slice("starved", "starved", {kFirstFeed + record.group, kConsumer}, begun, ended,
-                     Outcome::kDone, [&](Json& json) {
+                     SpanOutcome::kDone, [&](Json& json) {
                        batch(json, record);
                        json.member("thread").number(record.thread);
                        note(json, record);
@@ -263,7 +264,7 @@ class Writer {
   void place_leases() {
     std::vector<const Record*> leases;
     for (const Record& record : recording_) {
-      if (record.kind == Kind::kLease) leases.push_back(&record);
+      if (record.kind == SpanKind::kLease) leases.push_back(&record);
     }
     std::stable_sort(leases.begin(), leases.end(),
                      [](const Record* a, const Record* b) { return a->at_ns[kBegun] < b->at_ns[kBegun]; });

@@ -113,7 +113,7 @@ Counts end() {
   if (reason == 0) reason = at_close;
   if (reason != 0) fail(now.path, reason);
   Counts counts;
-  for (const Record& record : recording) counts.events += record.kind != Kind::kNone ? 1 : 0;
+  for (const Record& record : recording) counts.events += record.kind != SpanKind::kNone ? 1 : 0;
   counts.lost = recording.lost;
   return counts;
 }

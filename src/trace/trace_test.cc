@@ -23,7 +23,7 @@ namespace {
 
 // A span whose every field follows from its number, so that a record that is put together of two shows.
 Span open_telling(uint64_t number) {
-  return open(Kind::kFill, number, [number](Record& record) {
+  return open(SpanKind::kFill, number, [number](Record& record) {
     record.index = number;
     record.epoch = ~number;
     record.worker = static_cast<int32_t>(number % 1000);
@@ -33,13 +33,13 @@ Span open_telling(uint64_t number) {
 }
 
 void expect_telling(const Record& record) {
-  EXPECT_EQ(record.kind, Kind::kFill);
+  EXPECT_EQ(record.kind, SpanKind::kFill);
   EXPECT_EQ(record.index, record.key);
   EXPECT_EQ(record.epoch, ~record.key);
   EXPECT_EQ(record.name, std::to_string(record.key));
   EXPECT_EQ(record.text, "the text of " + std::to_string(record.key));
   EXPECT_NE(record.at_ns[kBegun], 0);
-  if (record.outcome == Outcome::kOpen) return;
+  if (record.outcome == SpanOutcome::kOpen) return;
   EXPECT_EQ(record.note, "the end of " + std::to_string(record.key));
   EXPECT_GE(record.at_ns[kEnded], record.at_ns[kBegun]);
 }
@@ -100,13 +100,13 @@ TEST(Trace, ASpanHasItsTimesInOrderAndEndsOnce) {
   const Span span = open_telling(7);
   mark(span, 7, kReady);
   mark(span, 7, kRunning);
-  close(span, 7, Outcome::kFailed, "the end of 7");
-  close(span, 7, Outcome::kDone, "another end");
+  close(span, 7, SpanOutcome::kFailed, "the end of 7");
+  close(span, 7, SpanOutcome::kDone, "another end");
   const Recording recording = stop();
   ASSERT_EQ(recording.count, 1u);
   const Record& record = *recording.begin();
   expect_telling(record);
-  EXPECT_EQ(record.outcome, Outcome::kFailed);
+  EXPECT_EQ(record.outcome, SpanOutcome::kFailed);
   EXPECT_LE(recording.began_ns, record.at_ns[kBegun]);
   EXPECT_LE(record.at_ns[kBegun], record.at_ns[kReady]);
   EXPECT_LE(record.at_ns[kReady], record.at_ns[kRunning]);
@@ -117,7 +117,7 @@ TEST(Trace, ASpanHasItsTimesInOrderAndEndsOnce) {
 
 TEST(Trace, WhenItIsFullTheFirstAreKeptAndTheOthersCounted) {
   start(10);
-  for (uint64_t n = 1; n <= 100; ++n) close(open_telling(n), n, Outcome::kDone, concat("the end of ", n));
+  for (uint64_t n = 1; n <= 100; ++n) close(open_telling(n), n, SpanOutcome::kDone, concat("the end of ", n));
   const Recording recording = stop();
   EXPECT_EQ(recording.count, 10u);
   EXPECT_EQ(recording.lost, 90u);
@@ -133,15 +133,15 @@ TEST(Trace, ASpanOfAnEarlierOneChangesNothing) {
   start(4);
   const Span old = open_telling(1);
   (void)stop();
-  close(old, 1, Outcome::kDone);  // while none runs
+  close(old, 1, SpanOutcome::kDone);  // while none runs
   start(4);
   const Span span = open_telling(2);
-  close(old, 1, Outcome::kFailed);
-  close(old, 2, Outcome::kFailed);
-  close(span, 3, Outcome::kFailed);  // of another key
+  close(old, 1, SpanOutcome::kFailed);
+  close(old, 2, SpanOutcome::kFailed);
+  close(span, 3, SpanOutcome::kFailed);  // of another key
   const Recording recording = stop();
   ASSERT_EQ(recording.count, 1u);
-  EXPECT_EQ(recording.begin()->outcome, Outcome::kOpen);
+  EXPECT_EQ(recording.begin()->outcome, SpanOutcome::kOpen);
 }
 
 // Every thread notes spans without a pause while traces begin and end: no record is half of one and half of
@@ -158,7 +158,7 @@ TEST(Trace, ThreadsMayNoteWhileItEnds) {
            n += kThreads) {
         const Span span = open_telling(n);
         mark(span, n, kReady);
-        close(span, n, Outcome::kDone, concat("the end of ", n));
+        close(span, n, SpanOutcome::kDone, concat("the end of ", n));
         noted.fetch_add(1, std::memory_order_relaxed);
       }
     });
@@ -213,7 +213,7 @@ TEST(Trace, AForkedChildHasNone) {
   const pid_t child = fork();
   if (child == 0) {
     bool is_right = !is_on() && open_telling(2) == kNoSpan;
-    close(span, 1, Outcome::kFailed, "in the child");
+    close(span, 1, SpanOutcome::kFailed, "in the child");
     is_right = is_right && code_of([] { (void)end(); }) == Code::kValue;
     begin("/dev/null", 10);  // one of its own
     is_right = is_right && open_telling(3) != kNoSpan && end().events == 1;
@@ -222,7 +222,7 @@ TEST(Trace, AForkedChildHasNone) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  close(span, 1, Outcome::kDone, "the end of 1");
+  close(span, 1, SpanOutcome::kDone, "the end of 1");
   EXPECT_EQ(end().events, 1u);
   const std::string text = file_text(file.path());
   EXPECT_EQ(text.find("in the child"), std::string::npos);
@@ -247,7 +247,7 @@ TEST(Trace, FailuresAreToldAtTheCallAndLeaveNoneRunning) {
 
 TEST(Trace, LeasesThatOverlapGetLanesOfTheirOwn) {
   const auto lease = [](uint64_t key, const char* text) {
-    return open(Kind::kLease, key, [&](Record& record) {
+    return open(SpanKind::kLease, key, [&](Record& record) {
       record.address = 4096;
       Text(record.text) << text;
     });
@@ -255,10 +255,10 @@ TEST(Trace, LeasesThatOverlapGetLanesOfTheirOwn) {
   start(10);
   const Span first = lease(1, "array a"), second = lease(2, "array a");
   mark(first, 1, kReady);
-  close(second, 2, Outcome::kCancelled);
-  close(first, 1, Outcome::kDone);
-  close(lease(3, "array a"), 3, Outcome::kDone);  // in the first lane again
-  close(lease(4, "array b"), 4, Outcome::kDone);
+  close(second, 2, SpanOutcome::kCancelled);
+  close(first, 1, SpanOutcome::kDone);
+  close(lease(3, "array a"), 3, SpanOutcome::kDone);  // in the first lane again
+  close(lease(4, "array b"), 4, SpanOutcome::kDone);
   const std::string text = json_of(stop());
   EXPECT_EQ(count_of(text, "\"thread_name\""), 3u) << text;
   EXPECT_EQ(count_of(text, "{\"name\": \"array a\"}"), 1u) << text;
@@ -268,7 +268,7 @@ TEST(Trace, LeasesThatOverlapGetLanesOfTheirOwn) {
 
 TEST(Trace, WhatIsOpenAtTheEndLastsUntilThen) {
   start(10);
-  const Span op = open(Kind::kOp, 5, [](Record& record) {
+  const Span op = open(SpanKind::kOp, 5, [](Record& record) {
     record.index = 5;
     Text(record.name) << "quote \" and \xff";
   });
@@ -276,7 +276,7 @@ TEST(Trace, WhatIsOpenAtTheEndLastsUntilThen) {
     record.runner = record.thread;
     record.at_ns[kRunning] = record.at_ns[kBegun];
   });
-  (void)open(Kind::kOp, 6, [](Record& record) { Text(record.name) << "waits"; });
+  (void)open(SpanKind::kOp, 6, [](Record& record) { Text(record.name) << "waits"; });
   drop(open_telling(9), 9);
   const std::string text = json_of(stop());
   EXPECT_EQ(count_of(text, "\"ph\": \"X\""), 1u) << text;

@@ -65,9 +65,9 @@ int64_t claim(int64_t n) {
   impl::Home home{&queue};
   impl::Entry entry;
   entry.home = &home;
-  entry.mode = impl::Mode::kWrite;
+  entry.access = impl::Access::kWrite;
   return timed(n, [&] {
-    impl::BlockingClaim claim(impl::Kind::kLease, {&entry, 1});
+    impl::BlockingClaim claim(impl::Party::kLease, {&entry, 1});
     claim.owner = impl::current_actor();
     impl::Refusal refusal;
     if (!claim.acquire(tenon::impl::Deadline(-1), &refusal))

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is done with memory: it is read or it is written; and the words for it in messages.
+#pragma once
+
+#include <cstdint>
+
+#include "tenon/core.h"
+
+namespace tenon::impl {
+
+enum class Access : uint8_t { kRead = TENON_READ, kWrite = TENON_WRITE };
+
+// Of two accesses to the same bytes.
+constexpr bool conflict(Access a, Access b) noexcept { return a == Access::kWrite || b == Access::kWrite; }
+
+// Who may write may also read.
+constexpr bool includes(Access granted, Access wanted) noexcept {
+  return granted == Access::kWrite || wanted == Access::kRead;
+}
+
+// "to read it", "for reading", "that reads it".
+constexpr const char* infinitive(Access access) noexcept {
+  return access == Access::kWrite ? "write" : "read";
+}
+constexpr const char* gerund(Access access) noexcept {
+  return access == Access::kWrite ? "writing" : "reading";
+}
+constexpr const char* third_person(Access access) noexcept {
+  return access == Access::kWrite ? "writes" : "reads";
+}
+
+}  // namespace tenon::impl
