@@ -338,7 +338,8 @@ void add_block_methods(Parts& parts) {
   parts.methods.push_back(fast_method<read>(
       "read",
       "read($self, on_owner_died='raise')\n--\n\n"
-      "``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, "
+      "``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy "
+      "array, "
       "empty after the\n"
       "block. Also ``async with``.\n\n"
       "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
@@ -352,7 +353,8 @@ void add_block_methods(Parts& parts) {
   parts.methods.push_back(fast_method<write>(
       "write",
       "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"
-      "``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that "
+      "``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an "
+      "exception that "
       "leaves the block\n"
       "means that the array holds no value, until all of it is written.\n\n"
       "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "

@@ -28,7 +28,7 @@ constexpr const char* kDocumentation =
     "keep : {'readonly', 'writable', 'move'}\n"
     "    What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again "
     "when the last\n"
-    "    array and view of the memory is gone. 'writable': both sides may write. 'move': nobody but the call "
+    "    array and view of the memory is gone. 'writable': both sides may write. 'move': only the call "
     "and one\n"
     "    name may refer to ``x``, which must own its memory; its flag is cleared for good.\n\n"
     "Returns\n-------\n"
@@ -136,7 +136,7 @@ void check_movable(PyArrayObject* x) {
   const Py_ssize_t n = Py_REFCNT(reinterpret_cast<PyObject*>(x));
   if (n > kCallAndOneName) {
     raise(PyExc_ValueError,
-          "keep='move' takes an array that nobody else refers to, but x has %zd references where the "
+          "keep='move' takes an array without other references, but x has %zd references where the "
           "call and one name make 2: drop its views and other names, or use keep='readonly'",
           n);
   }

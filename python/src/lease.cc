@@ -227,7 +227,8 @@ void add_leases(nb::module_& module) {
                    "None) -> bool"))
       .def("check", &NativeLease::check)
       .def("report", &NativeLease::report, nb::arg("is_in_words"),
-           "Behind whom a request waits; empty if nothing is in its way. Reports views that outlived their\n"
+           "What a request waits for, in words; empty if nothing is in its way. Logs views that outlived "
+           "their\n"
            "block and are in its way; with False only that.\n")
       .def("call_ahead", &NativeLease::call_ahead,
            "Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.")
@@ -235,10 +236,10 @@ void add_leases(nb::module_& module) {
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
       .def("detach", &NativeLease::detach);
-  module.def(
-      "holders", holders, nb::arg("array"),
-      nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),
-      "(kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.");
+  module.def("holders", holders, nb::arg("array"),
+             nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),
+             "(kind, mode, is granted, thread, age in seconds, name, site) of what holds the memory or waits "
+             "for it.");
   def_method(
       "lease",
       [](const Self& self, nb::object mode, nb::object timeout, nb::object on_owner_died) {
@@ -254,11 +255,11 @@ void add_leases(nb::module_& module) {
   def_method(
       "leases", [](const Self& self) { return callback(Callback::kLeases)(self.object); },
       nb::sig("def leases(self) -> list[Any]"),
-      "Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.\n");
+      "What holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.\n");
   def_method(
       "drop_views", [](const Self& self) { return callback(Callback::kDropViews)(self.object); },
       nb::sig("def drop_views(self) -> list[Any]"),
-      "Lets go of views that nobody holds on purpose: a notebook's ``Out``, ``sys.last_value``, the "
+      "Closes views that are kept by accident: those in a notebook's ``Out``, ``sys.last_value``, and in "
       "variables of "
       "finished\n"
       "functions that the traceback of a caught exception keeps. Variables of running code stay as they "

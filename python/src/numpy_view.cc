@@ -2,6 +2,7 @@
 #include "numpy_view.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -182,50 +183,57 @@ void drop_root(nb::object root) noexcept {
 namespace {
 
 // dtypes with which nothing computes, and whose text says where the block was. By the site, a text that lives
-// for ever. Kept for ever, as sites are: there is one for each line with a block. Under the GIL.
+// for ever. Kept for ever, as sites are: there are a few for each line with a block, which take turns, because
+// NumPy would compare two arrays of the same one. Under the GIL.
 class EndedDtypes {
  public:
   // A borrowed reference; null if it cannot be made.
   PyArray_Descr* at(const char* site) noexcept {
-    Entry& entry = latest_[reinterpret_cast<uintptr_t>(site) / 16 % kMax];
-    if (entry.dtype == nullptr || entry.site != site) entry = {site, kept(site)};
-    return entry.dtype;
+    Line*& line = latest_[reinterpret_cast<uintptr_t>(site) / 16 % kMax];
+    if (line == nullptr || line->site != site) line = kept(site);
+    return line != nullptr ? line->dtypes[line->turns++ % kTurns] : nullptr;
   }
 
  private:
-  struct Entry {
-    const char* site;
-    PyArray_Descr* dtype;
-  };
   static constexpr unsigned kMax = 64;
+  static constexpr unsigned kTurns = 4;
+  struct Line {
+    const char* site = nullptr;
+    unsigned turns = 0;
+    std::array<PyArray_Descr*, kTurns> dtypes{};
+  };
 
-  PyArray_Descr* kept(const char* site) noexcept {
+  Line* kept(const char* site) noexcept {
     const KeepError keep_error;
     try {
-      if (all_ == nullptr) all_ = new std::unordered_map<const char*, PyArray_Descr*>;
-      PyArray_Descr*& dtype = (*all_)[site];
-      if (dtype == nullptr) dtype = made(site);
-      return dtype;
+      if (all_ == nullptr) all_ = new std::unordered_map<const char*, Line>;
+      Line& line = (*all_)[site];
+      for (unsigned i = 0; i < kTurns; ++i) {
+        if (line.dtypes[i] == nullptr) line.dtypes[i] = made(site, i);
+      }
+      line.site = site;
+      return &line;
     } catch (...) {
       forget_exception();
       return nullptr;
     }
   }
 
-  // One byte wide, so that an iterator that somebody has made of the array before stays inside of its memory.
-  // Of two fields, because NumPy takes one of a single field for its value here and there.
-  static PyArray_Descr* made(const char* site) {
+  // One byte wide, so that an iterator that was made of the array before stays inside of its memory. Of two
+  // fields, because NumPy takes one of a single field for its value here and there.
+  static PyArray_Descr* made(const char* site, unsigned turn) {
     const std::string where = site != nullptr ? std::string("ended with its block at ") + site : "ended";
+    const std::string advice = "copy what is to be kept" + std::string(turn, ' ');
     nb::list fields;
     fields.append(nb::make_tuple(nb::str(where.c_str(), where.size()), "V1"));
-    fields.append(nb::make_tuple("copy what is to be kept", "V0"));
+    fields.append(nb::make_tuple(nb::str(advice.c_str(), advice.size()), "V0"));
     PyArray_Descr* dtype = nullptr;
     if (PyArray_DescrConverter(fields.ptr(), &dtype) != NPY_SUCCEED) nb::raise_python_error();
     return dtype;
   }
 
-  Entry latest_[kMax] = {};
-  std::unordered_map<const char*, PyArray_Descr*>* all_ = nullptr;
+  Line* latest_[kMax] = {};
+  std::unordered_map<const char*, Line>* all_ = nullptr;  // whose elements stay where they are
 };
 constinit EndedDtypes ended_dtypes;
 

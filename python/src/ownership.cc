@@ -87,7 +87,7 @@ void add_ownership(nb::module_& module) {
              "it back.\n\n"
              "Raises\n------\nLeaseConflict\n    A view, lease or op holds the memory, or another array was "
              "imported "
-             "over the same\n    bytes, or somebody refers to the NumPy array that it was imported from.\n"
+             "over the same\n    bytes, or the NumPy array that it was imported from is still referred to.\n"
              "MovedError\n    It was moved before; the message says where.\n");
   def_method(
       "unchecked",
@@ -96,9 +96,9 @@ void add_ownership(nb::module_& module) {
         call(tenon_array_unchecked, self.get(), &handle);
         return Array::steal(handle);
       },
-      "The same window outside of the contract: it waits for nobody and nobody waits for it. Whoever uses it "
-      "orders the\n"
-      "accesses himself. Shares the memory and keeps it alive.\n");
+      "The same memory, shape and dtype outside of the contract: its accesses wait for no other access, and "
+      "no other\n"
+      "access waits for them. The caller orders them. Shares the memory and keeps it alive.\n");
   def_method(
       "__enter__", [](const Self& self) { return self.object; }, nb::sig("def __enter__(self) -> NDArray"),
       "``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back "

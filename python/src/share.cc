@@ -91,8 +91,9 @@ void add_share(nb::module_& module) {
              nb::sig("def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None"));
   module.def(
       "revoke_handles", [](const Array& array) { return revoke(array); }, nb::arg("array"),
-      "The handles (pickles) of a shared array that this process has made, and nobody has opened, keep its "
-      "memory no longer.\n\n"
+      "Revokes the handles (pickles) of a shared array that this process has made and that no process has "
+      "opened:\n"
+      "they no longer keep its memory.\n\n"
       "Parameters\n----------\narray : NDArray\n\n"
       "Returns\n-------\nint\n    How many there were.\n\n"
       "Raises\n------\nTypeError\n    The array is not shared.\n",

@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--quick", action="store_true", help="a few seconds, rough figures")
     demo.set_defaults(call=_demo)
 
-    ls = commands.add_parser("ls", help="the memory that processes share: who has it, holds it, waits for it")
+    ls = commands.add_parser("ls", help="shared memory: which processes have it open, hold it or wait for it")
     ls.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
     ls.set_defaults(call=_ls)
 

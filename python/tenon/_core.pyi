@@ -321,7 +321,7 @@ class NDArray:
 
     def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """
-        ``with a.read() as v:`` reads the array while nobody writes it; ``v`` is a read-only NumPy array, empty after the
+        ``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy array, empty after the
         block. Also ``async with``.
 
         Parameters
@@ -346,7 +346,7 @@ class NDArray:
 
     def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
         """
-        ``with a.write() as v:`` writes the array while nobody else uses it. As `read`; an exception that leaves the block
+        ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an exception that leaves the block
         means that the array holds no value, until all of it is written.
 
         Parameters
@@ -560,12 +560,12 @@ class NDArray:
 
     def leases(self) -> list[Any]:
         """
-        Who holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.
+        What holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.
         """
 
     def drop_views(self) -> list[Any]:
         """
-        Lets go of views that nobody holds on purpose: a notebook's ``Out``, ``sys.last_value``, the variables of finished
+        Closes views that are kept by accident: those in a notebook's ``Out``, ``sys.last_value``, and in variables of finished
         functions that the traceback of a caught exception keeps. Variables of running code stay as they are.
 
         Returns
@@ -629,15 +629,15 @@ class NDArray:
         ------
         LeaseConflict
             A view, lease or op holds the memory, or another array was imported over the same
-            bytes, or somebody refers to the NumPy array that it was imported from.
+            bytes, or the NumPy array that it was imported from is still referred to.
         MovedError
             It was moved before; the message says where.
         """
 
     def unchecked(self) -> NDArray:
         """
-        The same window outside of the contract: it waits for nobody and nobody waits for it. Whoever uses it orders the
-        accesses himself. Shares the memory and keeps it alive.
+        The same memory, shape and dtype outside of the contract: its accesses wait for no other access, and no other
+        access waits for them. The caller orders them. Shares the memory and keeps it alive.
         """
 
     def __enter__(self) -> NDArray:
@@ -781,7 +781,8 @@ def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None: .
 
 def revoke_handles(array: NDArray) -> int:
     """
-    The handles (pickles) of a shared array that this process has made, and nobody has opened, keep its memory no longer.
+    Revokes the handles (pickles) of a shared array that this process has made and that no process has opened:
+    they no longer keep its memory.
 
     Parameters
     ----------
@@ -834,7 +835,7 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, keep: str = "r
         False copies the elements into new memory, and leaves ``x`` as it is.
     keep : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
-        array and view of the memory is gone. 'writable': both sides may write. 'move': nobody but the call and one
+        array and view of the memory is gone. 'writable': both sides may write. 'move': only the call and one
         name may refer to ``x``, which must own its memory; its flag is cleared for good.
 
     Returns
@@ -1149,7 +1150,7 @@ class NativeLease:
 
     def report(self, is_in_words: _bool) -> str:
         """
-        Behind whom a request waits; empty if nothing is in its way. Reports views that outlived their
+        What a request waits for, in words; empty if nothing is in its way. Logs views that outlived their
         block and are in its way; with False only that.
         """
 
@@ -1168,7 +1169,7 @@ class NativeLease:
 
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
     """
-    (kind, mode, is granted, thread, age in seconds, name, site) of who holds or awaits the memory.
+    (kind, mode, is granted, thread, age in seconds, name, site) of what holds the memory or waits for it.
     """
 
 class NativeAwait:

@@ -454,9 +454,18 @@ std::string process_text(uint32_t pid) {
 
 uint32_t user() noexcept { return geteuid(); }
 
-uint64_t pid_namespace() noexcept {
+uint64_t pid_namespace_if_known() noexcept {
   struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? static_cast<uint64_t>(status.st_ino) : 0;
+}
+
+uint64_t pid_namespace() {
+  errno = 0;
+  const uint64_t number = pid_namespace_if_known();
+  if (number == 0 && errno != ENOENT) {
+    throw_error(Code::kSystem, "/proc/self/ns/pid cannot be looked at: ", system_text(errno));
+  }
+  return number;
 }
 
 uint64_t boot() {

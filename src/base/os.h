@@ -100,7 +100,9 @@ bool is_stopped(uint32_t pid) noexcept;    // by a signal or a debugger
 // "process 4711 (python), which is stopped,"; of 0: "another process".
 std::string process_text(uint32_t pid);
 uint32_t user() noexcept;
-uint64_t pid_namespace() noexcept;
+// 0: this system has none. Fails with kSystem. if_known: 0 also where it cannot be read.
+uint64_t pid_namespace();
+uint64_t pid_namespace_if_known() noexcept;
 uint64_t boot();  // of this run of this machine: never 0
 
 // A memory file that another process (or this one) has open.

@@ -230,7 +230,7 @@ void Arena::enter(Lease* lease, int32_t layout) {
   try {
     if (lease->access() == Access::kRead) {
       throw_error(Code::kLeaseConflict, "layout '", layouts_[static_cast<size_t>(layout)].name,
-                  "' cannot be read: the arena ", active_name(), "; who writes it, changes the layout");
+                  "' cannot be read: the arena ", active_name(), "; a write lease of a layout changes to it");
     }
     check_users(layout);
   } catch (...) {

@@ -107,7 +107,8 @@ class Look {
     place.index = p;
     place.process = {identity.pid, identity.command, true, false};
     place.age_ns = age_of(slot.since_ns.load(std::memory_order_relaxed));
-    const bool is_in_sight = slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace();
+    const bool is_in_sight =
+        slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known();
     if (state == SlotState::kReserved) {
       place.state = PlaceReport::State::kReserved;
       if (is_in_sight) place.process = process_of(identity.pid);

@@ -232,7 +232,7 @@ void Participant::write_slot(SlotState state) noexcept {
   const os::Process process = os::this_process();
   store(slot.pid, process.pid);
   store(slot.start, process.start);
-  store(slot.pid_namespace, os::pid_namespace());
+  store(slot.pid_namespace, os::pid_namespace_if_known());
   store(slot.since_ns, now_ns());
   publish(slot.note.lease, uint64_t{0});  // which another process has left here
   try {

@@ -362,7 +362,7 @@ void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const
   if (participant >= kParticipants || !control.has_slot(participant)) return;
   const Slot& slot = control.slot(participant);
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
-  if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace()) {
+  if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
     const uint32_t holder = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
     const bool is_other =
         holder != 0 && holder != obstacle->thread && holder != static_cast<uint32_t>(getpid());

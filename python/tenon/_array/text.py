@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import prod
 
 from .. import _core
-from .._errors import OpError
+from .._errors import OpError, OwnerDied
 
 _SHOWN_WHOLE = 1000  # elements up to which an array is printed whole
 _EDGE = 3  # rows shown at each end of an axis of a larger one
@@ -55,10 +55,12 @@ def array_repr(array: _core.NDArray) -> str:
     if array.size == 0:
         return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
     try:
-        lease = _core.NativeLease(array, False, ignores_owner_died=True)
+        lease = _core.NativeLease(array, False)
         lease.acquire(timeout=0)
     except OpError as error:
         return _summary(array, f"failed: op {error.op!r}")
+    except OwnerDied as error:
+        return _summary(array, f"process {error.pid} died while it wrote it")
     except Exception:
         return _summary(array, _obstacle(array))
     try:

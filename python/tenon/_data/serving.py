@@ -410,12 +410,12 @@ class Stage:
         return self._work.stats()["ready"]
 
     def note_free(self, loan: Loan) -> None:
-        """Nobody has what this slot of the channel told of."""
+        """Notes that no consumer has the batch of this slot of the channel any more."""
         self._held.pop(loan.head.ctypes.data, None)
 
     def reclaim(self, work: Channel | None = None) -> None:
-        """Lets go of all batches that nobody has any more. In a broadcast without consumers that would be
-        those too that the next one is to get."""
+        """Releases all batches that no consumer has any more. A broadcast without consumers keeps them for
+        the next one."""
         if not self._held or (self.server and self.mode == "broadcast" and self.consumers() == 0):
             return
         channel = self.open_work() if work is None else work
@@ -432,7 +432,7 @@ class Stage:
             channel.close()
 
     def withdraw(self) -> None:
-        """What was handed out before and nobody has received."""
+        """Takes back what was sent and not received."""
         if self.mode == "queue" and self.unread() > 0:
             channel = open_channel(self._work._native.memory())
             try:

@@ -103,7 +103,7 @@ class Loop:
             del batch
 
     def _receive(self, epoch: int) -> bytes | None:
-        """What to fill the next batch of an epoch from; None if nobody waits for it any more."""
+        """What to fill the next batch of an epoch from; None if the epoch has ended."""
         pipe = self._pipes[self._worker]
         while True:
             while self._message is None:

@@ -211,8 +211,9 @@ def push(
 
 
 class _Promise:
-    """That nobody writes to the arrays of an op, given with ``host="idle"``. In the debug mode it is taken
-    when the op is pushed, and checked when its body begins. Of arrays that other ops use it knows nothing."""
+    """The promise of ``host="idle"`` that no code writes to the arrays of an op. In the debug mode, checksums
+    are taken when the op is pushed, and compared when its body begins. Arrays that other ops use are not
+    checked."""
 
     def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
         self._sums = [
@@ -225,8 +226,8 @@ class _Promise:
         for array, checksum in self._sums:
             if _checksum(array) != checksum:
                 raise LeaseConflict(
-                    "the promise of host='idle' was broken: somebody wrote to the array of shape "
-                    f"{array.shape} and dtype {array.dtype} between the push and the op"
+                    f"the promise of host='idle' was broken: the array of shape {array.shape} and dtype "
+                    f"{array.dtype} was written between the push and the op"
                 )
 
 

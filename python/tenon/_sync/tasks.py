@@ -37,7 +37,7 @@ class Signal:
     ----------
     report : callable
         Of the library, in the thread of the loop: reports views that outlived their block and are in the way.
-        With True the result says besides behind whom the task waits; empty if nothing is in its way.
+        With True, returns what the task waits for, in words; empty if nothing is in its way.
     """
 
     def __init__(self, report: Callable[[bool], str]) -> None:
@@ -98,7 +98,7 @@ class Signal:
 
 
 async def until_empty(find: Callable[[], str]) -> None:
-    """Until nothing is found to wait for, where nobody tells of it. ``find``: what there is, in words."""
+    """Polls until ``find`` returns an empty text. ``find``: what there is to wait for, in words."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     reported, pause = began, 0.0

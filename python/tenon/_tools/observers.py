@@ -171,7 +171,7 @@ def _state(place: _Facts) -> str:
     if place["state"] == "reserved":
         return "reserved for its child"
     if place["state"] == "dead":
-        return "dead, to be tidied up by whoever comes"
+        return "dead, not yet cleaned up"
     return "live, stopped" if place["stopped"] else "live"
 
 

@@ -483,5 +483,5 @@ def test_the_example_shares_one_buffer_for_floats_and_ints_between_processes():
     assert done.stdout.splitlines() == [
         "1200000 bytes instead of 2000000",
         "counts: [1 2 3] 50000",
-        "layout 'features' cannot be read: the arena holds 'counts'; who writes it, changes the layout",
+        "layout 'features' cannot be read: the arena holds 'counts'; a write lease of a layout changes to it",
     ]

@@ -196,6 +196,16 @@ def test_an_array_whose_other_bytes_were_written_is_good():
     assert a.tolist() == [[0] * 4, [1] * 4, [0] * 4]
 
 
+def test_the_text_of_the_array_shows_no_bytes_of_a_dead_writer():
+    a = tn.zeros(4, "int32", shared=True)
+    pid = killed_in("lease = a.lease('w'); np.asarray(a)[:2] = 7", a=a)
+    for text in (repr(a), str(a), f"{a}"):
+        assert "7" not in text.replace(str(pid), "")
+        assert f"process {pid} died while it wrote it" in text
+    a[...] = 1
+    assert "1, 1, 1, 1" in repr(a)
+
+
 def test_on_owner_died_ignore_takes_what_is_left():
     a = tn.zeros(4, "int32", shared=True)
     for way in (
