@@ -119,29 +119,29 @@ def test_a_conflict_that_no_view_makes_is_told_as_it_is():
 
 
 VIEWS = {
-    "array": (np.asarray, "ndarray", True),
-    "buffer": (memoryview, "memoryview", True),
-    "buffer backwards": (lambda a: memoryview(a)[::-2], "memoryview", True),
-    "array backwards": (lambda a: np.asarray(a)[::-1], "ndarray", True),
-    "other elements": (lambda a: np.asarray(a)[3:].view("u1")[::2], "ndarray", True),
-    "other axes": (lambda a: np.asarray(a)[None, 2:3].T, "ndarray", True),
-    "class derived": (lambda a: np.asarray(a).view(np.recarray), "recarray", True),
-    "readonly array": (lambda a: np.asarray(a.readonly()), "ndarray", False),
-    "readonly buffer": (lambda a: memoryview(a.readonly()), "memoryview", False),
+    "array": (np.asarray, True),
+    "buffer": (memoryview, True),
+    "buffer backwards": (lambda a: memoryview(a)[::-2], True),
+    "array backwards": (lambda a: np.asarray(a)[::-1], True),
+    "other elements": (lambda a: np.asarray(a)[3:].view("u1")[::2], True),
+    "other axes": (lambda a: np.asarray(a)[None, 2:3].T, True),
+    "class derived": (lambda a: np.asarray(a).view(np.recarray), True),
+    "readonly array": (lambda a: np.asarray(a.readonly()), False),
+    "readonly buffer": (lambda a: memoryview(a.readonly()), False),
     # An export holds for writing.
-    "readonly export": (lambda a: np.from_dlpack(a.readonly()), "ndarray", True),
+    "readonly export": (lambda a: np.from_dlpack(a.readonly()), True),
 }
 
 
 @pytest.mark.parametrize("form", VIEWS)
 def test_a_view_of_any_form_is_found(form):
-    take, kind, is_writable = VIEWS[form]
+    take, is_writable = VIEWS[form]
     a, other = tn.zeros(8), tn.zeros(8)
     x = take(a)
     near = np.asarray(other)
     [place] = places(a)
     assert place.text == f"variable `x` of {here(-1)}"
-    assert (place.type, place.is_writable, place.name) == (kind, is_writable, "x")
+    assert (place.is_writable, place.name) == (is_writable, "x")
     del x
     assert places(a) == []
     assert near.size == 8
@@ -160,25 +160,29 @@ def test_a_view_of_other_elements_is_no_view_of_these():
 def test_what_variables_hold_is_looked_at():
     a = tn.zeros(4)
     x = np.asarray(a)
-    slotted, derived = Slotted(), collections.OrderedDict()
+    slotted, deep, derived = Slotted(), Slotted(), collections.OrderedDict()
     slotted.batch = x
+    deep.batch = (Trainer(x),)
     derived["key"] = x
     cases = {
         "item 2 of list `kept`": [0, 1, x],
         "item 0 of tuple `kept`": (x, 1),
         "item 1 of deque `kept`": collections.deque([0, x]),
         "item 'k' of dict `kept`": {"k": x},
-        "item 'key' of <OrderedDict> `kept`": derived,
-        "attribute `batch` of the <Trainer> in an item of set `kept`": {Trainer(x)},
-        "attribute `batch` of <Trainer> `kept`": Trainer(x),
-        "attribute `batch` of <Slotted> `kept`": slotted,
+        "item 'key' of OrderedDict `kept`": derived,
+        "attribute `batch` of the Trainer in an item of set `kept`": {Trainer(x)},
+        "attribute `batch` of Trainer `kept`": Trainer(x),
+        "attribute `batch` of Slotted `kept`": slotted,
         "item 1 of the list in item 0 of list `kept`": [[0, x]],
-        "item 0 of the tuple in attribute `batch` of <Trainer> `kept`": Trainer((x,)),
-        "attribute `batch` of the <Trainer> in item 3 of dict `kept`": {3: Trainer(x)},
-        "attribute `batch` of the <Trainer> in the object of method `kept`": Trainer(x).step,
+        "item 0 of the tuple in attribute `batch` of Trainer `kept`": Trainer((x,)),
+        "attribute `batch` of the Trainer in item 3 of dict `kept`": {3: Trainer(x)},
+        "attribute `batch` of the Trainer in attribute `__self__` of method `kept`": Trainer(x).step,
+        # As a data frame holds its columns.
+        "attribute `batch` of the Trainer in item 0 of the tuple in attribute `batch` of the Slotted in "
+        "attribute `batch` of Trainer `kept`": Trainer(deep),
         "variable `v` in the closure of function `kept`": (lambda v: lambda: v)(x),
     }
-    del x, slotted, derived
+    del x, slotted, deep, derived
     for text, kept in cases.items():  # noqa: B007
         assert f"{text} of {here()}" in texts(a), text
     del kept
@@ -211,6 +215,26 @@ def test_variables_of_modules_are_looked_at(tmp_path):
         text=True,
     )
     assert done.stdout == "['item 0 of list `KEPT` of module keeper']\n", done.stderr
+
+
+def test_attributes_of_classes_are_found_by_the_thorough_search():
+    a = tn.zeros(4)
+    Trainer.shared = [np.asarray(a)]
+    try:
+        [text] = texts(a, True)
+    finally:
+        del Trainer.shared
+    assert text == f"item 0 of the list in attribute `shared` of type `Trainer` of module {__name__}"
+    fill(a)
+
+
+def test_all_names_of_a_view_are_told():
+    a = tn.zeros(4)
+    x = y = np.asarray(a)
+    assert texts(a) == [f"variable `x` of {here()}", f"variable `y` of {here()}"]
+    with pytest.raises(tn.LeaseConflict, match=r"drop it \(`del x, y`\)"):
+        fill(a)
+    assert x is y
 
 
 def test_variables_of_other_threads_are_looked_at():
@@ -428,9 +452,9 @@ def test_no_code_of_the_user_s_objects_runs():
     del failure
     function = here().split()[0]
     for text in (
-        "attribute `batch` of <Hostile> `hostile`",
-        "item 0 of <Sequence> `sequence`",
-        "item 'k' of <Mapping> `mapping`",
+        "attribute `batch` of Hostile `hostile`",
+        "item 0 of Sequence `sequence`",
+        "item 'k' of Mapping `mapping`",
         "variable `array`",
     ):
         assert any(part.startswith(f"{text} of {function} (") for part in found), text
@@ -444,6 +468,19 @@ def test_an_object_that_changes_in_size_is_searched_within_the_limit():
     many.append(np.asarray(a))
     assert texts(a) == []
     assert texts(a, True) == [f"item 100000 of list `many` of {here()}"]
+
+
+def test_of_many_views_some_are_named():
+    a = tn.zeros(4)
+    views = [np.asarray(a)[i % 4 :] for i in range(30_000)]
+    objects = [Trainer(view) for view in views]
+    for thorough in (False, True):
+        found = texts(a, thorough)
+        assert any(" of list `views` of " in text for text in found)
+        assert any(" of list `objects` of " in text for text in found) or not thorough
+        assert len(found) <= 100
+    views.clear()
+    objects.clear()
 
 
 def test_torch_tensors_and_graphs_are_found():

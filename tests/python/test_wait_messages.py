@@ -277,6 +277,10 @@ def test_the_views_of_the_holder_s_thread_are_named_first():
     holder = Holder("kept_view", a)
     with pytest.raises(TimeoutError, match="it hangs on: variable `kept` of"):
         a.lease("r", timeout=0.01)
+    threads = {"kept": holder.thread, "own": threading.get_native_id()}
+    for name, thread in threads.items():
+        text = _views.find_views(a.data_ptr, a.data_ptr + a.nbytes, False, thread)
+        assert text.startswith(f"variable `{name}` of")
     holder.end()
     del own
 

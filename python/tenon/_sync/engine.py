@@ -20,7 +20,7 @@ from .._errors import LeaseConflict, OpError, describe
 from .._values import INT32_MAX, count, text_for_c
 from .endings import settle, wait_for_searches
 from .function import CFunction
-from .holders import BODY_CODES, OWNERS
+from .holders import BODY_CODES
 from .lease import where_views_hang
 from .tasks import Signal, current_task, number_of
 
@@ -420,7 +420,6 @@ class Body:
         return [argument for argument, handle in zip(given, self._handles) if isinstance(handle, NDArray)]
 
 
-OWNERS.add(id(Body))
 BODY_CODES.add(id(Body.__call__.__code__))
 
 

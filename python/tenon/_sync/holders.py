@@ -9,9 +9,8 @@ from .. import _core
 from .._core import NDArray
 from .endings import settle
 
-# The identities of types whose objects own views until they end, and of the code that runs the body of an op.
-# The modules that define them add them here, because the search for views may not import leases and ops.
-OWNERS: set[int] = set()
+# The identities of the code that runs the body of an op. The module that defines it adds it here, because the
+# search for views may not import ops.
 BODY_CODES: set[int] = set()
 
 

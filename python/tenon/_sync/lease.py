@@ -16,7 +16,7 @@ from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from .endings import end_views, settle
-from .holders import OWNERS, Holder, leases
+from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
 Mode = Literal["r", "w"]
@@ -179,9 +179,6 @@ class Block:
             has_escaped = self._lease.release()
         if (has_escaped or not is_free) and error is None:
             heed_survivors(self._array, "array")
-
-
-OWNERS.add(id(Block))
 
 
 def heed_survivors(array: NDArray, what: str) -> None:

@@ -1,32 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for objects that refer to the memory of arrays. It begins at the variables of running code.
+"""The search for what refers to views of memory: variables, attributes, items, closures, tracebacks.
 
-The search runs no code of the user's objects and leaves no new references behind.
+It follows references as the garbage collector does, up to a number of objects: first what the variables of
+running functions hold, then what hangs on those, then the variables of modules. It runs no code of the user's
+objects and leaves no reference behind.
 """
 
 from __future__ import annotations
 
 import builtins
-import collections
+import contextlib
 import dataclasses
 import gc
+import itertools
+import re
 import sys
 import threading
 import types
-from collections.abc import Iterable
-from types import FrameType, TracebackType
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
 import numpy as np
 
 from .._core import NDArray
-from .holders import BODY_CODES, OWNERS
+from .holders import BODY_CODES
 from .objects import (
+    CONTAINERS,
+    GENERATORS,
     HAS_REFERENTS,
-    IS_HEAP_TYPE,
+    attributes_of,
     class_dict_of,
     class_flags_of,
     class_name_of,
+    dict_of,
     frame_of_generator,
     is_a,
     items_of,
@@ -35,472 +43,394 @@ from .objects import (
     variables_of,
 )
 
-_OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
-_MAX_CONTAINERS = 16  # of those that only the collector knows: each costs a look at the whole heap
-_MAX_HOPS = 6
-_EXPANSION = 5  # what a look into a container costs, in looks at objects
+# The number of references that a search looks at: in the way of a message, from one object for `drop_views`,
+# and of the whole process.
+QUICK, ONE_OBJECT, THOROUGH = 10_000, 100_000, 5_000_000
+_SHARE = 1_000  # of what hangs on one function or module, before others have their turn
+_MAX_HOPS = 8  # from the variable to the view, in a text
+_MAX_NAMES = 4  # of one view in one object
+_MAX_VIEWS = 16  # of one object
+_MAX_FOUND = 64
+_MAX_FRAMES = 1_000  # of one thread
 _MAX_FUNCTIONS = 200  # of torch's graph of one tensor
+_OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
 
-# What an object is to the search. Views come before DICT.
-_LEAF, _NUMPY, _BUFFER, _TORCH, _JAX = range(5)
-(
-    DICT,
-    SEQUENCE,
-    SET,
-    _FUNCTION,
-    _METHOD,
-    _EXCEPTION,
-    _TRACEBACK,
-    _FRAME,
-    _GENERATOR,
-    _INSTANCE,
-) = range(5, 15)
-
-KINDS: dict[type, int] = {
-    **dict.fromkeys(
-        (NDArray, str, bytes, bytearray, int, float, complex, type, types.ModuleType, types.CodeType), _LEAF
-    ),
+# What an object is to the search. Views come last.
+_LEAF, _OWN, _OTHER, _CONTAINER, _FRAME, _GENERATOR, _FUNCTION, _NUMPY, _BUFFER, _TORCH, _JAX = range(11)
+_KINDS: dict[Any, int] = {
+    **dict.fromkeys((types.ModuleType, types.CellType), _LEAF),
+    **dict.fromkeys(CONTAINERS, _CONTAINER),
+    **dict.fromkeys(GENERATORS, _GENERATOR),
+    BaseException: _OTHER,
+    FrameType: _FRAME,
+    FunctionType: _FUNCTION,
     np.ndarray: _NUMPY,
     memoryview: _BUFFER,
-    dict: DICT,
-    list: SEQUENCE,
-    tuple: SEQUENCE,
-    collections.deque: SEQUENCE,
-    set: SET,
-    frozenset: SET,
-    types.FunctionType: _FUNCTION,
-    types.MethodType: _METHOD,
-    BaseException: _EXCEPTION,
-    TracebackType: _TRACEBACK,
-    FrameType: _FRAME,
-    types.GeneratorType: _GENERATOR,
-    types.CoroutineType: _GENERATOR,
-    types.AsyncGeneratorType: _GENERATOR,
 }
 
 _array_interface: Any = np.ndarray.__dict__["__array_interface__"].__get__
+_array_strides: Any = np.ndarray.__dict__["strides"].__get__
 _array_itemsize: Any = np.ndarray.__dict__["itemsize"].__get__
-array_base: Any = np.ndarray.__dict__["base"].__get__
+_array_flags: Any = np.ndarray.__dict__["flags"].__get__
+_array_base: Any = np.ndarray.__dict__["base"].__get__
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    depth: int  # of containers in containers
-    objects: int  # looked at in all
-    items: int  # of one container
-    frames: int  # of one thread or traceback
+class Place:
+    """Where an object hangs that looks at the memory of an array."""
 
-
-# Of the search in the way of a message, of the one for `drop_views`, and of its look at one object.
-QUICK = Limits(depth=2, objects=8_000, items=1_000, frames=100)
-THOROUGH = Limits(depth=4, objects=5_000_000, items=1_000_000, frames=10_000)
-ONE_OBJECT = Limits(depth=4, objects=100_000, items=10_000, frames=1_000)
-
-# How an object is reached: a word, and what belongs to it.
-Label = tuple[Any, ...]
-
-
-class Node:
-    """An object on the way of the search, and how it was reached: from a parent, or from a root."""
-
-    __slots__ = ("depth", "label", "parent", "value")
-
-    def __init__(self, value: Any, label: Label, parent: Node | None, depth: int) -> None:
-        self.value = value
-        self.label = label
-        self.parent = parent
-        self.depth = depth
+    text: str  # as 'variable `x` of main (train.py:12)'
+    is_writable: bool  # the view holds the memory for writing, as far as can be seen
+    name: str  # of the variable, where it is one that can be deleted, else empty
+    is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` lets go of it
+    is_original: bool  # the array that was given to `from_numpy`, or a view of that
 
 
 class Search:
-    """One search, breadth first. One thread; it refers to what it has found until it is gone.
+    """One search, breadth first. One thread; it refers to what it has seen until it is gone.
 
     Parameters
     ----------
-    ranges : list of (int, int)
-        Where the bytes of each array begin and end, as `range_of_array` says.
-    limits : Limits
-
-    Attributes
-    ----------
-    found : list of (int, Node)
-        The objects that look at the memory, each with the number of the array in question.
+    extents : list of (int, int)
+        Where the bytes of each array begin and end, as `bytes_of` says.
+    budget : int
+        How many references it looks at.
+    first : int or None
+        The identity of the thread whose variables come first; None for this one.
     """
 
-    def __init__(self, ranges: list[tuple[int, int]], limits: Limits) -> None:
-        self.found: list[tuple[int, Node]] = []
-        self._ranges = ranges
-        self._limits = limits
-        self._left = limits.objects
-        self._queue: collections.deque[Node] = collections.deque()
-        self._seen = {id(builtins.__dict__)}
-        self._running: set[int] = set()
-        self._bases = {id(cls): kind for cls, kind in KINDS.items()}
+    def __init__(self, extents: list[tuple[int, int]], budget: int, first: int | None = None) -> None:
+        self._extents = extents
+        self._budget = self._left = budget
+        self._found: list[tuple[int, int, Any]] = []  # the number of the extent, of the whole, and the view
+        # What may refer to views, each with the number of the one that refers to it, or -1 for a root.
+        self._wholes: list[Any] = []
+        self._parents: list[int] = []
+        self._templates: dict[int, str] = {}  # of the place of what is in a root; {} stands for its name
+        self._roots: deque[int] = deque()
+        self._modules: set[int] = set()  # whose variables are roots
+        self._queue: deque[int] = deque()
+        self._bases = {id(cls): kind for cls, kind in _KINDS.items()}
+        self._torch: Any = sys.modules.get("torch")
+        self._bases[id(getattr(self._torch, "Tensor", None))] = _TORCH
+        self._bases[id(type)] = _OTHER if budget == THOROUGH else _LEAF
+        self._kinds: dict[int, int] = {}
+        self._lengths: dict[int, Any] = {}  # functions that tell those of containers
         self._types: list[type] = []  # whose ids _kinds knows: none may be freed and its id used again
-        torch = sys.modules.get("torch")
-        self._torch = torch if torch is not None and "Tensor" in torch.__dict__ else None
-        if self._torch is not None:
-            self._bases[id(self._torch.Tensor)] = _TORCH
-        self._kinds = dict(self._bases)
-        self._graph: dict[int, Any] = {}
+        # The identities of the frames of all threads, of the main module's variables and of the builtins.
+        self.running = {id(builtins.__dict__), id(module_dict(sys.modules.get("__main__")))}
+        self._frames: list[FrameType] = []
+        tops = sys._current_frames()
+        first = threading.get_ident() if first is None else first
+        for thread in sorted(tops, key=lambda thread: thread != first):
+            self._frames += self._frames_from(tops[thread])
+        tops.clear()  # it holds this frame, which holds it
+        self._seen = set(self.running)
 
-    def kind_of(self, value: Any) -> int:
-        cls = type(value)
+    def places(self) -> list[tuple[int, Place]]:
+        """Each place with the number of its array, the likely ones first. All that the collector knows is in
+        reach where the budget is `THOROUGH`."""
+        names = ("last_exc", "last_value", "last_traceback")
+        last = [name for name in names if sys.__dict__.get(name) is not None]
+        self._add_root({name: sys.__dict__[name] for name in last[:1]}, "sys.{}")  # the others are the same
+        self._add_root({"_": builtins.__dict__.get("_")}, "`{}`")
+        for handled in list(sys._current_exceptions().values()):
+            error: Any = handled[1] if type(handled) is tuple else handled  # a tuple before Python 3.12
+            self._add_root([error], "that is being handled")
+        modules = {"__main__": module_dict(sys.modules.get("__main__"))}
+        for frame in self._frames:
+            self._add_root(frame)
+            modules.setdefault(_module_of(frame), frame.f_globals)
+        self._run()
+        self._add_modules(modules)
+        self._run()
+        if self._budget == THOROUGH:
+            self._add_heap()
+        self._follow(self._queue, self._left)
+        found: dict[str, tuple[int, Place]] = {}
+        for number, i, view in self._found:
+            for place in self._places_of(i, view):
+                found.setdefault(place.text, (number, place))
+        return list(found.values())
+
+    def leads_to_view(self, *values: Any) -> bool:
+        """A view hangs on one of the objects, and not only by way of the variables of code that runs."""
+        self._seen, self._left = set(self.running), self._budget
+        self._add_root(values)
+        self._run()
+        self._follow(self._queue, self._left)
+        is_found = bool(self._found)
+        for known in (self._found, self._wholes, self._parents, self._queue):
+            known.clear()
+        return is_found
+
+    # --- where it begins
+
+    def _frames_from(self, frame: FrameType | None) -> list[FrameType]:
+        frames: list[FrameType] = []
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                break
+            self.running.add(id(frame))
+            if _module_of(frame).partition(".")[0] not in _OTHERS_CODE:
+                frames.append(frame)
+            elif id(frame.f_code) in BODY_CODES:
+                frames.clear()  # what the body of an op uses is the op's
+            frame = frame.f_back
+        return frames
+
+    def _add_root(self, whole: Any, template: str = "") -> None:
+        self._templates[len(self._wholes)] = template
+        self._add(whole, -1, self._roots)
+
+    def _add_modules(self, modules: dict[str, dict[str, Any]]) -> None:
+        for module, variables in modules.items():
+            if id(variables) in self._modules or module.partition(".")[0] in _OTHERS_CODE:
+                continue
+            self._modules.add(id(variables))
+            self._seen.add(id(variables))
+            if "_oh" in variables and "Out" in variables:  # a notebook's
+                self._add_root(variables["_oh"], "Out[{}]")
+                results = {name: value for name, value in list(variables.items()) if is_result_name(name)}
+                self._add_root(results, "`{}`")
+                variables = {name: value for name, value in list(variables.items()) if name not in results}
+            self._add_root(variables, f"variable `{{}}` of module {module}")
+
+    def _add_heap(self) -> None:
+        """All modules; then what no name leads to, but for the arguments of calls."""
+        self._add_modules({name: module_dict(module) for name, module in list(sys.modules.items())})
+        self._run()
+        self._follow(self._queue, self._left)
+        objects = gc.get_objects()
+        self._seen.update(map(id, vars(self).values()))
+        for value in objects:
+            if self._kind_of(type(value)) == _OWN:  # the views of ops and blocks are theirs
+                parts = gc.get_referents(value)
+                parts += gc.get_referents(*(part for part in parts if type(part) is dict))
+                self._seen.update(id(part) for part in parts if type(part) in (dict, list))
+        for value in objects:
+            kind = self._kind_of(type(value))
+            # An empty dictionary may be the copy of a frame's variables.
+            is_left_out = kind == _FRAME or type(value) is tuple or (type(value) is dict and not value)
+            if kind > _OWN and not is_left_out and id(value) not in self._seen:
+                self._add(value, -1, self._queue)
+
+    # --- how it goes on
+
+    def _run(self) -> None:
+        """Looks into the roots, then follows a share of what hangs on each."""
+        queues = [deque([root]) for root in self._roots]
+        self._roots.clear()
+        for queue in queues:
+            self._follow(queue, 1)
+        for queue in queues:
+            self._follow(queue, _SHARE)
+            self._queue += queue
+
+    def _follow(self, queue: deque[int], n: int) -> None:
+        end = max(self._left - n, 0)
+        while queue and self._left > end and len(self._found) < _MAX_FOUND:
+            i = queue.popleft()
+            for part in self._parts_of(i):
+                self._left -= 1
+                kind = self._kind_of(type(part))
+                if kind >= _NUMPY:
+                    self._note(part, kind, i)
+                if (_OWN < kind < _NUMPY or kind == _TORCH) and id(part) not in self._seen:
+                    self._add(part, i, queue)
+
+    def _add(self, whole: Any, parent: int, queue: deque[int]) -> None:
+        self._seen.add(id(whole))
+        queue.append(len(self._wholes))
+        self._wholes.append(whole)
+        self._parents.append(parent)
+
+    def _parts_of(self, i: int) -> list[Any]:
+        whole = self._wholes[i]
+        kind = self._kind_of(type(whole))
+        if kind == _FRAME:
+            return [value for _, value in variables_of(whole)]
+        if kind == _GENERATOR:
+            return [frame_of_generator(whole)]
+        if kind == _FUNCTION:
+            return gc.get_referents(*(whole.__closure__ or ()))
+        most = self._budget // 10
+        if kind == _CONTAINER and self._lengths[id(type(whole))](whole) > most:
+            return [part for _, part in items_of(whole, most)]
+        if kind == _TORCH:
+            for tensor in self._saved_for(whole):
+                self._note(tensor, _TORCH, i)
+        return gc.get_referents(whole)
+
+    def _kind_of(self, cls: type) -> int:
         kind = self._kinds.get(id(cls))
-        return self._classify(cls) if kind is None else kind
-
-    def _classify(self, cls: type) -> int:
-        kind = next((self._bases[id(base)] for base in mro_of(cls) if id(base) in self._bases), None)
-        if kind is None:
-            module = class_dict_of(cls).get("__module__")
-            module = module if type(module) is str else ""
-            if class_name_of(cls) == "ArrayImpl" and module.startswith("jax"):
-                kind = _JAX
-            elif module.partition(".")[0] == "tenon" or not class_flags_of(cls) & HAS_REFERENTS:
-                kind = _LEAF
-            else:
-                kind = _INSTANCE
+        if kind is not None:
+            return kind
+        base: Any = next((base for base in mro_of(cls) if id(base) in self._bases), None)
+        module = class_dict_of(cls).get("__module__")
+        module = module.partition(".")[0] if type(module) is str else ""
+        if base is not None:
+            kind = self._bases[id(base)]
+        elif module in _OTHERS_CODE:
+            kind = _OWN
+        elif module.startswith("jax") and class_name_of(cls) == "ArrayImpl":
+            kind = _JAX
+        else:
+            kind = _OTHER if class_flags_of(cls) & HAS_REFERENTS else _LEAF
+        if kind == _CONTAINER:
+            self._lengths[id(cls)] = base.__len__
         self._types.append(cls)
         self._kinds[id(cls)] = kind
         return kind
 
-    def visit(self, value: Any, label: Label, parent: Node | None = None, depth: int = 0) -> None:
-        """Looks at an object, and notes it for `run` if others may hang on it."""
-        self._left -= 1
-        kind = self.kind_of(value)
-        if kind == _LEAF:
-            return
-        node = Node(value, label, parent, depth)
-        if kind < DICT:
-            number = self.looks_at(value, kind)
-            if number is not None:
-                self.found.append((number, node))
-            if kind == _TORCH:
-                self._visit_graph(node)
-        elif depth < self._limits.depth and id(value) not in self._seen:
-            self._seen.add(id(value))
-            self._queue.append(node)
-
-    def leave_out_running_code(self) -> None:
-        """From now on the search does not go through variables of code that runs, or of the main module."""
-        self._running = {id(builtins.__dict__), id(module_dict(sys.modules.get("__main__")))}
-        tops = sys._current_frames()
-        try:
-            for top in tops.values():
-                frame: FrameType | None = top
-                while frame is not None:
-                    self._running.add(id(frame))
-                    frame = frame.f_back
-            del top
-        finally:
-            tops.clear()  # it holds this frame, which holds it
-
-    def is_running(self, frame: FrameType) -> bool:
-        """It was when `leave_out_running_code` was called."""
-        return id(frame) in self._running
-
-    def leads_to_view(self, value: Any) -> bool:
-        """A view hangs on an object, up to the limits."""
-        self._seen = set(self._running)
-        self._graph.clear()
-        self._left = self._limits.objects
-        self.visit(value, ("anywhere",))
-        self.run()
-        has_found = bool(self.found)
-        self.found.clear()
-        return has_found
-
-    def run(self) -> None:
-        """Follows what `visit` noted, until everything in reach is seen or the limit is."""
-        while self._queue and self._left > 0:
-            self._left -= _EXPANSION
-            self._expand(self._queue.popleft())
-        self._queue.clear()
-
-    # --- roots
-
-    def visit_threads(self, first: int | None = None) -> None:
-        """The variables of all functions that run, outside of Tenon and of the bodies of ops, and of their
-        modules: each with what hangs on it, the innermost function of this thread, or of the one that
-        ``first`` identifies, first."""
-        modules: list[tuple[str, dict[str, Any]]] = []
-        main = module_dict(sys.modules.get("__main__"))
-        modules.append(("__main__", main))
-        self._seen.add(id(main))
-        current = threading.get_ident() if first is None else first
-        tops = sys._current_frames()
-        frame = None
-        try:
-            for thread in sorted(tops, key=lambda thread: thread != current):
-                for frame in self._frames_of(tops[thread]):
-                    if id(frame.f_globals) not in self._seen:
-                        self._seen.add(id(frame.f_globals))
-                        modules.append((_module_of(frame), frame.f_globals))
-                    for name, value in variables_of(frame):
-                        self.visit(value, ("variable", name, frame, frame.f_lineno, False))
-                    self.run()  # so that callers with many objects do not use up the limit before
-        finally:
-            del frame
-            tops.clear()  # it holds this frame, which holds it
-        for module, variables in modules:
-            self.visit_module(module, variables)
-
-    def _frames_of(self, frame: FrameType | None) -> list[FrameType]:
-        frames: list[FrameType] = []
-        for _ in range(self._limits.frames):
-            if frame is None:
-                break
-            self._seen.add(id(frame))
-            if _module_of(frame).partition(".")[0] in _OTHERS_CODE:
-                if id(frame.f_code) in BODY_CODES:
-                    frames.clear()  # what the body of an op uses is the op's
-            else:
-                frames.append(frame)
-            frame = frame.f_back
-        return frames
-
-    def visit_module(self, module: str, variables: dict[str, Any]) -> None:
-        is_notebook = "_oh" in variables and "Out" in variables
-        kinds = self._kinds
-        for name, value in list(dict.items(variables)):
-            kind = kinds.get(id(type(value)), _INSTANCE)
-            if kind == _LEAF or type(name) is not str or (is_notebook and name == "_oh"):
-                continue
-            if is_notebook and (name == "Out" or is_result_name(name)):
-                self.visit(value, ("result", name))
-            else:
-                self.visit(value, ("global", name, module))
-        self._left -= len(variables)
-        self.run()
-
-    def visit_leftovers(self) -> None:
-        """What the interpreter keeps: the last exception of a session, its last result, exceptions that are
-        being handled."""
-        for name in ("last_exc", "last_value", "last_traceback"):
-            value = sys.__dict__.get(name)
-            if value is not None:
-                self.visit(value, ("last", name))
-                break  # the others are the same
-        result = builtins.__dict__.get("_")
-        if result is not None:
-            self.visit(result, ("result", "_"))
-        for handled in list(sys._current_exceptions().values()):
-            error: Any = handled[1] if type(handled) is tuple else handled  # a tuple before Python 3.12
-            if error is not None:
-                self.visit(error, ("handled",))
-        self.run()
-
-    def visit_heap(self) -> None:
-        """All containers, tracebacks and suspended generators that the collector knows."""
-        objects = gc.get_objects()
-        skipped = {id(objects)}
-        for value in objects:
-            if id(type(value)) in OWNERS:  # its views are its own until it ends
-                parts = gc.get_referents(value)
-                skipped.update(id(part) for part in parts if type(part) is dict or type(part) is list)
-                del parts
-        hits: list[tuple[int, Any, Any]] = []
-        frames = []
-        for value in objects:
-            kind = self.kind_of(value)
-            if kind == _FRAME:
-                frames.append(value)
-            elif kind in (_TRACEBACK, _GENERATOR):
-                self.visit(value, ("anywhere",))
-            elif kind >= DICT and id(value) not in self._seen and id(value) not in skipped:
-                for part in gc.get_referents(value):
-                    part_kind = self.kind_of(part)
-                    if _LEAF < part_kind < DICT:
-                        number = self.looks_at(part, part_kind)
-                        if number is not None:
-                            hits.append((number, value, part))
-        del objects[:], value
-        self.run()
-        while frames:  # now that those of tracebacks and generators have been seen
-            self.visit(frames.pop(), ("anywhere",))
-        self.run()
-        named = {id(node.value) for _, node in self.found}
-        skipped |= {id(hits), id(self._types), *map(id, hits)}
-        for number, container, part in hits[:_MAX_CONTAINERS]:
-            # The cell of a variable of a function that runs, or of a function that has been seen.
-            if id(container) in self._seen or (type(container) is types.CellType and id(part) in named):
-                continue
-            parent = _node_of(container, skipped)
-            self.found.append((number, Node(part, ("part",), parent, 1)))
-
-    # --- what an object leads to
-
-    def _expand(self, node: Node) -> None:
-        value, kind = node.value, self.kind_of(node.value)
-        if kind == _FUNCTION:
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
-                self._seen.add(id(cell))
-                for part in gc.get_referents(cell):
-                    self.visit(part, ("closure", name), node, node.depth + 1)
-        elif kind == _METHOD:
-            self.visit(value.__self__, ("self",), node, node.depth)
-        elif kind == _TRACEBACK:
-            self._expand_traceback(node)
-        elif kind == _FRAME:
-            self._expand_frame(node, value, value.f_lineno, False)
-        elif kind == _GENERATOR:
-            frame = frame_of_generator(value)
-            if frame is not None and id(frame) not in self._seen:
-                self._expand_frame(node, frame, frame.f_lineno, False)
-        elif kind in (_INSTANCE, _EXCEPTION):
-            for part in gc.get_referents(value):
-                # An object's dictionary is no level of its own, nor are the links of an exception.
-                is_part = type(part) in (dict, TracebackType) or self.kind_of(part) == _EXCEPTION
-                self.visit(part, ("part",), node, node.depth + (not is_part))
-        else:
-            self._expand_items(node)
-
-    def _expand_items(self, node: Node) -> None:
-        kinds, depth = self._kinds, node.depth + 1
-        n = 0
-        for key, part in items_of(node.value, self._limits.items):
-            n += 1
-            if kinds.get(id(type(part)), _INSTANCE) != _LEAF:
-                self.visit(part, ("item", key), node, depth)
-        self._left -= n
-
-    def _expand_traceback(self, node: Node) -> None:
-        link: TracebackType | None = node.value
-        for _ in range(self._limits.frames):
-            if link is None:
-                break
-            if id(link.tb_frame) not in self._seen:
-                self._expand_frame(node, link.tb_frame, link.tb_lineno, True)
-            link = link.tb_next
-
-    def _expand_frame(self, node: Node, frame: FrameType, line: int, is_of_traceback: bool) -> None:
-        self._seen.add(id(frame))
-        for name, value in variables_of(frame):
-            self.visit(value, ("variable", name, frame, line, is_of_traceback), node, node.depth + 1)
-
     # --- views
 
-    def looks_at(self, value: Any, kind: int) -> int | None:
-        """The number of the array whose memory a view looks at."""
-        try:
-            if kind == _NUMPY:
-                return self._numpy_looks_at(value)
-            if kind == _BUFFER:
-                return self._numpy_looks_at(np.asarray(value))
-            if kind == _TORCH:
-                return self._torch_looks_at(value)
-            if not value.is_ready():
-                return None
-            begin = value.unsafe_buffer_pointer()
-            return self._overlaps(begin, begin + value.nbytes)
-        except Exception:
-            return None
-
-    def _overlaps(self, begin: int, end: int) -> int | None:
-        for i, (first, last) in enumerate(self._ranges):
-            if begin < last and first < end:
-                return i
-        return None
-
-    def _numpy_looks_at(self, array: Any) -> int | None:
-        # An array that is a part of another keeps all of that.
-        while array is not None and self.kind_of(array) == _NUMPY:
-            number = self._overlaps(*_range_of_numpy(array))
-            if number is not None:
-                return number
-            array = array_base(array)
-        return None
-
-    def _torch_looks_at(self, tensor: Any) -> int | None:
-        assert self._torch is not None
-        with self._torch._C.DisableTorchFunctionSubclass():
-            storage = tensor.untyped_storage()
-            begin = storage.data_ptr()
-            return self._overlaps(begin, begin + storage.nbytes())
-
-    def _visit_graph(self, node: Node) -> None:
-        """What torch has saved for the backward pass of a tensor."""
-        assert self._torch is not None
-        try:
-            with self._torch._C.DisableTorchFunctionSubclass():
-                functions = [node.value.grad_fn]
-        except Exception:
+    def _note(self, value: Any, kind: int, i: int) -> None:
+        if len(self._found) >= _MAX_VIEWS and self._found[-_MAX_VIEWS][1] == i:
             return
-        numbers = []
-        for _ in range(_MAX_FUNCTIONS):
-            if not functions:
+        try:
+            begin, end = self._bytes_of(value, kind)
+        except Exception:  # it has none, or not yet
+            return
+        for number, (first, last) in enumerate(self._extents):
+            if begin < last and first < end:
+                self._found.append((number, i, value))
                 break
-            function = functions.pop()
-            if function is None or id(function) in self._graph:
-                continue
-            self._graph[id(function)] = function  # so that its id stays its own
-            try:
-                functions += [following for following, _ in function.next_functions]
-                for part in self._saved_by(function):
-                    number = self._torch_looks_at(part) if self.kind_of(part) == _TORCH else None
-                    if number is not None:
-                        numbers.append(number)
-            except Exception:
-                continue
-        for number in sorted(set(numbers)):
-            self.found.append((number, Node(None, ("graph",), node, node.depth)))
 
-    def _saved_by(self, function: Any) -> list[Any]:
-        assert self._torch is not None
-        cls = type(function)
-        base = cls
-        if class_flags_of(cls) & IS_HEAP_TYPE:  # of a torch.autograd.Function in Python
-            base = self._torch._C._FunctionBase
-        saved: list[Any] = []
-        for name in dir(base):
-            if name in ("saved_tensors", "variable") or name.startswith("_saved_"):
-                try:
-                    saved += _values_of(function, class_dict_of(base), name)
-                except Exception:  # freed by a backward pass
-                    continue
-        return saved
+    def _bytes_of(self, value: Any, kind: int) -> tuple[int, int]:
+        if kind == _TORCH:
+            with self._torch._C.DisableTorchFunctionSubclass():
+                storage = value.untyped_storage()
+                return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if kind == _JAX:
+            if not value.is_ready():
+                return 0, 0
+            return value.unsafe_buffer_pointer(), value.unsafe_buffer_pointer() + value.nbytes
+        array = np.asarray(value) if kind == _BUFFER else value
+        while is_a(base := _array_base(array), np.ndarray):  # it keeps all of what it is a part of
+            array = base
+        interface = _array_interface(array)
+        return _span(interface["data"][0], interface["shape"], _array_strides(array), _array_itemsize(array))
+
+    def _saved_for(self, tensor: Any) -> list[Any]:
+        """What torch has saved for the backward pass of a tensor. Hooks that unpack it are not called."""
+        saved = []
+        with contextlib.suppress(Exception), self._torch._C.DisableTorchFunctionSubclass():
+            functions = [tensor.grad_fn]
+            for function in functions:  # which grows
+                if len(functions) < _MAX_FUNCTIONS:
+                    functions += [to for to, _ in function.next_functions if to is not None]
+                for cls in mro_of(type(function)):
+                    for name, getter in class_dict_of(cls).items():
+                        if type(getter) is not types.GetSetDescriptorType:
+                            continue
+                        if name == "variable" or name.startswith("_raw_saved"):
+                            with contextlib.suppress(RuntimeError):  # a backward pass has freed it
+                                value = getter.__get__(function)
+                                saved += [part.data for part in (value if type(value) is tuple else [value])]
+        return [part for part in saved if self._kind_of(type(part)) == _TORCH]
+
+    # --- words
+
+    def _places_of(self, i: int, view: Any) -> Iterator[Place]:
+        """Where a view is that the object with a number refers to."""
+        chain, template = [view], ""
+        while i >= 0:
+            whole, template, i = self._wholes[i], self._templates.get(i, ""), self._parents[i]
+            if i < 0 or not _is_within(whole, self._wholes[i]):
+                chain.append(whole)
+        if len(chain) > _MAX_HOPS:
+            chain[_MAX_HOPS:], template = [], ""
+        chain.reverse()
+        is_variable = len(chain) == 2 and (type(chain[0]) is FrameType or template.startswith("variable"))
+        is_leftover = template.startswith(("sys.", "`", "Out["))
+        texts, names = [""], [""]
+        for whole, part in itertools.pairwise(chain):
+            names = _names(whole, part) or ["?"]
+            if template:
+                texts, template = [template.replace("{}", str(name)) for name in names], ""
+            else:
+                texts = [self._place(whole, part, name, texts[0]) for name in names]
+            is_leftover |= is_a(whole, AttributeError)
+            is_leftover |= type(part) is FrameType and is_a(whole, (BaseException, TracebackType))
+        is_writable, is_original = _is_writable(view), _is_original(view)
+        for text, name in zip(texts, names):
+            yield Place(text, is_writable, name if is_variable else "", is_leftover, is_original)
+
+    def _place(self, whole: Any, part: Any, name: Any, where: str) -> str:
+        """Where a part of an object is. where: the object's own place."""
+        owner = _owner(whole, where)
+        if is_a(whole, BaseException) and is_a(part, BaseException):
+            return where
+        if type(whole) is FrameType:
+            code = whole.f_code
+            text = f"variable `{name}` of {code.co_name} ({code.co_filename}:{whole.f_lineno}){where}"
+        elif type(whole) is FunctionType:
+            text = f"variable `{name}` in the closure of {owner}"
+        elif self._kind_of(type(whole)) == _CONTAINER:
+            is_named = not is_a(whole, (set, frozenset)) and type(name) in (int, str) and len(str(name)) <= 40
+            text = f"{f'item {name!r}' if is_named else 'an item'} of {owner}"
+        elif name != "?":
+            text = f"attribute `{name}` of {owner}"
+        else:
+            is_tensor = self._kind_of(type(whole)) == _TORCH
+            text = f"the autograd graph of {where}" if is_tensor else f"a part of {owner}"
+        if type(part) is not FrameType:
+            return text
+        if is_a(whole, (BaseException, TracebackType)):
+            return f", a frame of {owner if type(whole) is TracebackType else f'the traceback of {owner}'}"
+        return f", kept by {owner}" if type(whole) in GENERATORS else f", kept in {text}"
 
 
-def _values_of(function: Any, attributes: Any, name: str) -> list[Any]:
-    """What a function of torch has saved under a name, without the user's hooks that would unpack it."""
-    raw = attributes.get(f"_raw{name}" if name[0] == "_" else f"_raw_{name}")
-    packed = [] if raw is None else raw.__get__(function)
-    packed = list(packed) if type(packed) in (list, tuple) else [packed]
-    if any(part.unpack_hook is not None for part in packed):
-        return [part.data for part in packed]
-    value = attributes[name].__get__(function)
-    return list(value) if type(value) in (list, tuple) else [value]
+def _is_within(whole: Any, above: Any) -> bool:
+    """The reader takes the two for one: an object and its attributes, an exception and its traceback."""
+    if type(whole) is TracebackType:
+        return is_a(above, (BaseException, TracebackType))
+    return type(whole) is dict and (is_a(above, type) or dict_of(above) is whole)
 
 
-def _node_of(container: Any, skipped: set[int]) -> Node:
-    """A container, with what refers to it up to a variable of a module where there is one."""
-    chain = [container]
-    skipped = skipped | {id(chain), id(container)}
-    root: Label = ("somewhere",)
-    modules = {
-        id(module_dict(module)): name
-        for name, module in list(sys.modules.items())
-        if is_a(module, types.ModuleType)
-    }
-    for _ in range(_MAX_HOPS):
-        if id(chain[-1]) in modules:
-            root = ("module", modules[id(chain[-1])])
-            break
-        wholes = [
-            whole
-            for whole in gc.get_referrers(chain[-1])
-            if id(whole) not in skipped and type(whole) not in (Node, FrameType)
-        ]
-        if not wholes:
-            break
-        chain.append(next((whole for whole in wholes if id(whole) in modules), wholes[0]))
-        skipped.add(id(chain[-1]))
-        wholes.clear()  # else the list would be what refers to it
-    node = None
-    for whole in reversed(chain):
-        node = Node(whole, root if node is None else ("part",), node, 0)
-    assert node is not None
-    return node
+def _names(whole: Any, part: Any) -> list[Any]:
+    """The names, keys or indices under which an object refers to a part; not all of many."""
+    if type(whole) is FrameType:
+        pairs = variables_of(whole)
+    elif type(whole) is FunctionType:
+        cells = zip(whole.__code__.co_freevars, whole.__closure__ or ())
+        pairs = [(name, value) for name, cell in cells for value in gc.get_referents(cell)]
+    elif is_a(whole, type):
+        pairs = list(class_dict_of(whole).items())
+    elif is_a(whole, CONTAINERS):
+        pairs = items_of(whole, THOROUGH)
+    else:
+        pairs = attributes_of(whole)
+    return [name for name, value in pairs if value is part][:_MAX_NAMES]
+
+
+def _owner(value: Any, where: str) -> str:
+    """An object on which others hang."""
+    noun: str = class_name_of(type(value))
+    if where.startswith("variable `"):
+        return noun + where[len("variable") :]
+    if where.startswith("that is"):
+        return f"the {noun} {where}"
+    return f"the {noun} in {where}" if where else f"a {noun}"
+
+
+def _is_writable(value: Any) -> bool:
+    """What the view that an object stands on holds for, as far as the object shows it."""
+    if is_a(value, memoryview):
+        return not value.readonly
+    while is_a(value, np.ndarray):
+        if _array_flags(value).writeable:
+            return True
+        value = _array_base(value)
+    # An export through DLPack holds for writing, whatever its consumer does.
+    return not (value is None or type(value) is memoryview or type(value).__name__ == "ViewHolder")
+
+
+def _is_original(value: Any) -> bool:
+    while is_a(value, np.ndarray) and _array_base(value) is not None:
+        value = _array_base(value)
+    return is_a(value, np.ndarray) or type(value) in (bytes, bytearray)
 
 
 def _module_of(frame: FrameType) -> str:
@@ -508,42 +438,20 @@ def _module_of(frame: FrameType) -> str:
     return name if type(name) is str else "?"
 
 
-def is_result_name(name: str) -> bool:
-    return name in ("_", "__", "___") or (name[:1] == "_" and name[1:].isdigit())
+def is_result_name(name: Any) -> bool:
+    """A notebook gives it to results."""
+    return type(name) is str and re.fullmatch(r"_{1,3}|_\d+", name) is not None
 
 
-# --- memory
-
-
-def range_of_array(array: NDArray) -> tuple[int, int]:
-    if array.size == 0:
-        return 0, 0
-    itemsize = array.itemsize
-    if itemsize == 0:  # elements are packed below a byte
+def bytes_of(array: NDArray) -> tuple[int, int]:
+    """Where the bytes of an array begin and end."""
+    if array.itemsize == 0:  # elements are packed below a byte
         return array.data_ptr, array.data_ptr + array.nbytes
-    return _range(array.data_ptr, array.shape, array.strides, itemsize)
+    return _span(array.data_ptr, array.shape, array.strides, array.itemsize)
 
 
-def _range_of_numpy(array: Any) -> tuple[int, int]:
-    interface = _array_interface(array)
-    shape, strides = interface["shape"], interface["strides"]
-    itemsize = _array_itemsize(array)
-    begin = interface["data"][0]
+def _span(begin: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
     if 0 in shape:
         return 0, 0
-    if strides is None:
-        n = itemsize
-        for extent in shape:
-            n *= extent
-        return begin, begin + n
-    return _range(begin, shape, strides, itemsize)
-
-
-def _range(begin: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
-    end = begin + itemsize
-    for extent, stride in zip(shape, strides):
-        if stride < 0:
-            begin += (extent - 1) * stride
-        else:
-            end += (extent - 1) * stride
-    return begin, end
+    spans = [(extent - 1) * stride for extent, stride in zip(shape, strides)]
+    return begin + sum(min(span, 0) for span in spans), begin + itemsize + sum(max(span, 0) for span in spans)

@@ -11,79 +11,21 @@ import dataclasses
 import gc
 import sys
 import threading
-import types
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from .._core import NDArray
 from .._errors import LeaseConflict
 from .endings import no_other_search, settle
 from .holders import Holder, leases
-from .objects import (
-    ITERABLES,
-    attributes_of,
-    class_name_of,
-    dict_of,
-    frame_of_generator,
-    is_a,
-    items_of,
-    module_dict,
-    variables_of,
-)
-from .search import (
-    KINDS,
-    ONE_OBJECT,
-    QUICK,
-    THOROUGH,
-    Label,
-    Node,
-    Search,
-    array_base,
-    is_result_name,
-    range_of_array,
-)
+from .objects import GENERATORS, frame_of_generator, is_a, module_dict, variables_of
+from .search import ONE_OBJECT, QUICK, THOROUGH, Place, Search, bytes_of, is_result_name
 
 _MAX_NAMED = 4
 
-_PLAIN = {id(cls) for cls in KINDS}  # types that everybody knows by their name
-
 _object_of: Any = AttributeError.__dict__["obj"].__get__
 _set_object_of: Any = AttributeError.__dict__["obj"].__set__
-_array_flags: Any = np.ndarray.__dict__["flags"].__get__
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where an object hangs that looks at the memory of an array.
-
-    Attributes
-    ----------
-    text : str
-        As 'variable `x` of main (train.py:12)'.
-    type : str
-        Of the object, as 'ndarray'.
-    is_writable : bool
-        The view holds the memory for writing, as far as can be seen.
-    name : str
-        Of the variable, where it is one that can be deleted, else empty.
-    is_leftover : bool
-        A notebook or a traceback keeps it: `drop_views` lets go of it.
-    is_original : bool
-        It is the array that was given to `from_numpy`, or stands on that, and not on a view of the NDArray.
-    """
-
-    text: str
-    type: str
-    is_writable: bool
-    name: str
-    is_leftover: bool
-    is_original: bool
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def places(array: NDArray, thorough: bool = False) -> list[Place]:
@@ -93,9 +35,8 @@ def places(array: NDArray, thorough: bool = False) -> list[Place]:
     ----------
     array : NDArray
     thorough : bool
-        False: in variables of all threads and modules and one or two levels below, in the results of a
-        notebook, in tracebacks of exceptions found there; a bounded number of objects. True: all containers
-        of the process besides.
+        False: in variables of all threads and modules and what hangs on those, in the results of a notebook,
+        in tracebacks of exceptions found there; a bounded number of objects. True: in all the process.
     """
     return [place for _, place in _search([array], thorough)]
 
@@ -116,8 +57,7 @@ def drop_views(array: NDArray) -> list[Holder]:
         `from_numpy` follow; `leases` does not count them.
     """
     with no_other_search():
-        search = Search([range_of_array(array)], ONE_OBJECT)
-        search.leave_out_running_code()
+        search = Search([bytes_of(array)], ONE_OBJECT)
         _forget_last_error(search)
         _forget_results(search)
         _clear_errors(search)
@@ -204,11 +144,7 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     with no_other_search():
-        search = Search([(begin, end)], QUICK)
-        search.visit_threads(idents[0] if idents else None)
-        search.visit_leftovers()
-        found = [_place(_describe(node), node) for _, node in search.found]
-        del search
+        found = [place for _, place in Search([(begin, end)], QUICK, *idents[:1]).places()]
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views
@@ -221,159 +157,7 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
 def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:
     """Each place with the number of its array, in the order of likelihood."""
     with no_other_search():
-        ranges = [range_of_array(array) for array in arrays]
-        return _places_found(Search(ranges, THOROUGH if thorough else QUICK), thorough)
-
-
-def _places_found(search: Search, thorough: bool) -> list[tuple[int, Place]]:
-    search.visit_leftovers()
-    search.visit_threads()
-    if thorough:
-        search.visit_heap()
-    found: dict[str, tuple[int, Place]] = {}
-    for number, node in search.found:
-        text = _describe(node)
-        found.setdefault(text, (number, _place(text, node)))
-    return list(found.values())
-
-
-# --- words
-
-
-def _place(text: str, node: Node) -> Place:
-    word = node.label[0]
-    name = node.label[1] if node.parent is None and word in ("variable", "global") else ""
-    is_leftover = False
-    link: Node | None = node
-    while link is not None:
-        is_leftover |= link.label[0] in ("result", "last") or is_a(link.value, AttributeError)
-        is_leftover |= link.label[0] == "variable" and link.label[4]
-        link = link.parent
-    cls = "Tensor" if word == "graph" else class_name_of(type(node.value))
-    return Place(text, cls, _is_writable(node.value), name, is_leftover, _is_original(node.value))
-
-
-def _is_writable(value: Any) -> bool:
-    """What the view that an object stands on holds for, as far as the object shows it."""
-    if is_a(value, memoryview):
-        return not value.readonly
-    while is_a(value, np.ndarray):
-        if _array_flags(value).writeable:
-            return True
-        value = array_base(value)
-    # An export through DLPack holds for writing, whatever its consumer does.
-    return not (value is None or type(value) is memoryview or type(value).__name__ == "ViewHolder")
-
-
-def _is_original(value: Any) -> bool:
-    while is_a(value, np.ndarray):
-        base = array_base(value)
-        if base is None:
-            return True
-        value = base
-    return type(value) in (bytes, bytearray)
-
-
-def _describe(node: Node) -> str:
-    """Where the object of a node is."""
-    word, *rest = _step(node)
-    parent = node.parent
-    if word == "variable":
-        name, frame, line, is_of_traceback = rest
-        code = frame.f_code
-        text = f"variable `{name}` of {code.co_name} ({code.co_filename}:{line})"
-        if parent is None:
-            return text
-        if not is_of_traceback:
-            return f"{text}, kept by {_owner(parent)}"
-        return _describe_in_traceback(text, parent)
-    if word == "global":
-        return f"variable `{rest[0]}` of module {rest[1]}"
-    if word == "result":
-        return f"`{rest[0]}`"
-    if word == "last":
-        return f"sys.{rest[0]}"
-    if parent is None:
-        return f"a {_noun(node.value)}"
-    if word == "graph":
-        return f"the autograd graph of {_describe(parent)}"
-    if word == "closure":
-        return f"variable `{rest[0]}` in the closure of {_owner(parent)}"
-    if word == "self":
-        return f"the object of {_owner(parent)}"
-    if word == "attribute":
-        return f"attribute `{rest[0]}` of {_owner(parent)}"
-    if word == "item":
-        key = rest[0]
-        if parent.label == ("result", "Out"):
-            return f"Out[{key!r}]"
-        if parent.parent is not None and _is_dict_of(parent):
-            return f"attribute `{key}` of {_owner(parent.parent)}"
-        is_set = is_a(parent.value, set) or is_a(parent.value, frozenset)
-        is_named = not is_set and (type(key) is int or (type(key) is str and len(key) <= 40))
-        return f"{f'item {key!r}' if is_named else 'an item'} of {_owner(parent)}"
-    return f"a part of {_owner(parent)}"
-
-
-def _describe_in_traceback(text: str, traceback: Node) -> str:
-    error = traceback
-    while error.parent is not None and is_a(error.parent.value, BaseException):
-        error = error.parent
-    if error.label[0] == "last":
-        return f"sys.{error.label[1]}: {text}, a frame of a traceback"
-    if error is traceback:
-        of = "a traceback" if error.label[0] == "anywhere" else f"the traceback in {_describe(error)}"
-        return f"{text}, a frame of {of}"
-    assert traceback.parent is not None
-    name = class_name_of(type(traceback.parent.value))
-    how = "that is being handled" if error.label[0] == "handled" else f"kept in {_describe(error)}"
-    return f"{text}, a frame of the traceback of {name} {how}"
-
-
-def _step(node: Node) -> Label:
-    """The label of a node; where it says only that the object is a part of another, which part it is."""
-    if node.label[0] != "part" or node.parent is None:
-        return node.label
-    whole = node.parent.value
-    if issubclass(type(whole), (dict, *ITERABLES)):
-        for key, part in items_of(whole, THOROUGH.items):
-            if part is node.value:
-                is_of_module = node.parent.label[0] == "module"
-                return ("global", key, node.parent.label[1]) if is_of_module else ("item", key)
-    else:
-        for name, part in attributes_of(whole):
-            if part is node.value:
-                return "attribute", name
-    return node.label
-
-
-def _is_dict_of(node: Node) -> bool:
-    """The dictionary holds the attributes of the object whose part it is."""
-    return node.parent is not None and node.label[0] == "part" and dict_of(node.parent.value) is node.value
-
-
-def _owner(node: Node) -> str:
-    """An object on which others hang."""
-    noun = _noun(node.value)
-    word, *rest = _step(node)
-    if word == "variable" and node.parent is None:
-        name, frame, line, _ = rest
-        return f"{noun} `{name}` of {frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"
-    if word == "global":
-        return f"{noun} `{rest[0]}` of module {rest[1]}"
-    if word == "result":
-        return f"{noun} `{rest[0]}`"
-    if word == "handled":
-        return f"the {noun} that is being handled"
-    if node.parent is None and word != "last":
-        return f"a {noun}"
-    return f"the {noun} in {_describe(node)}"
-
-
-def _noun(value: Any) -> str:
-    cls = type(value)
-    name: str = class_name_of(cls)
-    return name if id(cls) in _PLAIN or builtins.__dict__.get(name) is cls else f"<{name}>"
+        return Search([bytes_of(array) for array in arrays], THOROUGH if thorough else QUICK).places()
 
 
 # --- letting go
@@ -381,7 +165,7 @@ def _noun(value: Any) -> str:
 
 def _forget_last_error(search: Search) -> None:
     names = ("last_exc", "last_value", "last_traceback", "last_type")
-    if any(search.leads_to_view(sys.__dict__.get(name)) for name in names):
+    if search.leads_to_view(*map(sys.__dict__.get, names)):
         for name in names:
             sys.__dict__.pop(name, None)
 
@@ -401,7 +185,7 @@ def _forget_results(search: Search) -> None:
     for space in spaces:
         if shell is None and not ("Out" in space and "_oh" in space):
             continue
-        for name in [name for name in list(space) if type(name) is str and is_result_name(name)]:
+        for name in [name for name in list(space) if is_result_name(name)]:
             if search.leads_to_view(space[name]):
                 # IPython stops to set `_` where it finds it deleted.
                 if name.strip("_"):
@@ -431,15 +215,15 @@ def _clear_errors(search: Search) -> None:
     for value in gc.get_objects():
         if type(value) is TracebackType:
             frames[id(value.tb_frame)] = value.tb_frame
-        elif type(value) in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
+        elif type(value) in GENERATORS:
             suspended.add(id(frame_of_generator(value)))
         elif is_a(value, AttributeError) and search.leads_to_view(_object_of(value)):
             _set_object_of(value, None)
     del value
     for frame in frames.values():
-        if id(frame) in suspended or search.is_running(frame):
+        if id(frame) in suspended or id(frame) in search.running:
             continue
-        if any(search.leads_to_view(variable) for _, variable in variables_of(frame)):
+        if search.leads_to_view(*(variable for _, variable in variables_of(frame))):
             try:
                 frame.clear()
             except RuntimeError:  # it runs
