@@ -182,9 +182,9 @@ void drop_root(nb::object root) noexcept {
 
 namespace {
 
-// dtypes with which nothing computes, and whose text says where the block was. By the site, a text that lives
-// for ever. Kept for ever, as sites are: there are a few for each line with a block, which take turns, because
-// NumPy would compare two arrays of the same one. Under the GIL.
+// dtypes with which nothing computes, and whose text says where the block was. By the site, a text that is
+// never freed. They are kept as sites are. Each line with a block has a few of them, which take turns,
+// because NumPy would compare two arrays of the same one. Under the GIL.
 class EndedDtypes {
  public:
   // A borrowed reference; null if it cannot be made.

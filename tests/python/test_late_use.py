@@ -205,5 +205,5 @@ def test_arrays_of_blocks_on_one_line_cannot_be_compared():
     for x, y in ((u, v), (v, w), (u, w)):
         with pytest.raises(TypeError, match="structured"):
             assert (x == y).all()
-        with pytest.raises(TypeError, match="promotion|structured"):
+        with pytest.raises(TypeError, match=r"promotion|structured"):
             np.testing.assert_array_equal(x, y)

@@ -169,7 +169,7 @@ def test_a_killed_holder_is_shown_as_dead_until_somebody_comes(other, label):
         assert [lease["pid"] for lease in found["leases"]] == [other.pid]
         assert [sent["pid"] for sent in found["arrays"][0]["handles"]] == [other.pid]
         assert other.pid not in {p["pid"] for p in found["processes"]}
-    assert "dead, to be tidied up" in command("ls")
+    assert "dead, not yet cleaned up" in command("ls")
     with pytest.raises(tn.OwnerDied):
         a.tolist()
     found = segment(label)
