@@ -145,6 +145,8 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     with no_other_search():
         found = [place for _, place in Search([(begin, end)], QUICK, *idents[:1]).places()]
+    if not found:
+        gc.collect()  # a view in a reference cycle that nothing refers to ends so
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views

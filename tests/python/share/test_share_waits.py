@@ -3,6 +3,7 @@
 the process that waits says what holds the memory there."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -119,6 +120,29 @@ def test_the_log_of_the_holder_has_the_view_that_keeps_another_process_waiting(w
     waiter.end()
     tn.waitall()
     assert other.ask("a.leases()") == []
+
+
+def test_a_view_in_a_dead_reference_cycle_ends_when_another_process_waits(other):
+    a = tn.zeros((4, 3), "int64", shared=True)
+
+    def fail(part):
+        raise ValueError
+
+    def run():
+        with a.write() as v:
+            try:
+                fail(v[1:])
+            except ValueError as error:
+                kept = error  # of a frame that the error's traceback has
+        for _ in range(3):
+            gc.collect()  # the oldest generation has the cycle then
+        assert isinstance(kept, ValueError)
+
+    run()
+    assert a.leases() != []
+    other.ask("a[0] = 1", a=a)
+    assert a.leases() == []
+    assert a.tolist()[0] == [1, 1, 1]
 
 
 def test_a_process_whose_threads_are_all_in_system_calls_reports_too(other, patience):
