@@ -92,12 +92,22 @@ class Lease:
 
 
 def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None:
-    """Has the caller's function make the memory good that a dead process has left half written."""
+    """Calls the caller's function, which repairs memory that a dead process has left half written. If the
+    function fails, the memory stays as it is, half written, so that another function can repair it."""
     if not callable(on_owner_died):
         raise error
+    failure = None
     with array.write(on_owner_died="ignore") as values:
-        on_owner_died(values, error)
-        array.clear_error()  # under the lease: nobody is told any more
+        try:
+            on_owner_died(values, error)
+            array.clear_error()  # under the lease: no other access raises OwnerDied from here on
+        except BaseException as raised:
+            failure = raised
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
 
 class Block:
