@@ -88,12 +88,14 @@ from ._errors import (
 )
 from ._ipc.arena import Arena
 from ._ipc.channel import Channel
-from ._ipc.planner import Plan, Tensor
+from ._ipc.planner import Plan, TensorUsage
 from ._loader.loader import DataLoader
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._typing import DTypeLike
+
+Tensor = TensorUsage  # the name of earlier versions, which the next one will not have
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [
@@ -121,6 +123,7 @@ __all__ = [
     "Shared",
     "TenonError",
     "Tensor",
+    "TensorUsage",
     "WorkerBatch",
     "array",
     "asarray",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tenon as tn
 from tenon._ipc import planner as _planner
-from tenon._ipc.planner import Plan, Tensor, plan
+from tenon._ipc.planner import Plan, TensorUsage, plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "planner"))
 import planner_cases as cases
@@ -166,11 +166,11 @@ def test_stretches_that_nothing_connects_share_the_buffer():
 
 def test_sizes_of_dtypes_and_shapes():
     tensors = [
-        Tensor("f4", "float32", (3, 5), 0, 1),
-        Tensor("bf16", tn.bfloat16, 7, 0, 1),
-        Tensor("fp4", tn.float4_e2m1fn, (3, 3), 0, 1),
-        Tensor("scalar", "int64", (), 0, 1),
-        Tensor("nothing", "int64", (0, 9), 0, 1),
+        TensorUsage("f4", "float32", (3, 5), 0, 1),
+        TensorUsage("bf16", tn.bfloat16, 7, 0, 1),
+        TensorUsage("fp4", tn.float4_e2m1fn, (3, 3), 0, 1),
+        TensorUsage("scalar", "int64", (), 0, 1),
+        TensorUsage("nothing", "int64", (0, 9), 0, 1),
     ]
     found = plan(tensors, alignment=1)
     assert {name: span[0] for name, span in found.tensors.items()} == {
@@ -241,8 +241,13 @@ def test_check_agrees_with_comparing_each_pair(tensors, data):
         ({"a": (1, 0)}, {}, TypeError, r"'a' is \(1, 0\): give"),
         ({"a": (("f4",), 0, 4)}, {}, TypeError, r"'a' is \('f4',\): give"),
         ({7: (1, 0, 4)}, {}, TypeError, "name of a tensor is 7"),
-        ([("a", 1, 0, 4)], {}, TypeError, "is no Tensor"),
-        ([Tensor("a", "f4", 1, 0, 1), Tensor("a", "f4", 2, 3, 4)], {}, ValueError, "two tensors named 'a'"),
+        ([("a", 1, 0, 4)], {}, TypeError, "is no TensorUsage"),
+        (
+            [TensorUsage("a", "f4", 1, 0, 1), TensorUsage("a", "f4", 2, 3, 4)],
+            {},
+            ValueError,
+            "two tensors named 'a'",
+        ),
         ({"a": (1, 0, 4)}, {"alignment": 48}, ValueError, "alignment is 48"),
         ({"a": (1, 0, 4)}, {"alignment": 0}, ValueError, "alignment is 0"),
         ({"a": (1, 0, 4)}, {"alignment": 2.0}, TypeError, "alignment is 2.0"),

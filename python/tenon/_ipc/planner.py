@@ -21,7 +21,7 @@ _MOST = 2**63 - 1  # bytes of a buffer
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorUsage:
     """An array to place, with the first and the last step that use it, both inclusive."""
 
     name: str
@@ -107,7 +107,7 @@ class Plan:
 
 
 def plan(
-    tensors: Mapping[str, tuple[Any, int, int]] | Iterable[Tensor],
+    tensors: Mapping[str, tuple[Any, int, int]] | Iterable[TensorUsage],
     alignment: int = 64,
 ) -> Plan:
     """Places tensors in one buffer with a small peak. Tensors in use at the same step share no bytes.
@@ -117,7 +117,7 @@ def plan(
 
     Parameters
     ----------
-    tensors : mapping or iterable of Tensor
+    tensors : mapping or iterable of TensorUsage
         For each name ``(what, first, last)``. ``what`` is a number of bytes or ``(dtype, shape)``; ``first``
         and ``last`` are the steps of the first and the last use, both inclusive.
     alignment : int
@@ -224,7 +224,7 @@ def first_fit(spans: _Spans, order: Sequence[int]) -> list[int]:
 
 
 def _spans(
-    tensors: Mapping[str, tuple[Any, int, int]] | Iterable[Tensor],
+    tensors: Mapping[str, tuple[Any, int, int]] | Iterable[TensorUsage],
 ) -> dict[str, tuple[int, int, int]]:
     spans: dict[str, tuple[int, int, int]] = {}
     for name, what, first, last in _items(tensors):
@@ -254,9 +254,9 @@ def _items(tensors: Any) -> Iterable[tuple[Any, Any, Any, Any]]:
             yield (name, *item)
         return
     for item in tensors:
-        if not isinstance(item, Tensor):
+        if not isinstance(item, TensorUsage):
             raise TypeError(
-                f"{item!r} is no Tensor: give a mapping of names, or Tensor(name, dtype, shape, ...)"
+                f"{item!r} is no TensorUsage(name, dtype, shape, ...): give these, or a mapping of names"
             )
         yield item.name, (item.dtype, item.shape), item.first, item.last
 
