@@ -106,7 +106,7 @@ def test_zero_bytes_in_paths_and_prototypes_are_told():
         lambda: tn.save("a\0b.npy", tn.ones(2)),
         lambda: tn.load("a\0b.npy"),
     ):
-        with pytest.raises(ValueError, match=r"zero byte|null byte|null character"):
+        with pytest.raises(ValueError, match=r"is .*\\x00.*: it must not contain a zero byte"):
             call()
     for value in (None, 5):
         with pytest.raises(TypeError, match=f"prototype is {value}"):

@@ -14,6 +14,11 @@ from .._values import text_for_c
 File = str | os.PathLike[str] | BinaryIO
 
 
+def _check_path(file: File) -> None:
+    if isinstance(file, (str, os.PathLike)):
+        text_for_c(os.fsdecode(file), "the path of a file")
+
+
 def _as_numpy(array: Any) -> Any:
     view = _core.share(array).numpy()
     if view.dtype.kind == "V" or view.dtype.isbuiltin != 1:
@@ -38,6 +43,7 @@ def save(file: File, data: Any) -> None:
     """
     import numpy as np
 
+    _check_path(file)
     if isinstance(data, (list, tuple)):
         data = {str(i): array for i, array in enumerate(data)}
     if isinstance(data, dict):
@@ -83,6 +89,7 @@ def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArra
     """
     import numpy as np
 
+    _check_path(file)
     content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
     if isinstance(content, np.ndarray):
         return _loaded(content)

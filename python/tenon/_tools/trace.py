@@ -9,7 +9,7 @@ import os
 from types import TracebackType
 
 from .. import _core
-from .._values import count
+from .._values import count, text_for_c
 
 _log = logging.getLogger("tenon")
 
@@ -48,9 +48,7 @@ class trace:
 
     def __init__(self, path: str | os.PathLike[str], *, capacity: int = 200_000) -> None:
         global _running
-        name = os.fsencode(path)
-        if b"\0" in name:
-            raise ValueError("the path of a trace has no zero byte")
+        name = os.fsencode(text_for_c(os.fsdecode(path), "the path of a trace"))
         capacity = count(capacity, "capacity", 1, 4_194_303)
         self.path = os.fspath(path)
         self.events = 0
