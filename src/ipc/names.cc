@@ -227,7 +227,7 @@ NameHold keep_name(const std::string& name, const SegmentId& segment) noexcept {
   }
 }
 
-void remove_name(const std::string& name, const SegmentId& segment) noexcept {
+void remove_name(const char* name, const SegmentId& segment) noexcept {
   try {
     NameLock lock(name, NameLock::Make::kNo);
     if (lock.state() != NameLock::State::kLocked) return;

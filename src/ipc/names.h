@@ -90,7 +90,7 @@ NameHold keep_name(const std::string& name, const SegmentId& segment) noexcept;
 
 // Removes the name if the segment has it. Best effort, does not wait: what is left is removed by the next
 // process that comes.
-void remove_name(const std::string& name, const SegmentId& segment) noexcept;
+void remove_name(const char* name, const SegmentId& segment) noexcept;
 
 // Removes what dead processes have left in the directory: the number of files. Best effort.
 size_t remove_names_of_the_dead() noexcept;

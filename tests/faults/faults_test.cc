@@ -258,8 +258,18 @@ void create_shared(const Neighbour::Told&) {
 void create_named(const Neighbour::Told&) {
   api::SharedOptions options;
   options.name = "faults_test.own." + std::to_string(getpid());
-  const Array a = api::zeros_shared({1000}, kDouble, options);
-  a.write().view<double, 1>()(0) = 1;
+  {
+    const Array a = api::zeros_shared({1000}, kDouble, options);
+    a.write().view<double, 1>()(0) = 1;
+  }
+  // The keeper closes the segment and removes its name.
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  for (bool is_open = true; is_open && std::chrono::steady_clock::now() < end;) {
+    impl::Segments::nudge();
+    std::this_thread::sleep_for(1ms);
+    is_open = false;
+    impl::Segments::instance().visit([&](impl::Segment&) { is_open = true; });
+  }
 }
 
 void attach_named(const Neighbour::Told& neighbour) {
