@@ -14,7 +14,7 @@ enum class Access : uint8_t { kRead = TENON_READ, kWrite = TENON_WRITE };
 // Of two accesses to the same bytes.
 constexpr bool conflict(Access a, Access b) noexcept { return a == Access::kWrite || b == Access::kWrite; }
 
-// Who may write may also read.
+// The right to write includes the right to read.
 constexpr bool includes(Access granted, Access wanted) noexcept {
   return granted == Access::kWrite || wanted == Access::kRead;
 }

@@ -15,7 +15,7 @@ class ForkMark {
   ForkMark() noexcept : mark_(current()) {}
   // This process is a forked child of the one in which the mark was made.
   bool is_child() const noexcept { return current() != mark_; }
-  // Of this process: never 0, and none of its forefathers' marks.
+  // The mark of this process: never 0, and different from those of its parent and the parent's parents.
   static uint64_t current() noexcept;
 
  private:

@@ -302,7 +302,7 @@ TEST(Deaths, AForkedChildDoesNotKeepWhatItsParentHeld) {
 
 TEST(Deaths, AreSeenInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer knows 64 locks of a thread";
+  GTEST_SKIP() << "ThreadSanitizer supports 64 locks in one thread, and the keeper has one for each segment";
 #endif
   const std::string name = new_name();
   const api::Array first = make(name + ".first"), last = make(name + ".last");
@@ -315,7 +315,7 @@ TEST(Deaths, AreSeenInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 
 TEST(Deaths, AreCollectedInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer knows 64 locks of a thread";
+  GTEST_SKIP() << "ThreadSanitizer supports 64 locks in one thread, and the keeper has one for each segment";
 #endif
   const std::string name = new_name();
   const api::Array first = make(name + ".first"), last = make(name + ".last");

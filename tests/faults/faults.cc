@@ -50,8 +50,8 @@ std::atomic<int> calls_of_a_place{0};
 bool is_of_interest() noexcept {
   const int most = calls_of_a_place.load(std::memory_order_relaxed);
   if (most == 0) return true;
-  void* callers[10];
-  const int n = backtrace(callers, 10);
+  void* callers[24];  // a string takes ten of them where nothing is inlined
+  const int n = backtrace(callers, 24);
   uint64_t key = 0xcbf29ce484222325;  // FNV-1a
   for (int i = 0; i < n; ++i) key = (key ^ reinterpret_cast<uintptr_t>(callers[i])) * 0x100000001b3;
   key |= 1;

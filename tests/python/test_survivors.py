@@ -560,7 +560,8 @@ def test_the_search_for_names_counts_no_reference_twice():
 
 
 def test_an_argument_that_a_closure_shares_is_one_reference():
-    """The frame and the closure both show it. A memoryview keeps the memory all the same."""
+    """The search finds the variable in the frame and in the closure, and must count it once: the reference of
+    a memoryview remains, and keeps the memory."""
     a = tn.ones(4)
 
     def run(v):
@@ -578,7 +579,7 @@ def test_an_argument_that_a_closure_shares_is_one_reference():
     assert views_of(a) == []
 
 
-@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="3.12 shows the frame's copy to nobody")
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="3.12 has no function that returns the copy")
 def test_a_copy_of_the_variables_that_only_the_frame_keeps_is_a_name():
     """The collector knows nothing of the copy, because no value in it can be a part of a cycle."""
 
