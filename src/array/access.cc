@@ -15,32 +15,32 @@ std::string name_of(const Array* array) {
 
 }  // namespace
 
-Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
+Error error_of(const Conflict& conflict, const char* doing, const Array* array) {
   const std::string what = concat("cannot ", doing, " ", name_of(array));
   // After a wait, and where the caller can do something about it: to look for views takes its time.
   const bool is_behind_view =
-      refusal.obstacle.party == Party::kView &&
-      (refusal.reason == Refusal::Reason::kTimeout || refusal.reason == Refusal::Reason::kDeadlock);
-  const std::string obstacle = is_behind_view ? found_text_of(refusal.obstacle) : text_of(refusal.obstacle);
-  switch (refusal.reason) {
-    case Refusal::Reason::kHostView:
-      return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", obstacle);
-    case Refusal::Reason::kOwnLease:
-      return make_error(Code::kLeaseConflict, what, ": this code holds ", obstacle,
+      conflict.holder.kind == HolderKind::kView &&
+      (conflict.reason == Conflict::Reason::kTimeout || conflict.reason == Conflict::Reason::kDeadlock);
+  const std::string holder = is_behind_view ? found_text_of(conflict.holder) : text_of(conflict.holder);
+  switch (conflict.reason) {
+    case Conflict::Reason::kHostView:
+      return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", holder);
+    case Conflict::Reason::kOwnLease:
+      return make_error(Code::kLeaseConflict, what, ": this code holds ", holder,
                         ", which allows reading only");
-    case Refusal::Reason::kUndeclared:
+    case Conflict::Reason::kUndeclared:
       return make_error(Code::kLeaseConflict, what,
                         " in the body of an op that has not declared it: name it in "
                         "reads= or writes= of the push");
-    case Refusal::Reason::kMoved: {
+    case Conflict::Reason::kMoved: {
       const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
       return make_error(Code::kMoved, what, ": its memory was moved out",
                         at != nullptr && *at != '\0' ? concat(" at ", at) : "",
                         "; use what it was moved to, or import that again");
     }
-    case Refusal::Reason::kHeld:
-      return make_error(Code::kLeaseConflict, what, ": there is ", obstacle, "; end or drop that first");
-    case Refusal::Reason::kShared:
+    case Conflict::Reason::kHeld:
+      return make_error(Code::kLeaseConflict, what, ": there is ", holder, "; end or drop that first");
+    case Conflict::Reason::kShared:
       if (array != nullptr && array->storage().memory().gate != nullptr) {
         return make_error(Code::kLeaseConflict, what, ": it is shared with other processes");
       }
@@ -48,39 +48,39 @@ Error error_of(const Refusal& refusal, const char* doing, const Array* array) {
           Code::kLeaseConflict, what,
           ": another array was imported over the same bytes, or uses them unchecked; drop that one "
           "first");
-    case Refusal::Reason::kInBody:
+    case Conflict::Reason::kInBody:
       return make_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
-    case Refusal::Reason::kWaitsForHost:
-      return make_error(Code::kLeaseConflict, what, ": it would wait for ", obstacle,
+    case Conflict::Reason::kWaitsForHost:
+      return make_error(Code::kLeaseConflict, what, ": it would wait for ", holder,
                         ", which itself waits for the views of ordinary code to be dropped");
-    case Refusal::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", obstacle);
-    case Refusal::Reason::kDeadlock:
-      if (refusal.obstacle.party == Party::kProcess) {
-        return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+    case Conflict::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", holder);
+    case Conflict::Reason::kDeadlock:
+      if (conflict.holder.kind == HolderKind::kProcess) {
+        return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
                           ", which in turn waits for what the waiting code itself holds: end that first");
       }
-      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", obstacle,
+      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
                         ", which the waiting code itself holds: end that first");
-    case Refusal::Reason::kInterrupted:
+    case Conflict::Reason::kInterrupted:
       return make_error(Code::kInterrupted, what, ": the wait was interrupted");
-    case Refusal::Reason::kNoPossession:
+    case Conflict::Reason::kNoPossession:
       return make_error(
           Code::kLeaseConflict, "cannot take a view of ", name_of(array),
           ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
           "or `with a.write():`, or while a.lease() holds");
-    case Refusal::Reason::kOwnerDied:
+    case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
-                   concat(what, ": ", dead_owner_text(refusal.obstacle),
+                   concat(what, ": ", dead_owner_text(conflict.holder),
                           ", and may have left half of it: overwrite all of it, or repair it "
                           "(on_owner_died=), or call clear_error() if it is good as it is"),
-                   static_cast<int32_t>(refusal.obstacle.thread));
-    case Refusal::Reason::kTooMany:
+                   static_cast<int32_t>(conflict.holder.thread));
+    case Conflict::Reason::kTooMany:
       return make_error(
           Code::kLeaseConflict, what,
           ": this process holds or awaits as many leases of shared memory as there is room for, or "
           "was forked while there was no room for another process; end some first");
-    case Refusal::Reason::kInherited:
-      return make_error(Code::kLeaseConflict, what, ": this forked process still has ", obstacle,
+    case Conflict::Reason::kInherited:
+      return make_error(Code::kLeaseConflict, what, ": this forked process still has ", holder,
                         ", from before the fork, and no right of its own to that memory: drop it first");
   }
   return make_error(Code::kInternal, what);
@@ -109,15 +109,15 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
   view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in nobody's way
   view_.access = access;
   view_.site = site;
-  Refusal refusal;
+  Conflict conflict;
   Ref<Array> keep;  // the caller's reference may go while it waits
-  switch (try_open_view(view_, may_weaken, &refusal)) {
+  switch (try_open_view(view_, may_weaken, &conflict)) {
     case Appended::kGranted: break;
-    case Appended::kRefused: throw_refusal(refusal, infinitive(access), array);
+    case Appended::kRefused: throw_conflict(conflict, infinitive(access), array);
     case Appended::kWaiting:
       keep = Ref<Array>::share(const_cast<Array*>(array));
-      if (!impl::open_view(view_, may_weaken, Deadline(-1), &refusal))
-        throw_refusal(refusal, infinitive(access), array);
+      if (!impl::open_view(view_, may_weaken, Deadline(-1), &conflict))
+        throw_conflict(conflict, infinitive(access), array);
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
@@ -137,42 +137,42 @@ void HostView::close() noexcept {
 }
 
 HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
-    : many_(uses.size() > kFew ? std::make_unique<Entry[]>(uses.size()) : nullptr),
-      claim_(Party::kCall, {}),
+    : many_(uses.size() > kFew ? std::make_unique<RequestPart[]>(uses.size()) : nullptr),
+      request_(HolderKind::kCall, {}),
       exceptions_(std::uncaught_exceptions()) {
-  Entry* const entries = many_ != nullptr ? many_.get() : few_.data();
+  RequestPart* const parts = many_ != nullptr ? many_.get() : few_.data();
   size_t n = 0;
   for (const Use& use : uses) {
     if (use.array.size() == 0) continue;
-    Entry& entry = entries[n++];
-    entry.home = &use.array.storage().home();
-    entry.extent = use.array.extent();
-    entry.access = use.access;
-    entry.is_overwrite = use.is_overwrite;
+    RequestPart& part = parts[n++];
+    part.home = &use.array.storage().home();
+    part.extent = use.array.extent();
+    part.access = use.access;
+    part.is_overwrite = use.is_overwrite;
   }
-  claim_.entries = std::span(entries, n);
-  claim_.site = site;
-  claim_.name = name;
-  claim_.owner = actor_of_task(0);
-  claim_.since_ms = coarse_now_ms();
-  claim_.heeds_gate_timeout = true;
-  Refusal refusal;
-  if (!claim_.acquire(Deadline(-1), &refusal)) {
+  request_.parts = std::span(parts, n);
+  request_.site = site;
+  request_.name = name;
+  request_.owner = actor_of_task(0);
+  request_.since_ms = coarse_now_ms();
+  request_.heeds_gate_timeout = true;
+  Conflict conflict;
+  if (!request_.acquire(Deadline(-1), &conflict)) {
     const Use* refused = &uses.back();
     for (const Use& use : uses) {
-      if (refusal.entry != nullptr && refusal.entry->home == &use.array.storage().home()) refused = &use;
+      if (conflict.part != nullptr && conflict.part->home == &use.array.storage().home()) refused = &use;
     }
-    throw_refusal(refusal, infinitive(refused->access), &refused->array);
+    throw_conflict(conflict, infinitive(refused->access), &refused->array);
   }
-  if (const Ref<Failure> failure = impl::failure_of(claim_)) {
-    impl::release(claim_);
+  if (const Ref<Failure> failure = impl::failure_of(request_)) {
+    impl::release(request_);
     throw OpFailure(failure);
   }
 }
 
 HostCall::~HostCall() {
-  if (std::uncaught_exceptions() == exceptions_) impl::settle(claim_, {});
-  impl::release(claim_);
+  if (std::uncaught_exceptions() == exceptions_) impl::settle(request_, {});
+  impl::release(request_);
 }
 
 }  // namespace tenon::impl

@@ -17,10 +17,10 @@
 
 namespace tenon::impl {
 
-// The error that a refusal means for the caller who wanted to do something to array (may be null).
-Error error_of(const Refusal& refusal, const char* doing, const Array* array);
-[[noreturn]] inline void throw_refusal(const Refusal& refusal, const char* doing, const Array* array) {
-  throw error_of(refusal, doing, array);
+// The error that a conflict means for the caller who wanted to do something to array (may be null).
+Error error_of(const Conflict& conflict, const char* doing, const Array* array);
+[[noreturn]] inline void throw_conflict(const Conflict& conflict, const char* doing, const Array* array) {
+  throw error_of(conflict, doing, array);
 }
 
 // Fails with kOp when the bytes hold no value, because the op that was to write them has failed.
@@ -77,9 +77,9 @@ class HostCall {
  private:
   static constexpr size_t kFew = 2;
 
-  std::array<Entry, kFew> few_;
-  std::unique_ptr<Entry[]> many_;  // if there are more
-  BlockingClaim claim_;
+  std::array<RequestPart, kFew> few_;
+  std::unique_ptr<RequestPart[]> many_;  // if there are more
+  BlockingRequest request_;
   int exceptions_;
 };
 

@@ -25,7 +25,7 @@ struct LeaseFlags {
 // Threads: acquire from one; release, fail and detach from any, as often as wanted.
 class Lease {
  public:
-  Lease() noexcept : claim_(Party::kLease, {&entry_, 1}) {}
+  Lease() noexcept : request_(HolderKind::kLease, {&part_, 1}) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease() { release(); }
@@ -33,7 +33,7 @@ class Lease {
   // Waits until the deadline. Fails as tenon_lease_acquire.
   void acquire(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
                const Deadline& deadline);
-  // The same, but a refusal is returned: to throw costs more than a recovery from a death takes besides.
+  // The same, but a conflict is returned: to throw costs more than a recovery from a death takes besides.
   std::optional<Error> try_acquire(const Array& array, Access access, LeaseFlags flags, Actor owner,
                                    const char* site, const Deadline& deadline);
 
@@ -46,7 +46,7 @@ class Lease {
   // is to be released, and counts as not written.
   bool cancel() noexcept;
   // Of a request that has not been checked; null: there is none.
-  const Waiter* waiter() const noexcept { return request_ != nullptr ? &request_->waiter : nullptr; }
+  const Waiter* waiter() const noexcept { return pending_ != nullptr ? &pending_->waiter : nullptr; }
   // After the grant. Fails with kOp when the memory holds no value, and as acquire when it was refused where
   // other processes take turns: then it is released.
   void check();
@@ -56,19 +56,19 @@ class Lease {
   // While it is held: released, and nothing was written under it.
   void withdraw() noexcept;
   // While it is held, by its owner: every byte will be written before any is read.
-  void declare_overwrite() noexcept { entry_.is_overwrite = entry_.access == Access::kWrite; }
-  Access access() const noexcept { return entry_.access; }
+  void declare_overwrite() noexcept { part_.is_overwrite = part_.access == Access::kWrite; }
+  Access access() const noexcept { return part_.access; }
   // It is held, and all bytes of the array are its.
   bool covers(const Array& array) const noexcept {
     return storage_.load(std::memory_order_relaxed) == &array.storage() &&
-           entry_.extent.contains(array.extent());
+           part_.extent.contains(array.extent());
   }
 
   // True if a view that was taken under it lives on, and continues it.
   bool release() noexcept;
   // The memory holds no value from now on.
   bool fail(std::string_view message);
-  void detach() noexcept { impl::detach(claim_); }
+  void detach() noexcept { impl::detach(request_); }
 
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
@@ -76,16 +76,16 @@ class Lease {
   void describe(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site);
   [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
   void end_span(trace::SpanOutcome outcome, std::string_view note = {}) noexcept {
-    trace::close(claim_.span, trace::key_of(&claim_), outcome, note);
+    trace::close(request_.span, trace::key_of(&request_), outcome, note);
   }
   bool give_back(Storage* storage) noexcept;
   void drop_request() noexcept;
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while held; first: zero memory is a free lease
-  Request* request_ = nullptr;              // owned
+  PendingRequest* pending_ = nullptr;       // owned
   bool accepts_failure_ = false;
-  Entry entry_;
-  BlockingClaim claim_;
+  RequestPart part_;
+  BlockingRequest request_;
 };
 
 }  // namespace tenon::impl

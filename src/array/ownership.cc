@@ -20,24 +20,24 @@ Extent extent_of(const Storage& storage) noexcept {
 
 Memory move_out(Array& array, const char* site) {
   Storage& storage = array.storage();
-  Entry entry;
-  entry.home = &storage.home();
-  entry.extent = extent_of(storage);
-  entry.access = Access::kWrite;
-  BlockingClaim claim(Party::kCall, {&entry, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
-  claim.name = "move";
-  claim.site = site;
-  claim.owner = actor_of_task(0);
-  claim.since_ms = coarse_now_ms();
-  Refusal refusal;
-  if (!claim.acquire(Deadline(-1), &refusal)) throw_refusal(refusal, "move", &array);
+  RequestPart part;
+  part.home = &storage.home();
+  part.extent = extent_of(storage);
+  part.access = Access::kWrite;
+  BlockingRequest request(HolderKind::kCall, {&part, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
+  request.name = "move";
+  request.site = site;
+  request.owner = actor_of_task(0);
+  request.since_ms = coarse_now_ms();
+  Conflict conflict;
+  if (!request.acquire(Deadline(-1), &conflict)) throw_conflict(conflict, "move", &array);
   struct Release {
-    Claim& claim;
-    ~Release() { impl::release(claim); }
-  } const release{claim};
-  if (const Ref<Failure> failure = impl::failure_of(claim)) throw OpFailure(failure);
-  if (!KnownMemory::instance().take_out(storage, claim, site, &refusal)) {
-    throw_refusal(refusal, "move", &array);
+    Request& request;
+    ~Release() { impl::release(request); }
+  } const release{request};
+  if (const Ref<Failure> failure = impl::failure_of(request)) throw OpFailure(failure);
+  if (!KnownMemory::instance().take_out(storage, request, site, &conflict)) {
+    throw_conflict(conflict, "move", &array);
   }
   return storage.memory();
 }
@@ -62,8 +62,8 @@ Ref<Array> renew(const Array& array) {
     Queue& queue = lock_home(array.storage().home());
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     if (const View* const view = queue.first_writer(array.extent())) {
-      const Refusal refusal{Refusal::Reason::kHostView, nullptr, Obstacle::of(*view)};
-      throw_refusal(refusal, "leave the old values of", &array);
+      const Conflict conflict{Conflict::Reason::kHostView, nullptr, Holder::of(*view)};
+      throw_conflict(conflict, "leave the old values of", &array);
     }
   }
   return Array::create(array.dtype(), array.shape(),
@@ -74,9 +74,9 @@ Ref<Array> unchecked(const Array& array) {
   if (Ref<Storage> storage = KnownMemory::instance().add_unchecked(array.storage())) {
     return Array::make(std::move(storage), array.layout());
   }
-  Refusal refusal;
-  refusal.reason = Refusal::Reason::kMoved;
-  throw_refusal(refusal, "use", &array);
+  Conflict conflict;
+  conflict.reason = Conflict::Reason::kMoved;
+  throw_conflict(conflict, "use", &array);
 }
 
 }  // namespace tenon::impl

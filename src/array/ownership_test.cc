@@ -53,11 +53,11 @@ Ref<Op> pushed_write(const Ref<Array>& array, std::atomic<int>* runs) {
                   },
                   nullptr};
   Ref<Op> op = Op::create(work, 1, "write", nullptr);
-  op->entries[0].home = &array->storage().home();
-  op->entries[0].extent = array->extent();
-  op->entries[0].access = Access::kWrite;
-  Refusal refusal;
-  EXPECT_TRUE(Engine::instance().push(op, OnHost::kRaise, &refusal));
+  op->parts[0].home = &array->storage().home();
+  op->parts[0].extent = array->extent();
+  op->parts[0].access = Access::kWrite;
+  Conflict conflict;
+  EXPECT_TRUE(Engine::instance().push(op, OnHost::kRaise, &conflict));
   return op;
 }
 
@@ -204,9 +204,9 @@ TEST(Unchecked, WaitsForNobodyAndKeepsTheMemory) {
                   },
                   nullptr};
   const Ref<Op> op = Op::create(work, 0, "look", nullptr);
-  Refusal refusal;
-  EXPECT_TRUE(Engine::instance().push(op, OnHost::kRaise, &refusal));
-  EXPECT_TRUE(op->wait(Deadline(-1), &refusal));
+  Conflict conflict;
+  EXPECT_TRUE(Engine::instance().push(op, OnHost::kRaise, &conflict));
+  EXPECT_TRUE(op->wait(Deadline(-1), &conflict));
   EXPECT_TRUE(context.is_open) << "also in the body of an op that has not declared it";
   a = {};
   EXPECT_EQ(std::to_integer<int>(free->data()[0]), 1) << "the memory is still there";

@@ -57,22 +57,22 @@ class Possession : public testing::Test {
   // Another process has the memory while it lives.
   class Elsewhere {
    public:
-    Elsewhere(Possession& test, Access access) : test_(test), claim_(Party::kLease, {&entry_, 1}) {
+    Elsewhere(Possession& test, Access access) : test_(test), request_(HolderKind::kLease, {&part_, 1}) {
       cell_.queue.set_gate(&test_.there_);
-      entry_.home = &cell_.home;
+      part_.home = &cell_.home;
       const auto begin = reinterpret_cast<uintptr_t>(test_.bytes());
-      entry_.extent = {begin, begin + kNbytes};
-      entry_.access = access;
-      Refusal refusal;
-      EXPECT_TRUE(claim_.acquire(Deadline(-1), &refusal));
+      part_.extent = {begin, begin + kNbytes};
+      part_.access = access;
+      Conflict conflict;
+      EXPECT_TRUE(request_.acquire(Deadline(-1), &conflict));
     }
-    ~Elsewhere() { impl::release(claim_); }
+    ~Elsewhere() { impl::release(request_); }
 
    private:
     Possession& test_;
     Cell cell_;
-    Entry entry_;
-    BlockingClaim claim_;
+    RequestPart part_;
+    BlockingRequest request_;
   };
 
   alignas(64) std::vector<float> values_ = std::vector<float>(kCount);
@@ -151,24 +151,24 @@ TEST_F(Possession, WhoComesAfterADeadWriterLearnsOfItOrIgnoresIt) {
   const Ref<Array> a = array(&gate_);
   std::string message;
   int32_t pid = 0;
-  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  turns_.refuse_next(Conflict::Reason::kOwnerDied);
   Lease lease;
   EXPECT_EQ(code_of([&] { acquire(lease, *a, Access::kRead); }, &message, &pid), Code::kOwnerDied);
   EXPECT_EQ(pid, 4711);
   EXPECT_NE(message.find("process 4711 died while it was writing there"), std::string::npos) << message;
   EXPECT_FALSE(lease.is_held());
   for (const LeaseFlags flags : {LeaseFlags{true, false}, LeaseFlags{false, true}}) {
-    turns_.refuse_next(Refusal::Reason::kOwnerDied);
+    turns_.refuse_next(Conflict::Reason::kOwnerDied);
     acquire(lease, *a, Access::kWrite, flags);
     lease.release();
   }
-  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  turns_.refuse_next(Conflict::Reason::kOwnerDied);
   EXPECT_EQ(code_of([&] { (void)copy(*a, kFloat32); }), Code::kOwnerDied);
 }
 
 TEST_F(Possession, TryAcquireReturnsARefusal) {
   const Ref<Array> a = array(&gate_);
-  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  turns_.refuse_next(Conflict::Reason::kOwnerDied);
   Lease lease;
   const auto attempt = [&] {
     return lease.try_acquire(*a, Access::kWrite, {}, current_actor(), nullptr, Deadline(-1));
@@ -192,12 +192,12 @@ TEST_F(Possession, ARefusedRequestFailsInItsCheck) {
   EXPECT_FALSE(lease.request(*a, Access::kWrite, {}, current_actor(), nullptr, count, &told));
   EXPECT_TRUE(lease.cancel());
   EXPECT_FALSE(lease.request(*a, Access::kWrite, {}, current_actor(), nullptr, count, &told));
-  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  turns_.refuse_next(Conflict::Reason::kOwnerDied);
   there.reset();
   while (told == 0) std::this_thread::yield();
   EXPECT_EQ(code_of([&] { lease.check(); }), Code::kOwnerDied);
   EXPECT_FALSE(lease.is_held());
-  turns_.refuse_next(Refusal::Reason::kOwnerDied);
+  turns_.refuse_next(Conflict::Reason::kOwnerDied);
   EXPECT_EQ(
       code_of([&] { (void)lease.request(*a, Access::kRead, {}, current_actor(), nullptr, count, &told); }),
       Code::kOwnerDied);
@@ -256,11 +256,11 @@ int in_child(const Ref<Array>& a, Lease& lease, HostView& view, Turns& turns) {
   if (message.find("from before the fork") == std::string::npos) return 3;
   if (code_of([&] { (void)copy(*a, kFloat32); }) != Code::kLeaseConflict) return 4;
   const auto op = Op::create({nullptr, [](void*, Op* self) { self->complete(); }, nullptr}, 1, "op", nullptr);
-  op->entries[0].home = &a->storage().home();
-  op->entries[0].extent = a->extent();
-  Refusal refusal;
-  if (Engine::instance().push(op, OnHost::kIgnore, &refusal)) return 5;
-  if (refusal.reason != Refusal::Reason::kInherited) return 6;
+  op->parts[0].home = &a->storage().home();
+  op->parts[0].extent = a->extent();
+  Conflict conflict;
+  if (Engine::instance().push(op, OnHost::kIgnore, &conflict)) return 5;
+  if (conflict.reason != Conflict::Reason::kInherited) return 6;
   lease.release();
   view.close();
   if (turns.references() != references) return 7;  // the parent's passes

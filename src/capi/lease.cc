@@ -21,10 +21,10 @@ namespace {
 Lease* unwrap(tenon_lease* lease) noexcept { return reinterpret_cast<Lease*>(lease); }
 static_assert(sizeof(Lease) <= sizeof(tenon_lease) && alignof(Lease) <= alignof(tenon_lease));
 
-void describe(const Obstacle& from, int64_t now_ms, tenon_holder* to) noexcept {
+void describe(const Holder& from, int64_t now_ms, tenon_holder* to) noexcept {
   static_assert(sizeof to->name == sizeof from.name && sizeof to->site == sizeof from.site);
   *to = {};
-  to->kind = static_cast<int32_t>(from.party);
+  to->kind = static_cast<int32_t>(from.kind);
   to->access = static_cast<int32_t>(from.access);
   to->is_granted = from.is_granted ? 1 : 0;
   to->thread = from.thread;
@@ -48,11 +48,11 @@ Actor owner_in(const tenon_lease_options& options) {
 // Of the binding. Set once, when it is loaded.
 void (*find_views)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
 
-void call_finder(const Obstacle& obstacle, char* text, size_t size) noexcept {
-  tenon_holder holder;
-  describe(obstacle, coarse_now_ms(), &holder);
-  find_views(&holder, reinterpret_cast<const void*>(obstacle.extent.begin),
-             reinterpret_cast<const void*>(obstacle.extent.end), text, size);
+void call_finder(const Holder& holder, char* text, size_t size) noexcept {
+  tenon_holder described;
+  describe(holder, coarse_now_ms(), &described);
+  find_views(&described, reinterpret_cast<const void*>(holder.extent.begin),
+             reinterpret_cast<const void*>(holder.extent.end), text, size);
 }
 
 }  // namespace
@@ -150,19 +150,19 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
   int32_t count = 0;
   const auto add = [&](const auto& holder) {
     if (!holder.extent.overlaps(extent)) return;
-    if (count < n) describe(Obstacle::of(holder), now, out + count);
+    if (count < n) describe(Holder::of(holder), now, out + count);
     ++count;
   };
-  for (const Entry* e = queue.first(); e != nullptr; e = e->next) add(*e);
+  for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) add(*e);
   for (const View* v = queue.first_view(); v != nullptr; v = v->next) add(*v);
   Gate* const gate = queue.gate();
   queue.lock.unlock();
   if (gate != nullptr) {
-    auto add_other = [&](const Obstacle& other) {
+    auto add_other = [&](const Holder& other) {
       if (count < n) describe(other, now, out + count);
       ++count;
     };
-    const auto visit = [](const Obstacle& other, void* context) {
+    const auto visit = [](const Holder& other, void* context) {
       (*static_cast<decltype(add_other)*>(context))(other);
     };
     gate->visit_others(extent, visit, &add_other);

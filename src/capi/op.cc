@@ -68,12 +68,12 @@ OnHost on_host_from(int32_t on_conflict) {
   throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
 }
 
-void describe(const tenon_use& use, Entry& entry) {
+void describe(const tenon_use& use, RequestPart& part) {
   const Array& array = *capi::unwrap(use.array);
-  entry.home = &array.storage().home();
-  entry.extent = array.extent();
-  entry.access = checked_access(use.access);
-  entry.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
+  part.home = &array.storage().home();
+  part.extent = array.extent();
+  part.access = checked_access(use.access);
+  part.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
 }
 
 void check(const tenon_work& work, const tenon_use& use) {
@@ -92,14 +92,14 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   }
   Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, std::max<size_t>(n, 1), work.name,
                           work.site, sizeof(PushedWork) + uses.size() * sizeof(Array*));
-  if (n == 0) op->entries[0].home = &Engine::instance().loose_home();
+  if (n == 0) op->parts[0].home = &Engine::instance().loose_home();
   auto* const pushed = new (op->context()) PushedWork{work, uses.size()};
-  size_t entry = 0;
+  size_t part = 0;
   for (size_t i = 0; i < uses.size(); ++i) {
     Array* const array = capi::unwrap(uses[i].array);
     array->retain();
     pushed->arrays[i] = array;
-    if (array->size() != 0) describe(uses[i], op->entries[entry++]);
+    if (array->size() != 0) describe(uses[i], op->parts[part++]);
   }
   return op;
 }
@@ -118,11 +118,11 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   });
 }
 
-// The array that the refusal is about; null: not known.
-const Array* array_in_question(const Refusal& refusal, std::span<const tenon_use> uses) {
+// The array that the conflict is about; null: not known.
+const Array* array_in_question(const Conflict& conflict, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
     const Array* const array = capi::unwrap(use.array);
-    if (refusal.entry != nullptr && refusal.entry->home == &array->storage().home()) return array;
+    if (conflict.part != nullptr && conflict.part->home == &array->storage().home()) return array;
   }
   return nullptr;
 }
@@ -144,10 +144,10 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
     Ref<Op> op = make_op(*work, used);
     if (trace::is_on()) [[unlikely]]
       op->set_span(begin_span(*op, used));
-    Refusal refusal;
+    Conflict conflict;
     try {
-      if (!Engine::instance().push(op, on_host, &refusal)) {
-        throw_refusal(refusal, "push an op on", array_in_question(refusal, used));
+      if (!Engine::instance().push(op, on_host, &conflict)) {
+        throw_conflict(conflict, "push an op on", array_in_question(conflict, used));
       }
     } catch (...) {
       trace::drop(op->span(), op->number());
@@ -181,8 +181,8 @@ int32_t tenon_op_is_done(const tenon_op* op) { return unwrap(op)->is_done() ? 1 
 tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
     Op& self = *unwrap(not_null(op, "op"));
-    Refusal refusal;
-    if (!self.wait(Deadline(timeout_ns), &refusal)) throw_refusal(refusal, "wait for an op on", nullptr);
+    Conflict conflict;
+    if (!self.wait(Deadline(timeout_ns), &conflict)) throw_conflict(conflict, "wait for an op on", nullptr);
     if (self.failure()) throw OpFailure(self.failure());
   });
 }
@@ -213,20 +213,20 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
     Op& self = *unwrap(not_null(op, "op"));
     if (unwrap(await)->op) throw_error(Code::kValue, "the await has begun already: end it first");
     if (self.is_done()) return;
-    Refusal refusal;
-    refusal.reason = Refusal::Reason::kInBody;
-    if (this_thread.running != 0) throw_refusal(refusal, "wait for an op on", nullptr);
+    Conflict conflict;
+    conflict.reason = Conflict::Reason::kInBody;
+    if (this_thread.running != 0) throw_conflict(conflict, "wait for an op on", nullptr);
     auto* const fresh = new (await) Await;
     fresh->op = Ref<Op>::share(&self);
     fresh->waiter.actor = actor_of_task(task);
     fresh->waiter.is_thread = false;
-    fresh->waiter.claim = &self;
+    fresh->waiter.request = &self;
     WaitGraph& graph = WaitGraph::instance();
     graph.enter(&fresh->waiter);
-    if (!graph.is_deadlock(fresh->waiter, &refusal.obstacle)) return;
+    if (!graph.is_deadlock(fresh->waiter, &conflict.holder)) return;
     tenon_await_end(await);
-    refusal.reason = Refusal::Reason::kDeadlock;
-    throw_refusal(refusal, "wait for an op on", nullptr);
+    conflict.reason = Conflict::Reason::kDeadlock;
+    throw_conflict(conflict, "wait for an op on", nullptr);
   });
 }
 
@@ -248,9 +248,9 @@ int32_t tenon_engine_help(void) {
 
 tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
-    Refusal refusal;
-    if (Engine::instance().wait_all(Deadline(timeout_ns), &refusal)) return;
-    throw_refusal(refusal, "wait for all ops on", nullptr);
+    Conflict conflict;
+    if (Engine::instance().wait_all(Deadline(timeout_ns), &conflict)) return;
+    throw_conflict(conflict, "wait for all ops on", nullptr);
   });
 }
 
@@ -296,9 +296,9 @@ void tenon_array_clear_error(tenon_array* array) { (void)tenon_array_make_consis
 tenon_status tenon_array_make_consistent(tenon_array* array, tenon_error* error) {
   return guarded(error, [&] {
     const Array& self = *capi::unwrap(not_null(array, "array"));
-    Refusal refusal;
-    if (clear_failures(self.storage().home(), self.extent(), &refusal)) return;
-    throw_refusal(refusal, "clear the error of", &self);
+    Conflict conflict;
+    if (clear_failures(self.storage().home(), self.extent(), &conflict)) return;
+    throw_conflict(conflict, "clear the error of", &self);
   });
 }
 
@@ -333,9 +333,9 @@ tenon_status tenon_engine_wait_for_bodies(int64_t timeout_ns, tenon_error* error
 
 tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* error) {
   return guarded(error, [&] {
-    Refusal refusal;
-    if (Engine::instance().shut_down(Deadline(timeout_ns), &refusal)) return;
-    throw_refusal(refusal, "end all ops on", nullptr);
+    Conflict conflict;
+    if (Engine::instance().shut_down(Deadline(timeout_ns), &conflict)) return;
+    throw_conflict(conflict, "end all ops on", nullptr);
   });
 }
 

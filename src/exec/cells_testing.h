@@ -55,11 +55,11 @@ inline Extent extent_of(const Wanted& wanted) {
   return {at + wanted.begin, at + wanted.end};
 }
 
-inline void describe(const Wanted& wanted, Entry& entry) {
-  entry.home = &wanted.cell->home;
-  entry.extent = extent_of(wanted);
-  entry.access = wanted.access;
-  entry.is_overwrite = wanted.is_overwrite;
+inline void describe(const Wanted& wanted, RequestPart& part) {
+  part.home = &wanted.cell->home;
+  part.extent = extent_of(wanted);
+  part.access = wanted.access;
+  part.is_overwrite = wanted.is_overwrite;
 }
 
 using Body = std::function<void(Op*)>;
@@ -70,7 +70,7 @@ inline Ref<Op> make(std::span<const Wanted> wanted, Body body, const char* name 
                   [](void* c) { delete static_cast<Body*>(c); }};
   Ref<Op> op = Op::create(work, wanted.size(), name, "here:1");
   size_t i = 0;
-  for (const Wanted& w : wanted) describe(w, op->entries[i++]);
+  for (const Wanted& w : wanted) describe(w, op->parts[i++]);
   return op;
 }
 
@@ -82,9 +82,9 @@ inline Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char*
 inline void forget(const Ref<Op>& op) { delete static_cast<Body*>(op->give_up()); }
 
 // Pushes an op of make(); one that is refused is forgotten.
-inline bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise, Refusal* refusal = nullptr) {
-  Refusal unused;
-  if (Engine::instance().push(op, on_host, refusal != nullptr ? refusal : &unused)) return true;
+inline bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise, Conflict* conflict = nullptr) {
+  Conflict unused;
+  if (Engine::instance().push(op, on_host, conflict != nullptr ? conflict : &unused)) return true;
   forget(op);
   return false;
 }
@@ -112,13 +112,13 @@ inline Ref<Op> push_failing(std::initializer_list<Wanted> wanted, const char* na
 }
 
 inline void wait(const Ref<Op>& op) {
-  Refusal refusal;
-  ASSERT_TRUE(op->wait(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+  Conflict conflict;
+  ASSERT_TRUE(op->wait(Deadline(-1), &conflict)) << static_cast<int>(conflict.reason);
 }
 
 inline void wait_all() {
-  Refusal refusal;
-  ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+  Conflict conflict;
+  ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &conflict)) << static_cast<int>(conflict.reason);
 }
 
 // How many failures began with an op of their own since the last call.
@@ -128,45 +128,45 @@ inline size_t take_failures() {
   return n;
 }
 
-inline Refusal::Reason reason_of(const std::function<bool(Refusal*)>& attempt) {
-  Refusal refusal;
-  EXPECT_FALSE(attempt(&refusal));
-  return refusal.reason;
+inline Conflict::Reason reason_of(const std::function<bool(Conflict*)>& attempt) {
+  Conflict conflict;
+  EXPECT_FALSE(attempt(&conflict));
+  return conflict.reason;
 }
 
 class CellLease {
  public:
-  explicit CellLease(const Wanted& wanted) : claim_(Party::kLease, {&entry_, 1}) {
-    describe(wanted, entry_);
-    claim_.owner = current_actor();
+  explicit CellLease(const Wanted& wanted) : request_(HolderKind::kLease, {&part_, 1}) {
+    describe(wanted, part_);
+    request_.owner = current_actor();
   }
-  bool acquire(Refusal* refusal, int64_t timeout_ns = -1) {
-    is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
+  bool acquire(Conflict* conflict, int64_t timeout_ns = -1) {
+    is_held_ = request_.acquire(Deadline(timeout_ns), conflict);
     return is_held_;
   }
   // For a task, which counts how often it is told.
-  Appended request(Request* request, std::atomic<int>* told, Refusal* refusal) {
-    request->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
-    request->context = told;
-    return claim_.request(request, refusal);
+  Appended submit(PendingRequest* pending, std::atomic<int>* told, Conflict* conflict) {
+    pending->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
+    pending->context = told;
+    return request_.submit(pending, conflict);
   }
-  bool cancel() { return impl::cancel(claim_); }
+  bool cancel() { return impl::cancel(request_); }
   bool release() {
     is_held_ = false;
-    return impl::release(claim_);
+    return impl::release(request_);
   }
   void release_if_held() {
     if (is_held_) release();
   }
   ~CellLease() { release_if_held(); }
   // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
-  void settle(const Ref<Failure>& failure) { impl::settle(claim_, failure); }
+  void settle(const Ref<Failure>& failure) { impl::settle(request_, failure); }
   // Nobody's from now on: any thread may give it back.
-  void detach() { impl::detach(claim_); }
+  void detach() { impl::detach(request_); }
 
  private:
-  Entry entry_;
-  BlockingClaim claim_;
+  RequestPart part_;
+  BlockingRequest request_;
   bool is_held_ = false;
 };
 
@@ -184,8 +184,8 @@ class Sight {
     view_.site = site;
   }
   // Waits for what was pushed before; false: refused.
-  bool open(Refusal* refusal, int64_t timeout_ns = -1) {
-    is_open_ = open_view(view_, false, Deadline(timeout_ns), refusal);
+  bool open(Conflict* conflict, int64_t timeout_ns = -1) {
+    is_open_ = open_view(view_, false, Deadline(timeout_ns), conflict);
     return is_open_;
   }
   void close() {
@@ -201,13 +201,13 @@ class Sight {
   bool is_open_ = false;
 };
 
-// Until so many entries stand in the queue of a cell: a thread that is to wait there does.
-inline void await_entries(Cell& cell, size_t n) {
+// Until so many parts stand in the queue of a cell: a thread that is to wait there does.
+inline void await_parts(Cell& cell, size_t n) {
   const auto count = [&cell] {
     const std::scoped_lock lock(cell.queue.lock);
-    size_t entries = 0;
-    for (const Entry* e = cell.queue.first(); e != nullptr; e = e->next) ++entries;
-    return entries;
+    size_t parts = 0;
+    for (const RequestPart* e = cell.queue.first(); e != nullptr; e = e->next) ++parts;
+    return parts;
   };
   while (count() < n) std::this_thread::yield();
 }

@@ -22,14 +22,14 @@ const Runner kRunner{[]() noexcept {
                      },
                      []() noexcept { return Engine::instance().has_own_threads(); }};
 
-// The body of an op that has entries runs in another thread.
+// The body of an op that has parts runs in another thread.
 bool is_any_body_running() noexcept {
   bool is_running = false;
   const auto look = [](Queue& queue, void* found) {
     const std::scoped_lock lock(queue.lock);
-    for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-      if (e->claim->party != Party::kOp || e->claim == this_thread.running_claim) continue;
-      if (static_cast<const Op*>(e->claim)->is_running()) *static_cast<bool*>(found) = true;
+    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+      if (e->request->kind != HolderKind::kOp || e->request == this_thread.running_request) continue;
+      if (static_cast<const Op*>(e->request)->is_running()) *static_cast<bool*>(found) = true;
     }
   };
   visit_queues(look, &is_running);
@@ -75,12 +75,12 @@ void Engine::make_default() {
   executor_.store(executor.release(), std::memory_order_release);
 }
 
-bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
+bool Engine::push(const Ref<Op>& op, OnHost on_host, Conflict* conflict) {
   if (is_closed_.load(std::memory_order_relaxed)) {
     throw_error(Code::kClosed, "op '", op->name != nullptr ? op->name : "",
                 "' was pushed after the engine's end");
   }
-  if (!begin_push(refusal)) return false;
+  if (!begin_push(conflict)) return false;
   Executor* to = nullptr;
   try {
     to = &executor();
@@ -89,7 +89,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
     throw;
   }
   op->retain(2);  // the engine's and the executor's
-  switch (append(*op, on_host, refusal)) {
+  switch (append(*op, on_host, conflict)) {
     case Appended::kGranted:
       if (op->is_gated) [[unlikely]] {
         op->become_ready();
@@ -107,19 +107,19 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Refusal* refusal) {
 }
 
 // The op that is to be pushed counts as unfinished from here on, so that the executor stays the one it is.
-bool Engine::begin_push(Refusal* refusal) noexcept {
+bool Engine::begin_push(Conflict* conflict) noexcept {
   const bool may_wait = this_thread.running == 0 && !this_thread.is_finishing;
   while (true) {
     const uint64_t limit = this->limit(), byte_limit = this->byte_limit();
     const bool is_full =
         (limit != 0 && has_reached(limit)) || (byte_limit != 0 && Queue::held_nbytes() >= byte_limit);
-    if (may_wait && is_full && !wait_for_turn(has_room_in, Deadline(-1), refusal)) return false;
+    if (may_wait && is_full && !wait_for_turn(has_room_in, Deadline(-1), conflict)) return false;
     // pairs with: Engine::set_executor, "no push beside a change"
     pushed_.fetch_add(1, std::memory_order_seq_cst);
     // pairs with: Engine::set_executor, "no push beside a change"
     if (!may_wait || !is_changing_.load(std::memory_order_seq_cst)) return true;
     note_done();
-    if (!wait_for_turn(has_room_in, Deadline(-1), refusal)) return false;
+    if (!wait_for_turn(has_room_in, Deadline(-1), conflict)) return false;
   }
 }
 
@@ -162,7 +162,7 @@ bool Engine::has_own_threads() noexcept {
 }
 
 bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
-                           Refusal* refusal) noexcept {
+                           Conflict* conflict) noexcept {
   Waiter waiter;
   waiter.actor = current_actor();
   waiter.waits_for_all = true;
@@ -172,19 +172,19 @@ bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline
   // pairs with: Engine::note_done, "somebody waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);
   const auto is_over_now = [this, is_over](uint32_t) { return is_over(*this); };
-  const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &refusal->obstacle);
+  const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &conflict->holder);
   waiters_.fetch_sub(1, std::memory_order_relaxed);
   pushers_.fetch_sub(is_pusher, std::memory_order_relaxed);
-  return impl::is_over(end, refusal);
+  return impl::is_over(end, conflict);
 }
 
-bool Engine::wait_all(const Deadline& deadline, Refusal* refusal) noexcept {
+bool Engine::wait_all(const Deadline& deadline, Conflict* conflict) noexcept {
   if (this_thread.running != 0) {
-    refusal->reason = Refusal::Reason::kInBody;
+    conflict->reason = Conflict::Reason::kInBody;
     return false;
   }
   const auto is_over = [](const Engine& engine) { return engine.unfinished() == 0; };
-  return is_over(*this) || wait_for_turn(is_over, deadline, refusal);
+  return is_over(*this) || wait_for_turn(is_over, deadline, conflict);
 }
 
 void Engine::note_failure(const Ref<Failure>& failure) noexcept {
@@ -240,12 +240,12 @@ void Engine::set_executor(const std::string& name, int workers) {
     }
   } fresh{make_executor(wanted, workers)};
   const Change change(*this);
-  Refusal refusal;
-  if (wait_all(Deadline(kChangeTimeoutNs), &refusal)) return exchange_executor(&fresh.executor, wanted);
-  const Code code = refusal.reason == Refusal::Reason::kDeadlock      ? Code::kDeadlock
-                    : refusal.reason == Refusal::Reason::kInterrupted ? Code::kInterrupted
-                                                                      : Code::kTimeout;
-  throw_error(code, "the engine cannot be changed while ops are unfinished: ", text_of(refusal.obstacle));
+  Conflict conflict;
+  if (wait_all(Deadline(kChangeTimeoutNs), &conflict)) return exchange_executor(&fresh.executor, wanted);
+  const Code code = conflict.reason == Conflict::Reason::kDeadlock      ? Code::kDeadlock
+                    : conflict.reason == Conflict::Reason::kInterrupted ? Code::kInterrupted
+                                                                        : Code::kTimeout;
+  throw_error(code, "the engine cannot be changed while ops are unfinished: ", text_of(conflict.holder));
 }
 
 // Takes fresh, or fails and leaves it.
@@ -268,9 +268,9 @@ std::string Engine::executor_name() {
 
 int Engine::concurrency() { return executor().concurrency(); }
 
-bool Engine::shut_down(const Deadline& deadline, Refusal* refusal) noexcept {
+bool Engine::shut_down(const Deadline& deadline, Conflict* conflict) noexcept {
   is_closed_.store(true, std::memory_order_relaxed);
-  return wait_all(deadline, refusal);
+  return wait_all(deadline, conflict);
 }
 
 bool Engine::wait_for_bodies(const Deadline& deadline) noexcept {

@@ -24,14 +24,14 @@ class Engine {
  public:
   static Engine& instance() noexcept;
 
-  // Takes an op: all of its entries at once, or none. False: refused. Waits while too many ops are unfinished
+  // Takes an op: all of its parts at once, or none. False: refused. Waits while too many ops are unfinished
   // or hold too much memory, unless the caller is the body of an op or belongs to its end. Fails with kClosed
   // at the process' end, and as set_executor.
-  bool push(const Ref<Op>& op, OnHost on_host, Refusal* refusal);
+  bool push(const Ref<Op>& op, OnHost on_host, Conflict* conflict);
 
-  // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the refusal says
+  // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the conflict says
   // why.
-  bool wait_all(const Deadline& deadline, Refusal* refusal) noexcept;
+  bool wait_all(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // The oldest failure that began with an op of its own and has not been taken; null: none.
   Ref<Failure> take_failure();
@@ -58,8 +58,8 @@ class Engine {
     return pushed_.load(std::memory_order_seq_cst) - finished;
   }
 
-  // No further pushes; waits for what can end. False: the refusal says why.
-  bool shut_down(const Deadline& deadline, Refusal* refusal) noexcept;
+  // No further pushes; waits for what can end. False: the conflict says why.
+  bool shut_down(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // In which an op stands that uses no memory, so that it is seen by forks and by waits for all ops.
   Queue& loose_queue() noexcept { return loose_; }
@@ -88,9 +88,9 @@ class Engine {
   bool has_reached(uint64_t limit) noexcept;
   bool has_room() const noexcept;
   static bool has_room_in(const Engine& engine) noexcept;
-  bool begin_push(Refusal* refusal) noexcept;
+  bool begin_push(Conflict* conflict) noexcept;
   bool wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
-                     Refusal* refusal) noexcept;
+                     Conflict* conflict) noexcept;
   void exchange_executor(std::unique_ptr<Executor>* fresh, std::string name);
 
   // Shared.

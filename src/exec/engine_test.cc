@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims, leases and ops over plain integers: no arrays are needed to know what the engine does.
+// Requests, leases and ops over plain integers: no arrays are needed to know what the engine does.
 #include <gtest/gtest.h>
 
 #include <latch>
@@ -47,7 +47,7 @@ TEST_P(EngineOn, TheSameCellTwiceInOneOpIsOneEntry) {
   Cell cell;
   wait(push({read(cell), write(cell), read(cell)}, [&cell] { cell.value = 7; }));
   EXPECT_EQ(cell.value, 7);
-  EXPECT_FALSE(cell.queue.has_entries());
+  EXPECT_FALSE(cell.queue.has_parts());
 }
 
 TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
@@ -78,8 +78,8 @@ TEST_P(EngineOn, AWaitInsideOfABodyIsRefused) {
   wait(first);
   const Ref<Op> later = make({write(a)}, [](Op* op) { op->complete(); });
   wait(push({}, [&] {
-    Refusal refusal;
-    was_refused = !later->wait(Deadline(-1), &refusal) && refusal.reason == Refusal::Reason::kInBody;
+    Conflict conflict;
+    was_refused = !later->wait(Deadline(-1), &conflict) && conflict.reason == Conflict::Reason::kInBody;
   }));
   EXPECT_TRUE(was_refused);
   forget(later);
@@ -87,7 +87,7 @@ TEST_P(EngineOn, AWaitInsideOfABodyIsRefused) {
 
 TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   std::vector<std::thread> threads;
   for (int i = 0; i < 100; ++i) {
     const Ref<Op> op = make({write(cell)}, [&](Op* self) {
@@ -97,7 +97,7 @@ TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
         self->release();
       });
     });
-    ASSERT_TRUE(Engine::instance().push(op, OnHost::kRaise, &refusal));
+    ASSERT_TRUE(Engine::instance().push(op, OnHost::kRaise, &conflict));
     wait(op);
   }
   for (std::thread& thread : threads) thread.join();
@@ -106,9 +106,9 @@ TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
 TEST(Engine, WorkQueuesBehindALeaseAndRunsAfterIt) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_FALSE(op->is_done());
@@ -121,11 +121,11 @@ TEST(Engine, WorkQueuesBehindALeaseAndRunsAfterIt) {
 TEST(Engine, WaitingForWorkBehindOnesOwnLeaseIsADeadlockAndSaysSo) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(read(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   const Ref<Op> op = push({write(cell)}, [] {});
-  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(-1), r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return op->wait(Deadline(-1), r); }), Conflict::Reason::kDeadlock);
   lease.release();
   wait(op);
 }
@@ -136,13 +136,13 @@ TEST(Engine, OfCrossedLeasesAtLeastOneIsRefusedAndNoneHangs) {
     std::latch both(2);
     std::atomic<int> refused{0};
     const auto cross = [&](Cell& first, Cell& second) {
-      Refusal refusal;
+      Conflict conflict;
       CellLease mine(write(first));
-      ASSERT_TRUE(mine.acquire(&refusal));
+      ASSERT_TRUE(mine.acquire(&conflict));
       both.arrive_and_wait();
       CellLease other(write(second));
-      if (!other.acquire(&refusal)) {
-        EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+      if (!other.acquire(&conflict)) {
+        EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
         ++refused;
       }
     };
@@ -156,61 +156,62 @@ TEST(Engine, OfCrossedLeasesAtLeastOneIsRefusedAndNoneHangs) {
 
 TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease reader(read(cell));
-  ASSERT_TRUE(reader.acquire(&refusal));
+  ASSERT_TRUE(reader.acquire(&conflict));
   std::thread([&] {
     CellLease writer(write(cell));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return writer.acquire(r, 1'000'000); }), Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return writer.acquire(r, 1'000'000); }),
+              Conflict::Reason::kTimeout);
     CellLease other(read(cell));
-    EXPECT_TRUE(other.acquire(&refusal, kWatchdogNs));
+    EXPECT_TRUE(other.acquire(&conflict, kWatchdogNs));
   }).join();
 }
 
 TEST(Engine, PartsOfOneCellDoNotConflict) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease one(write(cell, 0, 1));
-  ASSERT_TRUE(one.acquire(&refusal));
+  ASSERT_TRUE(one.acquire(&conflict));
   std::thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease two(write(cell, 1, 2));
     EXPECT_TRUE(two.acquire(&r, 0));
     CellLease whole(write(cell));
     EXPECT_FALSE(whole.acquire(&r, 1'000'000));
   }).join();
-  EXPECT_TRUE(cell.queue.has_entries());
+  EXPECT_TRUE(cell.queue.has_parts());
 }
 
 TEST(Engine, NestedAccessActsUnderTheOwnLease) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease outer(write(cell));
-  ASSERT_TRUE(outer.acquire(&refusal));
+  ASSERT_TRUE(outer.acquire(&conflict));
   CellLease inner(read(cell));
-  EXPECT_TRUE(inner.acquire(&refusal, 0));
+  EXPECT_TRUE(inner.acquire(&conflict, 0));
   CellLease again(write(cell));
-  EXPECT_TRUE(again.acquire(&refusal, 0));
+  EXPECT_TRUE(again.acquire(&conflict, 0));
   again.release();
   outer.release();
   CellLease stronger(write(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return stronger.acquire(r); }), Refusal::Reason::kOwnLease);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return stronger.acquire(r); }), Conflict::Reason::kOwnLease);
   inner.release();
-  EXPECT_TRUE(stronger.acquire(&refusal));
+  EXPECT_TRUE(stronger.acquire(&conflict));
 }
 
 TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   Cell a, b;
-  Refusal refusal;
+  Conflict conflict;
   View view;
   describe(read(a), view);
   view.site = "loader.py:7";
-  ASSERT_EQ(try_open_view(view, false, &refusal), Appended::kGranted);
+  ASSERT_EQ(try_open_view(view, false, &conflict), Appended::kGranted);
   const Ref<Op> op = make({write(b), write(a)}, [](Op* self) { self->complete(); });
-  EXPECT_FALSE(submit(op, OnHost::kRaise, &refusal));
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
-  EXPECT_STREQ(refusal.obstacle.site, "loader.py:7");
-  EXPECT_FALSE(b.queue.has_entries());
+  EXPECT_FALSE(submit(op, OnHost::kRaise, &conflict));
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kHostView);
+  EXPECT_STREQ(conflict.holder.site, "loader.py:7");
+  EXPECT_FALSE(b.queue.has_parts());
   wait(push({read(a)}, [] {}));
   close_view(view);
   wait(push({write(a)}, [] {}));
@@ -225,10 +226,10 @@ TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
     cell.value = 9;
   });
   std::thread viewer([&] {
-    Refusal refusal;
+    Conflict conflict;
     View view;
     describe(read(cell), view);
-    ASSERT_TRUE(open_view(view, false, Deadline(-1), &refusal));
+    ASSERT_TRUE(open_view(view, false, Deadline(-1), &conflict));
     EXPECT_EQ(cell.value, 9);
     close_view(view);
   });
@@ -240,12 +241,12 @@ TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
 TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   View view;
   describe(write(cell), view);
-  ASSERT_EQ(try_open_view(view, false, &refusal), Appended::kGranted);
+  ASSERT_EQ(try_open_view(view, false, &conflict), Appended::kGranted);
   const Ref<Op> op = push({write(cell)}, [] {});
   ASSERT_TRUE(op);
   EXPECT_TRUE(lease.release());
@@ -256,31 +257,31 @@ TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
 
 TEST_P(EngineOn, AnOpThatTakesAllAndAPartOfACellBehindWorkThatWaitsForTheHostRuns) {
   Cell cell, other;
-  Refusal refusal;
+  Conflict conflict;
   Sight view(write(cell));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
   const Ref<Op> passes = push({read(cell), read(cell, 0, 4), write(other)}, [] {}, OnHost::kIgnore);
-  EXPECT_TRUE(passes->wait(Deadline(kWatchdogNs), &refusal)) << "it was granted and never told so";
+  EXPECT_TRUE(passes->wait(Deadline(kWatchdogNs), &conflict)) << "it was granted and never told so";
   view.close();
-  EXPECT_TRUE(waits->wait(Deadline(kWatchdogNs), &refusal));
+  EXPECT_TRUE(waits->wait(Deadline(kWatchdogNs), &conflict));
 }
 
 TEST_P(EngineOn, ALeaseWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   push({write(cell)}, [&cell] { cell.value = 1; });
   CellLease lease(read(cell));
-  ASSERT_TRUE(lease.acquire(&refusal, kWatchdogNs));
+  ASSERT_TRUE(lease.acquire(&conflict, kWatchdogNs));
   EXPECT_EQ(cell.value, 1);
 }
 
 TEST_P(EngineOn, AViewWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   push({write(cell)}, [&cell] { cell.value = 1; });
   Sight view(read(cell));
-  ASSERT_TRUE(view.open(&refusal, kWatchdogNs));
+  ASSERT_TRUE(view.open(&conflict, kWatchdogNs));
   EXPECT_EQ(cell.value, 1);
 }
 
@@ -288,31 +289,31 @@ TEST_P(EngineOn, AViewWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
 TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
   Engine::instance().set_executor("pool", 1);
   Cell cell;
-  Refusal::Reason reason = Refusal::Reason::kHostView;
+  Conflict::Reason reason = Conflict::Reason::kHostView;
   std::latch has_begun(1);  // on the worker: who waits for the op could run it
   const Ref<Op> op = push({}, [&] {
     has_begun.count_down();
     cell.queue.set_birth(this_thread.running);
     push({write(cell)}, [] {});
-    Refusal refusal;
+    Conflict conflict;
     Sight view(read(cell));
-    if (!view.open(&refusal, kWatchdogNs)) reason = refusal.reason;
+    if (!view.open(&conflict, kWatchdogNs)) reason = conflict.reason;
   });
   has_begun.wait();
   wait(op);
   wait_all();
-  EXPECT_EQ(reason, Refusal::Reason::kInBody);
+  EXPECT_EQ(reason, Conflict::Reason::kInBody);
 }
 
 TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   Sight view(write(cell));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
   CellLease lease(read(cell));
-  EXPECT_TRUE(lease.acquire(&refusal, kWatchdogNs)) << "it waits for its own thread";
+  EXPECT_TRUE(lease.acquire(&conflict, kWatchdogNs)) << "it waits for its own thread";
   view.close();
   wait(waits);
 }
@@ -320,35 +321,35 @@ TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
 TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   Sight escaping(read(cell));
-  ASSERT_TRUE(escaping.open(&refusal));
+  ASSERT_TRUE(escaping.open(&conflict));
   const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
   std::thread viewer([&] {
-    Refusal r;
+    Conflict r;
     Sight behind(read(cell));
     EXPECT_TRUE(behind.open(&r, kWatchdogNs)) << "op and view wait for each other";
     EXPECT_EQ(cell.value, 5);
   });
-  await_entries(cell, 3);
+  await_parts(cell, 3);
   EXPECT_TRUE(lease.release());
   EXPECT_FALSE(op->is_done());
   escaping.close();
-  EXPECT_TRUE(op->wait(Deadline(kWatchdogNs), &refusal)) << "op and view wait for each other";
+  EXPECT_TRUE(op->wait(Deadline(kWatchdogNs), &conflict)) << "op and view wait for each other";
   viewer.join();
 }
 
-// The refusal is for who would wait for the host. Work that waited for it once, and for nothing of the host's
-// any more, is work like any other: else the answer depends on whether it has ended.
+// A call is refused when it would wait for the host. Work that has waited for the host, and does so no more,
+// is work like any other: else the answer depends on whether it has ended.
 TEST(Engine, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   std::latch may_end(1);
   Sight first(read(cell));
-  ASSERT_TRUE(first.open(&refusal));
+  ASSERT_TRUE(first.open(&conflict));
   const Ref<Op> op = push(
       {write(cell)},
       [&] {
@@ -357,10 +358,10 @@ TEST(Engine, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
       },
       OnHost::kWait);
   Sight refused(write(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return refused.open(r); }), Refusal::Reason::kWaitsForHost);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return refused.open(r); }), Conflict::Reason::kWaitsForHost);
   first.close();
   std::thread viewer([&] {
-    Refusal r;
+    Conflict r;
     Sight second(read(cell));
     EXPECT_TRUE(second.open(&r)) << static_cast<int>(r.reason);
     EXPECT_EQ(cell.value, 9);
@@ -400,7 +401,7 @@ TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
   }
 }
 
-// Two pushers with crossed pairs of cells: what stops an engine that appends one entry at a time.
+// Two pushers with crossed pairs of cells: what stops an engine that appends one part at a time.
 TEST_P(EngineOn, CrossedPairsFromTwoPushersDoNotStop) {
   Cell a, b;
   std::vector<std::thread> pushers;
@@ -427,8 +428,8 @@ TEST(Poison, IsHealedByPartsAndInTheMiddle) {
     wanted.is_overwrite = true;
     wait(push({wanted}, [] {}));
   };
-  Refusal refusal;
-  ASSERT_TRUE(push_failing({write(cell)})->wait(Deadline(-1), &refusal));
+  Conflict conflict;
+  ASSERT_TRUE(push_failing({write(cell)})->wait(Deadline(-1), &conflict));
   take_failures();
   overwrite_part(2, 4);  // in the middle
   EXPECT_TRUE(fails(0, 2) && fails(4, 8));
@@ -445,17 +446,17 @@ TEST(Poison, IsHealedByPartsAndInTheMiddle) {
 TEST(Bodies, WhatALeaseIsTakenInIsWhereItAllowsSomething) {
   Engine::instance().set_executor("inline", 0);
   Cell a, b;
-  Refusal refusal;
+  Conflict conflict;
   CellLease outer(write(b));
-  ASSERT_TRUE(outer.acquire(&refusal));
+  ASSERT_TRUE(outer.acquire(&conflict));
   wait(push({write(a)}, [&] {
     Sight view(write(b));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kUndeclared)
+    EXPECT_EQ(reason_of([&](Conflict* r) { return view.open(r); }), Conflict::Reason::kUndeclared)
         << "the lease is of the code that pushed";
     CellLease inner(write(a));
-    EXPECT_TRUE(inner.acquire(&refusal));
+    EXPECT_TRUE(inner.acquire(&conflict));
     Sight under(write(a));
-    EXPECT_TRUE(under.open(&refusal));
+    EXPECT_TRUE(under.open(&conflict));
   }));
   outer.release();
   Engine::instance().set_executor("pool", 2);
@@ -463,13 +464,13 @@ TEST(Bodies, WhatALeaseIsTakenInIsWhereItAllowsSomething) {
 
 TEST(Bodies, ALeaseThatABodyKeepsIsSeenAtItsEnd) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   std::unique_ptr<CellLease> kept;
   std::atomic<bool> is_seen{false};
   const Ref<Op> op = make({write(cell)}, [&](Op* self) {
     EXPECT_FALSE(has_views(*self));
     kept = std::make_unique<CellLease>(write(cell));
-    EXPECT_TRUE(kept->acquire(&refusal));
+    EXPECT_TRUE(kept->acquire(&conflict));
     is_seen = has_views(*self);
     self->complete();
   });

@@ -31,7 +31,7 @@ constexpr size_t kMemories = 3;
 constexpr int kProcesses = 2;
 constexpr int kThreads = 2;
 
-std::atomic<uint64_t> next_claim{1};
+std::atomic<uint64_t> next_request{1};
 
 // What one thread of a process does. Whatever it waits for has a deadline: two threads may well wait for each
 // other's leases, which no local walk sees.
@@ -77,20 +77,20 @@ class Program {
     }
     return {memory, w};
   }
-  // An access while it lives. The history of all processes has one cell for each memory, and knows of a claim
-  // only its process.
+  // An access while it lives. The history of all processes has one cell for each memory, and knows only the
+  // process of a request.
   class Noted {
    public:
     // is_known: to the queue; else it acts under something that another thread may end.
-    Noted(Program& program, const Use& use, Party party, uint64_t claim, bool is_known = true)
+    Noted(Program& program, const Use& use, HolderKind kind, uint64_t request, bool is_known = true)
         : program_(program), is_known_(is_known) {
       mine_.what = use.wanted;
-      mine_.party = party;
-      mine_.claim = claim;
+      mine_.kind = kind;
+      mine_.request = request;
       shared_ = mine_;
       shared_.what.cell = &program.common_[use.memory];
-      shared_.party = Party::kOp;
-      shared_.claim = static_cast<uint64_t>(program.process_.number);
+      shared_.kind = HolderKind::kOp;
+      shared_.request = static_cast<uint64_t>(program.process_.number);
       program.all_.begin(shared_);
       program.own_.begin(mine_);
     }
@@ -120,7 +120,7 @@ class Program {
       case 1:
       case 2: return push_op();
       case 3:
-      case 4: return take_lease(0, next_claim++);
+      case 4: return take_lease(0, next_request++);
       case 5: return make_call();
       case 6: return request();
       case 7: return close_one_view();
@@ -135,69 +135,69 @@ class Program {
     if (chance(10)) uses.front().wanted = {uses.front().wanted.cell, Access::kWrite, true};
     std::vector<Wanted> wanted;
     for (const Use& use : uses) wanted.push_back(use.wanted);
-    const uint64_t claim = next_claim++;
-    Ref<Op> op = make(wanted, [this, uses, claim](Op* self) {
+    const uint64_t request = next_request++;
+    Ref<Op> op = make(wanted, [this, uses, request](Op* self) {
       std::vector<std::unique_ptr<Noted>> noted;
       for (const Use& use : uses) {
         EXPECT_TRUE(is_held(use)) << "a body runs with its passes";
-        noted.push_back(std::make_unique<Noted>(*this, use, Party::kOp, claim));
+        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kOp, request));
       }
-      if ((claim & 3) == 0) std::this_thread::yield();
+      if ((request & 3) == 0) std::this_thread::yield();
       noted.clear();
-      if (claim % 16 == 0) return self->fail(new_failure("now and then"));
+      if (request % 16 == 0) return self->fail(new_failure("now and then"));
       self->complete();
     });
     if (submit(op, chance(50) ? OnHost::kRaise : OnHost::kWait)) ops.push_back(std::move(op));
   }
 
-  // claim: of all leases that this thread holds around it; it may act under one of them.
-  void take_lease(int depth, uint64_t claim) {
+  // request: of all leases that this thread holds around it; it may act under one of them.
+  void take_lease(int depth, uint64_t request) {
     const Use use = any_use(50);
     CellLease lease(use.wanted);
-    Refusal refusal;
-    if (!lease.acquire(&refusal, patience())) return note_refused(refusal);
+    Conflict conflict;
+    if (!lease.acquire(&conflict, patience())) return note_refused(conflict);
     ++granted;
     EXPECT_TRUE(is_held(use));
     {
-      const Noted noted(*this, use, Party::kLease, claim);
+      const Noted noted(*this, use, HolderKind::kLease, request);
       dwell();
-      if (chance(30)) open_view(use, claim);
-      if (depth < 2 && chance(40)) take_nested(use, claim);
-      if (depth < 2 && chance(20)) take_lease(depth + 1, claim);
+      if (chance(30)) open_view(use, request);
+      if (depth < 2 && chance(40)) take_nested(use, request);
+      if (depth < 2 && chance(20)) take_lease(depth + 1, request);
       if (chance(20)) push_op();
     }
     lease.release();
   }
 
   // What the outer one allows acts under it.
-  void take_nested(const Use& outer, uint64_t claim) {
+  void take_nested(const Use& outer, uint64_t request) {
     Use use = outer;
     if (chance(50)) use.wanted.access = Access::kRead;
     CellLease lease(use.wanted);
-    Refusal refusal;
-    ASSERT_TRUE(lease.acquire(&refusal, 0)) << "it waits for nobody";
-    const Noted noted(*this, use, Party::kLease, claim);
-    if (chance(30)) open_view(use, claim);
+    Conflict conflict;
+    ASSERT_TRUE(lease.acquire(&conflict, 0)) << "it waits for nobody";
+    const Noted noted(*this, use, HolderKind::kLease, request);
+    if (chance(30)) open_view(use, request);
     dwell();
   }
 
-  void open_view(const Use& outer, uint64_t claim) {
+  void open_view(const Use& outer, uint64_t request) {
     Use use = outer;
     if (chance(50)) use.wanted.access = Access::kRead;
     auto sight = std::make_unique<Sight>(use.wanted);
-    Refusal refusal;
-    ASSERT_TRUE(sight->open(&refusal)) << "under a lease";
+    Conflict conflict;
+    ASSERT_TRUE(sight->open(&conflict)) << "under a lease";
     EXPECT_TRUE(is_held(use));
-    views_.push_back({std::move(sight), std::make_unique<Noted>(*this, use, Party::kView, claim)});
-    if (chance(50)) join(use, claim);
+    views_.push_back({std::move(sight), std::make_unique<Noted>(*this, use, HolderKind::kView, request)});
+    if (chance(50)) join(use, request);
   }
 
   // Another view, under the lease or beside the first one.
-  void join(const Use& use, uint64_t claim) {
+  void join(const Use& use, uint64_t request) {
     Sight sight(use.wanted);
-    Refusal refusal;
-    ASSERT_TRUE(sight.open(&refusal));
-    const Noted noted(*this, use, Party::kView, claim);
+    Conflict conflict;
+    ASSERT_TRUE(sight.open(&conflict));
+    const Noted noted(*this, use, HolderKind::kView, request);
     dwell();
   }
 
@@ -212,54 +212,54 @@ class Program {
 
   void make_call() {
     std::array<Use, 2> uses{any_use(30), any_use(50)};
-    std::array<Entry, 2> entries;
+    std::array<RequestPart, 2> parts;
     const size_t n = 1 + draw(2);
-    for (size_t i = 0; i < n; ++i) describe(uses[i].wanted, entries[i]);
-    BlockingClaim claim(Party::kCall, std::span(entries).first(n));
-    claim.owner = current_actor();
-    Refusal refusal;
-    if (!claim.acquire(Deadline(patience()), &refusal)) return note_refused(refusal);
+    for (size_t i = 0; i < n; ++i) describe(uses[i].wanted, parts[i]);
+    BlockingRequest request(HolderKind::kCall, std::span(parts).first(n));
+    request.owner = current_actor();
+    Conflict conflict;
+    if (!request.acquire(Deadline(patience()), &conflict)) return note_refused(conflict);
     ++granted;
-    const uint64_t number = next_claim++;
+    const uint64_t number = next_request++;
     {
       std::vector<std::unique_ptr<Noted>> noted;
-      for (const Entry& e : claim.entries) {
+      for (const RequestPart& e : request.parts) {
         Use use{0, {}};
         while (e.home != &process_[use.memory].home) ++use.memory;
         const uintptr_t at = process_[use.memory].extent().begin;
         use.wanted = {&process_[use.memory], e.access, false, e.extent.begin - at, e.extent.end - at};
         EXPECT_TRUE(is_held(use));
-        noted.push_back(std::make_unique<Noted>(*this, use, Party::kView, number, e.sequence != 0));
+        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kView, number, e.sequence != 0));
       }
       dwell();
     }
-    release(claim);
+    release(request);
   }
 
   void request() {
     const Use use = any_use(50);
     CellLease lease(use.wanted);
-    auto request = std::make_unique<Request>();
+    auto pending = std::make_unique<PendingRequest>();
     std::atomic<int> told{0};
-    Refusal refusal;
-    const Appended appended = lease.request(request.get(), &told, &refusal);
-    if (appended == Appended::kRefused) return note_refused(refusal);
+    Conflict conflict;
+    const Appended appended = lease.submit(pending.get(), &told, &conflict);
+    if (appended == Appended::kRefused) return note_refused(conflict);
     if (appended == Appended::kWaiting) {
       const int64_t until = now_ns() + patience();
       while (told == 0 && now_ns() < until) std::this_thread::yield();
       if (told == 0 && lease.cancel()) {
-        WaitGraph::instance().leave(&request->waiter);
+        WaitGraph::instance().leave(&pending->waiter);
         EXPECT_EQ(told, 0);
         ++withdrawn;
         return;
       }
       while (told == 0) std::this_thread::yield();
     }
-    if (request->is_refused) return note_refused(request->refusal);
+    if (pending->is_refused) return note_refused(pending->conflict);
     ++granted;
     EXPECT_TRUE(is_held(use));
     {
-      const Noted noted(*this, use, Party::kLease, next_claim++);
+      const Noted noted(*this, use, HolderKind::kLease, next_request++);
       dwell();
     }
     lease.release();
@@ -269,10 +269,10 @@ class Program {
     if (kept_.size() == 2) return end_kept();
     const Use use = any_use(50);
     Kept kept{std::make_unique<CellLease>(use.wanted), nullptr};
-    Refusal refusal;
-    if (!kept.lease->acquire(&refusal, patience())) return note_refused(refusal);
+    Conflict conflict;
+    if (!kept.lease->acquire(&conflict, patience())) return note_refused(conflict);
     kept.lease->detach();
-    kept.noted = std::make_unique<Noted>(*this, use, Party::kView, next_claim++);
+    kept.noted = std::make_unique<Noted>(*this, use, HolderKind::kView, next_request++);
     kept_.push_back(std::move(kept));
   }
 
@@ -290,17 +290,17 @@ class Program {
     kept.lease.reset();
   }
 
-  void note_refused(const Refusal& refusal) {
-    using Reason = Refusal::Reason;
+  void note_refused(const Conflict& conflict) {
+    using Reason = Conflict::Reason;
     ++refused;
-    switch (refusal.reason) {
+    switch (conflict.reason) {
       case Reason::kTimeout:
       case Reason::kOwnerDied:
       case Reason::kOwnLease:
       case Reason::kDeadlock:
       case Reason::kInterrupted:
       case Reason::kWaitsForHost: return;
-      default: ADD_FAILURE() << "refused for the reason " << static_cast<int>(refusal.reason);
+      default: ADD_FAILURE() << "refused for the reason " << static_cast<int>(conflict.reason);
     }
   }
 
@@ -356,7 +356,7 @@ Sum run_programs(uint64_t seed, unsigned refusals_percent, int steps) {
     }
     for (StandInProcess* process : {&one, &two}) {
       for (const auto& cell : process->cells) {
-        EXPECT_FALSE(cell->queue.has_entries());
+        EXPECT_FALSE(cell->queue.has_parts());
         EXPECT_FALSE(cell->queue.has_views());
       }
     }

@@ -54,7 +54,7 @@ class Turns {
   }
 
   // The next one that asks, or request whose turn comes, is refused for this reason.
-  void refuse_next(Refusal::Reason reason) {
+  void refuse_next(Conflict::Reason reason) {
     const std::scoped_lock lock(lock_);
     next_refusal_ = reason;
   }
@@ -75,8 +75,8 @@ class Turns {
     uint32_t references = 1;
     bool is_granted = false;
     StandInGate* gate = nullptr;
-    Claim* claim = nullptr;  // of a request
-    Entry* entry = nullptr;
+    Request* request = nullptr;  // of a request
+    RequestPart* part = nullptr;
   };
 
   std::list<Record>::iterator find(Pass pass) {
@@ -86,15 +86,15 @@ class Turns {
   }
   const Record* blocker_of(const Record& wanted) const {
     for (const Record& r : records_) {
-      if (r.process == wanted.process || !conflict(r.access, r.extent, wanted.access, wanted.extent))
+      if (r.process == wanted.process || !in_conflict(r.access, r.extent, wanted.access, wanted.extent))
         continue;
       if (r.is_granted || r.pass < wanted.pass) return &r;
     }
     return nullptr;
   }
-  std::optional<Refusal::Reason> draw_refusal() {
+  std::optional<Conflict::Reason> draw_refusal() {
     if (next_refusal_) return std::exchange(next_refusal_, std::nullopt);
-    if (refusals_percent_ != 0 && random_() % 100 < refusals_percent_) return Refusal::Reason::kOwnerDied;
+    if (refusals_percent_ != 0 && random_() % 100 < refusals_percent_) return Conflict::Reason::kOwnerDied;
     return std::nullopt;
   }
   inline void grant_next();
@@ -104,7 +104,7 @@ class Turns {
   std::list<Record> records_;  // in the order in which they came
   Pass last_pass_ = 0;
   uint64_t version_ = 0;
-  std::optional<Refusal::Reason> next_refusal_;
+  std::optional<Conflict::Reason> next_refusal_;
   unsigned refusals_percent_ = 0;
   std::mt19937_64 random_;
 };
@@ -121,20 +121,20 @@ class StandInKeeper {
     told_.notify_all();
     thread_.join();
   }
-  void tell(Claim* claim, Entry* entry, Pass pass, std::optional<Refusal> refusal) {
+  void tell(Request* request, RequestPart* part, Pass pass, std::optional<Conflict> conflict) {
     {
       const std::scoped_lock lock(lock_);
-      arrivals_.push_back({claim, entry, pass, std::move(refusal)});
+      arrivals_.push_back({request, part, pass, std::move(conflict)});
     }
     told_.notify_all();
   }
 
  private:
   struct Arrival {
-    Claim* claim;
-    Entry* entry;
+    Request* request;
+    RequestPart* part;
     Pass pass;
-    std::optional<Refusal> refusal;
+    std::optional<Conflict> conflict;
   };
   void run() {
     std::unique_lock lock(lock_);
@@ -144,8 +144,8 @@ class StandInKeeper {
       const Arrival next = std::move(arrivals_.front());
       arrivals_.pop_front();
       lock.unlock();
-      if (!next.refusal) next.entry->pass = next.pass;
-      arrive_at_gates(*next.claim, next.refusal ? &*next.refusal : nullptr);
+      if (!next.conflict) next.part->pass = next.pass;
+      arrive_at_gates(*next.request, next.conflict ? &*next.conflict : nullptr);
       lock.lock();
     }
   }
@@ -163,44 +163,45 @@ class StandInGate final : public Gate {
       : turns_(turns), process_(process), begin_(begin), keeper_(keeper) {}
   virtual ~StandInGate() = default;
 
-  bool enter(const Claim& claim, Entry& entry, const Deadline& deadline, Refusal* refusal) noexcept override {
+  bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
+             Conflict* conflict) noexcept override {
     std::unique_lock lock(turns_.lock_);
-    const auto record = ask(claim, entry, refusal);
+    const auto record = ask(request, part, conflict);
     if (record == turns_.records_.end()) return false;
     while (!record->is_granted) {
       if (deadline.is_never()) {
         turns_.turned_.wait(lock);
       } else if (turns_.turned_.wait_until(lock, deadline.time_point()) == std::cv_status::timeout &&
                  !record->is_granted) {
-        refusal->reason = Refusal::Reason::kTimeout;
-        refusal->obstacle = describe(*turns_.blocker_of(*record));
+        conflict->reason = Conflict::Reason::kTimeout;
+        conflict->holder = describe(*turns_.blocker_of(*record));
         turns_.records_.erase(record);
         turns_.grant_next();
         return false;
       }
     }
-    entry.pass = record->pass;
+    part.pass = record->pass;
     return true;
   }
 
-  Appended request(Claim& claim, Entry& entry, Refusal* refusal) noexcept override {
+  Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    const auto record = ask(claim, entry, refusal);
+    const auto record = ask(request, part, conflict);
     if (record == turns_.records_.end()) return Appended::kRefused;
     if (record->is_granted) {
-      entry.pass = record->pass;
+      part.pass = record->pass;
       return Appended::kGranted;
     }
     record->gate = this;
-    record->claim = &claim;
-    record->entry = &entry;
+    record->request = &request;
+    record->part = &part;
     return Appended::kWaiting;
   }
 
-  bool cancel(Entry& entry) noexcept override {
+  bool cancel(RequestPart& part) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
     for (auto it = turns_.records_.begin(); it != turns_.records_.end(); ++it) {
-      if (it->entry != &entry || it->is_granted) continue;
+      if (it->part != &part || it->is_granted) continue;
       turns_.records_.erase(it);
       turns_.grant_next();
       return true;
@@ -255,24 +256,26 @@ class StandInGate final : public Gate {
  private:
   friend class Turns;
 
-  static Obstacle describe(const Turns::Record& record) {
-    Obstacle obstacle;
-    obstacle.party = Party::kProcess;
-    obstacle.access = record.access;
-    obstacle.is_granted = record.is_granted;
-    obstacle.thread = static_cast<uint32_t>(record.process);
-    obstacle.since_ms = coarse_now_ms();
-    std::snprintf(obstacle.name, sizeof obstacle.name, "stand-in");
-    return obstacle;
+  static Holder describe(const Turns::Record& record) {
+    Holder holder;
+    holder.kind = HolderKind::kProcess;
+    holder.access = record.access;
+    holder.is_granted = record.is_granted;
+    holder.thread = static_cast<uint32_t>(record.process);
+    holder.since_ms = coarse_now_ms();
+    std::snprintf(holder.name, sizeof holder.name, "stand-in");
+    return holder;
   }
 
-  // A record, granted if it is its turn; none: the refusal says why.
-  std::list<Turns::Record>::iterator ask(const Claim& claim, const Entry& entry, Refusal* refusal) {
-    const Asked asked = asked_of(claim, entry);
-    if (const auto reason = turns_.draw_refusal(); reason && !asked.overwrites && !claim.ignores_dead_owner) {
-      refusal->reason = *reason;
-      refusal->obstacle.party = Party::kProcess;
-      refusal->obstacle.thread = 4711;
+  // A record, granted if it is its turn; none: the conflict says why.
+  std::list<Turns::Record>::iterator ask(const Request& request, const RequestPart& part,
+                                         Conflict* conflict) {
+    const Asked asked = asked_of(request, part);
+    if (const auto reason = turns_.draw_refusal();
+        reason && !asked.overwrites && !request.ignores_dead_owner) {
+      conflict->reason = *reason;
+      conflict->holder.kind = HolderKind::kProcess;
+      conflict->holder.thread = 4711;
       return turns_.records_.end();
     }
     turns_.records_.push_back({process_,
@@ -296,16 +299,16 @@ inline void Turns::grant_next() {
     const auto record = it++;
     if (record->is_granted || blocker_of(*record) != nullptr) continue;
     record->is_granted = true;
-    if (record->claim == nullptr) continue;
-    std::optional<Refusal> refusal;
+    if (record->request == nullptr) continue;
+    std::optional<Conflict> conflict;
     if (const auto reason = draw_refusal()) {
-      refusal.emplace();
-      refusal->reason = *reason;
-      refusal->obstacle.party = Party::kProcess;
-      refusal->obstacle.thread = 4711;
+      conflict.emplace();
+      conflict->reason = *reason;
+      conflict->holder.kind = HolderKind::kProcess;
+      conflict->holder.thread = 4711;
     }
-    record->gate->keeper_.tell(record->claim, record->entry, record->pass, refusal);
-    if (refusal) {
+    record->gate->keeper_.tell(record->request, record->part, record->pass, conflict);
+    if (conflict) {
       records_.erase(record);
       it = records_.begin();  // those before it may have waited for this one
     }

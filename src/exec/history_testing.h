@@ -33,15 +33,15 @@ namespace tenon::impl {
 // op may have been pushed with the promise that views do not count.
 struct CellAccess {
   Wanted what;
-  Party party = Party::kOp;
-  uint64_t claim = 0;  // the same for what acts under it: nested leases, views
-  uint32_t asker = 0;  // a thread of the test, which has asked for it as its
-  uint64_t nth = 0;    // nth access; 0: of no order
+  HolderKind kind = HolderKind::kOp;
+  uint64_t request = 0;  // the same for what acts under it: nested leases, views
+  uint32_t asker = 0;    // a thread of the test, which has asked for it as its
+  uint64_t nth = 0;      // nth access; 0: of no order
   uint64_t start = 0;
   uint64_t end = 0;
   bool ignores_views = false;  // of an op
 
-  bool is_in_way_of_views() const { return party == Party::kOp && !ignores_views; }
+  bool is_in_way_of_views() const { return kind == HolderKind::kOp && !ignores_views; }
 };
 
 // Threads: begin() and end() from any; take_fault() when all accesses have ended.
@@ -121,9 +121,10 @@ class History {
   }
 
   static bool exclude(const CellAccess& a, const CellAccess& b) {
-    if (a.claim == b.claim || !conflict(a.what.access, extent_of(a.what), b.what.access, extent_of(b.what)))
+    if (a.request == b.request ||
+        !in_conflict(a.what.access, extent_of(a.what), b.what.access, extent_of(b.what)))
       return false;
-    const bool has_view = a.party == Party::kView || b.party == Party::kView;
+    const bool has_view = a.kind == HolderKind::kView || b.kind == HolderKind::kView;
     return !has_view || a.is_in_way_of_views() || b.is_in_way_of_views();
   }
 
@@ -164,7 +165,7 @@ class History {
 
   static std::string text_of(const CellAccess& a) {
     static constexpr const char* kParties[] = {"view", "op", "lease"};
-    return concat(kParties[static_cast<size_t>(a.party)], a.ignores_views ? " beside views " : " ", a.claim,
+    return concat(kParties[static_cast<size_t>(a.kind)], a.ignores_views ? " beside views " : " ", a.request,
                   " that ", third_person(a.what.access), " bytes ", a.what.begin, " to ", a.what.end,
                   " of a cell, number ", a.nth, " of asker ", a.asker, ", from ", a.start, " to ", a.end);
   }

@@ -24,48 +24,48 @@ uint64_t next_number() noexcept {
   return ++last;
 }
 
-Code code_of(Refusal::Reason reason) noexcept {
+Code code_of(Conflict::Reason reason) noexcept {
   switch (reason) {
-    case Refusal::Reason::kTimeout: return Code::kTimeout;
-    case Refusal::Reason::kDeadlock: return Code::kDeadlock;
-    case Refusal::Reason::kInterrupted: return Code::kInterrupted;
-    case Refusal::Reason::kOwnerDied: return Code::kOwnerDied;
+    case Conflict::Reason::kTimeout: return Code::kTimeout;
+    case Conflict::Reason::kDeadlock: return Code::kDeadlock;
+    case Conflict::Reason::kInterrupted: return Code::kInterrupted;
+    case Conflict::Reason::kOwnerDied: return Code::kOwnerDied;
     default: return Code::kLeaseConflict;
   }
 }
 
-int32_t op_code_of(const Refusal& refusal) noexcept {
-  return refusal.reason == Refusal::Reason::kOwnerDied ? static_cast<int32_t>(refusal.obstacle.thread) : 0;
+int32_t op_code_of(const Conflict& conflict) noexcept {
+  return conflict.reason == Conflict::Reason::kOwnerDied ? static_cast<int32_t>(conflict.holder.thread) : 0;
 }
 
 // Of what a gate has refused to an op.
-std::string text_of(const Refusal& refusal) {
-  switch (refusal.reason) {
-    case Refusal::Reason::kOwnerDied: return dead_owner_text(refusal.obstacle);
-    case Refusal::Reason::kTimeout: return concat("it has waited too long for ", text_of(refusal.obstacle));
-    case Refusal::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(refusal.obstacle));
-    default: return concat("it cannot use memory of other processes beside ", text_of(refusal.obstacle));
+std::string text_of(const Conflict& conflict) {
+  switch (conflict.reason) {
+    case Conflict::Reason::kOwnerDied: return dead_owner_text(conflict.holder);
+    case Conflict::Reason::kTimeout: return concat("it has waited too long for ", text_of(conflict.holder));
+    case Conflict::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(conflict.holder));
+    default: return concat("it cannot use memory of other processes beside ", text_of(conflict.holder));
   }
 }
 
 }  // namespace
 
-Op::Op(const Work& work, std::span<Entry> op_entries) noexcept
-    : Claim(Party::kOp, op_entries), work_(work), number_(next_number()) {}
+Op::Op(const Work& work, std::span<RequestPart> op_parts) noexcept
+    : Request(HolderKind::kOp, op_parts), work_(work), number_(next_number()) {}
 
-Ref<Op> Op::create(const Work& work, size_t n_entries, const char* name, const char* site,
+Ref<Op> Op::create(const Work& work, size_t n_parts, const char* name, const char* site,
                    size_t context_size) {
-  static_assert(alignof(Op) >= alignof(Entry) && sizeof(Op) % alignof(Entry) == 0);
+  static_assert(alignof(Op) >= alignof(RequestPart) && sizeof(Op) % alignof(RequestPart) == 0);
   const size_t name_size = name != nullptr ? std::strlen(name) + 1 : 0;
   const size_t site_size = site != nullptr ? std::strlen(site) + 1 : 0;
-  const size_t entries_size = n_entries * sizeof(Entry);
-  const size_t texts_at = sizeof(Op) + entries_size + context_size;
+  const size_t parts_size = n_parts * sizeof(RequestPart);
+  const size_t texts_at = sizeof(Op) + parts_size + context_size;
   const size_t size = texts_at + name_size + site_size;
   auto* const block = static_cast<std::byte*>(BlockCache::take(size));
-  auto* const entries = reinterpret_cast<Entry*>(block + sizeof(Op));
-  for (size_t i = 0; i < n_entries; ++i) new (entries + i) Entry;
-  auto* const op = new (block) Op(work, {entries, n_entries});
-  if (context_size != 0) op->work_.context = block + sizeof(Op) + entries_size;
+  auto* const parts = reinterpret_cast<RequestPart*>(block + sizeof(Op));
+  for (size_t i = 0; i < n_parts; ++i) new (parts + i) RequestPart;
+  auto* const op = new (block) Op(work, {parts, n_parts});
+  if (context_size != 0) op->work_.context = block + sizeof(Op) + parts_size;
   char* text = reinterpret_cast<char*>(block + texts_at);
   if (name != nullptr) op->name = static_cast<char*>(std::memcpy(text, name, name_size));
   if (site != nullptr) op->site = static_cast<char*>(std::memcpy(text + name_size, site, site_size));
@@ -91,11 +91,11 @@ void Op::become_ready() noexcept {
   Engine::instance().executor().post(this);
 }
 
-void Op::refuse_at_gates(const Refusal& refusal) noexcept {
+void Op::refuse_at_gates(const Conflict& conflict) noexcept {
   try {
-    failure_ = Ref<Failure>::adopt(new Failure(code_of(refusal.reason), op_code_of(refusal), text_of(refusal),
-                                               name != nullptr ? name : "", site != nullptr ? site : "",
-                                               nullptr, nullptr));
+    failure_ = Ref<Failure>::adopt(new Failure(code_of(conflict.reason), op_code_of(conflict),
+                                               text_of(conflict), name != nullptr ? name : "",
+                                               site != nullptr ? site : "", nullptr, nullptr));
   } catch (const std::bad_alloc&) {
     failure_ = Failure::without_memory();
   }
@@ -144,13 +144,13 @@ Op::Outcome Op::execute() noexcept {
   }
   const ThisThread outer = this_thread;
   this_thread.running = number_;
-  this_thread.running_claim = this;
+  this_thread.running_request = this;
   trace::mark(span_, number_, trace::kRunning);
   work_.run(work_.context, this);
-  if (this_thread.running_claim != this) [[unlikely]]
+  if (this_thread.running_request != this) [[unlikely]]
     end_forked_child();
   this_thread.running = outer.running;
-  this_thread.running_claim = outer.running_claim;
+  this_thread.running_request = outer.running_request;
   if (has_ended_in_place_) return {finish(), true};
   trace::mark(span_, number_, trace::kReturned);
   // pairs with: Op::end_body, "the body has ended and returned"
@@ -162,7 +162,7 @@ void Op::complete() noexcept { end_body(1); }
 
 void Op::fail(Ref<Failure> failure) noexcept {
   uint32_t part = 1;
-  if (this_thread.running_claim != this) {
+  if (this_thread.running_request != this) {
     part += kFailing;
     // pairs with: Op::fail_without_return, "the end of a body that does not return"
     if ((parts_.fetch_add(kFailing, std::memory_order_acq_rel) & kGivenUp) != 0) return;
@@ -174,7 +174,7 @@ void Op::fail(Ref<Failure> failure) noexcept {
 
 void Op::fail_without_return(Ref<Failure> failure) noexcept {
   // Those that are kept for ever, linked by next_ready.
-  static constinit std::atomic<Claim*> kept{nullptr};
+  static constinit std::atomic<Request*> kept{nullptr};
   if (has_ended_in_place_) return;
   uint32_t both = 2;
   // pairs with: Op::fail and Op::end_body, "the end of a body that does not return"
@@ -187,7 +187,7 @@ void Op::fail_without_return(Ref<Failure> failure) noexcept {
 }
 
 void Op::end_body(uint32_t part) noexcept {
-  if (this_thread.running_claim == this) {
+  if (this_thread.running_request == this) {
     has_ended_in_place_ = true;  // execute() goes on when the body has returned
     return;
   }
@@ -209,17 +209,17 @@ Task* Op::finish() noexcept {
   const bool was_finishing = std::exchange(this_thread.is_finishing, true);
   if (work_.drop != nullptr) work_.drop(work_.context);
   Op* next = nullptr;
-  for (Claim* claim = ready.take_all(); claim != nullptr;) {
-    Claim* const after = claim->next_ready;
-    if (next == nullptr && claim->party == Party::kOp && !claim->is_gated) {
-      next = static_cast<Op*>(claim);
+  for (Request* request = ready.take_all(); request != nullptr;) {
+    Request* const after = request->next_ready;
+    if (next == nullptr && request->kind == HolderKind::kOp && !request->is_gated) {
+      next = static_cast<Op*>(request);
       trace::mark(next->span_, next->number_, trace::kReady);
       // pairs with: Op::begin_running, "what the ops before have written"
       next->state_.fetch_add(kReady - kQueued, std::memory_order_release);
     } else {
-      claim->become_ready();
+      request->become_ready();
     }
-    claim = after;
+    request = after;
   }
   // pairs with: Op::is_done, "an op's result"
   // pairs with: Op::set_bit, "somebody waits for an op"
@@ -273,10 +273,10 @@ void Op::call_when_done(DoneCall* call) noexcept {
   call->call(call->context);
 }
 
-bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
+bool Op::wait(const Deadline& deadline, Conflict* conflict) noexcept {
   if (is_done()) return true;
   if (this_thread.running != 0) {
-    refusal->reason = Refusal::Reason::kInBody;
+    conflict->reason = Conflict::Reason::kInBody;
     return false;
   }
   if (deadline.is_never() && begin_running()) {
@@ -288,10 +288,10 @@ bool Op::wait(const Deadline& deadline, Refusal* refusal) noexcept {
   if (!set_bit(kHasWaiters)) return true;
   Waiter waiter;
   waiter.actor = current_actor();
-  waiter.claim = this;
+  waiter.request = this;
   // pairs with: Op::finish, "an op's result"
   const auto is_done_in = [](uint32_t value) { return (value & kStateBits) == kDone; };
-  return is_over(impl::wait(waiter, state_, is_done_in, deadline, &refusal->obstacle), refusal);
+  return is_over(impl::wait(waiter, state_, is_done_in, deadline, &conflict->holder), conflict);
 }
 
 void Op::abandon(Ref<Failure> failure) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An op: work that runs when all of its entries are granted, and what became of it.
+// An op: work that runs when all of its parts are granted, and what became of it.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 #include "base/ref.h"
 #include "base/trace.h"
 #include "exec/executor.h"
-#include "sync/claims.h"
+#include "sync/requests.h"
 #include "sync/wait.h"
 
 namespace tenon::impl {
@@ -36,11 +36,11 @@ struct DoneCall {
 
 // Counted: by those who hold a handle, by the engine until it is done, by the executor while it is posted.
 // Threads: any; wait() not from inside of a body.
-class Op final : public Claim, public Task {
+class Op final : public Request, public Task {
  public:
-  // With room for n entries, which the caller fills in. context_size: room for the work's context in the op's
+  // With room for n parts, which the caller fills in. context_size: room for the work's context in the op's
   // own memory; 0: the context is elsewhere. name and site are copied. Throws std::bad_alloc.
-  static Ref<Op> create(const Work& work, size_t n_entries, const char* name, const char* site,
+  static Ref<Op> create(const Work& work, size_t n_parts, const char* name, const char* site,
                         size_t context_size = 0);
 
   bool is_done() const noexcept {
@@ -56,8 +56,8 @@ class Op final : public Claim, public Task {
   void fail_without_return(Ref<Failure> failure) noexcept;
 
   // Waits until it is done; without a deadline it runs it here if it is ready and nobody else does. False:
-  // the refusal says why.
-  bool wait(const Deadline& deadline, Refusal* refusal) noexcept;
+  // the conflict says why.
+  bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // The body has begun and not ended; a hint.
   bool is_running() const noexcept {
@@ -82,7 +82,7 @@ class Op final : public Claim, public Task {
     state_.store(kReady, std::memory_order_relaxed);
   }
   void become_ready() noexcept override;
-  void refuse_at_gates(const Refusal& refusal) noexcept override;
+  void refuse_at_gates(const Conflict& conflict) noexcept override;
   Task* run() noexcept override;
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }
@@ -106,7 +106,7 @@ class Op final : public Claim, public Task {
   static constexpr uint32_t kHasWaiters = 4;
   static constexpr uint32_t kHasCalls = 8;  // calls_ is not empty
 
-  Op(const Work& work, std::span<Entry> op_entries) noexcept;
+  Op(const Work& work, std::span<RequestPart> op_parts) noexcept;
   ~Op() = default;
 
   // What came of it: ops that became ready, of which one is to run next; and whether the op is done.

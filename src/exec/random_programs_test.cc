@@ -51,7 +51,7 @@ bool overlaps(const Wanted& a, const Wanted& b) {
 bool contains(const Wanted& a, const Wanted& b) {
   return a.cell == b.cell && a.begin <= b.begin && b.end <= a.end;
 }
-bool conflicts(const Wanted& a, const Wanted& b) { return overlaps(a, b) && conflict(a.access, b.access); }
+bool conflicts(const Wanted& a, const Wanted& b) { return overlaps(a, b) && in_conflict(a.access, b.access); }
 bool allows(const Wanted& a, const Wanted& b) { return contains(a, b) && includes(a.access, b.access); }
 
 uint64_t mix(uint64_t x) {
@@ -219,7 +219,7 @@ class Program {
                          [&](const Wanted& other) { return conflicts(other, w); });
     });
   }
-  // An entry that waits for the host itself.
+  // An part that waits for the host itself.
   bool is_behind_host(const Wanted& w) const {
     for (const size_t i : kept_) {
       if (pushed_[i].on_host == OnHost::kIgnore) continue;
@@ -295,7 +295,8 @@ class Program {
           std::vector<std::unique_ptr<History::Scope>> scopes;
           for (const Wanted& w : wanted) {
             scopes.push_back(std::make_unique<History::Scope>(
-                history_, CellAccess{w, Party::kOp, self->number(), asker_, number, 0, 0, ignores_views}));
+                history_,
+                CellAccess{w, HolderKind::kOp, self->number(), asker_, number, 0, 0, ignores_views}));
           }
           if (!fails) compute(number, wanted, [](Cell& cell) { return bytes_of(cell); });
           scopes.clear();
@@ -304,11 +305,11 @@ class Program {
         name.c_str());
     const bool is_hindered =
         std::any_of(wanted.begin(), wanted.end(), [this](const Wanted& w) { return is_kept_by_host(w); });
-    Refusal refusal;
-    const bool was_pushed = submit(op, on_host, &refusal);
+    Conflict conflict;
+    const bool was_pushed = submit(op, on_host, &conflict);
     ASSERT_EQ(was_pushed, !(is_hindered && on_host == OnHost::kRaise)) << name;
     if (!was_pushed) {
-      EXPECT_EQ(refusal.reason, Refusal::Reason::kHostView);
+      EXPECT_EQ(conflict.reason, Conflict::Reason::kHostView);
       return;
     }
     Pushed pushed{op, wanted, {}, on_host};
@@ -358,22 +359,23 @@ class Program {
     const bool would_wait_here = outer == nullptr && would_wait_for_itself(w);
     const bool has_timeout = would_hang || chance(20);
     CellLease lease(w);
-    Refusal refusal;
+    Conflict conflict;
     const uint64_t number = ++asked_;
-    if (!lease.acquire(&refusal, has_timeout ? static_cast<int64_t>(is_alone_ ? 0 : draw(2) * 20'000) : -1)) {
+    if (!lease.acquire(&conflict,
+                       has_timeout ? static_cast<int64_t>(is_alone_ ? 0 : draw(2) * 20'000) : -1)) {
       if (would_wait_here) {
-        ASSERT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+        ASSERT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
         return;
       }
-      ASSERT_TRUE(has_timeout && outer == nullptr) << static_cast<int>(refusal.reason);
-      if (has_bound() && refusal.reason == Refusal::Reason::kDeadlock) return;
-      ASSERT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+      ASSERT_TRUE(has_timeout && outer == nullptr) << static_cast<int>(conflict.reason);
+      if (has_bound() && conflict.reason == Conflict::Reason::kDeadlock) return;
+      ASSERT_EQ(conflict.reason, Conflict::Reason::kTimeout);
       return;
     }
     ASSERT_FALSE(would_wait_here) << "a lease was granted beside a view that is bound and allows less";
     ASSERT_FALSE(would_hang) << "a lease was granted before work that waits for the host";
-    const uint64_t claim = outer != nullptr ? outer->claim : (uint64_t{asker_} << 48) + number;
-    const CellAccess access{w, Party::kLease, claim, asker_, number, 0, 0};
+    const uint64_t request = outer != nullptr ? outer->request : (uint64_t{asker_} << 48) + number;
+    const CellAccess access{w, HolderKind::kLease, request, asker_, number, 0, 0};
     const size_t pushed_before = pushed_.size();
     {
       const History::Scope scope(history_, access);
@@ -399,7 +401,7 @@ class Program {
 
   void check_no_upgrade(const Wanted& w) {
     CellLease stronger(write(*w.cell, w.begin, w.end));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return stronger.acquire(r, 0); }), Refusal::Reason::kOwnLease);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return stronger.acquire(r, 0); }), Conflict::Reason::kOwnLease);
   }
 
   // Work behind a lease of one's own, and the wait for it that can never end.
@@ -408,8 +410,8 @@ class Program {
     push_any(w);
     if (pushed_.size() == before || places_of_constant(w)) return;
     if (chance(50)) {
-      EXPECT_EQ(reason_of([&](Refusal* r) { return pushed_.back().op->wait(Deadline(-1), r); }),
-                Refusal::Reason::kDeadlock);
+      EXPECT_EQ(reason_of([&](Conflict* r) { return pushed_.back().op->wait(Deadline(-1), r); }),
+                Conflict::Reason::kDeadlock);
     }
   }
 
@@ -450,16 +452,16 @@ class Program {
     Opened opened;
     opened.sight = std::make_unique<Sight>(w);
     const uint64_t number = ++asked_;
-    const uint64_t claim = lease != nullptr ? lease->claim : (uint64_t{asker_} << 48) + number;
-    opened.access = {w, Party::kView, claim, asker_, 0, 0, 0};
-    Refusal refusal;
-    if (!opened.sight->open(&refusal)) {
+    const uint64_t request = lease != nullptr ? lease->request : (uint64_t{asker_} << 48) + number;
+    opened.access = {w, HolderKind::kView, request, asker_, 0, 0, 0};
+    Conflict conflict;
+    if (!opened.sight->open(&conflict)) {
       if (would_wait_here) {
-        ASSERT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+        ASSERT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
         return;
       }
-      ASSERT_TRUE(is_refused) << static_cast<int>(refusal.reason);
-      ASSERT_EQ(refusal.reason, Refusal::Reason::kWaitsForHost);
+      ASSERT_TRUE(is_refused) << static_cast<int>(conflict.reason);
+      ASSERT_EQ(conflict.reason, Conflict::Reason::kWaitsForHost);
       return;
     }
     ASSERT_FALSE(is_refused || would_wait_here) << "the host would wait for itself";
@@ -486,22 +488,22 @@ class Program {
   void wait_for_one() {
     if (pushed_.empty()) return;
     const size_t i = pushed_.size() - 1 - draw(std::min<size_t>(pushed_.size(), 8));
-    Refusal refusal;
+    Conflict conflict;
     if (is_kept(i)) {
-      EXPECT_FALSE(pushed_[i].op->wait(Deadline(0), &refusal));
-      if (!has_bound() || refusal.reason != Refusal::Reason::kDeadlock) {
-        EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+      EXPECT_FALSE(pushed_[i].op->wait(Deadline(0), &conflict));
+      if (!has_bound() || conflict.reason != Conflict::Reason::kDeadlock) {
+        EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
       }
     } else {
-      ASSERT_TRUE(pushed_[i].op->wait(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+      ASSERT_TRUE(pushed_[i].op->wait(Deadline(-1), &conflict)) << static_cast<int>(conflict.reason);
       check_failure(pushed_[i].op->failure(), pushed_[i].causes);
     }
   }
 
   void wait_for_all() {
     if (!is_alone_ || !kept_.empty()) return;
-    Refusal refusal;
-    ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &refusal)) << static_cast<int>(refusal.reason);
+    Conflict conflict;
+    ASSERT_TRUE(Engine::instance().wait_all(Deadline(-1), &conflict)) << static_cast<int>(conflict.reason);
   }
 
   std::mt19937_64 random_;
@@ -534,9 +536,9 @@ uint64_t only_program() {
 
 // The end of a round, when all programs have run.
 void check_round(const std::vector<std::unique_ptr<Program>>& programs, History& history) {
-  Refusal refusal;
-  ASSERT_TRUE(Engine::instance().wait_all(Deadline(kWatchdogNs), &refusal))
-      << Engine::instance().unfinished() << " ops do not end, reason " << static_cast<int>(refusal.reason);
+  Conflict conflict;
+  ASSERT_TRUE(Engine::instance().wait_all(Deadline(kWatchdogNs), &conflict))
+      << Engine::instance().unfinished() << " ops do not end, reason " << static_cast<int>(conflict.reason);
   size_t failed_bodies = 0;
   for (const auto& program : programs) {
     program->check_end();

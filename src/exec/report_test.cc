@@ -48,7 +48,7 @@ class ReportOfAWait : public testing::Test {
       reports.emplace_back(text);
     };
     set_wait_hooks(hooks);
-    set_view_finder([](const Obstacle& holder, char* text, size_t size) {
+    set_view_finder([](const Holder& holder, char* text, size_t size) {
       look_at_locks();
       ++searches;
       EXPECT_TRUE(holder.has_view && holder.extent.end - holder.extent.begin == sizeof(int64_t));
@@ -66,16 +66,16 @@ class ReportOfAWait : public testing::Test {
   // A view that outlived its lease, of another thread.
   void keep(Sight& view, const Wanted& wanted) {
     std::thread([&] {
-      Refusal refusal;
+      Conflict conflict;
       CellLease lease(wanted);
-      ASSERT_TRUE(lease.acquire(&refusal) && view.open(&refusal));
+      ASSERT_TRUE(lease.acquire(&conflict) && view.open(&conflict));
       EXPECT_TRUE(lease.release());
     }).join();
   }
   static std::string text_of_wait_for(Op& op) {
     Waiter waiter;
     waiter.actor = current_actor();
-    waiter.claim = &op;
+    waiter.request = &op;
     return text_of_wait(waiter);
   }
 
@@ -99,9 +99,9 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
     ASSERT_NE(at, std::string::npos) << part << " is not in its place in " << text;
   }
   EXPECT_EQ(searches, 1);
-  Refusal refusal;
-  EXPECT_FALSE(third->wait(Deadline(1'000'000), &refusal));
-  EXPECT_EQ(refusal.obstacle.party, Party::kView) << "an error names what is at the end of the way";
+  Conflict conflict;
+  EXPECT_FALSE(third->wait(Deadline(1'000'000), &conflict));
+  EXPECT_EQ(conflict.holder.kind, HolderKind::kView) << "an error names what is at the end of the way";
   view.close();
   wait(third);
   EXPECT_EQ(text_of_wait_for(*third), "") << "nothing is in its way any more";
@@ -151,18 +151,18 @@ TEST_F(ReportOfAWait, ForAllOpsNamesOneThatWaitsRatherThanOneThatRuns) {
 }
 
 TEST_F(ReportOfAWait, ALeaseUnderWhichAViewLivesIsSearchedForAndAnotherOneIsNot) {
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(a));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   const Ref<Op> op = push({write(a)}, [] {});
   EXPECT_EQ(text_of_wait_for(*op).find("hangs on"), std::string::npos);
   EXPECT_EQ(searches, 0);
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const std::string text = text_of_wait_for(*op);
   EXPECT_NE(text.find("which waits for a lease for writing, taken by thread "), std::string::npos) << text;
   EXPECT_NE(text.find("; its view hangs on: variable `x`"), std::string::npos) << text;
   Waiter waiter;
-  waiter.claim = op.get();
+  waiter.request = op.get();
   report_kept_views(waiter);
   EXPECT_TRUE(reports.empty()) << "its block has not ended";
   view.close();

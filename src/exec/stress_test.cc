@@ -28,8 +28,9 @@ namespace {
 
 // ---- the checker itself ----
 
-CellAccess access_of(Cell& cell, Access access, uint64_t claim, uint64_t nth = 0, Party party = Party::kOp) {
-  return {{&cell, access}, party, claim, 1, nth, 0, 0};
+CellAccess access_of(Cell& cell, Access access, uint64_t request, uint64_t nth = 0,
+                     HolderKind kind = HolderKind::kOp) {
+  return {{&cell, access}, kind, request, 1, nth, 0, 0};
 }
 
 TEST(History, WritesThatOverlapAreAFault) {
@@ -62,17 +63,19 @@ TEST(History, ReadsAndOtherBytesAndOnesOwnMayOverlap) {
 
 TEST(History, AViewExcludesTheOpsThatHeedItAndNobodyElse) {
   Cell cell;
-  for (const auto& [party, ignores_views] :
-       {std::pair(Party::kOp, false), {Party::kOp, true}, {Party::kLease, false}, {Party::kView, false}}) {
+  for (const auto& [kind, ignores_views] : {std::pair(HolderKind::kOp, false),
+                                            {HolderKind::kOp, true},
+                                            {HolderKind::kLease, false},
+                                            {HolderKind::kView, false}}) {
     History history;
-    CellAccess view = access_of(cell, Access::kWrite, 1, 0, Party::kView),
-               other = access_of(cell, Access::kWrite, 2, 0, party);
+    CellAccess view = access_of(cell, Access::kWrite, 1, 0, HolderKind::kView),
+               other = access_of(cell, Access::kWrite, 2, 0, kind);
     other.ignores_views = ignores_views;
     history.begin(view);
     history.begin(other);
     history.end(view);
     history.end(other);
-    EXPECT_EQ(history.take_fault().empty(), party != Party::kOp || ignores_views);
+    EXPECT_EQ(history.take_fault().empty(), kind != HolderKind::kOp || ignores_views);
   }
 }
 
@@ -103,11 +106,11 @@ class Stress : public testing::Test {
 
 // An op that adds one to each cell that it writes, and notes what it does.
 Ref<Op> new_increment(History& history, std::vector<Wanted> wanted, uint32_t asker, uint64_t nth,
-                      Party party = Party::kOp) {
-  Body body = [&history, wanted, asker, nth, party](Op* self) {
+                      HolderKind kind = HolderKind::kOp) {
+  Body body = [&history, wanted, asker, nth, kind](Op* self) {
     std::array<std::optional<History::Scope>, 4> scopes;
     for (size_t i = 0; i < wanted.size(); ++i) {
-      scopes[i].emplace(history, CellAccess{wanted[i], party, self->number(), asker, nth, 0, 0});
+      scopes[i].emplace(history, CellAccess{wanted[i], kind, self->number(), asker, nth, 0, 0});
     }
     for (const Wanted& w : wanted) {
       if (w.access == Access::kWrite) ++w.cell->value;
@@ -118,7 +121,7 @@ Ref<Op> new_increment(History& history, std::vector<Wanted> wanted, uint32_t ask
   return make(wanted, std::move(body));
 }
 
-// What stops an engine that appends one entry at a time.
+// What stops an engine that appends one part at a time.
 TEST_F(Stress, CrossedPairsFromTwoPushersDoNotStop) {
   constexpr uint64_t kRound = 50'000;
   const uint64_t rounds = soaked(1, 1'000);
@@ -172,7 +175,7 @@ TEST_F(Stress, OpsThatOtherThreadsCompleteKeepTheirTurn) {
     Cell& cell = cells[i * 7 % 4];
     const Wanted wanted = overwrite(cell);  // so that a failure is healed by the next
     submit(make({wanted}, [&, wanted, i](Op* self) {
-      CellAccess access{wanted, Party::kOp, self->number(), 1, i, 0, 0};
+      CellAccess access{wanted, HolderKind::kOp, self->number(), 1, i, 0, 0};
       history.begin(access);
       const std::scoped_lock guard(lock);
       running.push_back({self, access});
@@ -283,12 +286,12 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
     const bool is_reader = random() % 2 == 0;  // then it is the end of the request that lets the third one in
     std::latch is_held(1), is_asked(1);
     std::thread holder([&] {
-      Refusal refusal;
+      Conflict conflict;
       const Wanted wanted = is_reader ? read(cell) : write(cell);
       CellLease lease(wanted);
-      ASSERT_TRUE(lease.acquire(&refusal));
+      ASSERT_TRUE(lease.acquire(&conflict));
       is_held.count_down();
-      const History::Scope scope(history, {wanted, Party::kLease, 4u * round + 1u, 0, 0, 0, 0});
+      const History::Scope scope(history, {wanted, HolderKind::kLease, 4u * round + 1u, 0, 0, 0, 0});
       is_asked.wait();
       for (const Deadline end(hold_ns); !end.has_passed();) {
         if (!is_reader) ++cell.value;
@@ -296,24 +299,24 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
     });
     is_held.wait();
     std::thread hasty([&] {
-      Refusal refusal;
+      Conflict conflict;
       const Wanted wanted = has_part ? write(cell, 0, 4) : write(cell);
       CellLease lease(wanted);
       is_asked.count_down();
-      if (lease.acquire(&refusal, timeout_ns)) {
-        const History::Scope scope(history, {wanted, Party::kLease, 4u * round + 2u, 0, 0, 0, 0});
+      if (lease.acquire(&conflict, timeout_ns)) {
+        const History::Scope scope(history, {wanted, HolderKind::kLease, 4u * round + 2u, 0, 0, 0, 0});
         ++cell.value;
         ++granted;
       } else {
-        EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+        EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
         ++timed_out;
       }
     });
     std::thread patient([&] {
-      Refusal refusal;
+      Conflict conflict;
       CellLease lease(read(cell));
-      ASSERT_TRUE(lease.acquire(&refusal));
-      const History::Scope scope(history, {read(cell), Party::kLease, 4u * round + 3u, 0, 0, 0, 0});
+      ASSERT_TRUE(lease.acquire(&conflict));
+      const History::Scope scope(history, {read(cell), HolderKind::kLease, 4u * round + 3u, 0, 0, 0, 0});
     });
     const Ref<Op> op = new_increment(history, {write(cell)}, 0, 0);
     submit(op);
@@ -321,13 +324,13 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
     holder.join();
     hasty.join();
     patient.join();
-    ASSERT_FALSE(cell.queue.has_entries());
+    ASSERT_FALSE(cell.queue.has_parts());
   }
   RecordProperty("timed_out", timed_out);  // on a slow machine perhaps all, or none
   RecordProperty("granted", granted);
 }
 
-// Views of several threads are one party: what keeps them from each other is the test's own lock. Views that
+// Views of several threads are one kind: what keeps them from each other is the test's own lock. Views that
 // join one another without end would keep work waiting for ever: so the viewers let it end now and then.
 TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
   constexpr uint64_t kCells = 3;
@@ -343,13 +346,13 @@ TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
         while (Engine::instance().unfinished() > 30) std::this_thread::yield();
         Cell& cell = cells[random() % kCells];
         const Wanted wanted = random() % 2 == 0 ? write(cell) : read(cell);
-        Refusal refusal;
+        Conflict conflict;
         Sight view(wanted);
-        if (!view.open(&refusal)) {
-          EXPECT_EQ(refusal.reason, Refusal::Reason::kWaitsForHost);
+        if (!view.open(&conflict)) {
+          EXPECT_EQ(conflict.reason, Conflict::Reason::kWaitsForHost);
           continue;
         }
-        const History::Scope scope(history, {wanted, Party::kView, (t + 1) << 60 | n, 0, 0, 0, 0});
+        const History::Scope scope(history, {wanted, HolderKind::kView, (t + 1) << 60 | n, 0, 0, 0, 0});
         const std::scoped_lock guard(host);
         if (wanted.access == Access::kWrite) {
           ++cell.value;
@@ -453,9 +456,9 @@ TEST_F(Wakes, WhoWaitsForALeaseIsWoken) {
   Pending p;
   run([&] { p.push(); },
       [&] {
-        Refusal refusal;
+        Conflict conflict;
         CellLease lease(read(p.cell));
-        EXPECT_TRUE(lease.acquire(&refusal));
+        EXPECT_TRUE(lease.acquire(&conflict));
       },
       [&] { return p.is_over.load(); }, [&] { p.end(); });
 }
@@ -464,9 +467,9 @@ TEST_F(Wakes, WhoWaitsForAViewIsWoken) {
   Pending p;
   run([&] { p.push(); },
       [&] {
-        Refusal refusal;
+        Conflict conflict;
         Sight view(write(p.cell));
-        EXPECT_TRUE(view.open(&refusal));
+        EXPECT_TRUE(view.open(&conflict));
       },
       [&] { return p.is_over.load(); }, [&] { p.end(); },
       kThreads - 1);  // they take turns, so all but one may rightly wait when it is over

@@ -180,26 +180,26 @@ uint64_t Arena::generation() const noexcept { return state_->generation.load(std
 // Whoever still uses the layout that is left would see the bytes of the other one: views that live on, and
 // the leases under which the caller's own was taken.
 void Arena::check_users(int32_t layout) const {
-  Obstacle obstacle;
+  Holder holder;
   {
     const Extent extent = data_->extent();
     Queue& queue = lock_home(data_->storage().home());
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     if (const View* const view = queue.host_conflict(Access::kWrite, extent)) {
-      obstacle = Obstacle::of(*view);
+      holder = Holder::of(*view);
     } else {
-      const Entry* first = queue.first();
+      const RequestPart* first = queue.first();
       while (first != nullptr && !(first->is_granted && first->extent.overlaps(extent))) first = first->next;
-      const Entry* second = first == nullptr ? nullptr : first->next;
+      const RequestPart* second = first == nullptr ? nullptr : first->next;
       while (second != nullptr && !(second->is_granted && second->extent.overlaps(extent)))
         second = second->next;
       if (second == nullptr) return;  // the caller's own alone
-      obstacle = Obstacle::of(*first);
+      holder = Holder::of(*first);
     }
   }
   throw_error(Code::kLeaseConflict, "the arena cannot change to layout '",
               layouts_[static_cast<size_t>(layout)].name, "': it ", active_name(), ", and there is ",
-              text_of(obstacle), "; end or drop that first");
+              text_of(holder), "; end or drop that first");
 }
 
 std::string Arena::active_name() const {

@@ -58,7 +58,7 @@ bool is_awaited(const Control& control, const Slot& own, const Record& record, u
   visit_records(control, block, [&](const Record& other, uint64_t word) {
     const bool is_own = &other >= own.records && &other < own.records + kRecords;
     if (is_found || is_own || RecordState::kind(word) != RecordState::kWaiting) return;
-    if (!conflict(RecordState::access(state), RecordState::access(word))) return;
+    if (!in_conflict(RecordState::access(state), RecordState::access(word))) return;
     const int64_t since_ms = other.since_ns.load(std::memory_order_relaxed) / 1'000'000;
     is_found = now_ms - since_ms >= kAwaitedMs && span_of(other).overlaps(bytes);
   });
@@ -104,7 +104,7 @@ std::vector<Awaited> all_awaited() {
 }
 
 void report(const Awaited& awaited) {
-  Obstacle holder;
+  Holder holder;
   bool is_to_report = false;
   if (!describe_pass(*awaited.gate, awaited.record + 1, &holder, &is_to_report)) return;
   if (is_to_report) report_kept_view(holder);

@@ -43,9 +43,9 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   ASSERT_TRUE(writes.acquire());
   writes.detach();
   Turn reads(b.place(block), Access::kRead, 0, 150);
-  Request request;
+  PendingRequest pending;
   std::atomic<int> told{0};
-  ASSERT_EQ(reads.request(&request, &told), Appended::kWaiting);
+  ASSERT_EQ(reads.submit(&pending, &told), Appended::kWaiting);
   const auto report = seen(a.segment().header().id);
   ASSERT_TRUE(report);
   EXPECT_EQ(report->damage, "");
@@ -69,7 +69,7 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   EXPECT_EQ(awaited->end, 150U);
   writes.release();
   ASSERT_TRUE(comes_true([&] { return told.load() == 1; }));
-  reads.arrived(request);
+  reads.arrived(pending);
   reads.release();
 }
 

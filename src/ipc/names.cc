@@ -184,8 +184,8 @@ NameHold NameLock::keep(const SegmentId& segment, int fd) {
   std::memcpy(record.mark, kMark, sizeof kMark);
   record.segment = segment;
   const os::Process self = os::this_process();
-  const Holder own{self.pid, fd, self.start, os::pid_namespace()};
-  const auto is_free = [&](const Holder& holder) {
+  const NameUser own{self.pid, fd, self.start, os::pid_namespace()};
+  const auto is_free = [&](const NameUser& holder) {
     return holder.pid == 0 || holder.pid == self.pid ||
            (holder.pid_namespace == own.pid_namespace && os::start_of(holder.pid) != holder.start);
   };

@@ -22,7 +22,7 @@
 namespace tenon::impl {
 
 // A process that has the segment open as this descriptor.
-struct Holder {
+struct NameUser {
   uint32_t pid = 0;  // 0: none
   int32_t fd = -1;
   uint64_t start = 0;
@@ -34,7 +34,7 @@ struct NameRecord {
   static constexpr size_t kHolders = 16;
   char mark[8] = {};
   SegmentId segment;
-  Holder holders[kHolders];
+  NameUser holders[kHolders];
 };
 
 // Keeps a name for this process and its forked children as long as it lives.

@@ -113,7 +113,7 @@ class Participant {
     return {&records_given_, records_given_.load(std::memory_order_acquire)};
   }
   bool has_record_waits() const noexcept { return record_waits_.load(std::memory_order_relaxed) != 0; }
-  // How many entries and views stand on a record.
+  // How many parts and views stand on a record.
   std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
 
   // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one

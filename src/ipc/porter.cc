@@ -22,11 +22,11 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 
 Porter& Porter::instance() { return one_per_process<Porter>(); }
 
-bool Porter::add(ProcessLock& lock, Claim& claim, Entry& entry,
+bool Porter::add(ProcessLock& lock, Request& request, RequestPart& part,
                  const ProcessLock::Attempt& attempt) noexcept {
   try {
     const std::scoped_lock locked(lock_);
-    waiting_.push_back({&lock, &claim, &entry, attempt});
+    waiting_.push_back({&lock, &request, &part, attempt});
     const bool has_record = attempt.record != Participant::kNone;
     if (!start()) {
       waiting_.pop_back();
@@ -63,11 +63,11 @@ void Porter::call_to_report() noexcept {
   call();
 }
 
-bool Porter::cancel(const Entry& entry) noexcept {
+bool Porter::cancel(const RequestPart& part) noexcept {
   Waiting found{};
   {
     const std::scoped_lock locked(lock_);
-    const auto is_it = [&](const Waiting& w) { return w.entry == &entry; };
+    const auto is_it = [&](const Waiting& w) { return w.part == &part; };
     const auto at = std::find_if(waiting_.begin(), waiting_.end(), is_it);
     if (at == waiting_.end()) return false;
     found = *at;
@@ -101,7 +101,7 @@ void Porter::run() noexcept {
 bool Porter::begin(Waiting& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
   const os::Sleep given = participant.records_given();
-  if (waiting.lock->begin(*waiting.claim, *waiting.entry, &waiting.attempt)) {
+  if (waiting.lock->begin(*waiting.request, *waiting.part, &waiting.attempt)) {
     participant.end_record_wait();
     return true;
   }
@@ -138,13 +138,13 @@ bool Porter::look_at_all() noexcept {
 
 void Porter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
   if (dead_pid == 0) {
-    waiting.entry->pass = waiting.attempt.record + 1;
-    arrive_at_gates(*waiting.claim, nullptr);
+    waiting.part->pass = waiting.attempt.record + 1;
+    arrive_at_gates(*waiting.request, nullptr);
     return;
   }
-  Refusal refusal;
-  ProcessLock::describe_death(dead_pid, &refusal);
-  arrive_at_gates(*waiting.claim, &refusal);
+  Conflict conflict;
+  ProcessLock::describe_death(dead_pid, &conflict);
+  arrive_at_gates(*waiting.request, &conflict);
 }
 
 }  // namespace tenon::impl

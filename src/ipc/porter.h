@@ -11,8 +11,8 @@
 
 namespace tenon::impl {
 
-// Threads: any. Runs the arrival of a claim, and with some executors its body, so it may wait for the lock of
-// a language; who holds that must not wait for the porter.
+// Threads: any. Runs the arrival of a request, and with some executors its body, so it may wait for the lock
+// of a language. A thread that holds that lock must not wait for the porter.
 class Porter {
  public:
   // That of this process: another one after a fork. Never destroyed.
@@ -22,11 +22,12 @@ class Porter {
   Porter(const Porter&) = delete;
   Porter& operator=(const Porter&) = delete;
 
-  // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(claim, ...). False:
+  // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(request, ...). False:
   // there is no memory or no thread for it.
-  bool add(ProcessLock& lock, Claim& claim, Entry& entry, const ProcessLock::Attempt& attempt) noexcept;
+  bool add(ProcessLock& lock, Request& request, RequestPart& part,
+           const ProcessLock::Attempt& attempt) noexcept;
   // Takes it back. False: it has arrived, or does so now.
-  bool cancel(const Entry& entry) noexcept;
+  bool cancel(const RequestPart& part) noexcept;
   // It looks at all attempts again.
   void call() noexcept;
   // It calls report_awaited(), soon.
@@ -35,8 +36,8 @@ class Porter {
  private:
   struct Waiting {
     ProcessLock* lock;
-    Claim* claim;
-    Entry* entry;
+    Request* request;
+    RequestPart* part;
     ProcessLock::Attempt attempt;
   };
 

@@ -25,8 +25,8 @@ using RecordKind = RecordState::Kind;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
-constexpr size_t kCommandRoom = sizeof Slot().command;                     // of the name of an obstacle;
-constexpr size_t kEndingRoom = sizeof Obstacle().name - kCommandRoom - 1;  // and for what is added to it
+constexpr size_t kCommandRoom = sizeof Slot().command;                   // of the name of an holder;
+constexpr size_t kEndingRoom = sizeof Holder().name - kCommandRoom - 1;  // and for what is added to it
 
 // Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
 // it waits for others that wait for these, only as many begin as all their records are there for.
@@ -35,16 +35,16 @@ class Shares {
   static Shares& instance() { return one_per_process<Shares>(); }
 
   // Of all records of an op, once. False: it is to be tried again after a call of the porter.
-  bool take(Claim& claim) noexcept {
-    if (claim.gate_share != 0) return true;
-    const uint32_t wanted = std::min(count_memories(claim), kAll);
+  bool take(Request& request) noexcept {
+    if (request.gate_share != 0) return true;
+    const uint32_t wanted = std::min(count_memories(request), kAll);
     for (const bool is_announced : {false, true}) {
       // pairs with: Shares::give, "shares that are free"
       uint32_t free = free_.load(std::memory_order_seq_cst);
       while (free >= wanted) {
         // pairs with: Shares::give, "shares that are free"
         if (!free_.compare_exchange_weak(free, free - wanted, std::memory_order_seq_cst)) continue;
-        claim.gate_share = wanted;
+        request.gate_share = wanted;
         return true;
       }
       // pairs with: Shares::give, "an op that waits for shares"
@@ -52,9 +52,9 @@ class Shares {
     }
     return false;
   }
-  void give(Claim& claim) noexcept {
+  void give(Request& request) noexcept {
     // pairs with: Shares::take, "shares that are free"
-    free_.fetch_add(std::exchange(claim.gate_share, 0), std::memory_order_seq_cst);
+    free_.fetch_add(std::exchange(request.gate_share, 0), std::memory_order_seq_cst);
     // pairs with: Shares::take, "an op that waits for shares"
     if (is_awaited_.exchange(false, std::memory_order_seq_cst)) Porter::instance().call();
   }
@@ -62,12 +62,12 @@ class Shares {
  private:
   static constexpr uint32_t kAll = kRecords * 3 / 5;  // the rest is for leases and calls, and for deaths
 
-  static uint32_t count_memories(const Claim& claim) noexcept {
+  static uint32_t count_memories(const Request& request) noexcept {
     uint32_t n = 0;
-    for (size_t i = 0; i < claim.entries.size(); ++i) {
-      const Queue* const queue = claim.entries[i].queue;
-      const auto before = claim.entries.first(i);
-      const auto is_same = [queue](const Entry& e) { return e.queue == queue; };
+    for (size_t i = 0; i < request.parts.size(); ++i) {
+      const Queue* const queue = request.parts[i].queue;
+      const auto before = request.parts.first(i);
+      const auto is_same = [queue](const RequestPart& e) { return e.queue == queue; };
       n += queue->gate() != nullptr && std::ranges::none_of(before, is_same) ? 1 : 0;
     }
     return std::max(n, 1u);
@@ -84,27 +84,27 @@ uint64_t mix(uint64_t record, uint64_t ticket) noexcept {
   return x * 0xBF58476D1CE4E5B9 | 1;
 }
 
-void refuse(Refusal* refusal, Refusal::Reason reason) noexcept { refusal->reason = reason; }
+void refuse(Conflict* conflict, Conflict::Reason reason) noexcept { conflict->reason = reason; }
 
-void copy_command(uint32_t pid, Obstacle* obstacle) noexcept {
+void copy_command(uint32_t pid, Holder* holder) noexcept {
   size_t length = 0;
   try {
-    length = os::command_of(pid).copy(obstacle->name, kCommandRoom);
+    length = os::command_of(pid).copy(holder->name, kCommandRoom);
   } catch (const std::exception&) {
     // Its number says enough.
   }
-  obstacle->name[length] = '\0';
+  holder->name[length] = '\0';
 }
 
-void note_holder(uint32_t pid, Obstacle* obstacle) noexcept {
+void note_holder(uint32_t pid, Holder* holder) noexcept {
   size_t length = 0;
   try {
     const std::string text = concat(os::process_text(pid), " has the lock of its place");
-    length = text.copy(obstacle->note, sizeof obstacle->note - 1);
+    length = text.copy(holder->note, sizeof holder->note - 1);
   } catch (const std::exception&) {
     // It is named without that.
   }
-  obstacle->note[length] = '\0';
+  holder->note[length] = '\0';
 }
 
 }  // namespace
@@ -127,22 +127,23 @@ ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), 
   (void)Shares::instance();  // made here, where it may fail
 }
 
-ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Claim& claim,
-                                           const Entry& entry) noexcept {
-  const Asked asked = asked_of(claim, entry);
+ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Request& request,
+                                           const RequestPart& part) noexcept {
+  const Asked asked = asked_of(request, part);
   Wanted wanted;
   wanted.bytes = lock.bytes_of(asked.extent);
   wanted.access = asked.access;
-  wanted.ignores_death = claim.ignores_dead_owner || asked.overwrites;
-  const bool has_owner = claim.party != Party::kOp && !claim.is_detached.load(std::memory_order_relaxed);
-  if (has_owner) wanted.owner = claim.owner;
+  wanted.ignores_death = request.ignores_dead_owner || asked.overwrites;
+  const bool has_owner =
+      request.kind != HolderKind::kOp && !request.is_detached.load(std::memory_order_relaxed);
+  if (has_owner) wanted.owner = request.owner;
   return wanted;
 }
 
 // Waits for a record, where this process has none left.
-bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept {
+bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
-  refuse(refusal, Refusal::Reason::kTooMany);
+  refuse(conflict, Conflict::Reason::kTooMany);
   if (self.index() == Participant::kNone) return false;
   attempt->record = self.take_record();
   if (attempt->record != Participant::kNone || deadline.has_passed()) {
@@ -157,7 +158,7 @@ bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Refusa
     const int64_t left = deadline.left_ns();
     if (left <= 0) break;
     if (sleep.is_interrupted()) {
-      refuse(refusal, Refusal::Reason::kInterrupted);
+      refuse(conflict, Conflict::Reason::kInterrupted);
       break;
     }
     os::sleep_on(&given, 1, std::min(kSliceNs, left));
@@ -189,11 +190,11 @@ void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
-bool ProcessLock::begin(Claim& claim, const Entry& entry, Attempt* attempt) noexcept {
-  if (claim.party == Party::kOp && !Shares::instance().take(claim)) return false;
+bool ProcessLock::begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept {
+  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return false;
   attempt->record = segment_.participant().take_record();
   if (attempt->record == Participant::kNone) return false;
-  write_request(wanted_of(*this, claim, entry), attempt);
+  write_request(wanted_of(*this, request, part), attempt);
   return true;
 }
 
@@ -215,7 +216,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     obstruction->count = 0;
     death_moves = observe(b.death_moves);
     died = 0;
-    bool has_obstacle = false, is_obstacle_granted = false;
+    bool has_holder = false, is_holder_granted = false;
     visit_bits(b.present, [&](uint32_t p) {
       if (!control.has_slot(p)) return;
       const Slot& slot = control.slot(p);
@@ -230,7 +231,7 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
           if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
           continue;
         }
-        if (p == self.index() || !conflict(access, RecordState::access(word))) continue;
+        if (p == self.index() || !in_conflict(access, RecordState::access(word))) continue;
         const bool is_granted = kind == RecordKind::kGranted;
         if (kind == RecordKind::kWaiting && look(other.ticket) > ticket) continue;
         if (!span_of(other).overlaps(bytes)) continue;
@@ -240,11 +241,11 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
           const uint64_t process = uint64_t{look(slot.generation)} << 32 | uint64_t{p} << 8;
           arrivals += mix(process | i, look(other.ticket));
         }
-        if (has_obstacle && (is_obstacle_granted || !is_granted)) continue;
-        has_obstacle = true;
-        is_obstacle_granted = is_granted;
-        describe(slot, other, &obstruction->obstacle);
-        obstruction->obstacle_participant = p;
+        if (has_holder && (is_holder_granted || !is_granted)) continue;
+        has_holder = true;
+        is_holder_granted = is_granted;
+        describe(slot, other, &obstruction->holder);
+        obstruction->holder_participant = p;
       }
       if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
       obstruction->participants[obstruction->count] = p;
@@ -357,32 +358,32 @@ bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noex
 
 // Of a process that is in the way: that it is stopped or ending, or that another one has begun to clean up
 // after it, which is the one in the way then. Numbers mean something in their own PID namespace alone.
-void ProcessLock::describe_state(uint32_t participant, Obstacle* obstacle) const noexcept {
+void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noexcept {
   const Control& control = segment_.control();
   if (participant >= kParticipants || !control.has_slot(participant)) return;
   const Slot& slot = control.slot(participant);
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
   if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
-    const uint32_t holder = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
+    const uint32_t locker = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
     const bool is_other =
-        holder != 0 && holder != obstacle->thread && holder != static_cast<uint32_t>(getpid());
-    if (is_other && has_other_place(holder, participant)) {
-      obstacle->dead_pid = std::exchange(obstacle->thread, holder);
-      copy_command(holder, obstacle);
+        locker != 0 && locker != holder->thread && locker != static_cast<uint32_t>(getpid());
+    if (is_other && has_other_place(locker, participant)) {
+      holder->dead_pid = std::exchange(holder->thread, locker);
+      copy_command(locker, holder);
     } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
-      note_holder(holder, obstacle);
+      note_holder(locker, holder);
     }
-    obstacle->is_stopped = os::is_stopped(obstacle->thread);
+    holder->is_stopped = os::is_stopped(holder->thread);
   }
-  if (is_marked && obstacle->dead_pid == 0) std::strncat(obstacle->name, ", which is ending", kEndingRoom);
+  if (is_marked && holder->dead_pid == 0) std::strncat(holder->name, ", which is ending", kEndingRoom);
 }
 
-void ProcessLock::describe_death(uint32_t pid, Refusal* refusal) noexcept {
-  refusal->reason = Refusal::Reason::kOwnerDied;
-  refusal->obstacle = Obstacle();
-  refusal->obstacle.party = Party::kProcess;
-  refusal->obstacle.access = Access::kWrite;
-  refusal->obstacle.thread = pid;
+void ProcessLock::describe_death(uint32_t pid, Conflict* conflict) noexcept {
+  conflict->reason = Conflict::Reason::kOwnerDied;
+  conflict->holder = Holder();
+  conflict->holder.kind = HolderKind::kProcess;
+  conflict->holder.access = Access::kWrite;
+  conflict->holder.thread = pid;
 }
 
 bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
@@ -390,23 +391,23 @@ bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
   return is_waiting_for_itself(segment_, self, attempt.record);
 }
 
-bool ProcessLock::enter(const Claim& claim, Entry& entry, const Deadline& deadline,
-                        Refusal* refusal) noexcept {
+bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadline& deadline,
+                        Conflict* conflict) noexcept {
   Attempt attempt;
-  if (!enter(wanted_of(*this, claim, entry), &attempt, deadline, refusal)) return false;
-  entry.pass = attempt.record + 1;
+  if (!enter(wanted_of(*this, request, part), &attempt, deadline, conflict)) return false;
+  part.pass = attempt.record + 1;
   return true;
 }
 
 bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Deadline& deadline,
-                        Refusal* refusal) noexcept {
-  if (!take_record(wanted_attempt, deadline, refusal)) return false;
+                        Conflict* conflict) noexcept {
+  if (!take_record(wanted_attempt, deadline, conflict)) return false;
   write_request(wanted, wanted_attempt);
   const Attempt& attempt = *wanted_attempt;
   Obstruction obstruction;
   uint32_t pid = 0;
   const auto is_done = [&](Look seen) {
-    if (seen == Look::kDied) describe_death(pid, refusal);
+    if (seen == Look::kDied) describe_death(pid, conflict);
     return seen != Look::kBlocked;
   };
   Look seen = try_grant(attempt, &obstruction, &pid);
@@ -423,24 +424,24 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
-    const bool is_obstacle_ending = is_ending(obstruction);
+    const bool is_holder_ending = is_ending(obstruction);
     if (!reap_dead(obstruction)) {
-      refusal->obstacle = obstruction.obstacle;
+      conflict->holder = obstruction.holder;
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
         if (is_circle(attempt)) {
-          refuse(refusal, Refusal::Reason::kDeadlock);
+          refuse(conflict, Conflict::Reason::kDeadlock);
           break;
         }
       }
       if (left <= 0) {
-        describe_state(obstruction.obstacle_participant, &refusal->obstacle);
-        refuse(refusal, Refusal::Reason::kTimeout);
+        describe_state(obstruction.holder_participant, &conflict->holder);
+        refuse(conflict, Conflict::Reason::kTimeout);
         break;
       }
       int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
-      if (is_obstacle_ending) {
+      if (is_holder_ending) {
         slice = pace.next_ns(slice);
       } else {
         pace.restart();
@@ -448,56 +449,56 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
       os::sleep_on(obstruction.words, obstruction.word_count(), slice);
     }
     // First: the kernel has told nobody else.
-    if (!reap_dead(obstruction, true) && !is_obstacle_ending && is_ending(obstruction)) wake_others();
+    if (!reap_dead(obstruction, true) && !is_holder_ending && is_ending(obstruction)) wake_others();
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
     if (sleep.is_interrupted()) {
-      refuse(refusal, Refusal::Reason::kInterrupted);
+      refuse(conflict, Conflict::Reason::kInterrupted);
       break;
     }
     sleep.report([&] {
-      Obstacle obstacle = obstruction.obstacle;
-      describe_state(obstruction.obstacle_participant, &obstacle);
-      return concat("behind ", text_of(obstacle));
+      Holder holder = obstruction.holder;
+      describe_state(obstruction.holder_participant, &holder);
+      return concat("behind ", text_of(holder));
     });
   }
   withdraw(attempt);
   return false;
 }
 
-Appended ProcessLock::request(Claim& claim, Entry& entry, Refusal* refusal) noexcept {
+Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conflict) noexcept {
   Attempt attempt;
   Participant& self = segment_.participant();
   const bool has_place = self.index() != Participant::kNone;
-  if (!has_place || self.has_record_waits() || !begin(claim, entry, &attempt)) {
+  if (!has_place || self.has_record_waits() || !begin(request, part, &attempt)) {
     // Behind those that wait for a record already.
-    if (has_place && Porter::instance().add(*this, claim, entry, {})) return Appended::kWaiting;
-    refuse(refusal, Refusal::Reason::kTooMany);
+    if (has_place && Porter::instance().add(*this, request, part, {})) return Appended::kWaiting;
+    refuse(conflict, Conflict::Reason::kTooMany);
     return Appended::kRefused;
   }
   Obstruction obstruction;
   uint32_t pid = 0;
   while (true) {
     switch (try_grant(attempt, &obstruction, &pid)) {
-      case Look::kGranted: entry.pass = attempt.record + 1; return Appended::kGranted;
-      case Look::kDied: describe_death(pid, refusal); return Appended::kRefused;
+      case Look::kGranted: part.pass = attempt.record + 1; return Appended::kGranted;
+      case Look::kDied: describe_death(pid, conflict); return Appended::kRefused;
       case Look::kBlocked: break;
     }
     if (!reap_dead(obstruction)) break;
   }
-  if (claim.party != Party::kOp && is_circle(attempt)) {
-    refusal->obstacle = obstruction.obstacle;
-    refuse(refusal, Refusal::Reason::kDeadlock);
-  } else if (Porter::instance().add(*this, claim, entry, attempt)) {
+  if (request.kind != HolderKind::kOp && is_circle(attempt)) {
+    conflict->holder = obstruction.holder;
+    refuse(conflict, Conflict::Reason::kDeadlock);
+  } else if (Porter::instance().add(*this, request, part, attempt)) {
     return Appended::kWaiting;
   } else {
-    refuse(refusal, Refusal::Reason::kTooMany);
+    refuse(conflict, Conflict::Reason::kTooMany);
   }
   withdraw(attempt);
   return Appended::kRefused;
 }
 
-bool ProcessLock::cancel(Entry& entry) noexcept { return Porter::instance().cancel(entry); }
+bool ProcessLock::cancel(RequestPart& part) noexcept { return Porter::instance().cancel(part); }
 
 void ProcessLock::share(Pass pass) noexcept {
   segment_.participant().references(pass - 1).fetch_add(1, std::memory_order_relaxed);
@@ -513,14 +514,14 @@ void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}
 
 void ProcessLock::note_kept_view() noexcept { impl::note_kept_view(); }
 
-void ProcessLock::dismiss(Claim& claim) noexcept { Shares::instance().give(claim); }
+void ProcessLock::dismiss(Request& request) noexcept { Shares::instance().give(request); }
 
 void ProcessLock::heal(const Extent& extent) noexcept {
   if (segment_.participant().index() == Participant::kNone) return;
   impl::heal(segment_.control(), segment_.participant(), index_, bytes_of(extent));
 }
 
-bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Refusal* refusal) noexcept {
+bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept {
   const Wanted wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
   visit_records(segment_.control(), index_, [&](const Record& record, uint64_t word) {
@@ -530,7 +531,7 @@ bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, R
   });
   if (!has_any) return true;
   Attempt attempt;
-  if (!enter(wanted, &attempt, deadline, refusal)) return false;
+  if (!enter(wanted, &attempt, deadline, conflict)) return false;
   impl::heal(segment_.control(), segment_.participant(), index_, wanted.bytes);
   free_record(attempt.record);
   return true;
@@ -555,29 +556,29 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
   });
 }
 
-void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
+void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                                void* context) noexcept {
   visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Record& other, uint64_t) {
-    Obstacle obstacle;
-    describe(slot, other, &obstacle);
-    visit(obstacle, context);
+    Holder holder;
+    describe(slot, other, &holder);
+    visit(holder, context);
   });
 }
 
-bool ProcessLock::describe_obstacle(const Asked& asked, Obstacle* obstacle) noexcept {
+bool ProcessLock::describe_holder(const Asked& asked, Holder* holder) noexcept {
   uint32_t found = Participant::kNone;
   bool is_granted = false;
   visit_leases_of_others(
       bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Record& other, uint64_t word) {
-        if (!conflict(asked.access, RecordState::access(word))) return;
+        if (!in_conflict(asked.access, RecordState::access(word))) return;
         if (found != Participant::kNone && (is_granted || RecordState::kind(word) != RecordKind::kGranted))
           return;
         found = p;
         is_granted = RecordState::kind(word) == RecordKind::kGranted;
-        describe(slot, other, obstacle);
+        describe(slot, other, holder);
       });
   if (found == Participant::kNone) return false;
-  describe_state(found, obstacle);
+  describe_state(found, holder);
   return true;
 }
 

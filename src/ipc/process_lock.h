@@ -26,22 +26,23 @@ class ProcessLock final : public Gate {
   ProcessLock(const ProcessLock&) = delete;
   ProcessLock& operator=(const ProcessLock&) = delete;
 
-  bool enter(const Claim& claim, Entry& entry, const Deadline& deadline, Refusal* refusal) noexcept override;
-  Appended request(Claim& claim, Entry& entry, Refusal* refusal) noexcept override;
-  bool cancel(Entry& entry) noexcept override;
+  bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
+             Conflict* conflict) noexcept override;
+  Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
+  bool cancel(RequestPart& part) noexcept override;
   void share(Pass pass) noexcept override;
   void leave(Pass pass, bool has_written) noexcept override;
   void disown(Pass pass) noexcept override;
   bool precedes(const Gate& other) const noexcept override;
-  void visit_others(const Extent& extent, void (*visit)(const Obstacle&, void* context),
+  void visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                     void* context) noexcept override;
-  bool describe_obstacle(const Asked& asked, Obstacle* obstacle) noexcept override;
+  bool describe_holder(const Asked& asked, Holder* holder) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
   void note_kept_view() noexcept override;
-  void dismiss(Claim& claim) noexcept override;
+  void dismiss(Request& request) noexcept override;
   void heal(const Extent& extent) noexcept override;
-  bool clear_deaths(const Extent& extent, const Deadline& deadline, Refusal* refusal) noexcept override;
+  bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
   // What is rung whenever nothing of this process holds the block any more: a channel's.
   void set_bell(Bell* bell) noexcept { bell_ = bell; }
@@ -62,15 +63,15 @@ class ProcessLock final : public Gate {
     size_t count = 0;
     uint32_t participants[os::kMostWords - 1];
     os::Sleep words[os::kMostWords];  // the turn of the block, then the lives of the participants
-    Obstacle obstacle;
-    uint32_t obstacle_participant = Participant::kNone;
+    Holder holder;
+    uint32_t holder_participant = Participant::kNone;
 
     size_t word_count() const noexcept { return count + 1; }
   };
 
   // Enters a request that does not wait. False: there is no record for it, or too many ops have requests
   // already; then it is to be tried again when a record has been given, and after a call of the porter.
-  bool begin(Claim& claim, const Entry& entry, Attempt* attempt) noexcept;
+  bool begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept;
   // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
   Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
   // Takes a request back.
@@ -80,8 +81,8 @@ class ProcessLock final : public Gate {
   bool reap_dead(const Obstruction& obstruction, bool only_marked = false) noexcept;
   // One of those in the way has begun to end: who sleeps is to look by itself whether it has ended.
   static bool is_ending(const Obstruction& obstruction) noexcept;
-  // Sets the obstacle's text for a death.
-  static void describe_death(uint32_t pid, Refusal* refusal) noexcept;
+  // Sets the holder's text for a death.
+  static void describe_death(uint32_t pid, Conflict* conflict) noexcept;
 
  private:
   struct Wanted {
@@ -90,12 +91,12 @@ class ProcessLock final : public Gate {
     bool ignores_death = false;
     Actor owner;
   };
-  static Wanted wanted_of(const ProcessLock& lock, const Claim& claim, const Entry& entry) noexcept;
+  static Wanted wanted_of(const ProcessLock& lock, const Request& request, const RequestPart& part) noexcept;
   Span bytes_of(const Extent& extent) const noexcept;
   Record& record(const Attempt& attempt) const noexcept;
-  bool take_record(Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept;
+  bool take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
   void write_request(const Wanted& wanted, Attempt* attempt) noexcept;
-  bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline, Refusal* refusal) noexcept;
+  bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
   void free_record(uint32_t record) noexcept;
   void wake_others() noexcept;
   void end_wait(uint32_t ended, uint64_t state) noexcept;
@@ -103,7 +104,7 @@ class ProcessLock final : public Gate {
   template <class Visit>
   void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
   bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;
-  void describe_state(uint32_t participant, Obstacle* obstacle) const noexcept;
+  void describe_state(uint32_t participant, Holder* holder) const noexcept;
 
   Segment& segment_;
   const uint32_t index_;

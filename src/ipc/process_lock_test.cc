@@ -20,7 +20,7 @@
 namespace tenon::impl {
 namespace {
 
-using Reason = Refusal::Reason;
+using Reason = Conflict::Reason;
 
 constexpr Access kRead = Access::kRead, kWrite = Access::kWrite;
 constexpr uint64_t kNbytes = 64;
@@ -154,7 +154,7 @@ TEST_F(Lock, ATimeoutNamesTheHolder) {
   Turn turn(in(b_), kRead);
   ASSERT_FALSE(turn.acquire(1'000'000));
   EXPECT_EQ(turn.reason(), Reason::kTimeout);
-  const std::string text = text_of(turn.refusal.obstacle);
+  const std::string text = text_of(turn.conflict.holder);
   EXPECT_NE(text.find(concat("process ", getpid(), " (")), std::string::npos) << text;
   EXPECT_NE(text.find("writing"), std::string::npos) << text;
   EXPECT_EQ(waiting(a_.segment(), block_), 0U);
@@ -180,11 +180,11 @@ TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
   Turn writer(in(a_), kWrite);
   ASSERT_TRUE(writer.acquire());
   writer.detach();
-  Request first, second;
+  PendingRequest first, second;
   std::atomic<int> first_told{0}, second_told{0};
   Turn one(in(b_), kRead), two(in(c_), kRead);
-  ASSERT_EQ(one.request(&first, &first_told), Appended::kWaiting);
-  ASSERT_EQ(two.request(&second, &second_told), Appended::kWaiting);
+  ASSERT_EQ(one.submit(&first, &first_told), Appended::kWaiting);
+  ASSERT_EQ(two.submit(&second, &second_told), Appended::kWaiting);
   ASSERT_EQ(waiting(a_.segment(), block_), 2U);
   ASSERT_TRUE(one.cancel());
   WaitGraph::instance().leave(&first.waiter);
@@ -216,16 +216,16 @@ TEST_F(Lock, WithoutARecordALeaseWaitsAndARequestIsToldLater) {
   EXPECT_TRUE(comes_true([&] { return a_.segment().participant().has_record_waits(); }));
   turns.pop_back();
   thread.join();
-  Request request, second;
+  PendingRequest pending, second;
   std::atomic<int> told{0}, second_told{0};
   Turn asked(in(a_), kRead), withdrawn(in(a_), kRead);
-  ASSERT_EQ(asked.request(&request, &told), Appended::kWaiting);
-  ASSERT_EQ(withdrawn.request(&second, &second_told), Appended::kWaiting);
+  ASSERT_EQ(asked.submit(&pending, &told), Appended::kWaiting);
+  ASSERT_EQ(withdrawn.submit(&second, &second_told), Appended::kWaiting);
   EXPECT_TRUE(withdrawn.cancel());
   WaitGraph::instance().leave(&second.waiter);
   turns.pop_back();
   ASSERT_TRUE(comes_true([&] { return told == 1; }));
-  asked.arrived(request);
+  asked.arrived(pending);
   EXPECT_TRUE(asked.is_held());
   asked.release();
   more.release();
@@ -298,7 +298,7 @@ TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
     Turn turn(in(*reader), kRead, 31, 32);
     ASSERT_FALSE(turn.acquire());
     EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
-    EXPECT_EQ(turn.refusal.obstacle.thread, static_cast<uint32_t>(getpid()));
+    EXPECT_EQ(turn.conflict.holder.thread, static_cast<uint32_t>(getpid()));
   }
   EXPECT_NE(version(), before);
   overwrite(b_, 16, 32);
@@ -403,7 +403,7 @@ TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
   Turn turn(in(a_), kRead);
   EXPECT_FALSE(turn.acquire(1'000'000));
   EXPECT_EQ(turn.reason(), Reason::kTimeout);
-  const std::string text = text_of(turn.refusal.obstacle);
+  const std::string text = text_of(turn.conflict.holder);
   EXPECT_EQ(text.find(concat("process ", kDead, " (")), 0u) << text;
   EXPECT_NE(text.find(", which is ending) that holds it for writing since "), std::string::npos) << text;
   EXPECT_EQ(text.find(concat("process ", getpid())), std::string::npos) << text;
@@ -413,15 +413,15 @@ TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
 TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
   ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 32)).acquire());
   c_.die();
-  Refusal refusal;
-  EXPECT_TRUE(impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16}, &refusal));
+  Conflict conflict;
+  EXPECT_TRUE(impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16}, &conflict));
   EXPECT_EQ(told(b_, 0, 16), std::nullopt);
   EXPECT_EQ(told(b_, 16, 32), Reason::kOwnerDied);
   {
     Turn turn(in(a_), kWrite);
     ASSERT_TRUE(turn.ignoring().acquire());
     // Under a lease of its own.
-    EXPECT_TRUE(impl::clear_failures(in(a_).home, in(a_).extent, &refusal));
+    EXPECT_TRUE(impl::clear_failures(in(a_).home, in(a_).extent, &conflict));
   }
   EXPECT_EQ(told(b_), std::nullopt);
 }
@@ -478,13 +478,13 @@ TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
 TEST_F(Lock, ARequestLearnsOfADeath) {
   ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
   c_.detach_all();
-  Request request;
+  PendingRequest pending;
   std::atomic<int> done{0};
   Turn turn(in(a_), kRead);
-  ASSERT_EQ(turn.request(&request, &done), Appended::kWaiting);
+  ASSERT_EQ(turn.submit(&pending, &done), Appended::kWaiting);
   c_.die();
   ASSERT_TRUE(comes_true([&] { return done == 1; }));
-  turn.arrived(request);
+  turn.arrived(pending);
   EXPECT_FALSE(turn.is_held());
   EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
 }
@@ -571,15 +571,15 @@ class Programs : public testing::TestWithParam<uint64_t> {
 
   Cell common_[2];
   History history_;
-  std::atomic<uint64_t> next_claim_{1};
+  std::atomic<uint64_t> next_request_{1};
   std::atomic<uint64_t> granted_{0}, died_{0}, timed_out_{0}, deadlocks_{0};
 
   class Noted {
    public:
     Noted(Programs& test, int block, Access access, size_t begin, size_t end, int process) : test_(test) {
       access_.what = {&test.common_[block], access, false, begin, end};
-      access_.party = Party::kOp;
-      access_.claim = static_cast<uint64_t>(process) + 1;  // one process excludes itself by its queues
+      access_.kind = HolderKind::kOp;
+      access_.request = static_cast<uint64_t>(process) + 1;  // one process excludes itself by its queues
       test_.history_.begin(access_);
     }
     ~Noted() { test_.history_.end(access_); }
@@ -619,16 +619,16 @@ class Programs : public testing::TestWithParam<uint64_t> {
       if (access == kWrite && random() % 4 == 0) turn->overwriting();
       if (random() % 8 == 0) turn->ignoring();
       if (random() % 4 == 0) {
-        Request request;
+        PendingRequest pending;
         std::atomic<int> told{0};
-        const Appended appended = turn->request(&request, &told);
+        const Appended appended = turn->submit(&pending, &told);
         if (appended == Appended::kWaiting) {
           if ((is_dying || random() % 2 == 0) && turn->cancel()) {
-            WaitGraph::instance().leave(&request.waiter);
+            WaitGraph::instance().leave(&pending.waiter);
             continue;
           }
           ASSERT_TRUE(comes_true([&] { return told == 1; }));
-          turn->arrived(request);
+          turn->arrived(pending);
         }
       } else {
         const int64_t patience = random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % 2'000'000);

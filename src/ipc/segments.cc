@@ -350,7 +350,7 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
 
 // True: the name is for a new segment, because nobody has it, or uses what has it. False: another process is
 // faster.
-bool Segments::claim_name(const std::string& name, NameLock* lock) {
+bool Segments::request_name(const std::string& name, NameLock* lock) {
   if (open_named(name, *lock, true, Code::kValue) != nullptr) {
     throw_error(Code::kValue, "shared memory named '", name,
                 "' exists already: attach to it, or choose another name");
@@ -362,7 +362,7 @@ bool Segments::claim_name(const std::string& name, NameLock* lock) {
 template <class Create>
 Ref<Array> Segments::create_named(const std::string& name, Create create) {
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
-    if (!claim_name(name, &lock)) return Ref<Array>();
+    if (!request_name(name, &lock)) return Ref<Array>();
     Ref<Array> array = create();
     Segment& segment = *use_of(*array)->segment;
     segment.keep_name(lock.keep(segment.header().id, segment.file().fd()));
@@ -495,7 +495,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
   }
   const std::string prefix = file_prefix(record->segment);
   os::File file;
-  for (const Holder& holder : record->holders) {
+  for (const NameUser& holder : record->holders) {
     if (holder.pid == 0) continue;
     // Also where its processes can be seen: their locks name threads by the numbers that they have there.
     if (holder.pid_namespace != os::pid_namespace()) {

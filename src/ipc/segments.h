@@ -116,7 +116,7 @@ class Segments {
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
-  bool claim_name(const std::string& name, NameLock* lock);
+  bool request_name(const std::string& name, NameLock* lock);
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable);
   os::File find_file(const std::string& prefix, const os::Process& sender, int fd);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd);

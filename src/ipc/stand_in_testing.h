@@ -38,56 +38,56 @@ struct Place {
 class Turn {
  public:
   Turn(Place& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
-      : claim_(Party::kLease, {&entry_, 1}) {
-    entry_.home = &place.home;
-    entry_.access = access;
-    entry_.extent = {place.extent.begin + begin, std::min(place.extent.end, place.extent.begin + end)};
-    if (end == SIZE_MAX) entry_.extent.end = place.extent.end;
-    claim_.owner = current_actor();
+      : request_(HolderKind::kLease, {&part_, 1}) {
+    part_.home = &place.home;
+    part_.access = access;
+    part_.extent = {place.extent.begin + begin, std::min(place.extent.end, place.extent.begin + end)};
+    if (end == SIZE_MAX) part_.extent.end = place.extent.end;
+    request_.owner = current_actor();
   }
   ~Turn() { release(); }
   Turn& overwriting() {
-    entry_.is_overwrite = true;
+    part_.is_overwrite = true;
     return *this;
   }
   Turn& ignoring() {
-    claim_.ignores_dead_owner = true;
+    request_.ignores_dead_owner = true;
     return *this;
   }
   bool acquire(int64_t timeout_ns = kWatchdogNs) {
-    claim_.owner = current_actor();
-    is_held_ = claim_.acquire(Deadline(timeout_ns), &refusal);
+    request_.owner = current_actor();
+    is_held_ = request_.acquire(Deadline(timeout_ns), &conflict);
     return is_held_;
   }
-  Appended request(Request* request, std::atomic<int>* told) {
-    request->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
-    request->context = told;
-    const Appended appended = claim_.request(request, &refusal);
+  Appended submit(PendingRequest* pending, std::atomic<int>* told) {
+    pending->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
+    pending->context = told;
+    const Appended appended = request_.submit(pending, &conflict);
     // What its queue has granted, the gate may have refused.
-    if (appended == Appended::kGranted) arrived(*request);
+    if (appended == Appended::kGranted) arrived(*pending);
     return appended;
   }
   // After done() has been called.
-  void arrived(const Request& request) {
-    is_held_ = !request.is_refused;
-    if (request.is_refused) refusal = request.refusal;
+  void arrived(const PendingRequest& pending) {
+    is_held_ = !pending.is_refused;
+    if (pending.is_refused) conflict = pending.conflict;
   }
-  bool cancel() { return impl::cancel(claim_); }
+  bool cancel() { return impl::cancel(request_); }
   bool is_held() const { return is_held_; }
   void release() {
     if (!std::exchange(is_held_, false)) return;
-    if (!has_failed) impl::settle(claim_, {});
-    impl::release(claim_);
+    if (!has_failed) impl::settle(request_, {});
+    impl::release(request_);
   }
-  void detach() { impl::detach(claim_); }
-  Refusal::Reason reason() const { return refusal.reason; }
+  void detach() { impl::detach(request_); }
+  Conflict::Reason reason() const { return conflict.reason; }
 
-  Refusal refusal;
+  Conflict conflict;
   bool has_failed = false;
 
  private:
-  Entry entry_;
-  BlockingClaim claim_;
+  RequestPart part_;
+  BlockingRequest request_;
   bool is_held_ = false;
 };
 

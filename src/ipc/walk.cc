@@ -73,7 +73,7 @@ void visit_edges(const Wanted& request, Visit visit) {
     if (p == request.participant) return;
     visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
       if (RecordState::block(word) != block) return;
-      if (!conflict(RecordState::access(state), RecordState::access(word))) return;
+      if (!in_conflict(RecordState::access(state), RecordState::access(word))) return;
       const uint64_t ticket = look(other.ticket);
       if (RecordState::kind(word) != RecordKind::kGranted && ticket > own_ticket) return;
       if (!span_of(other).overlaps(bytes)) return;
@@ -144,22 +144,22 @@ bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_
     std::vector<Edge> first, second;
     return walk(from, segments, nullptr, &first) && walk(from, segments, &first, &second);
   } catch (const std::bad_alloc&) {
-    return false;  // the report of long waits names the obstacle
+    return false;  // the report of long waits names the holder
   }
 }
 
-void describe(const Slot& slot, const Record& record, Obstacle* obstacle) noexcept {
+void describe(const Slot& slot, const Record& record, Holder* holder) noexcept {
   const uint64_t state = record.state.load(std::memory_order_relaxed);
-  obstacle->party = Party::kProcess;
-  obstacle->access = RecordState::access(state);
-  obstacle->is_granted = RecordState::kind(state) == RecordKind::kGranted;
-  obstacle->thread = slot.pid.load(std::memory_order_relaxed);
-  obstacle->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;
-  static_assert(sizeof obstacle->name > sizeof slot.command);
-  std::memcpy(obstacle->name, slot.command, sizeof slot.command);
-  obstacle->name[sizeof slot.command] = '\0';
-  obstacle->site[0] = '\0';
-  read_note(slot, record, state, obstacle->note, sizeof obstacle->note);
+  holder->kind = HolderKind::kProcess;
+  holder->access = RecordState::access(state);
+  holder->is_granted = RecordState::kind(state) == RecordKind::kGranted;
+  holder->thread = slot.pid.load(std::memory_order_relaxed);
+  holder->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;
+  static_assert(sizeof holder->name > sizeof slot.command);
+  std::memcpy(holder->name, slot.command, sizeof slot.command);
+  holder->name[sizeof slot.command] = '\0';
+  holder->site[0] = '\0';
+  read_note(slot, record, state, holder->note, sizeof holder->note);
 }
 
 }  // namespace tenon::impl

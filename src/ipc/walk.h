@@ -5,7 +5,7 @@
 #pragma once
 
 #include "ipc/segment.h"
-#include "sync/obstacle.h"
+#include "sync/holder.h"
 
 namespace tenon::impl {
 
@@ -13,6 +13,6 @@ namespace tenon::impl {
 // here show of the participants of this one; a longer way around is ended by the time-out of one of them.
 bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept;
 
-void describe(const Slot& slot, const Record& record, Obstacle* obstacle) noexcept;
+void describe(const Slot& slot, const Record& record, Holder* holder) noexcept;
 
 }  // namespace tenon::impl

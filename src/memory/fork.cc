@@ -58,27 +58,28 @@ void in_parent() {
 }
 
 // What waits in the thread that forks is a task's request: its loop runs in the parent.
-bool is_void(const Claim& claim) {
-  if (claim.is_gated) return true;
-  if (claim.party == Party::kOp || claim.missing.load(std::memory_order_relaxed) != 0) return true;
-  return !claim.is_detached.load(std::memory_order_relaxed) && claim.owner.thread != this_thread_id();
+bool is_void(const Request& request) {
+  if (request.is_gated) return true;
+  if (request.kind == HolderKind::kOp || request.missing.load(std::memory_order_relaxed) != 0) return true;
+  return !request.is_detached.load(std::memory_order_relaxed) && request.owner.thread != this_thread_id();
 }
 
 // Takes out of a queue what belongs to threads that are not there; the ops, each once, are to be ended.
 void empty(Queue& queue, ReadyList* ops) {
   constexpr uint64_t kListed = UINT64_MAX;  // no walk has this number
   ReadyList ready;  // nobody becomes ready: what waits is taken out before what it waits for
-  Entry* last = queue.first();
+  RequestPart* last = queue.first();
   while (last != nullptr && last->next != nullptr) last = last->next;
-  for (Entry* entry = last; entry != nullptr;) {
-    Entry* const previous = entry->previous;
-    Claim& claim = *entry->claim;
-    if (is_void(claim)) {
-      if (claim.is_gated) forget_gates(claim);
-      queue.remove(entry, &ready);
-      if (claim.party == Party::kOp && std::exchange(claim.seen_by, kListed) != kListed) ops->add(&claim);
+  for (RequestPart* part = last; part != nullptr;) {
+    RequestPart* const previous = part->previous;
+    Request& request = *part->request;
+    if (is_void(request)) {
+      if (request.is_gated) forget_gates(request);
+      queue.remove(part, &ready);
+      if (request.kind == HolderKind::kOp && std::exchange(request.seen_by, kListed) != kListed)
+        ops->add(&request);
     }
-    entry = previous;
+    part = previous;
   }
   (void)ready.take_all();
   if (queue.gate() != nullptr) queue.mark_views_inherited();
@@ -89,15 +90,15 @@ void in_child() {
   ReadyList ops;
   for (Queue* queue : locked_queues) empty(*queue, &ops);
   this_thread.running = 0;  // what it forked in runs in the parent
-  this_thread.running_claim = nullptr;
+  this_thread.running_request = nullptr;
   this_thread.is_finishing = false;
   WaitGraph::instance().clear_after_fork();
   Engine::instance().start_anew_after_fork();
   const ForkHooks* const wanted = hooks_of_fork;
   unlock_all(true);
   if (wanted != nullptr) wanted->in_child();
-  for (Claim* claim = ops.take_all(); claim != nullptr;) {
-    Op& op = static_cast<Op&>(*std::exchange(claim, claim->next_ready));
+  for (Request* request = ops.take_all(); request != nullptr;) {
+    Op& op = static_cast<Op&>(*std::exchange(request, request->next_ready));
     op.abandon(Failure::make(Code::kOp, kUnfinished, op.name, op.site));
   }
 }

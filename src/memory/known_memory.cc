@@ -111,27 +111,28 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
 
 namespace {
 
-bool is_free_but_for(const Claim& claim, Queue& queue, const Extent& extent, Refusal* refusal) noexcept {
-  refusal->reason = Refusal::Reason::kHeld;
-  for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-    if (e->claim == &claim || !e->extent.overlaps(extent)) continue;
-    refusal->obstacle = Obstacle::of(*e);
+bool is_free_but_for(const Request& request, Queue& queue, const Extent& extent,
+                     Conflict* conflict) noexcept {
+  conflict->reason = Conflict::Reason::kHeld;
+  for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+    if (e->request == &request || !e->extent.overlaps(extent)) continue;
+    conflict->holder = Holder::of(*e);
     return false;
   }
   const View* const view = queue.host_conflict(Access::kWrite, extent);
   if (view == nullptr) return true;
-  refusal->obstacle = Obstacle::of(*view);
+  conflict->holder = Holder::of(*view);
   return false;
 }
 
 }  // namespace
 
-bool KnownMemory::take_out(Storage& storage, const Claim& claim, const char* at, Refusal* refusal) {
+bool KnownMemory::take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict) {
   const std::scoped_lock lock(lock_);
   sweep();
   Region* const region = &storage.region();
   const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
-  refusal->reason = Refusal::Reason::kShared;
+  conflict->reason = Conflict::Reason::kShared;
   if (region->is_unlisted_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
   if (region->gate() != nullptr) return false;
   for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
@@ -140,7 +141,7 @@ bool KnownMemory::take_out(Storage& storage, const Claim& claim, const char* at,
   }
   {
     const std::scoped_lock queue(region->lock);
-    if (!is_free_but_for(claim, *region, extent, refusal)) return false;
+    if (!is_free_but_for(request, *region, extent, conflict)) return false;
     // pairs with: Storage::moved_at, "moved"
     storage.moved_at_.store(at != nullptr ? at : "", std::memory_order_release);
     // pairs with: lock_home, "a home and its queue"
@@ -211,7 +212,7 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
 
 namespace {
 
-bool is_in_use(const Region& region) noexcept { return region.has_entries() || region.has_views(); }
+bool is_in_use(const Region& region) noexcept { return region.has_parts() || region.has_views(); }
 
 void set_gate(Region& region, Gate* gate) noexcept {
   if (gate == nullptr) return;

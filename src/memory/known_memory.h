@@ -17,7 +17,7 @@
 #include "base/ref.h"
 #include "base/spin_lock.h"
 #include "memory/storage.h"
-#include "sync/claims.h"
+#include "sync/requests.h"
 
 namespace tenon::impl {
 
@@ -35,10 +35,10 @@ class KnownMemory {
   // Null: the memory was moved out.
   Ref<Storage> add_unchecked(Storage& storage);
 
-  // The storage leaves its region, and whoever uses it from then on is refused. Requires that claim holds it
-  // for writing. False: somebody else uses its bytes, as the refusal says, and nothing has happened. at:
+  // The storage leaves its region, and later uses of it are refused. Requires that the request holds it for
+  // writing. False: something else uses its bytes, as the conflict says, and nothing has happened. at:
   // where; lives for ever.
-  bool take_out(Storage& storage, const Claim& claim, const char* at, Refusal* refusal);
+  bool take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict);
 
   // A living storage that contains the bytes and keeps them alive, or null. Looks through the storages of
   // their region: with thousands of imports of parts of one memory that is what an import costs.

@@ -32,7 +32,7 @@ constinit std::atomic<uint32_t> last_id{0};
 void forget_this_thread() noexcept {
   Threads& all = threads();
   const std::scoped_lock locked(all.lock);
-  std::erase_if(all.numbers_and_ids, [](const auto& entry) { return entry.second == this_thread.id; });
+  std::erase_if(all.numbers_and_ids, [](const auto& part) { return part.second == this_thread.id; });
 }
 
 // Its end is that of the thread.
@@ -75,9 +75,9 @@ void lock_threads_for_fork() noexcept {
 void unlock_threads_after_fork(bool is_child) noexcept {
   Threads& all = threads();
   if (is_child) {
-    std::erase_if(all.numbers_and_ids, [](const auto& entry) { return entry.second != this_thread.id; });
+    std::erase_if(all.numbers_and_ids, [](const auto& part) { return part.second != this_thread.id; });
     if (this_thread.id != 0) this_thread.number = static_cast<uint32_t>(syscall(SYS_gettid));
-    for (auto& entry : all.numbers_and_ids) entry.first = this_thread.number;
+    for (auto& part : all.numbers_and_ids) part.first = this_thread.number;
   }
   all.lock.unlock();
 }

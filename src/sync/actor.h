@@ -7,16 +7,16 @@
 
 namespace tenon::impl {
 
-class Claim;
+class Request;
 
 // What the engine keeps for each thread. One thread only.
 struct ThisThread {
-  uint32_t id = 0;                 // 0 until this_thread_id() has been called
-  uint32_t number = 0;             // the kernel's, as of id; another thread may get it later
-  uint64_t running = 0;            // the number of the op whose body runs here; 0: none
-  Claim* running_claim = nullptr;  // that op
-  bool is_finishing = false;       // what runs here belongs to the end of an op, which waits for it
-  int64_t claims = 0;  // of its leases and calls: appended here, and not taken out here (claims.h)
+  uint32_t id = 0;                     // 0 until this_thread_id() has been called
+  uint32_t number = 0;                 // the kernel's, as of id; another thread may get it later
+  uint64_t running = 0;                // the number of the op whose body runs here; 0: none
+  Request* running_request = nullptr;  // that op
+  bool is_finishing = false;           // what runs here belongs to the end of an op, which waits for it
+  int64_t requests = 0;  // of its leases and calls: appended here, and not taken out here (requests.h)
 };
 
 // In the first block of thread-local memory, so that looking costs one instruction.

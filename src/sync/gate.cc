@@ -12,21 +12,21 @@ namespace {
 std::atomic<int64_t> timeout_ns{5'000'000'000};
 
 // The first in the order of the gates of those without a pass; null: there is none.
-Entry* next_at_gates(Claim& claim) noexcept {
-  Entry* first = nullptr;
-  for (Entry& e : claim.entries) {
+RequestPart* next_at_gates(Request& request) noexcept {
+  RequestPart* first = nullptr;
+  for (RequestPart& e : request.parts) {
     if (!e.needs_pass) continue;
     if (first == nullptr || e.queue->gate()->precedes(*first->queue->gate())) first = &e;
   }
   return first;
 }
 
-// The entry has got a pass: also for the others on the same memory. False: a fork has taken it out of its
+// The part has got a pass: also for the others on the same memory. False: a fork has taken it out of its
 // queue.
-bool note_pass(Claim& claim, Entry& passed) noexcept {
+bool note_pass(Request& request, RequestPart& passed) noexcept {
   Queue& queue = *passed.queue;
   const std::scoped_lock lock(queue.lock);
-  for (Entry& e : claim.entries) {
+  for (RequestPart& e : request.parts) {
     if (e.queue != &queue || !e.needs_pass) continue;
     if (&e != &passed) {
       queue.gate()->share(passed.pass);
@@ -38,44 +38,44 @@ bool note_pass(Claim& claim, Entry& passed) noexcept {
 }
 
 // What a view allows that lives needs no turn: other processes stay out as long as it does, and in a queue
-// with one that waits for the view the claim would wait for ever. True: the entry has the view's pass.
-bool join_view(Claim& claim, Entry& entry) noexcept {
-  const Asked asked = asked_of(claim, entry);
-  Queue& queue = *entry.queue;
+// with one that waits for the view the request would wait for ever. True: the part has the view's pass.
+bool join_view(Request& request, RequestPart& part) noexcept {
+  const Asked asked = asked_of(request, part);
+  Queue& queue = *part.queue;
   {
     const std::scoped_lock lock(queue.lock);
     const View* const view = queue.passed_view(asked.access, asked.extent);
     if (view == nullptr) return false;
     queue.gate()->share(view->pass);
-    entry.pass = view->pass;
+    part.pass = view->pass;
   }
-  return note_pass(claim, entry);
+  return note_pass(request, part);
 }
 
-// Under the claim's lock.
-void refuse(Claim& claim, const Refusal& refusal) noexcept {
-  leave_gates(claim, false);
-  claim.is_refused = true;
-  claim.refuse_at_gates(refusal);
+// Under the request's lock.
+void refuse(Request& request, const Conflict& conflict) noexcept {
+  leave_gates(request, false);
+  request.is_refused = true;
+  request.refuse_at_gates(conflict);
 }
 
-// Under the claim's lock. False: it waits.
-bool go_on(Claim& claim) noexcept {
-  Refusal refusal;
-  while (!claim.is_refused) {
-    Entry* const e = next_at_gates(claim);
+// Under the request's lock. False: it waits.
+bool go_on(Request& request) noexcept {
+  Conflict conflict;
+  while (!request.is_refused) {
+    RequestPart* const e = next_at_gates(request);
     if (e == nullptr) break;
     Appended passed = Appended::kRefused;
-    if (!claim.is_withdrawn && join_view(claim, *e)) continue;
-    if (claim.is_withdrawn) {
-      refusal.reason = Refusal::Reason::kInterrupted;
+    if (!request.is_withdrawn && join_view(request, *e)) continue;
+    if (request.is_withdrawn) {
+      conflict.reason = Conflict::Reason::kInterrupted;
     } else {
-      passed = e->queue->gate()->request(claim, *e, &refusal);
+      passed = e->queue->gate()->submit(request, *e, &conflict);
     }
     switch (passed) {
-      case Appended::kGranted: (void)note_pass(claim, *e); break;
-      case Appended::kWaiting: claim.waits_at_gate = true; return false;
-      case Appended::kRefused: refusal.entry = e; refuse(claim, refusal);
+      case Appended::kGranted: (void)note_pass(request, *e); break;
+      case Appended::kWaiting: request.waits_at_gate = true; return false;
+      case Appended::kRefused: conflict.part = e; refuse(request, conflict);
     }
   }
   return true;
@@ -89,10 +89,10 @@ int64_t set_gate_timeout_ns(int64_t timeout) noexcept {
   return timeout_ns.exchange(timeout, std::memory_order_relaxed);
 }
 
-Asked asked_of(const Claim& claim, const Entry& entry) noexcept {
-  Asked asked{entry.extent, entry.access, entry.is_overwrite};
-  for (const Entry& e : claim.entries) {
-    if (&e == &entry || e.queue != entry.queue || !e.needs_pass) continue;
+Asked asked_of(const Request& request, const RequestPart& part) noexcept {
+  Asked asked{part.extent, part.access, part.is_overwrite};
+  for (const RequestPart& e : request.parts) {
+    if (&e == &part || e.queue != part.queue || !e.needs_pass) continue;
     asked.extent.begin = std::min(asked.extent.begin, e.extent.begin);
     asked.extent.end = std::max(asked.extent.end, e.extent.end);
     if (e.access == Access::kWrite) asked.access = Access::kWrite;
@@ -101,48 +101,48 @@ Asked asked_of(const Claim& claim, const Entry& entry) noexcept {
   return asked;
 }
 
-bool pass_gates(Claim& claim) noexcept {
+bool pass_gates(Request& request) noexcept {
   // To the end of this section, also when what was requested arrives meanwhile.
-  const std::scoped_lock lock(claim.gates_lock);
-  return go_on(claim);
+  const std::scoped_lock lock(request.gates_lock);
+  return go_on(request);
 }
 
-void arrive_at_gates(Claim& claim, const Refusal* refusal) noexcept {
+void arrive_at_gates(Request& request, const Conflict* conflict) noexcept {
   {
-    const std::scoped_lock lock(claim.gates_lock);
-    Entry& entry = *next_at_gates(claim);
-    claim.waits_at_gate = false;
-    if (refusal == nullptr) {
-      (void)note_pass(claim, entry);
+    const std::scoped_lock lock(request.gates_lock);
+    RequestPart& part = *next_at_gates(request);
+    request.waits_at_gate = false;
+    if (conflict == nullptr) {
+      (void)note_pass(request, part);
     } else {
-      Refusal told = *refusal;
-      told.entry = &entry;
-      refuse(claim, told);
+      Conflict told = *conflict;
+      told.part = &part;
+      refuse(request, told);
     }
   }
-  claim.become_ready();
+  request.become_ready();
 }
 
-bool enter_gates(Claim& claim, const Deadline& deadline, Refusal* refusal) noexcept {
+bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict) noexcept {
   const bool may_wait = this_thread.running == 0;
   const Deadline now = Deadline::from_first_look(0);
-  while (Entry* const e = next_at_gates(claim)) {
-    if (join_view(claim, *e)) continue;
-    if (e->queue->gate()->enter(claim, *e, may_wait ? deadline : now, refusal)) {
-      if (note_pass(claim, *e)) continue;
-      refusal->reason = Refusal::Reason::kInterrupted;  // it forked while it waited
-    } else if (!may_wait && refusal->reason == Refusal::Reason::kTimeout) {
-      refusal->reason = Refusal::Reason::kInBody;
+  while (RequestPart* const e = next_at_gates(request)) {
+    if (join_view(request, *e)) continue;
+    if (e->queue->gate()->enter(request, *e, may_wait ? deadline : now, conflict)) {
+      if (note_pass(request, *e)) continue;
+      conflict->reason = Conflict::Reason::kInterrupted;  // it forked while it waited
+    } else if (!may_wait && conflict->reason == Conflict::Reason::kTimeout) {
+      conflict->reason = Conflict::Reason::kInBody;
     }
-    refusal->entry = e;
-    leave_gates(claim, false);
+    conflict->part = e;
+    leave_gates(request, false);
     return false;
   }
   return true;
 }
 
-void leave_gates(Claim& claim, bool has_written) noexcept {
-  for (Entry& e : claim.entries) {
+void leave_gates(Request& request, bool has_written) noexcept {
+  for (RequestPart& e : request.parts) {
     if (e.pass == kNoPass) continue;
     Pass pass = kNoPass;
     {
@@ -152,34 +152,34 @@ void leave_gates(Claim& claim, bool has_written) noexcept {
     }
     e.queue->gate()->leave(pass, has_written && e.access == Access::kWrite);
   }
-  if (claim.gate_share == 0) return;
-  for (const Entry& e : claim.entries) {
-    if (e.queue->gate() != nullptr) return e.queue->gate()->dismiss(claim);
+  if (request.gate_share == 0) return;
+  for (const RequestPart& e : request.parts) {
+    if (e.queue->gate() != nullptr) return e.queue->gate()->dismiss(request);
   }
 }
 
-bool describe_at_gates(Claim& claim, Obstacle* obstacle) noexcept {
-  const std::scoped_lock lock(claim.gates_lock);  // it gets no pass meanwhile, so that its memory stays
-  const Entry* const e = claim.waits_at_gate ? next_at_gates(claim) : nullptr;
-  return e != nullptr && e->queue->gate()->describe_obstacle(asked_of(claim, *e), obstacle);
+bool describe_at_gates(Request& request, Holder* holder) noexcept {
+  const std::scoped_lock lock(request.gates_lock);  // it gets no pass meanwhile, so that its memory stays
+  const RequestPart* const e = request.waits_at_gate ? next_at_gates(request) : nullptr;
+  return e != nullptr && e->queue->gate()->describe_holder(asked_of(request, *e), holder);
 }
 
-void forget_gates(Claim& claim) noexcept {
-  for (Entry& e : claim.entries) e.pass = kNoPass;
-  claim.waits_at_gate = false;
-  claim.gate_share = 0;
-  claim.gates_lock.unlock();
+void forget_gates(Request& request) noexcept {
+  for (RequestPart& e : request.parts) e.pass = kNoPass;
+  request.waits_at_gate = false;
+  request.gate_share = 0;
+  request.gates_lock.unlock();
 }
 
-bool cancel_at_gates(Claim& claim) noexcept {
-  const std::scoped_lock lock(claim.gates_lock);
-  Entry* const e = claim.waits_at_gate ? next_at_gates(claim) : nullptr;
+bool cancel_at_gates(Request& request) noexcept {
+  const std::scoped_lock lock(request.gates_lock);
+  RequestPart* const e = request.waits_at_gate ? next_at_gates(request) : nullptr;
   if (e == nullptr || !e->queue->gate()->cancel(*e)) {
-    claim.is_withdrawn = true;
+    request.is_withdrawn = true;
     return false;
   }
-  claim.waits_at_gate = false;
-  leave_gates(claim, false);
+  request.waits_at_gate = false;
+  leave_gates(request, false);
   return true;
 }
 

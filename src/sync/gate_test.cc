@@ -29,7 +29,7 @@ class GatesOn : public testing::TestWithParam<const char*> {
     for (Turns* turns : all_) EXPECT_EQ(turns->records(), 0U) << "every pass ends";
     for (StandInProcess* process : {&here_, &there_}) {
       for (const auto& cell : process->cells) {
-        EXPECT_FALSE(cell->queue.has_entries());
+        EXPECT_FALSE(cell->queue.has_parts());
         EXPECT_FALSE(cell->queue.has_views());
       }
     }
@@ -40,8 +40,8 @@ class GatesOn : public testing::TestWithParam<const char*> {
     explicit Elsewhere(const Wanted& wanted) {
       std::thread([&] {
         lease_.emplace(wanted);
-        Refusal refusal;
-        EXPECT_TRUE(lease_->acquire(&refusal));
+        Conflict conflict;
+        EXPECT_TRUE(lease_->acquire(&conflict));
         lease_->detach();
       }).join();
     }
@@ -57,48 +57,48 @@ class GatesOn : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Executors, GatesOn, testing::Values("pool", "inline", "seeded:5"));
 
-Refusal::Reason refused(CellLease& lease, int64_t timeout_ns = kSoon, Refusal* out = nullptr) {
-  Refusal refusal;
-  EXPECT_FALSE(lease.acquire(&refusal, timeout_ns));
-  if (out != nullptr) *out = refusal;
-  return refusal.reason;
+Conflict::Reason refused(CellLease& lease, int64_t timeout_ns = kSoon, Conflict* out = nullptr) {
+  Conflict conflict;
+  EXPECT_FALSE(lease.acquire(&conflict, timeout_ns));
+  if (out != nullptr) *out = conflict;
+  return conflict.reason;
 }
 
 TEST_P(GatesOn, ALeaseExcludesOtherProcessesAndMovesTheVersionOnce) {
-  Refusal refusal;
+  Conflict conflict;
   CellLease mine(write(here_[0]));
-  ASSERT_TRUE(mine.acquire(&refusal));
+  ASSERT_TRUE(mine.acquire(&conflict));
   CellLease theirs(read(there_[0]));
-  EXPECT_EQ(refused(theirs, kSoon, &refusal), Refusal::Reason::kTimeout);
-  EXPECT_EQ(refusal.obstacle.party, Party::kProcess);
-  EXPECT_NE(text_of(refusal.obstacle).find("process 1 (stand-in) that holds it for writing since "),
+  EXPECT_EQ(refused(theirs, kSoon, &conflict), Conflict::Reason::kTimeout);
+  EXPECT_EQ(conflict.holder.kind, HolderKind::kProcess);
+  EXPECT_NE(text_of(conflict.holder).find("process 1 (stand-in) that holds it for writing since "),
             std::string::npos)
-      << text_of(refusal.obstacle);
+      << text_of(conflict.holder);
   const uint64_t before = there_.gates[0]->version();
   mine.release();
   EXPECT_EQ(there_.gates[0]->version(), before + 1);
-  ASSERT_TRUE(theirs.acquire(&refusal));
+  ASSERT_TRUE(theirs.acquire(&conflict));
   theirs.release();
   EXPECT_EQ(there_.gates[0]->version(), before + 1) << "reading is no version";
 }
 
 TEST_P(GatesOn, WhatIsRefusedAtTheSecondGateGivesEverythingBack) {
   Elsewhere there(write(there_[0]));
-  std::array<Entry, 2> entries;
-  describe(write(here_[0]), entries[0]);
-  describe(write(here_[1]), entries[1]);
-  BlockingClaim both(Party::kCall, entries);
+  std::array<RequestPart, 2> parts;
+  describe(write(here_[0]), parts[0]);
+  describe(write(here_[1]), parts[1]);
+  BlockingRequest both(HolderKind::kCall, parts);
   both.owner = current_actor();
-  Refusal refusal;
-  EXPECT_FALSE(both.acquire(Deadline(kSoon), &refusal));
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
-  EXPECT_EQ(refusal.entry->home, &here_[0].home);
+  Conflict conflict;
+  EXPECT_FALSE(both.acquire(Deadline(kSoon), &conflict));
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
+  EXPECT_EQ(conflict.part->home, &here_[0].home);
   EXPECT_EQ(early_.turns_taken(), 1U) << "it had passed the gate that comes first";
   EXPECT_EQ(early_.records(), 0U);
   EXPECT_EQ(here_.gates[1]->version(), 0U) << "nothing was written";
-  EXPECT_FALSE(here_[0].queue.has_entries());
+  EXPECT_FALSE(here_[0].queue.has_parts());
   there.end();
-  ASSERT_TRUE(both.acquire(Deadline(-1), &refusal));
+  ASSERT_TRUE(both.acquire(Deadline(-1), &conflict));
   release(both);
 }
 
@@ -114,49 +114,49 @@ TEST_P(GatesOn, OfOneMemoryAClaimTakesOneTurnForAllThatItUses) {
 }
 
 TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsPassAndKeepsIt) {
-  Refusal refusal;
+  Conflict conflict;
   std::optional<Sight> view;
   CellLease outer(write(here_[0]));
-  ASSERT_TRUE(outer.acquire(&refusal));
+  ASSERT_TRUE(outer.acquire(&conflict));
   {
     CellLease inner(read(here_[0], 2, 4));
-    ASSERT_TRUE(inner.acquire(&refusal));
+    ASSERT_TRUE(inner.acquire(&conflict));
     view.emplace(write(here_[0], 2, 3));
-    ASSERT_TRUE(view->open(&refusal));
+    ASSERT_TRUE(view->open(&conflict));
   }
   EXPECT_EQ(late_.turns_taken(), 1U);
   outer.release();
   EXPECT_TRUE(late_.holds(1, {0, 8}, Access::kWrite)) << "the view outlives the block";
   CellLease theirs(read(there_[0]));
-  EXPECT_EQ(refused(theirs), Refusal::Reason::kTimeout);
+  EXPECT_EQ(refused(theirs), Conflict::Reason::kTimeout);
   Sight joins(read(here_[0], 2, 3)), wider(read(here_[0], 2, 4));
-  EXPECT_TRUE(joins.open(&refusal));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return wider.open(r); }), Refusal::Reason::kNoPossession);
+  EXPECT_TRUE(joins.open(&conflict));
+  EXPECT_EQ(reason_of([&](Conflict* r) { return wider.open(r); }), Conflict::Reason::kNoPossession);
   view.reset();
-  EXPECT_EQ(refused(theirs), Refusal::Reason::kTimeout) << "another view has joined it";
+  EXPECT_EQ(refused(theirs), Conflict::Reason::kTimeout) << "another view has joined it";
   joins.close();
-  EXPECT_TRUE(theirs.acquire(&refusal));
+  EXPECT_TRUE(theirs.acquire(&conflict));
 }
 
 TEST_P(GatesOn, AViewNeedsPossession) {
-  Refusal refusal;
+  Conflict conflict;
   Sight view(read(here_[0])), writer(write(here_[0]));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kNoPossession);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return view.open(r); }), Conflict::Reason::kNoPossession);
   CellLease lease(read(here_[0]));
-  ASSERT_TRUE(lease.acquire(&refusal));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return writer.open(r); }), Refusal::Reason::kOwnLease);
+  ASSERT_TRUE(lease.acquire(&conflict));
+  EXPECT_EQ(reason_of([&](Conflict* r) { return writer.open(r); }), Conflict::Reason::kOwnLease);
   std::thread([&] {
     Sight other(read(here_[0]));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return other.open(r); }), Refusal::Reason::kNoPossession);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return other.open(r); }), Conflict::Reason::kNoPossession);
   }).join();
   lease.detach();
   EXPECT_EQ(here_.gates[0]->disowned, 1);
   std::thread([&] {
-    EXPECT_TRUE(view.open(&refusal)) << "a lease that belongs to nobody is everybody's";
-    EXPECT_EQ(reason_of([&](Refusal* r) { return writer.open(r); }), Refusal::Reason::kNoPossession);
+    EXPECT_TRUE(view.open(&conflict)) << "a lease that belongs to nobody is everybody's";
+    EXPECT_EQ(reason_of([&](Conflict* r) { return writer.open(r); }), Conflict::Reason::kNoPossession);
     View weakened;
     describe(write(here_[0]), weakened);
-    EXPECT_EQ(try_open_view(weakened, true, &refusal), Appended::kGranted);
+    EXPECT_EQ(try_open_view(weakened, true, &conflict), Appended::kGranted);
     EXPECT_EQ(weakened.access, Access::kRead);
     close_view(weakened);
   }).join();
@@ -164,15 +164,15 @@ TEST_P(GatesOn, AViewNeedsPossession) {
 }
 
 TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
-  Refusal refusal;
+  Conflict conflict;
   const auto call = [&](const Wanted& wanted, int64_t timeout_ns = -1) {
-    std::array<Entry, 1> entry;
-    describe(wanted, entry[0]);
-    BlockingClaim claim(Party::kCall, entry);
-    claim.owner = current_actor();
-    if (!claim.acquire(Deadline(timeout_ns), &refusal)) return false;
+    std::array<RequestPart, 1> part;
+    describe(wanted, part[0]);
+    BlockingRequest request(HolderKind::kCall, part);
+    request.owner = current_actor();
+    if (!request.acquire(Deadline(timeout_ns), &conflict)) return false;
     EXPECT_TRUE(late_.holds(1, {wanted.begin, wanted.end}, wanted.access));
-    release(claim);
+    release(request);
     return true;
   };
   EXPECT_TRUE(call(write(here_[0])));
@@ -185,12 +185,12 @@ TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
   }
   const uint64_t before = late_.turns_taken();
   CellLease lease(write(here_[0]));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   EXPECT_TRUE(call(write(here_[0])));
   lease.detach();
   std::thread([&] { EXPECT_TRUE(call(write(here_[0]))); }).join();
   Sight view(write(here_[0], 0, 4));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   lease.release();
   EXPECT_TRUE(call(write(here_[0], 1, 3))) << "the view continues the lease for the thread that took it";
   std::thread([&] { EXPECT_FALSE(call(write(here_[0], 1, 3), kSoon)); }).join();
@@ -225,14 +225,14 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
   for (const bool is_late : {false, true}) {
     std::optional<Elsewhere> there;
     if (is_late) there.emplace(write(there_[0]));
-    if (!is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    if (!is_late) late_.refuse_next(Conflict::Reason::kOwnerDied);
     const uint64_t version = here_.gates[1]->version();
     std::atomic<int> told{0};
     const Ref<Op> op = push({read(here_[0]), write(here_[1]), write(out)}, [] { FAIL(); });
     DoneCall done{[](void* n) { ++*static_cast<std::atomic<int>*>(n); }, &told};
     op->call_when_done(&done);
     const Ref<Op> after = push({read(out)}, [] { FAIL(); });
-    if (is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    if (is_late) late_.refuse_next(Conflict::Reason::kOwnerDied);
     there.reset();
     wait(after);
     EXPECT_EQ(told, 1);
@@ -247,7 +247,7 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
     EXPECT_EQ(take_failures(), 1U);
     wait(push({overwrite(here_[1]), overwrite(out)}, [] {}));
   }
-  late_.refuse_next(Refusal::Reason::kOwnerDied);
+  late_.refuse_next(Conflict::Reason::kOwnerDied);
   const Ref<Op> heals = push({overwrite(here_[0])}, [] {});
   wait(heals);
   EXPECT_FALSE(heals->failure()) << "who overwrites all does not care who died";
@@ -256,25 +256,25 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
 TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {
   std::optional<Elsewhere> there(std::in_place, write(there_[0]));
   std::atomic<int> told{0};
-  Refusal refusal;
+  Conflict conflict;
   {
     CellLease lease(read(here_[0]));
-    Request request;
-    ASSERT_EQ(lease.request(&request, &told, &refusal), Appended::kWaiting);
+    PendingRequest pending;
+    ASSERT_EQ(lease.submit(&pending, &told, &conflict), Appended::kWaiting);
     Sight view(read(here_[0]));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kNoPossession)
+    EXPECT_EQ(reason_of([&](Conflict* r) { return view.open(r); }), Conflict::Reason::kNoPossession)
         << "its own thread does not act under it yet";
     EXPECT_TRUE(lease.cancel());
-    WaitGraph::instance().leave(&request.waiter);
+    WaitGraph::instance().leave(&pending.waiter);
     EXPECT_EQ(late_.records(), 1U);
-    EXPECT_FALSE(here_[0].queue.has_entries());
+    EXPECT_FALSE(here_[0].queue.has_parts());
   }
   CellLease lease(read(here_[0]));
-  Request request;
-  ASSERT_EQ(lease.request(&request, &told, &refusal), Appended::kWaiting);
+  PendingRequest pending;
+  ASSERT_EQ(lease.submit(&pending, &told, &conflict), Appended::kWaiting);
   there.reset();
   while (told == 0) std::this_thread::yield();
-  EXPECT_FALSE(request.is_refused);
+  EXPECT_FALSE(pending.is_refused);
   EXPECT_TRUE(late_.holds(1, {0, 8}, Access::kRead));
   EXPECT_FALSE(lease.cancel()) << "it has been granted";
   lease.release();
@@ -285,41 +285,41 @@ TEST_P(GatesOn, ARefusedRequestSaysWhyAndStandsInNobodysWay) {
   for (const bool is_late : {false, true}) {
     std::optional<Elsewhere> there;
     if (is_late) there.emplace(write(there_[0]));
-    if (!is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    if (!is_late) late_.refuse_next(Conflict::Reason::kOwnerDied);
     std::atomic<int> told{0};
-    Refusal refusal;
+    Conflict conflict;
     CellLease lease(write(here_[0]));
-    Request request;
-    EXPECT_EQ(lease.request(&request, &told, &refusal), is_late ? Appended::kWaiting : Appended::kGranted);
-    if (is_late) late_.refuse_next(Refusal::Reason::kOwnerDied);
+    PendingRequest pending;
+    EXPECT_EQ(lease.submit(&pending, &told, &conflict), is_late ? Appended::kWaiting : Appended::kGranted);
+    if (is_late) late_.refuse_next(Conflict::Reason::kOwnerDied);
     there.reset();
     while (is_late && told == 0) std::this_thread::yield();
     EXPECT_EQ(told, is_late ? 1 : 0);
-    EXPECT_TRUE(request.is_refused);
-    EXPECT_EQ(request.refusal.reason, Refusal::Reason::kOwnerDied);
-    EXPECT_EQ(request.refusal.entry->home, &here_[0].home);
-    EXPECT_FALSE(here_[0].queue.has_entries());
+    EXPECT_TRUE(pending.is_refused);
+    EXPECT_EQ(pending.conflict.reason, Conflict::Reason::kOwnerDied);
+    EXPECT_EQ(pending.conflict.part->home, &here_[0].home);
+    EXPECT_FALSE(here_[0].queue.has_parts());
   }
 }
 
 TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
   Elsewhere first(write(there_[1])), second(write(there_[0]));
-  std::array<Entry, 2> entries;
-  describe(write(here_[0]), entries[0]);
-  describe(write(here_[1]), entries[1]);
-  BlockingClaim both(Party::kLease, entries);
+  std::array<RequestPart, 2> parts;
+  describe(write(here_[0]), parts[0]);
+  describe(write(here_[1]), parts[1]);
+  BlockingRequest both(HolderKind::kLease, parts);
   both.owner = current_actor();
   std::atomic<int> told{0};
-  Request request;
-  request.done = [](void* n) { ++*static_cast<std::atomic<int>*>(n); };
-  request.context = &told;
-  Refusal refusal;
-  ASSERT_EQ(both.request(&request, &refusal), Appended::kWaiting);
+  PendingRequest pending;
+  pending.done = [](void* n) { ++*static_cast<std::atomic<int>*>(n); };
+  pending.context = &told;
+  Conflict conflict;
+  ASSERT_EQ(both.submit(&pending, &conflict), Appended::kWaiting);
   first.end();
   while (!early_.holds(1, {0, 8}, Access::kWrite)) std::this_thread::yield();
   // It is on its way to the second gate, or waits there.
   if (cancel(both)) {
-    WaitGraph::instance().leave(&request.waiter);
+    WaitGraph::instance().leave(&pending.waiter);
     EXPECT_EQ(told, 0);
   } else {
     while (told == 0) std::this_thread::yield();
@@ -334,10 +334,10 @@ TEST_P(GatesOn, ABodyDoesNotWaitAtAGate) {
   const Ref<Op> op = make({write(here_[1])}, [&](Op* self) {
     here_[0].queue.set_birth(self->number());
     CellLease lease(read(here_[0]));
-    EXPECT_EQ(refused(lease, -1), Refusal::Reason::kInBody);
+    EXPECT_EQ(refused(lease, -1), Conflict::Reason::kInBody);
     CellLease nested(write(here_[1]));
-    Refusal refusal;
-    EXPECT_TRUE(nested.acquire(&refusal)) << "under its own entry it may take what it wants";
+    Conflict conflict;
+    EXPECT_TRUE(nested.acquire(&conflict)) << "under its own part it may take what it wants";
     nested.release();
     self->complete();
   });
@@ -347,18 +347,18 @@ TEST_P(GatesOn, ABodyDoesNotWaitAtAGate) {
 }
 
 TEST_P(GatesOn, TheDeadlineOfALeaseHoldsAtTheGateToo) {
-  Refusal refusal;
+  Conflict conflict;
   Elsewhere there(read(there_[0]));
   CellLease reader(read(here_[0]));
-  ASSERT_TRUE(reader.acquire(&refusal));
+  ASSERT_TRUE(reader.acquire(&conflict));
   reader.release();
   CellLease now(write(here_[0]));
-  EXPECT_EQ(refused(now, 0), Refusal::Reason::kTimeout);
+  EXPECT_EQ(refused(now, 0), Conflict::Reason::kTimeout);
   std::latch asked(1);
   std::thread behind([&] {  // the local queue, then the gate
     CellLease lease(write(here_[0]));
     asked.count_down();
-    EXPECT_EQ(refused(lease, 20 * kSoon), Refusal::Reason::kTimeout);
+    EXPECT_EQ(refused(lease, 20 * kSoon), Conflict::Reason::kTimeout);
   });
   asked.wait();
   behind.join();
@@ -366,11 +366,11 @@ TEST_P(GatesOn, TheDeadlineOfALeaseHoldsAtTheGateToo) {
 
 TEST(Gates, AGateIsNoBusinessOfOtherMemory) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   Sight view(write(cell));
-  EXPECT_TRUE(view.open(&refusal));
+  EXPECT_TRUE(view.open(&conflict));
   CellLease lease(write(cell));
-  EXPECT_TRUE(lease.acquire(&refusal));
+  EXPECT_TRUE(lease.acquire(&conflict));
 }
 
 }  // namespace

@@ -59,13 +59,13 @@ class RandomSums {
     std::vector<Wanted> wanted;
     for (const size_t i : from) wanted.push_back(read(*cells_[i]));
     wanted.push_back(write(*cells_[to]));
-    Refusal refusal;
+    Conflict conflict;
     ASSERT_TRUE(Engine::instance().push(make(wanted,
                                              [this, &history, from, to, asker, nth](Op* op) {
                                                run(history, from, to, {op->number(), asker, nth});
                                                op->complete();
                                              }),
-                                        OnHost::kRaise, &refusal));
+                                        OnHost::kRaise, &conflict));
   }
 
   void check() const {
@@ -76,14 +76,14 @@ class RandomSums {
 
  private:
   struct Who {
-    uint64_t claim;
+    uint64_t request;
     uint32_t asker;
     uint64_t nth;
   };
   void run(History& history, const std::vector<size_t>& from, size_t to, const Who& who) {
     const auto note = [&](const Wanted& w) {
-      return std::make_unique<History::Scope>(history,
-                                              CellAccess{w, Party::kOp, who.claim, who.asker, who.nth, 0, 0});
+      return std::make_unique<History::Scope>(
+          history, CellAccess{w, HolderKind::kOp, who.request, who.asker, who.nth, 0, 0});
     };
     std::vector<std::unique_ptr<History::Scope>> scopes;
     for (const size_t i : from) scopes.push_back(note(read(*cells_[i])));
@@ -137,9 +137,9 @@ TEST_P(LawsOn, AnOpOnFreshMemoryWaitsForNothing) {
   const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 1; });
   wait(op);
   EXPECT_EQ(cell.value, 1);
-  Refusal refusal;
+  Conflict conflict;
   CellLease fresh(write(cell));
-  EXPECT_TRUE(fresh.acquire(&refusal, 0));
+  EXPECT_TRUE(fresh.acquire(&conflict, 0));
 }
 
 // The queue only keeps count; what a version means is the arrays' business.
@@ -165,20 +165,20 @@ TEST(Laws, ReadersRunTogether) {
 TEST(Laws, WhoReadsWaitsForTheWriterAndNotForReaders) {
   Engine::instance().set_executor("pool", 2);
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   std::latch may_end(1);
   const Ref<Op> reader = push({read(cell)}, [&may_end] { may_end.wait(); });
   {
     CellLease lease(read(cell));
-    EXPECT_TRUE(lease.acquire(&refusal, 0));
+    EXPECT_TRUE(lease.acquire(&conflict, 0));
     std::thread([&] {
-      Refusal r;
+      Conflict r;
       CellLease other(write(cell));
-      EXPECT_EQ(reason_of([&](Refusal* why) { return other.acquire(why, 1'000'000); }),
-                Refusal::Reason::kTimeout);
+      EXPECT_EQ(reason_of([&](Conflict* why) { return other.acquire(why, 1'000'000); }),
+                Conflict::Reason::kTimeout);
     }).join();
   }
-  EXPECT_FALSE(Engine::instance().wait_all(Deadline(1'000'000), &refusal));
+  EXPECT_FALSE(Engine::instance().wait_all(Deadline(1'000'000), &conflict));
   may_end.count_down();
   wait_all();
   EXPECT_TRUE(reader->is_done());
@@ -246,26 +246,26 @@ Ref<Op> new_counted(Cell& cell, std::atomic<int>& drops) {
   const Work work{&drops, [](void*, Op* op) { op->complete(); },
                   [](void* context) { ++*static_cast<std::atomic<int>*>(context); }};
   Ref<Op> op = Op::create(work, 1, "counted", nullptr);
-  describe(write(cell), op->entries[0]);
+  describe(write(cell), op->parts[0]);
   return op;
 }
 
 TEST_P(LawsOn, WhatAnOpOwnsIsDroppedOnceWhetherItRunsOrNot) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   std::atomic<int> drops{0};
   Engine& engine = Engine::instance();
-  ASSERT_TRUE(engine.push(new_counted(cell, drops), OnHost::kRaise, &refusal));
+  ASSERT_TRUE(engine.push(new_counted(cell, drops), OnHost::kRaise, &conflict));
   wait_all();
   EXPECT_EQ(drops, 1) << "it has run";
   wait(push_failing({write(cell)}));
-  ASSERT_TRUE(engine.push(new_counted(cell, drops), OnHost::kRaise, &refusal));
+  ASSERT_TRUE(engine.push(new_counted(cell, drops), OnHost::kRaise, &conflict));
   wait_all();
   EXPECT_EQ(drops, 2) << "it was skipped";
   Sight view(read(cell));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> refused = new_counted(cell, drops);
-  EXPECT_FALSE(engine.push(refused, OnHost::kRaise, &refusal));
+  EXPECT_FALSE(engine.push(refused, OnHost::kRaise, &conflict));
   EXPECT_EQ(refused->give_up(), &drops) << "it was refused, and is its maker's again";
   EXPECT_EQ(drops, 2);
 }

@@ -44,40 +44,40 @@ class LoneLease : public testing::Test {
   void TearDown() override {
     wait_all();
     set_wait_hooks({});
-    EXPECT_FALSE(cell.queue.has_entries());
+    EXPECT_FALSE(cell.queue.has_parts());
     EXPECT_FALSE(cell.queue.has_views());
     EXPECT_FALSE(cell.queue.has_bound_views());
   }
 
   Cell cell, other;
-  Refusal refusal;
+  Conflict conflict;
 };
 
 // A synchronous call over some cells.
 class Call {
  public:
   explicit Call(std::initializer_list<Wanted> wanted)
-      : claim_(Party::kCall, std::span(entries_).first(wanted.size())) {
+      : request_(HolderKind::kCall, std::span(parts_).first(wanted.size())) {
     size_t i = 0;
-    for (const Wanted& w : wanted) describe(w, entries_[i++]);
-    claim_.owner = actor_of_task(0);
+    for (const Wanted& w : wanted) describe(w, parts_[i++]);
+    request_.owner = actor_of_task(0);
   }
-  bool begin(Refusal* refusal, int64_t timeout_ns = kWatchdogNs) {
-    return is_held_ = claim_.acquire(Deadline(timeout_ns), refusal);
+  bool begin(Conflict* conflict, int64_t timeout_ns = kWatchdogNs) {
+    return is_held_ = request_.acquire(Deadline(timeout_ns), conflict);
   }
   void end() {
-    if (std::exchange(is_held_, false)) impl::release(claim_);
+    if (std::exchange(is_held_, false)) impl::release(request_);
   }
   ~Call() { end(); }
 
  private:
-  std::array<Entry, 2> entries_;
-  BlockingClaim claim_;
+  std::array<RequestPart, 2> parts_;
+  BlockingRequest request_;
   bool is_held_ = false;
 };
 
-Refusal::Reason refused_in_another_thread(const std::function<bool(Refusal*)>& attempt) {
-  Refusal::Reason reason{};
+Conflict::Reason refused_in_another_thread(const std::function<bool(Conflict*)>& attempt) {
+  Conflict::Reason reason{};
   std::thread([&] { reason = reason_of(attempt); }).join();
   return reason;
 }
@@ -87,34 +87,34 @@ void in_another_thread(const std::function<void()>& body) { std::thread(body).jo
 TEST_F(LoneLease, ACallOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
   for (const Access kept : {Access::kRead, Access::kWrite}) {
     Sight view(kept == Access::kRead ? read(cell) : write(cell));
-    ASSERT_TRUE(view.open(&refusal));
+    ASSERT_TRUE(view.open(&conflict));
     CellLease lease(write(cell));
-    ASSERT_TRUE(lease.acquire(&refusal, 0)) << "a kept view is in no lease's way";
-    EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({read(cell)}).begin(r, kSoon); }),
-              Refusal::Reason::kTimeout);
+    ASSERT_TRUE(lease.acquire(&conflict, 0)) << "a kept view is in no lease's way";
+    EXPECT_EQ(refused_in_another_thread([&](Conflict* r) { return Call({read(cell)}).begin(r, kSoon); }),
+              Conflict::Reason::kTimeout);
     EXPECT_EQ(
-        refused_in_another_thread([&](Refusal* r) { return Call({write(cell, 0, 2)}).begin(r, kSoon); }),
-        Refusal::Reason::kTimeout);
+        refused_in_another_thread([&](Conflict* r) { return Call({write(cell, 0, 2)}).begin(r, kSoon); }),
+        Conflict::Reason::kTimeout);
     Call mine({write(cell)});
-    EXPECT_TRUE(mine.begin(&refusal, 0)) << "the thread of the lease acts under it";
+    EXPECT_TRUE(mine.begin(&conflict, 0)) << "the thread of the lease acts under it";
   }
 }
 
 TEST_F(LoneLease, ANewViewOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
   Sight kept(write(cell));
-  ASSERT_TRUE(kept.open(&refusal));
+  ASSERT_TRUE(kept.open(&conflict));
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal, 0));
-  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Sight(read(cell)).open(r, kSoon); }),
-            Refusal::Reason::kTimeout);
+  ASSERT_TRUE(lease.acquire(&conflict, 0));
+  EXPECT_EQ(refused_in_another_thread([&](Conflict* r) { return Sight(read(cell)).open(r, kSoon); }),
+            Conflict::Reason::kTimeout);
   cell.value = 1;
   std::thread viewer([&] {
-    Refusal r;
+    Conflict r;
     Sight late(read(cell));
     EXPECT_TRUE(late.open(&r, kWatchdogNs));
     EXPECT_EQ(cell.value, 2);
   });
-  await_entries(cell, 2);
+  await_parts(cell, 2);
   cell.value = 2;
   lease.release();
   viewer.join();
@@ -122,31 +122,31 @@ TEST_F(LoneLease, ANewViewOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
 
 TEST_F(LoneLease, AReadLeaseIsInNoWayOfReadsAndInThatOfWrites) {
   Sight kept(write(cell));
-  ASSERT_TRUE(kept.open(&refusal));
+  ASSERT_TRUE(kept.open(&conflict));
   CellLease lease(read(cell));
-  ASSERT_TRUE(lease.acquire(&refusal, 0));
+  ASSERT_TRUE(lease.acquire(&conflict, 0));
   in_another_thread([&] {
-    Refusal r;
+    Conflict r;
     EXPECT_TRUE(Call({read(cell)}).begin(&r, 0));
     EXPECT_TRUE(Sight(read(cell)).open(&r, 0));
-    EXPECT_EQ(reason_of([&](Refusal* why) { return Call({write(cell)}).begin(why, kSoon); }),
-              Refusal::Reason::kTimeout);
-    EXPECT_EQ(reason_of([&](Refusal* why) { return Sight(write(cell)).open(why, kSoon); }),
-              Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) { return Call({write(cell)}).begin(why, kSoon); }),
+              Conflict::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) { return Sight(write(cell)).open(why, kSoon); }),
+              Conflict::Reason::kTimeout);
   });
 }
 
 TEST_F(LoneLease, ACallTakesAllThatItUsesAtOnceOrNothing) {
   CellLease lease(write(other));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   std::thread caller([&] {
-    Refusal r;
+    Conflict r;
     Call both({write(cell), read(other)});
     EXPECT_TRUE(both.begin(&r));
   });
-  await_entries(other, 2);
+  await_parts(other, 2);
   Call mine({read(other)});
-  EXPECT_TRUE(mine.begin(&refusal, 0));
+  EXPECT_TRUE(mine.begin(&conflict, 0));
   mine.end();
   lease.release();
   caller.join();
@@ -155,20 +155,20 @@ TEST_F(LoneLease, ACallTakesAllThatItUsesAtOnceOrNothing) {
 // The host would wait for itself: for the lease, which waits for the op, which waits for the view.
 TEST_F(LoneLease, WhoHoldsAViewGoesBeforeWhatWaitsForItAlsoThroughOthers) {
   std::optional<Sight> view(std::in_place, write(cell));
-  ASSERT_TRUE(view->open(&refusal));
+  ASSERT_TRUE(view->open(&conflict));
   const Ref<Op> op = push({read(cell)}, [] {}, OnHost::kWait);
   std::thread leaser([&] {
-    Refusal r;
+    Conflict r;
     CellLease behind(write(cell));
     EXPECT_TRUE(behind.acquire(&r, kWatchdogNs));
   });
-  await_entries(cell, 2);
+  await_parts(cell, 2);
   Call reader({read(cell)}), writer({write(cell)});
-  EXPECT_TRUE(reader.begin(&refusal)) << "it waits for the lease behind the op";
+  EXPECT_TRUE(reader.begin(&conflict)) << "it waits for the lease behind the op";
   reader.end();
-  EXPECT_TRUE(writer.begin(&refusal));
+  EXPECT_TRUE(writer.begin(&conflict));
   writer.end();
-  EXPECT_TRUE(Sight(read(cell)).open(&refusal));
+  EXPECT_TRUE(Sight(read(cell)).open(&conflict));
   view.reset();
   leaser.join();
   wait(op);
@@ -176,20 +176,20 @@ TEST_F(LoneLease, WhoHoldsAViewGoesBeforeWhatWaitsForItAlsoThroughOthers) {
 
 TEST_F(LoneLease, WhoGoesBeforeOthersWaitsForWhatHasBeenGranted) {
   Sight view(write(cell));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> op = push({read(cell, 4, 8)}, [] {}, OnHost::kWait);
   CellLease granted(write(cell, 0, 4));
-  ASSERT_TRUE(granted.acquire(&refusal, 0));
-  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({write(cell)}).begin(r, kSoon); }),
-            Refusal::Reason::kTimeout);
+  ASSERT_TRUE(granted.acquire(&conflict, 0));
+  EXPECT_EQ(refused_in_another_thread([&](Conflict* r) { return Call({write(cell)}).begin(r, kSoon); }),
+            Conflict::Reason::kTimeout);
   std::thread caller([&] {
-    Refusal r;
+    Conflict r;
     Call call({write(cell)});
     EXPECT_TRUE(call.begin(&r));
   });
-  await_entries(cell, 3);
+  await_parts(cell, 3);
   CellLease nested(read(cell, 0, 1));
-  EXPECT_TRUE(nested.acquire(&refusal, 0)) << "under the lease";
+  EXPECT_TRUE(nested.acquire(&conflict, 0)) << "under the lease";
   granted.release();
   nested.release();
   caller.join();
@@ -199,11 +199,11 @@ TEST_F(LoneLease, WhoGoesBeforeOthersWaitsForWhatHasBeenGranted) {
 
 TEST_F(LoneLease, WhatWouldWaitForAnOpThatWaitsForViewsIsRefusedIfNoViewAllowsIt) {
   Sight view(read(cell));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> op = push({write(cell)}, [] {}, OnHost::kWait);
-  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }),
-            Refusal::Reason::kWaitsForHost);
-  EXPECT_TRUE(Call({read(cell)}).begin(&refusal));
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Call({write(cell)}).begin(r); }),
+            Conflict::Reason::kWaitsForHost);
+  EXPECT_TRUE(Call({read(cell)}).begin(&conflict));
   view.close();
   wait(op);
 }
@@ -213,8 +213,8 @@ class BoundView : public LoneLease {
   // Ends a lease of this thread under which the view was taken.
   void bind(Sight& view, const Wanted& wanted) {
     CellLease lease(wanted);
-    ASSERT_TRUE(lease.acquire(&refusal));
-    ASSERT_TRUE(view.open(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
+    ASSERT_TRUE(view.open(&conflict));
     EXPECT_TRUE(lease.release()) << "a view lives on";
   }
 };
@@ -222,36 +222,36 @@ class BoundView : public LoneLease {
 TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
   Sight view(write(cell), "train.py:12");
   bind(view, write(cell));
-  Obstacle obstacle;
+  Holder holder;
   in_another_thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease lease(read(cell));
-    EXPECT_EQ(reason_of([&](Refusal* why) {
+    EXPECT_EQ(reason_of([&](Conflict* why) {
                 const bool is_held = lease.acquire(why, kSoon);
-                obstacle = why->obstacle;
+                holder = why->holder;
                 return is_held;
               }),
-              Refusal::Reason::kTimeout);
-    EXPECT_EQ(reason_of([&](Refusal* why) { return Call({read(cell)}).begin(why, kSoon); }),
-              Refusal::Reason::kTimeout);
-    EXPECT_EQ(reason_of([&](Refusal* why) { return Sight(read(cell)).open(why, kSoon); }),
-              Refusal::Reason::kTimeout);
-    EXPECT_EQ(reason_of([&](Refusal* why) {
+              Conflict::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) { return Call({read(cell)}).begin(why, kSoon); }),
+              Conflict::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) { return Sight(read(cell)).open(why, kSoon); }),
+              Conflict::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) {
                 const Ref<Op> op = make({read(cell)}, [](Op* self) { self->complete(); });
                 return submit(op, OnHost::kRaise, why);
               }),
-              Refusal::Reason::kHostView);
+              Conflict::Reason::kHostView);
   });
-  EXPECT_EQ(obstacle.party, Party::kView);
-  EXPECT_STREQ(obstacle.site, "train.py:12");
-  EXPECT_EQ(obstacle.thread, this_thread.number);
+  EXPECT_EQ(holder.kind, HolderKind::kView);
+  EXPECT_STREQ(holder.site, "train.py:12");
+  EXPECT_EQ(holder.thread, this_thread.number);
   std::thread next([&] {
-    Refusal r;
+    Conflict r;
     CellLease lease(write(cell));
     EXPECT_TRUE(lease.acquire(&r, kWatchdogNs));
     EXPECT_EQ(cell.value, 7);
   });
-  await_entries(cell, 1);
+  await_parts(cell, 1);
   cell.value = 7;
   view.close();
   next.join();
@@ -261,14 +261,15 @@ TEST_F(BoundView, ABoundViewForReadingIsInNoWayOfReads) {
   Sight view(read(cell));
   bind(view, write(cell));
   in_another_thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease lease(read(cell));
     EXPECT_TRUE(lease.acquire(&r, 0));
     EXPECT_TRUE(Call({read(cell)}).begin(&r, 0));
     EXPECT_TRUE(Sight(read(cell)).open(&r, 0));
     lease.release();
     CellLease writer(write(cell));
-    EXPECT_EQ(reason_of([&](Refusal* why) { return writer.acquire(why, kSoon); }), Refusal::Reason::kTimeout);
+    EXPECT_EQ(reason_of([&](Conflict* why) { return writer.acquire(why, kSoon); }),
+              Conflict::Reason::kTimeout);
   });
 }
 
@@ -276,7 +277,7 @@ TEST_F(BoundView, OtherBytesAreFree) {
   Sight view(write(cell, 0, 4));
   bind(view, write(cell));
   in_another_thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease lease(write(cell, 4, 8));
     EXPECT_TRUE(lease.acquire(&r, 0));
   });
@@ -286,17 +287,17 @@ TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
   Sight view(write(cell));
   bind(view, write(cell));
   std::thread next([&] {
-    Refusal r;
+    Conflict r;
     CellLease lease(write(cell));
     EXPECT_TRUE(lease.acquire(&r, kWatchdogNs));
   });
-  await_entries(cell, 1);
-  EXPECT_TRUE(Call({write(cell)}).begin(&refusal)) << "it waits for who waits for it";
-  EXPECT_TRUE(Sight(write(cell)).open(&refusal));
+  await_parts(cell, 1);
+  EXPECT_TRUE(Call({write(cell)}).begin(&conflict)) << "it waits for who waits for it";
+  EXPECT_TRUE(Sight(write(cell)).open(&conflict));
   CellLease again(write(cell));
-  EXPECT_TRUE(again.acquire(&refusal, kWatchdogNs));
+  EXPECT_TRUE(again.acquire(&conflict, kWatchdogNs));
   CellLease nested(read(cell, 0, 2));
-  EXPECT_TRUE(nested.acquire(&refusal, kWatchdogNs));
+  EXPECT_TRUE(nested.acquire(&conflict, kWatchdogNs));
   nested.release();
   view.close();
   EXPECT_EQ(cell.queue.has_bound_views(), false);
@@ -308,29 +309,30 @@ TEST_F(BoundView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
   Sight view(write(cell, 0, 4));
   bind(view, write(cell, 0, 4));
   CellLease all(write(cell));
-  EXPECT_TRUE(all.acquire(&refusal, kWatchdogNs));
+  EXPECT_TRUE(all.acquire(&conflict, kWatchdogNs));
   all.release();
-  EXPECT_TRUE(Call({write(cell, 2, 8)}).begin(&refusal));
+  EXPECT_TRUE(Call({write(cell, 2, 8)}).begin(&conflict));
 }
 
 TEST_F(BoundView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
   Sight view(read(cell), "train.py:12");
   bind(view, write(cell));
   CellLease lease(write(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) {
+  EXPECT_EQ(reason_of([&](Conflict* r) {
               const bool is_held = lease.acquire(r, kWatchdogNs);
-              refusal = *r;
+              conflict = *r;
               return is_held;
             }),
-            Refusal::Reason::kDeadlock);
-  EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
-  EXPECT_EQ(reason_of([&](Refusal* r) { return Call({write(cell)}).begin(r); }), Refusal::Reason::kDeadlock);
-  EXPECT_EQ(reason_of([&](Refusal* r) { return Sight(write(cell)).open(r, kWatchdogNs); }),
-            Refusal::Reason::kDeadlock);
+            Conflict::Reason::kDeadlock);
+  EXPECT_STREQ(conflict.holder.site, "train.py:12");
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Call({write(cell)}).begin(r); }),
+            Conflict::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Sight(write(cell)).open(r, kWatchdogNs); }),
+            Conflict::Reason::kDeadlock);
   std::atomic<int> told{0};
-  Request request;
-  EXPECT_EQ(lease.request(&request, &told, &refusal), Appended::kRefused);
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  PendingRequest pending;
+  EXPECT_EQ(lease.submit(&pending, &told, &conflict), Appended::kRefused);
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
 }
 
 TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
@@ -341,7 +343,7 @@ TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
     collect_garbage = nullptr;
   };
   CellLease lease(write(cell));
-  EXPECT_TRUE(lease.acquire(&refusal, kWatchdogNs));
+  EXPECT_TRUE(lease.acquire(&conflict, kWatchdogNs));
   lease.release();
   bind(view, write(cell));
   collect_garbage = [&] {
@@ -349,8 +351,8 @@ TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
     collect_garbage = nullptr;
   };
   std::atomic<int> told{0};
-  Request request;
-  const Appended appended = lease.request(&request, &told, &refusal);
+  PendingRequest pending;
+  const Appended appended = lease.submit(&pending, &told, &conflict);
   ASSERT_NE(appended, Appended::kRefused);
   EXPECT_EQ(told, appended == Appended::kWaiting ? 1 : 0);
   lease.release();
@@ -363,13 +365,13 @@ TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
   std::atomic<bool> is_told{false};
   // The one that closes the circle is told: which one that is, depends on their speed.
   const auto is_deadlock = [](CellLease& lease) {
-    Refusal r;
+    Conflict r;
     if (lease.acquire(&r, kWatchdogNs)) return false;
-    EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+    EXPECT_EQ(r.reason, Conflict::Reason::kDeadlock);
     return true;
   };
   std::thread thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease mine(write(other));
     ASSERT_TRUE(mine.acquire(&r));
     has_other = true;
@@ -377,7 +379,7 @@ TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
     is_told = is_deadlock(crossed);
   });
   while (!has_other) std::this_thread::yield();
-  await_entries(cell, 1);
+  await_parts(cell, 1);
   CellLease crossed(write(other));
   EXPECT_TRUE(is_deadlock(crossed) || is_told);
   view.close();
@@ -389,15 +391,15 @@ TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitFo
   Ref<Op> op;
   {
     CellLease lease(write(cell));
-    ASSERT_TRUE(lease.acquire(&refusal));
-    ASSERT_TRUE(view.open(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
+    ASSERT_TRUE(view.open(&conflict));
     op = push({write(cell)}, [&] { ++cell.value; });
     lease.release();
   }
-  EXPECT_TRUE(Call({read(cell)}).begin(&refusal)) << "it reads what stands before the op";
+  EXPECT_TRUE(Call({read(cell)}).begin(&conflict)) << "it reads what stands before the op";
   EXPECT_EQ(cell.value, 0);
-  EXPECT_EQ(reason_of([&](Refusal* r) { return op->wait(Deadline(kWatchdogNs), r); }),
-            Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return op->wait(Deadline(kWatchdogNs), r); }),
+            Conflict::Reason::kDeadlock);
   view.close();
   wait(op);
   EXPECT_EQ(cell.value, 1);
@@ -406,10 +408,10 @@ TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitFo
 TEST_F(BoundView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
   Sight view(write(cell));
   CellLease outer(write(cell));
-  ASSERT_TRUE(outer.acquire(&refusal));
+  ASSERT_TRUE(outer.acquire(&conflict));
   CellLease inner(write(cell));
-  ASSERT_TRUE(inner.acquire(&refusal));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(inner.acquire(&conflict));
+  ASSERT_TRUE(view.open(&conflict));
   EXPECT_FALSE(inner.release());
   EXPECT_FALSE(cell.queue.has_bound_views());
   EXPECT_TRUE(outer.release());
@@ -419,30 +421,30 @@ TEST_F(BoundView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
 TEST_F(BoundView, OfADetachedLeaseItIsOfTheThreadThatTookIt) {
   Sight view(write(cell));
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
-  ASSERT_TRUE(view.open(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
+  ASSERT_TRUE(view.open(&conflict));
   lease.detach();
   in_another_thread([&] { EXPECT_TRUE(lease.release()); });
-  EXPECT_TRUE(Call({write(cell)}).begin(&refusal));
-  EXPECT_EQ(refused_in_another_thread([&](Refusal* r) { return Call({read(cell)}).begin(r, kSoon); }),
-            Refusal::Reason::kTimeout);
+  EXPECT_TRUE(Call({write(cell)}).begin(&conflict));
+  EXPECT_EQ(refused_in_another_thread([&](Conflict* r) { return Call({read(cell)}).begin(r, kSoon); }),
+            Conflict::Reason::kTimeout);
 }
 
 TEST_F(BoundView, OfATaskItIsThatTasks) {
   Sight view(write(cell));
   task_here = 1;
   bind(view, write(cell));
-  EXPECT_TRUE(Call({write(cell)}).begin(&refusal));
+  EXPECT_TRUE(Call({write(cell)}).begin(&conflict));
   CellLease again(write(cell));
-  EXPECT_TRUE(again.acquire(&refusal, 0));
+  EXPECT_TRUE(again.acquire(&conflict, 0));
   again.release();
   task_here = 2;
   CellLease of_other(read(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return of_other.acquire(r); }), Refusal::Reason::kDeadlock)
+  EXPECT_EQ(reason_of([&](Conflict* r) { return of_other.acquire(r); }), Conflict::Reason::kDeadlock)
       << "none of its tasks goes on while the thread sleeps";
   std::atomic<int> told{0};
-  Request request;
-  ASSERT_EQ(of_other.request(&request, &told, &refusal), Appended::kWaiting);
+  PendingRequest pending;
+  ASSERT_EQ(of_other.submit(&pending, &told, &conflict), Appended::kWaiting);
   view.close();
   EXPECT_EQ(told, 1);
   of_other.release();
@@ -455,8 +457,8 @@ TEST_F(BoundView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
   in_another_thread([&] {
     for (int i = 0; i < 2; ++i) {
       CellLease lease(read(cell));
-      EXPECT_EQ(reason_of([&](Refusal* r) { return lease.acquire(r, 1'200'000'000); }),
-                Refusal::Reason::kTimeout);
+      EXPECT_EQ(reason_of([&](Conflict* r) { return lease.acquire(r, 1'200'000'000); }),
+                Conflict::Reason::kTimeout);
     }
   });
   ASSERT_EQ(reports.size(), 1u);
@@ -481,8 +483,8 @@ TEST_F(BoundView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
         Cell& c = cells[random() % 2];
         Wanted wanted = random() % 2 == 0 ? read(c) : write(c);
         if (random() % 3 == 0) wanted.end = 1 + random() % 8;
-        const CellAccess access{wanted, Party::kLease, next++, 0, 0, 0, 0};
-        Refusal r;
+        const CellAccess access{wanted, HolderKind::kLease, next++, 0, 0, 0, 0};
+        Conflict r;
         switch (random() % 4) {
           case 0: {
             Sight view(wanted);
@@ -517,13 +519,13 @@ TEST_F(BoundView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
                               [&history, wanted, &next](Op* self) {
                                 {
                                   const History::Scope scope(history,
-                                                             {wanted, Party::kOp, next++, 0, 0, 0, 0});
+                                                             {wanted, HolderKind::kOp, next++, 0, 0, 0, 0});
                                 }
                                 self->complete();
                               }),
                          OnHost::kWait);
         }
-        EXPECT_NE(r.reason, Refusal::Reason::kTimeout) << "it hung";
+        EXPECT_NE(r.reason, Conflict::Reason::kTimeout) << "it hung";
       }
     });
   }

@@ -8,12 +8,13 @@
 namespace tenon::impl {
 namespace {
 
-bool is_own(const Claim& claim) noexcept {
-  if (claim.party == Party::kOp) return &claim == this_thread.running_claim;
-  if (claim.is_detached.load(std::memory_order_relaxed) || claim.born_in != this_thread.running) return false;
-  if (claim.owner.thread != this_thread_id()) return false;
+bool is_own(const Request& request) noexcept {
+  if (request.kind == HolderKind::kOp) return &request == this_thread.running_request;
+  if (request.is_detached.load(std::memory_order_relaxed) || request.born_in != this_thread.running)
+    return false;
+  if (request.owner.thread != this_thread_id()) return false;
   // What a thread does inside of a call of its own belongs to the call, whatever task it is.
-  return claim.party == Party::kCall || claim.owner.task == 0 || claim.owner.task == current_task();
+  return request.kind == HolderKind::kCall || request.owner.task == 0 || request.owner.task == current_task();
 }
 
 template <class T>
@@ -32,29 +33,29 @@ void unlink_from(T*& head, T* item) noexcept {
 
 }  // namespace
 
-void Queue::link_behind(Entry* entry, Entry* place) noexcept {
-  entry->previous = place;
-  entry->next = place != nullptr ? place->next : head_;
-  (entry->next != nullptr ? entry->next->previous : tail_) = entry;
-  (place != nullptr ? place->next : head_) = entry;
-  entry->is_queued = true;
+void Queue::link_behind(RequestPart* part, RequestPart* place) noexcept {
+  part->previous = place;
+  part->next = place != nullptr ? place->next : head_;
+  (part->next != nullptr ? part->next->previous : tail_) = part;
+  (place != nullptr ? place->next : head_) = part;
+  part->is_queued = true;
 }
 
-void Queue::unlink(Entry* entry) noexcept {
-  (entry->previous != nullptr ? entry->previous->next : head_) = entry->next;
-  (entry->next != nullptr ? entry->next->previous : tail_) = entry->previous;
-  entry->is_queued = false;
+void Queue::unlink(RequestPart* part) noexcept {
+  (part->previous != nullptr ? part->previous->next : head_) = part->next;
+  (part->next != nullptr ? part->next->previous : tail_) = part->previous;
+  part->is_queued = false;
 }
 
-void Queue::mark_granted(Entry* entry) noexcept {
-  entry->is_granted = true;
-  if (!is_counted_) ++(entry->access == Access::kWrite ? active_writers_ : active_readers_);
+void Queue::mark_granted(RequestPart* part) noexcept {
+  part->is_granted = true;
+  if (!is_counted_) ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
 }
 
-void Queue::grant(Entry* entry, ReadyList* ready) noexcept {
-  mark_granted(entry);
-  // pairs with: claims::append, "entries granted by others"
-  if (entry->claim->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(entry->claim);
+void Queue::grant(RequestPart* part, ReadyList* ready) noexcept {
+  mark_granted(part);
+  // pairs with: requests::append, "parts granted by others"
+  if (part->request->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(part->request);
 }
 
 void Queue::count_holder() noexcept {
@@ -67,88 +68,88 @@ void Queue::uncount_holder() noexcept {
   if (--holders_ == 0) held_by_ops.fetch_sub(std::exchange(held_nbytes_, 0), std::memory_order_relaxed);
 }
 
-bool Queue::append(Entry* entry, ReadyList* ready) noexcept {
-  entry->queue = this;
-  entry->views = nullptr;
-  entry->sequence = next_sequence_++;
-  entry->blockers = 0;
-  entry->is_granted = false;
-  entry->is_ahead = false;
-  entry->holds_memory = entry->claim->party == Party::kOp && is_large();
-  if (entry->holds_memory) count_holder();
-  if (entry->waits_for_host) note_kept(1);
-  if (entry->claim->is_for_view) ++view_requests_;
-  if (!is_counted_ && (!is_whole(*entry) || entry->waits_for_host || bound_views_ != 0))
-    begin_counting(ready);
+bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
+  part->queue = this;
+  part->views = nullptr;
+  part->sequence = next_sequence_++;
+  part->blockers = 0;
+  part->is_granted = false;
+  part->is_ahead = false;
+  part->holds_memory = part->request->kind == HolderKind::kOp && is_large();
+  if (part->holds_memory) count_holder();
+  if (part->waits_for_host) note_kept(1);
+  if (part->request->is_for_view) ++view_requests_;
+  if (!is_counted_ && (!is_whole(*part) || part->waits_for_host || bound_views_ != 0)) begin_counting(ready);
   if (is_counted_) {
-    for (const Entry* e = head_; e != nullptr; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
-    link_behind(entry, tail_);
-    if (entry->blockers != 0 || !views_allow(*entry)) return false;
-    mark_granted(entry);
+    for (const RequestPart* e = head_; e != nullptr; e = e->next)
+      part->blockers += conflicts(*part, *e) ? 1 : 0;
+    link_behind(part, tail_);
+    if (part->blockers != 0 || !views_allow(*part)) return false;
+    mark_granted(part);
     return true;
   }
-  link_behind(entry, tail_);
-  const bool is_free = active_writers_ == 0 && (entry->access == Access::kRead || active_readers_ == 0);
+  link_behind(part, tail_);
+  const bool is_free = active_writers_ == 0 && (part->access == Access::kRead || active_readers_ == 0);
   if (first_waiting_ == nullptr && is_free) {
-    mark_granted(entry);
+    mark_granted(part);
     return true;
   }
-  if (first_waiting_ == nullptr) first_waiting_ = entry;
+  if (first_waiting_ == nullptr) first_waiting_ = part;
   return false;
 }
 
-bool Queue::insert_before(Entry* entry, Entry* place) noexcept {
-  entry->queue = this;
-  entry->views = nullptr;
-  entry->holds_memory = false;
-  entry->sequence = place->sequence;
-  entry->blockers = 0;
-  entry->is_granted = false;
-  entry->is_ahead = true;
+bool Queue::insert_before(RequestPart* part, RequestPart* place) noexcept {
+  part->queue = this;
+  part->views = nullptr;
+  part->holds_memory = false;
+  part->sequence = place->sequence;
+  part->blockers = 0;
+  part->is_granted = false;
+  part->is_ahead = true;
   ++ahead_;
-  if (entry->claim->is_for_view) ++view_requests_;
-  for (const Entry* e = head_; e != place; e = e->next) entry->blockers += conflicts(*entry, *e) ? 1 : 0;
-  for (Entry* e = place; e != nullptr; e = e->next) {
-    if (conflicts(*entry, *e)) ++(e->is_granted ? entry : e)->blockers;
+  if (part->request->is_for_view) ++view_requests_;
+  for (const RequestPart* e = head_; e != place; e = e->next) part->blockers += conflicts(*part, *e) ? 1 : 0;
+  for (RequestPart* e = place; e != nullptr; e = e->next) {
+    if (conflicts(*part, *e)) ++(e->is_granted ? part : e)->blockers;
   }
-  link_behind(entry, place->previous);
-  if (entry->blockers != 0 || !views_allow(*entry)) return false;
-  mark_granted(entry);
+  link_behind(part, place->previous);
+  if (part->blockers != 0 || !views_allow(*part)) return false;
+  mark_granted(part);
   return true;
 }
 
-void Queue::insert_under(Entry* entry, Entry* holder, ReadyList* ready) noexcept {
-  entry->queue = this;
-  entry->views = nullptr;
-  entry->holds_memory = false;
-  entry->is_ahead = false;
-  if (entry->claim->is_for_view) ++view_requests_;
-  entry->sequence = holder->sequence;
-  entry->blockers = 0;
-  if (!is_counted_ && !is_whole(*entry)) begin_counting(ready);
-  link_behind(entry, holder);
-  mark_granted(entry);
+void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept {
+  part->queue = this;
+  part->views = nullptr;
+  part->holds_memory = false;
+  part->is_ahead = false;
+  if (part->request->is_for_view) ++view_requests_;
+  part->sequence = under->sequence;
+  part->blockers = 0;
+  if (!is_counted_ && !is_whole(*part)) begin_counting(ready);
+  link_behind(part, under);
+  mark_granted(part);
   if (!is_counted_) return;
-  for (Entry* e = ahead_ != 0 ? head_ : entry->next; e != nullptr; e = e->next) {
-    if (!e->is_granted && conflicts(*entry, *e)) ++e->blockers;
+  for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
+    if (!e->is_granted && conflicts(*part, *e)) ++e->blockers;
   }
 }
 
-bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
-  Entry* const next = entry->next;
-  unlink(entry);
-  if (entry->holds_memory) uncount_holder();
-  if (entry->waits_for_host) note_kept(-1);
-  if (entry->is_ahead) --ahead_;
-  if (entry->claim->is_for_view) --view_requests_;
-  const Moved moved = entry->views != nullptr ? move_views_to_host(entry) : Moved{};
+bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
+  RequestPart* const next = part->next;
+  unlink(part);
+  if (part->holds_memory) uncount_holder();
+  if (part->waits_for_host) note_kept(-1);
+  if (part->is_ahead) --ahead_;
+  if (part->request->is_for_view) --view_requests_;
+  const Moved moved = part->views != nullptr ? move_views_to_host(part) : Moved{};
   if (is_counted_) {
-    grant_behind(*entry, next, ready);
+    grant_behind(*part, next, ready);
     if (head_ == nullptr) is_counted_ = false;
   } else {
-    if (entry->is_granted) {
-      --(entry->access == Access::kWrite ? active_writers_ : active_readers_);
-    } else if (entry == first_waiting_) {
+    if (part->is_granted) {
+      --(part->access == Access::kWrite ? active_writers_ : active_readers_);
+    } else if (part == first_waiting_) {
       first_waiting_ = next;
     }
     if (moved.is_in_the_way) {
@@ -161,81 +162,81 @@ bool Queue::remove(Entry* entry, ReadyList* ready) noexcept {
 }
 
 // next: the one that stood behind it. What stands before it waits for it only if it was put there afterwards.
-void Queue::grant_behind(const Entry& removed, Entry* next, ReadyList* ready) noexcept {
-  for (Entry* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
+void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept {
+  for (RequestPart* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
     if (e->is_granted || !conflicts(removed, *e)) continue;
     if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
 }
 
 void Queue::advance(ReadyList* ready) noexcept {
-  while (Entry* const e = first_waiting_) {
+  while (RequestPart* const e = first_waiting_) {
     if (active_writers_ != 0 || (e->access == Access::kWrite && active_readers_ != 0)) return;
     first_waiting_ = e->next;
     grant(e, ready);
   }
 }
 
-// Entries that covered all of the memory when they came may cover a part now: where memory was bridged.
+// Parts that covered all of the memory when they came may cover a part now: where memory was bridged.
 void Queue::begin_counting(ReadyList* ready) noexcept {
   is_counted_ = true;
   first_waiting_ = nullptr;
   active_readers_ = active_writers_ = 0;
-  for (Entry* e = head_; e != nullptr; e = e->next) {
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted) continue;
     e->blockers = 0;
-    for (const Entry* earlier = head_; earlier != e; earlier = earlier->next) {
+    for (const RequestPart* earlier = head_; earlier != e; earlier = earlier->next) {
       e->blockers += conflicts(*e, *earlier) ? 1 : 0;
     }
     if (e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
 }
 
-// The views go to another entry of the same actor that allows them, else to the host.
-Queue::Moved Queue::move_views_to_host(Entry* entry) noexcept {
+// The views go to another part of the same actor that allows them, else to the host.
+Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
   Moved moved;
-  const Claim& claim = *entry->claim;
-  while (View* const view = entry->views) {
-    unlink_from(entry->views, view);
-    Entry* const outer = holder_for(view->extent, view->access);
-    view->holder = outer != nullptr && allows(*outer, view->extent, view->access) ? outer : nullptr;
-    link_front(view->holder != nullptr ? view->holder->views : views_, view);
-    if (view->holder != nullptr) continue;
+  const Request& request = *part->request;
+  while (View* const view = part->views) {
+    unlink_from(part->views, view);
+    RequestPart* const outer = own_part_for(view->extent, view->access);
+    view->under = outer != nullptr && allows(*outer, view->extent, view->access) ? outer : nullptr;
+    link_front(view->under != nullptr ? view->under->views : views_, view);
+    if (view->under != nullptr) continue;
     moved.is_any = true;
-    if (claim.party == Party::kLease) {
+    if (request.kind == HolderKind::kLease) {
       view->is_bound = true;
       ++bound_views_;
       note_kept(1);
       // A lease of nobody's is continued by the thread that took the view.
-      if (!claim.is_detached.load(std::memory_order_relaxed)) view->actor = claim.owner;
+      if (!request.is_detached.load(std::memory_order_relaxed)) view->actor = request.owner;
     }
-    for (Entry* e = head_; e != nullptr; e = e->next) {
-      if (e->is_granted || !conflict(view->access, view->extent, e->access, e->extent)) continue;
-      if (e->claim->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
+    for (RequestPart* e = head_; e != nullptr; e = e->next) {
+      if (e->is_granted || !in_conflict(view->access, view->extent, e->access, e->extent)) continue;
+      if (e->request->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
       moved.is_in_the_way |= e->waits_for_host || heeds_bound_views(*e);
     }
   }
   return moved;
 }
 
-Entry* Queue::holder_for(const Extent& extent, Access access) const noexcept {
-  Entry* weaker = nullptr;
-  Entry* innermost = nullptr;  // what acts under an entry stands behind it
-  for (Entry* e = head_; e != nullptr; e = e->next) {
+RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
+  RequestPart* weaker = nullptr;
+  RequestPart* innermost = nullptr;  // what acts under an part stands behind it
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted) {
       if (!is_counted_) break;
       continue;
     }
-    if (e->needs_pass || !e->extent.overlaps(extent) || !is_own(*e->claim)) continue;
+    if (e->needs_pass || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
     (allows(*e, extent, access) ? innermost : weaker) = e;
   }
   return innermost != nullptr ? innermost : weaker;
 }
 
-Entry* Queue::detached_holder_for(const Extent& extent, Access access) const noexcept {
-  for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (e->needs_pass || e->pass == kNoPass || e->claim->party != Party::kLease) continue;
-    if (e->claim->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, access)) return e;
+RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const noexcept {
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
+    if (e->needs_pass || e->pass == kNoPass || e->request->kind != HolderKind::kLease) continue;
+    if (e->request->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, access)) return e;
   }
   return nullptr;
 }
@@ -264,14 +265,14 @@ const View* Queue::inherited_view() const noexcept {
 
 View* Queue::host_conflict(Access access, const Extent& extent) const noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
-    if (conflict(v->access, v->extent, access, extent)) return v;
+    if (in_conflict(v->access, v->extent, access, extent)) return v;
   }
   return nullptr;
 }
 
 const View* Queue::bound_conflict(Access access, const Extent& extent) const noexcept {
   const View* v = bound_views_ != 0 ? views_ : nullptr;
-  while (v != nullptr && !(v->is_bound && conflict(v->access, v->extent, access, extent))) v = v->next;
+  while (v != nullptr && !(v->is_bound && in_conflict(v->access, v->extent, access, extent))) v = v->next;
   return v;
 }
 
@@ -281,13 +282,13 @@ const View* Queue::first_writer(const Extent& extent) const noexcept {
     return v;
   };
   const View* found = find(views_);
-  for (const Entry* e = head_; e != nullptr && found == nullptr; e = e->next) found = find(e->views);
+  for (const RequestPart* e = head_; e != nullptr && found == nullptr; e = e->next) found = find(e->views);
   return found;
 }
 
-const Entry* Queue::view_request(Access access, const Extent& extent) const noexcept {
-  const Entry* e = view_requests_ != 0 ? head_ : nullptr;
-  while (e != nullptr && !(e->claim->is_for_view && conflict(access, extent, e->access, e->extent)))
+const RequestPart* Queue::view_request(Access access, const Extent& extent) const noexcept {
+  const RequestPart* e = view_requests_ != 0 ? head_ : nullptr;
+  while (e != nullptr && !(e->request->is_for_view && in_conflict(access, extent, e->access, e->extent)))
     e = e->next;
   return e;
 }
@@ -301,37 +302,38 @@ bool Queue::is_covered(Actor actor, bool is_host, Access access, const Extent& e
 }
 
 // Ops heed bound views as all others: by waits_for_host.
-bool Queue::heeds_bound_views(const Entry& entry) const noexcept {
-  if (entry.claim->party == Party::kOp) return entry.waits_for_host;
-  return !is_covered(entry.claim->owner, false, entry.access, entry.extent);
+bool Queue::heeds_bound_views(const RequestPart& part) const noexcept {
+  if (part.request->kind == HolderKind::kOp) return part.waits_for_host;
+  return !is_covered(part.request->owner, false, part.access, part.extent);
 }
 
-View* Queue::view_in_the_way(const Entry& entry) const noexcept {
-  if (entry.waits_for_host) return host_conflict(entry.access, entry.extent);
+View* Queue::view_in_the_way(const RequestPart& part) const noexcept {
+  if (part.waits_for_host) return host_conflict(part.access, part.extent);
   View* first = nullptr;
-  visit_bound_views(entry, [&first](View& v) { first = first == nullptr ? &v : first; });
+  visit_bound_views(part, [&first](View& v) { first = first == nullptr ? &v : first; });
   return first;
 }
 
 // It waits for a view of this actor's, or (is_host) of the host's, or for one that the host has asked for.
-bool Queue::is_kept(const Entry& entry, Actor actor, bool is_host) const noexcept {
-  if (entry.is_granted) return false;
+bool Queue::is_kept(const RequestPart& part, Actor actor, bool is_host) const noexcept {
+  if (part.is_granted) return false;
   bool is_kept = false;
-  visit_bound_views(entry, [&](const View& v) { is_kept |= v.actor.includes(actor); });
-  if (is_kept || !is_host || !entry.waits_for_host) return is_kept;
+  visit_bound_views(part, [&](const View& v) { is_kept |= v.actor.includes(actor); });
+  if (is_kept || !is_host || !part.waits_for_host) return is_kept;
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if (!v->is_bound && conflict(v->access, v->extent, entry.access, entry.extent)) return true;
+    if (!v->is_bound && in_conflict(v->access, v->extent, part.access, part.extent)) return true;
   }
-  for (const Entry* e = view_requests_ != 0 ? entry.previous : nullptr; e != nullptr; e = e->previous) {
-    if (e->claim->is_for_view && conflict(e->access, e->extent, entry.access, entry.extent)) return true;
+  for (const RequestPart* e = view_requests_ != 0 ? part.previous : nullptr; e != nullptr; e = e->previous) {
+    if (e->request->is_for_view && in_conflict(e->access, e->extent, part.access, part.extent)) return true;
   }
   return false;
 }
 
-Entry* Queue::first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept {
+RequestPart* Queue::first_kept(Actor actor, bool is_host, Access access,
+                               const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0) return nullptr;
-  for (Entry* e = head_; e != nullptr; e = e->next) {
-    if (conflict(access, extent, e->access, e->extent) && is_kept(*e, actor, is_host)) return e;
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
+    if (in_conflict(access, extent, e->access, e->extent) && is_kept(*e, actor, is_host)) return e;
   }
   return nullptr;
 }
@@ -356,7 +358,7 @@ class Accesses {
   }
   bool conflict_with(Access access, const Extent& extent) const noexcept {
     return std::any_of(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(n_), [&](const auto& known) {
-      return conflict(known.first, known.second, access, extent);
+      return in_conflict(known.first, known.second, access, extent);
     });
   }
 
@@ -367,37 +369,37 @@ class Accesses {
 
 }  // namespace
 
-Entry* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
-                                const Extent& extent) const noexcept {
+RequestPart* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
+                                      const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0) return nullptr;
   Accesses kept;
-  for (Entry* e = head_; e != nullptr; e = e->next) {
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted || (!kept.conflict_with(e->access, e->extent) && !is_kept(*e, actor, is_host)))
       continue;
-    if (conflict(access, extent, e->access, e->extent)) return e;
+    if (in_conflict(access, extent, e->access, e->extent)) return e;
     kept.add(e->access, e->extent);
   }
   return nullptr;
 }
 
-Entry* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
-  Entry* e = head_;
-  while (e != nullptr && !conflict(access, extent, e->access, e->extent)) e = e->next;
+RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
+  RequestPart* e = head_;
+  while (e != nullptr && !in_conflict(access, extent, e->access, e->extent)) e = e->next;
   return e;
 }
 
-void Queue::add_view(View* view, Entry* holder) noexcept {
+void Queue::add_view(View* view, RequestPart* under) noexcept {
   view->queue = this;
-  view->holder = holder;
-  view->is_overwriting = holder != nullptr && (holder->is_overwrite || holder->is_overwriting);
+  view->under = under;
+  view->is_overwriting = under != nullptr && (under->is_overwrite || under->is_overwriting);
   view->is_bound = view->is_reported = false;
   ++(view->access == Access::kWrite ? writers_ : readers_);
-  link_front(holder != nullptr ? holder->views : views_, view);
+  link_front(under != nullptr ? under->views : views_, view);
 }
 
 void Queue::remove_view(View* view, ReadyList* ready) noexcept {
-  const bool is_of_host = view->holder == nullptr;
-  unlink_from(is_of_host ? views_ : view->holder->views, view);
+  const bool is_of_host = view->under == nullptr;
+  unlink_from(is_of_host ? views_ : view->under->views, view);
   view->queue = nullptr;
   if (view->pass == kInheritedPass) --inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
@@ -407,7 +409,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
     note_kept(-1);
   }
   if (!is_of_host || !is_counted_) return;
-  for (Entry* e = head_; e != nullptr; e = e->next) {
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
 }

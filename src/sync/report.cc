@@ -27,67 +27,67 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
   ~Step() { set(nullptr); }
-  void set(Claim* held) noexcept {
-    if (Claim* const before = std::exchange(op_, held)) before->drop();
+  void set(Request* held) noexcept {
+    if (Request* const before = std::exchange(op_, held)) before->drop();
   }
 
  private:
-  Claim* op_ = nullptr;
+  Request* op_ = nullptr;
 };
 
 struct Link {
-  Obstacle obstacle;
-  Claim* op = nullptr;  // if it is one: held
+  Holder holder;
+  Request* op = nullptr;  // if it is one: held
 };
 
-// Whatever keeps an entry, which its claim waits for, from being granted. Requires the lock of the queue.
-bool find_blocker(const Entry& entry, Link* link) noexcept {
-  if (entry.is_granted) return false;
-  Entry* e = entry.queue->first();
+// Whatever keeps an part, which its request waits for, from being granted. Requires the lock of the queue.
+bool find_blocker(const RequestPart& part, Link* link) noexcept {
+  if (part.is_granted) return false;
+  RequestPart* e = part.queue->first();
   for (bool is_behind = false; e != nullptr; e = e->next) {
-    is_behind |= e == &entry;
-    if (e->claim == entry.claim || !conflict(entry.access, entry.extent, e->access, e->extent)) continue;
-    if (!is_behind || (entry.is_ahead && e->is_granted)) break;
+    is_behind |= e == &part;
+    if (e->request == part.request || !in_conflict(part.access, part.extent, e->access, e->extent)) continue;
+    if (!is_behind || (part.is_ahead && e->is_granted)) break;
   }
-  const View* const view = entry.queue->view_in_the_way(entry);
+  const View* const view = part.queue->view_in_the_way(part);
   if (e != nullptr) {
-    link->obstacle = Obstacle::of(*e);
-    if (e->claim->party == Party::kOp) {
-      link->op = e->claim;
+    link->holder = Holder::of(*e);
+    if (e->request->kind == HolderKind::kOp) {
+      link->op = e->request;
       link->op->hold();
     }
   } else if (view != nullptr) {
-    link->obstacle = Obstacle::of(*view);
+    link->holder = Holder::of(*view);
   }
   return e != nullptr || view != nullptr;
 }
 
-// What a claim waits for, in its queues or at a gate.
-bool look_at(Claim& claim, Link* link) noexcept {
-  for (const Entry& entry : claim.entries) {
-    if (entry.sequence == 0) continue;
-    const std::scoped_lock lock(entry.queue->lock);
-    if (entry.is_queued && find_blocker(entry, link)) return true;
+// What a request waits for, in its queues or at a gate.
+bool look_at(Request& request, Link* link) noexcept {
+  for (const RequestPart& part : request.parts) {
+    if (part.sequence == 0) continue;
+    const std::scoped_lock lock(part.queue->lock);
+    if (part.is_queued && find_blocker(part, link)) return true;
   }
-  return describe_at_gates(claim, &link->obstacle);
+  return describe_at_gates(request, &link->holder);
 }
 
 // An op that is unfinished, held: one that waits rather than one that runs. Null: there is none.
-Claim* any_op() noexcept {
+Request* any_op() noexcept {
   struct Search {
-    Claim* op = nullptr;
+    Request* op = nullptr;
     bool is_waiting = false;
-    Claim* replaced = nullptr;
+    Request* replaced = nullptr;
   } search;
   const auto look = [](Queue& queue, void* context) {
     auto& s = *static_cast<Search*>(context);
     if (s.is_waiting) return;
     const std::scoped_lock lock(queue.lock);
-    for (const Entry* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
-      if (e->claim->party != Party::kOp) continue;
+    for (const RequestPart* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
+      if (e->request->kind != HolderKind::kOp) continue;
       const bool is_waiting = !e->is_granted || e->needs_pass;
       if (s.op != nullptr && !is_waiting) continue;
-      s.replaced = std::exchange(s.op, e->claim);
+      s.replaced = std::exchange(s.op, e->request);
       s.op->hold();
       s.is_waiting = is_waiting;
     }
@@ -100,58 +100,58 @@ Claim* any_op() noexcept {
 // From a waiter to what holds it up in the end: each waits for the next one. An op for which the waiter waits
 // is the first. Of a long way the first links and the last one are kept.
 struct Way {
-  std::array<Obstacle, kMostLinks> links;
+  std::array<Holder, kMostLinks> links;
   size_t count = 0;
   bool is_cut = false;
 
-  void add(const Obstacle& obstacle) noexcept {
+  void add(const Holder& holder) noexcept {
     is_cut |= count == kMostLinks;
     if (count < kMostLinks) ++count;
-    links[count - 1] = obstacle;
+    links[count - 1] = holder;
   }
 };
 
-// Calls visit with each claim that waits on the way.
+// Calls visit with each request that waits on the way.
 template <class Visit>
 Way way_of(const Waiter& waiter, Visit visit) noexcept {
   Way way;
   Step step;
-  Claim* claim = waiter.claim;
+  Request* request = waiter.request;
   if (waiter.waits_for_all) {
-    claim = any_op();
-    step.set(claim);
+    request = any_op();
+    step.set(request);
   }
-  if (claim != nullptr && claim->party == Party::kOp) {
-    for (const Entry& entry : claim->entries) {
-      if (entry.sequence == 0) continue;
-      const std::scoped_lock lock(entry.queue->lock);
-      if (!entry.is_queued) continue;
-      way.add(Obstacle::of(entry));
+  if (request != nullptr && request->kind == HolderKind::kOp) {
+    for (const RequestPart& part : request->parts) {
+      if (part.sequence == 0) continue;
+      const std::scoped_lock lock(part.queue->lock);
+      if (!part.is_queued) continue;
+      way.add(Holder::of(part));
       break;
     }
   }
-  for (int i = 0; claim != nullptr && i < kMostSteps; ++i) {
-    visit(*claim);
+  for (int i = 0; request != nullptr && i < kMostSteps; ++i) {
+    visit(*request);
     Link link;
-    if (!look_at(*claim, &link)) break;
-    way.add(link.obstacle);
-    claim = link.op;
-    step.set(claim);
+    if (!look_at(*request, &link)) break;
+    way.add(link.holder);
+    request = link.op;
+    step.set(request);
   }
   return way;
 }
 
 Way way_of(const Waiter& waiter) noexcept {
-  return way_of(waiter, [](const Claim&) {});
+  return way_of(waiter, [](const Request&) {});
 }
 
-std::string found(const Obstacle& obstacle) {
-  if (!obstacle.has_view || find_views == nullptr) return {};
+std::string found(const Holder& holder) {
+  if (!holder.has_view || find_views == nullptr) return {};
   std::array<char, kMostFound> text;
   text[0] = '\0';
-  find_views(obstacle, text.data(), text.size());
+  find_views(holder, text.data(), text.size());
   if (text[0] == '\0') return {};
-  const bool is_view = obstacle.party == Party::kView;
+  const bool is_view = holder.kind == HolderKind::kView;
   return concat(is_view ? "; it hangs on: " : "; its view hangs on: ", text.data());
 }
 
@@ -159,9 +159,9 @@ std::string found(const Obstacle& obstacle) {
 
 void set_view_finder(ViewFinder find) noexcept { find_views = find; }
 
-std::string found_text_of(const Obstacle& obstacle) { return text_of(obstacle) + found(obstacle); }
+std::string found_text_of(const Holder& holder) { return text_of(holder) + found(holder); }
 
-std::string lasting_text_of(const Obstacle& obstacle) { return text_without_age(obstacle) + found(obstacle); }
+std::string lasting_text_of(const Holder& holder) { return text_without_age(holder) + found(holder); }
 
 std::string text_of_wait(const Waiter& waiter) {
   const Way way = way_of(waiter);
@@ -176,15 +176,15 @@ std::string text_of_wait(const Waiter& waiter) {
 
 namespace detail {
 
-void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept {
-  if (obstacle == nullptr) return;
+void describe_holder(const Waiter& waiter, Holder* holder) noexcept {
+  if (holder == nullptr) return;
   const Way way = way_of(waiter);
-  if (way.count != 0) *obstacle = way.links[way.count - 1];
+  if (way.count != 0) *holder = way.links[way.count - 1];
 }
 
 }  // namespace detail
 
-void report_kept_view(const Obstacle& view) noexcept {
+void report_kept_view(const Holder& view) noexcept {
   if (wait_hooks().report == nullptr) return;
   try {
     wait_hooks().report(concat(text_of(view), " outlived its block and keeps others waiting", found(view),
@@ -197,26 +197,26 @@ void report_kept_view(const Obstacle& view) noexcept {
 
 void report_kept_views(const Waiter& waiter) noexcept {
   if (wait_hooks().report == nullptr) return;
-  std::array<Obstacle, kMostViews> views;
+  std::array<Holder, kMostViews> views;
   size_t n = 0;
-  (void)way_of(waiter, [&](const Claim& claim) {
-    for (const Entry& entry : claim.entries) {
-      if (entry.sequence == 0) continue;
-      const std::scoped_lock lock(entry.queue->lock);
-      if (!entry.is_queued || entry.is_granted) continue;
-      entry.queue->visit_bound_views(entry, [&](View& view) {
-        if (n < kMostViews && !std::exchange(view.is_reported, true)) views[n++] = Obstacle::of(view);
+  (void)way_of(waiter, [&](const Request& request) {
+    for (const RequestPart& part : request.parts) {
+      if (part.sequence == 0) continue;
+      const std::scoped_lock lock(part.queue->lock);
+      if (!part.is_queued || part.is_granted) continue;
+      part.queue->visit_bound_views(part, [&](View& view) {
+        if (n < kMostViews && !std::exchange(view.is_reported, true)) views[n++] = Holder::of(view);
       });
     }
   });
   for (size_t i = 0; i < n; ++i) report_kept_view(views[i]);
 }
 
-bool describe_pass(const Gate& gate, Pass pass, Obstacle* holder, bool* is_to_report) noexcept {
+bool describe_pass(const Gate& gate, Pass pass, Holder* holder, bool* is_to_report) noexcept {
   struct Search {
     const Gate& gate;
     const Pass pass;
-    Obstacle* const holder;
+    Holder* const holder;
     bool is_found = false, is_to_report = false;
   } search{gate, pass, holder};
   const auto look = [](Queue& queue, void* context) {
@@ -226,14 +226,14 @@ bool describe_pass(const Gate& gate, Pass pass, Obstacle* holder, bool* is_to_re
     if (queue.gate() != &s.gate) return;
     for (View* v = queue.first_view(); v != nullptr; v = v->next) {
       if (v->pass != s.pass || (s.is_found && !v->is_bound)) continue;
-      *s.holder = Obstacle::of(*v);
+      *s.holder = Holder::of(*v);
       s.is_found = true;
       s.is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
       if (s.is_to_report) break;
     }
-    for (const Entry* e = queue.first(); e != nullptr && !s.is_found; e = e->next) {
+    for (const RequestPart* e = queue.first(); e != nullptr && !s.is_found; e = e->next) {
       if (e->pass != s.pass) continue;
-      *s.holder = Obstacle::of(*e);
+      *s.holder = Holder::of(*e);
       s.is_found = true;
     }
   };

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "sync/obstacle.h"
+#include "sync/holder.h"
 #include "sync/wait.h"
 
 namespace tenon::impl {
@@ -16,26 +16,26 @@ class Gate;
 
 // Writes on what the views of a holder hang, as "variable `x` of main (train.py:12)"; "" at first. It belongs
 // to the language, and may run any code of it: no lock of the library is held.
-using ViewFinder = void (*)(const Obstacle& holder, char* text, size_t size);
+using ViewFinder = void (*)(const Holder& holder, char* text, size_t size);
 void set_view_finder(ViewFinder find) noexcept;
 
 // The functions that follow call the finder. Strings throw std::bad_alloc.
 
 // text_of(), and on what its views hang, if that is found.
-std::string found_text_of(const Obstacle& obstacle);
+std::string found_text_of(const Holder& holder);
 // The same without ages: for others, who read it later.
-std::string lasting_text_of(const Obstacle& obstacle);
+std::string lasting_text_of(const Holder& holder);
 // "a lease for writing, ...", or "the op 'b' that ..., which waits for a view of it, ...". "": nothing is in
 // the waiter's way any more.
 std::string text_of_wait(const Waiter& waiter);
 
 // Reports each view that outlived its lease and keeps this waiter waiting, once, by the hook.
 void report_kept_views(const Waiter& waiter) noexcept;
-void report_kept_view(const Obstacle& view) noexcept;
+void report_kept_view(const Holder& view) noexcept;
 
-// What holds a pass of this process: a view, else the innermost entry. is_to_report: it is a view that
+// What holds a pass of this process: a view, else the innermost part. is_to_report: it is a view that
 // outlived its lease and was not reported; it counts as reported then. False: nothing holds it any more.
 // Requires that no queue's lock is held.
-bool describe_pass(const Gate& gate, Pass pass, Obstacle* holder, bool* is_to_report) noexcept;
+bool describe_pass(const Gate& gate, Pass pass, Holder* holder, bool* is_to_report) noexcept;
 
 }  // namespace tenon::impl

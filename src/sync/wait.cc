@@ -79,12 +79,12 @@ int64_t coarse_now_ms() noexcept {
   return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
-bool is_over(WaitEnd end, Refusal* refusal) noexcept {
+bool is_over(WaitEnd end, Conflict* conflict) noexcept {
   switch (end) {
     case WaitEnd::kOver: return true;
-    case WaitEnd::kTimeout: refusal->reason = Refusal::Reason::kTimeout; break;
-    case WaitEnd::kDeadlock: refusal->reason = Refusal::Reason::kDeadlock; break;
-    case WaitEnd::kInterrupted: refusal->reason = Refusal::Reason::kInterrupted; break;
+    case WaitEnd::kTimeout: conflict->reason = Conflict::Reason::kTimeout; break;
+    case WaitEnd::kDeadlock: conflict->reason = Conflict::Reason::kDeadlock; break;
+    case WaitEnd::kInterrupted: conflict->reason = Conflict::Reason::kInterrupted; break;
   }
   return false;
 }
@@ -105,23 +105,23 @@ void WaitGraph::enter(Waiter* waiter) noexcept {
   first = waiter;
 }
 
-bool WaitGraph::is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) noexcept {
-  if (has_empty_hands(waiter.claim)) return false;
+bool WaitGraph::is_deadlock(const Waiter& waiter, Holder* holder, bool* is_through_views) noexcept {
+  if (has_empty_hands(waiter.request)) return false;
   const std::scoped_lock lock(lock_);
   try {
-    // Twice: a lease that a third party gave back during the first walk may have closed a circle that never
+    // Twice: a lease that a third kind gave back during the first walk may have closed a circle that never
     // was. An edge of a true circle stays.
-    return has_cycle(waiter, obstacle, is_through_views) && has_cycle(waiter, obstacle, is_through_views);
+    return has_cycle(waiter, holder, is_through_views) && has_cycle(waiter, holder, is_through_views);
   } catch (const std::bad_alloc&) {
-    return false;  // without memory for the walk it waits; the report of long waits names the obstacle
+    return false;  // without memory for the walk it waits; the report of long waits names the holder
   }
 }
 
-bool WaitGraph::is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept {
+bool WaitGraph::is_behind_host(const Waiter& waiter, Holder* holder) noexcept {
   if (!Queue::may_wait_for_views()) return false;
   const std::scoped_lock lock(lock_);
   try {
-    return finds_host(waiter, obstacle);
+    return finds_host(waiter, holder);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -151,11 +151,11 @@ class WaitGraph::Walk {
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
-    for (Claim* op : ops_) op->drop();
+    for (Request* op : ops_) op->drop();
   }
 
   // Goes on until it meets the one or has seen all.
-  bool meets(std::optional<Obstacle> Walk::* what, Obstacle* obstacle) {
+  bool meets(std::optional<Holder> Walk::* what, Holder* holder) {
     follow(from_);
     size_t next_op = 0;
     while (!(this->*what) && (next_op < ops_.size() || waiters_ != nullptr)) {
@@ -165,49 +165,49 @@ class WaitGraph::Walk {
         follow(*std::exchange(waiters_, waiters_->next_seen));
       }
     }
-    if (this->*what && obstacle != nullptr) *obstacle = *(this->*what);
+    if (this->*what && holder != nullptr) *holder = *(this->*what);
     return (this->*what).has_value();
   }
 
-  std::optional<Obstacle> own_lease;  // or bound view, of whoever the walk started from
-  std::optional<Obstacle> host_view;  // for which something waits
-  bool is_through_views = false;      // it went over a bound view
+  std::optional<Holder> own_lease;  // or bound view, of whoever the walk started from
+  std::optional<Holder> host_view;  // for which something waits
+  bool is_through_views = false;    // it went over a bound view
 
  private:
-  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.claim); }
+  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.request); }
 
   // What waits in any queue, and so keeps an op from ending.
   void follow_all() {
     visit_queues(
         [](Queue& queue, void* self) {
           const std::scoped_lock lock(queue.lock);
-          for (const Entry* e = queue.first(); e != nullptr; e = e->next) {
-            if (e->claim->party == Party::kOp) static_cast<Walk*>(self)->visit(*e);
+          for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+            if (e->request->kind == HolderKind::kOp) static_cast<Walk*>(self)->visit(*e);
           }
         },
         this);
   }
 
-  void follow(Claim& claim) {
-    for (const Entry& entry : claim.entries) {
-      if (entry.sequence == 0) continue;
-      const std::scoped_lock lock(entry.queue->lock);
-      if (!entry.is_queued || entry.is_granted) continue;
-      // What comes before the last entry that was looked back from and excludes all others has been visited.
-      uint64_t& seen_to = entry.queue->seen_to(number_);
-      const bool excludes_all = entry.access == Access::kWrite && entry.queue->are_whole(entry, entry);
-      for (const Entry* e = entry.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
-        if (e->claim != &claim && conflict(entry.access, entry.extent, e->access, e->extent)) visit(*e);
+  void follow(Request& request) {
+    for (const RequestPart& part : request.parts) {
+      if (part.sequence == 0) continue;
+      const std::scoped_lock lock(part.queue->lock);
+      if (!part.is_queued || part.is_granted) continue;
+      // What comes before the last part that was looked back from and excludes all others has been visited.
+      uint64_t& seen_to = part.queue->seen_to(number_);
+      const bool excludes_all = part.access == Access::kWrite && part.queue->are_whole(part, part);
+      for (const RequestPart* e = part.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
+        if (e->request != &request && in_conflict(part.access, part.extent, e->access, e->extent)) visit(*e);
       }
-      if (excludes_all) seen_to = std::max(seen_to, entry.sequence);
-      for (const Entry* e = entry.is_ahead ? entry.next : nullptr; e != nullptr; e = e->next) {
-        if (e->is_granted && e->claim != &claim &&
-            conflict(entry.access, entry.extent, e->access, e->extent)) {
+      if (excludes_all) seen_to = std::max(seen_to, part.sequence);
+      for (const RequestPart* e = part.is_ahead ? part.next : nullptr; e != nullptr; e = e->next) {
+        if (e->is_granted && e->request != &request &&
+            in_conflict(part.access, part.extent, e->access, e->extent)) {
           visit(*e);
         }
       }
-      if (const View* const view = entry.queue->view_in_the_way(entry)) host_view = Obstacle::of(*view);
-      entry.queue->visit_bound_views(entry, [this](const View& view) { visit(view); });
+      if (const View* const view = part.queue->view_in_the_way(part)) host_view = Holder::of(*view);
+      part.queue->visit_bound_views(part, [this](const View& view) { visit(view); });
     }
   }
 
@@ -215,7 +215,7 @@ class WaitGraph::Walk {
   void visit(const View& bound) {
     is_through_views = true;
     if (is_from(bound.actor)) {
-      own_lease = Obstacle::of(bound);
+      own_lease = Holder::of(bound);
     } else {
       add(bound.actor);
     }
@@ -236,20 +236,20 @@ class WaitGraph::Walk {
     w->next_seen = std::exchange(waiters_, w);
   }
 
-  // Under the lock of the entry's queue.
-  void visit(const Entry& entry) {
-    Claim& claim = *entry.claim;
-    if (claim.party == Party::kOp) {
-      if (claim.missing.load(std::memory_order_relaxed) == 0 || claim.seen_by == number_) return;
-      ops_.push_back(&claim);
-      claim.seen_by = number_;
-      claim.hold();
+  // Under the lock of the part's queue.
+  void visit(const RequestPart& part) {
+    Request& request = *part.request;
+    if (request.kind == HolderKind::kOp) {
+      if (request.missing.load(std::memory_order_relaxed) == 0 || request.seen_by == number_) return;
+      ops_.push_back(&request);
+      request.seen_by = number_;
+      request.hold();
       return;
     }
-    if (claim.is_detached.load(std::memory_order_relaxed)) return;
-    const Actor owner = claim.owner;
-    if (entry.is_granted && is_from(owner)) {
-      own_lease = Obstacle::of(entry);
+    if (request.is_detached.load(std::memory_order_relaxed)) return;
+    const Actor owner = request.owner;
+    if (part.is_granted && is_from(owner)) {
+      own_lease = Holder::of(part);
       return;
     }
     add(owner);
@@ -263,31 +263,31 @@ class WaitGraph::Walk {
   const Waiter& from_;
   WaitGraph& graph_;
   const uint64_t number_;
-  std::vector<Claim*> ops_;
+  std::vector<Request*> ops_;
   Waiter* waiters_ = nullptr;  // to be followed
 };
 
-bool WaitGraph::has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views) {
+bool WaitGraph::has_cycle(const Waiter& waiter, Holder* holder, bool* is_through_views) {
   Walk walk(waiter, *this);
-  const bool is_found = walk.meets(&Walk::own_lease, obstacle);
+  const bool is_found = walk.meets(&Walk::own_lease, holder);
   if (is_through_views != nullptr) *is_through_views = walk.is_through_views;
   return is_found;
 }
 
-bool WaitGraph::finds_host(const Waiter& waiter, Obstacle* obstacle) {
-  return Walk(waiter, *this).meets(&Walk::host_view, obstacle);
+bool WaitGraph::finds_host(const Waiter& waiter, Holder* holder) {
+  return Walk(waiter, *this).meets(&Walk::host_view, holder);
 }
 
 namespace {
 
 // A circle through views that nobody refers to any more is none: those are closed first.
-bool is_true_deadlock(const Waiter& waiter, Obstacle* obstacle, void* token) noexcept {
+bool is_true_deadlock(const Waiter& waiter, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
-  if (!graph.is_deadlock(waiter, obstacle, &is_through_views)) return false;
+  if (!graph.is_deadlock(waiter, holder, &is_through_views)) return false;
   if (!is_through_views || hooks.is_alone == nullptr) return true;
   (void)hooks.is_alone(token);
-  return graph.is_deadlock(waiter, obstacle);
+  return graph.is_deadlock(waiter, holder);
 }
 
 }  // namespace
@@ -300,20 +300,20 @@ void Note::open(const Waiter& waiter) noexcept {
     const char* site = nullptr;
     if (waiter.waits_for_all) {
       name << (waiter.is_pusher ? "wait for room to push" : "wait for all ops");
-    } else if (waiter.claim->is_for_view) {
+    } else if (waiter.request->is_for_view) {
       name << "wait to take a view";
-      site = waiter.claim->site;
+      site = waiter.request->site;
     } else {
-      const Claim& claim = *waiter.claim;
-      if (claim.party == Party::kOp) {
-        name << "wait for op '" << (claim.name != nullptr ? claim.name : "") << "'";
-        record.index = claim.number();
-      } else if (claim.name != nullptr) {
-        name << (claim.party == Party::kCall ? "wait for the call of " : "") << claim.name;
+      const Request& request = *waiter.request;
+      if (request.kind == HolderKind::kOp) {
+        name << "wait for op '" << (request.name != nullptr ? request.name : "") << "'";
+        record.index = request.number();
+      } else if (request.name != nullptr) {
+        name << (request.kind == HolderKind::kCall ? "wait for the call of " : "") << request.name;
       } else {
         name << "wait for a lease";
       }
-      site = claim.site;
+      site = request.site;
     }
     trace::copy_end(record.site, site);
   });
@@ -330,11 +330,11 @@ Sleep::~Sleep() {
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept {
+WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept {
   const int64_t left = deadline_.left_ns();
   if (left <= 0) {
     if (walked_ns_ != 0) return WaitEnd::kTimeout;
-    return look_at_own_leases(obstacle) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
+    return look_at_own_leases(holder) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
   }
   const int64_t slice = has_own_threads() ? slice_of_poll() : kHelperSliceNs;
   const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
@@ -344,26 +344,26 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ob
   const int64_t now = now_ns();
   const bool may_walk_again = waiter_.waits_for_all && now - walked_ns_ >= kSliceNs;
   if (walked_ns_ == 0 ? now >= next_look_ns_ : may_walk_again) {
-    if (look_at_own_leases(obstacle) == WaitEnd::kDeadlock) return WaitEnd::kDeadlock;
+    if (look_at_own_leases(holder) == WaitEnd::kDeadlock) return WaitEnd::kDeadlock;
   }
-  return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(obstacle);
+  return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(holder);
 }
 
 // As a rule once: a circle that closes later is seen by who closes it. But to the ops that a wait for all of
 // them waits for a body may add others.
-WaitEnd Sleep::look_at_own_leases(Obstacle* obstacle) noexcept {
+WaitEnd Sleep::look_at_own_leases(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;
   walked_ns_ = now_ns();
-  return is_true_deadlock(waiter_, obstacle, token_) ? WaitEnd::kDeadlock : WaitEnd::kOver;
+  return is_true_deadlock(waiter_, holder, token_) ? WaitEnd::kDeadlock : WaitEnd::kOver;
 }
 
-WaitEnd Sleep::look_at_views(Obstacle* obstacle) noexcept {
+WaitEnd Sleep::look_at_views(Holder* holder) noexcept {
   const int64_t waited_ns = now_ns() - began_ns_;
   next_look_ns_ =
       began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
   WaitGraph& graph = WaitGraph::instance();
   if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
-      graph.is_behind_host(waiter_, obstacle)) {
+      graph.is_behind_host(waiter_, holder)) {
     return WaitEnd::kDeadlock;
   }
   if (waited_ns >= kBoundViewNs) report_kept_views(waiter_);
@@ -384,70 +384,70 @@ void Sleep::report(int64_t waited_ns) noexcept {
 
 }  // namespace detail
 
-void BlockingClaim::become_ready() noexcept {
-  if (request_ != nullptr) {
+void BlockingRequest::become_ready() noexcept {
+  if (pending_ != nullptr) {
     if (is_gated && !pass_gates(*this)) return;
     if (is_refused) withdraw(*this);
-    Request& request = *request_;
-    // pairs with: BlockingClaim::request, "a request and its grant"
-    if (request.parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    WaitGraph::instance().leave(&request.waiter);
-    trace::mark(span, trace::key_of(static_cast<Claim*>(this)), trace::kReady);
-    request.done(request.context);  // may end the claim and the request
+    PendingRequest& pending = *pending_;
+    // pairs with: BlockingRequest::submit, "a request and its grant"
+    if (pending.steps_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    WaitGraph::instance().leave(&pending.waiter);
+    trace::mark(span, trace::key_of(static_cast<Request*>(this)), trace::kReady);
+    pending.done(pending.context);  // may end both requests
     return;
   }
-  // pairs with: BlockingClaim::acquire, "what was waited for"
+  // pairs with: BlockingRequest::acquire, "what was waited for"
   is_ready_.store(1, std::memory_order_release);
   futex_wake_all(is_ready_);
 }
 
-void BlockingClaim::refuse_at_gates(const Refusal& refusal) noexcept {
-  request_->is_refused = true;
-  request_->refusal = refusal;
+void BlockingRequest::refuse_at_gates(const Conflict& conflict) noexcept {
+  pending_->is_refused = true;
+  pending_->conflict = conflict;
 }
 
 // What has been granted in its queues.
-bool BlockingClaim::pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept {
+bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* conflict) noexcept {
   const bool has_own_time = heeds_gate_timeout && deadline.is_never();
-  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, refusal))
+  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, conflict))
     return true;
   withdraw(*this);
   return false;
 }
 
-bool BlockingClaim::acquire(const Deadline& deadline, Refusal* refusal) noexcept {
+bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noexcept {
   is_ready_.store(0, std::memory_order_relaxed);
-  const Appended appended = append(*this, OnHost::kIgnore, refusal);
+  const Appended appended = append(*this, OnHost::kIgnore, conflict);
   if (appended == Appended::kRefused) return false;
-  if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, refusal);
+  if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, conflict);
   Waiter waiter;
   waiter.actor = owner;
   waiter.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
-  waiter.claim = this;
-  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  waiter.request = this;
+  // pairs with: BlockingRequest::become_ready, "what was waited for"
   const auto is_ready = [](uint32_t value) { return value == 1; };
   if (this_thread.running != 0) {
-    refusal->reason = Refusal::Reason::kInBody;
-  } else if (impl::is_over(wait(waiter, is_ready_, is_ready, deadline, &refusal->obstacle), refusal)) {
-    return !is_gated || pass_or_withdraw(deadline, refusal);
+    conflict->reason = Conflict::Reason::kInBody;
+  } else if (impl::is_over(wait(waiter, is_ready_, is_ready, deadline, &conflict->holder), conflict)) {
+    return !is_gated || pass_or_withdraw(deadline, conflict);
   }
   if (cancel(*this)) return false;
   // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
-  // call it may first need the language's lock, for a claim that became ready before.
+  // call it may first need the language's lock, for a request that became ready before.
   void* const token = hooks.begin != nullptr ? hooks.begin() : nullptr;
-  // pairs with: BlockingClaim::become_ready, "what was waited for"
+  // pairs with: BlockingRequest::become_ready, "what was waited for"
   while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
   if (hooks.end != nullptr) hooks.end(token);
-  if (refusal->reason != Refusal::Reason::kInterrupted) {
-    return !is_gated || pass_or_withdraw(deadline, refusal);
+  if (conflict->reason != Conflict::Reason::kInterrupted) {
+    return !is_gated || pass_or_withdraw(deadline, conflict);
   }
   release(*this);  // the interrupt is an error in flight
   return false;
 }
 
-Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
-  request_ = request;
-  Appended appended = append(*this, OnHost::kIgnore, refusal);
+Appended BlockingRequest::submit(PendingRequest* pending, Conflict* conflict) noexcept {
+  pending_ = pending;
+  Appended appended = append(*this, OnHost::kIgnore, conflict);
   if (appended == Appended::kGranted && is_gated) {
     if (!pass_gates(*this)) {
       appended = Appended::kWaiting;
@@ -457,42 +457,42 @@ Appended BlockingClaim::request(Request* request, Refusal* refusal) noexcept {
   }
   if (appended != Appended::kWaiting) return appended;
   WaitGraph& graph = WaitGraph::instance();
-  request->waiter.actor = owner;
-  request->waiter.is_thread = false;
-  request->waiter.claim = this;
-  graph.enter(&request->waiter);
+  pending->waiter.actor = owner;
+  pending->waiter.is_thread = false;
+  pending->waiter.request = this;
+  graph.enter(&pending->waiter);
   bool is_hopeless = true;
   if (this_thread.running != 0) {
-    refusal->reason = Refusal::Reason::kInBody;
-  } else if (is_true_deadlock(request->waiter, &refusal->obstacle, nullptr)) {
-    refusal->reason = Refusal::Reason::kDeadlock;
+    conflict->reason = Conflict::Reason::kInBody;
+  } else if (is_true_deadlock(pending->waiter, &conflict->holder, nullptr)) {
+    conflict->reason = Conflict::Reason::kDeadlock;
   } else {
     is_hopeless = false;
   }
   if (is_hopeless && cancel(*this)) {
-    graph.leave(&request->waiter);
+    graph.leave(&pending->waiter);
     return Appended::kRefused;
   }
-  // pairs with: BlockingClaim::become_ready, "a request and its grant"
-  if (request->parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
-  graph.leave(&request->waiter);
+  // pairs with: BlockingRequest::become_ready, "a request and its grant"
+  if (pending->steps_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
+  graph.leave(&pending->waiter);
   return Appended::kGranted;
 }
 
-bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept {
-  Appended opened = try_open_view(view, may_weaken, refusal);
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Conflict* conflict) noexcept {
+  Appended opened = try_open_view(view, may_weaken, conflict);
   while (opened == Appended::kWaiting) {
-    Entry entry;
-    entry.home = view.home;
-    entry.extent = view.extent;
-    entry.access = view.access;
-    BlockingClaim turn(Party::kCall, {&entry, 1});
+    RequestPart part;
+    part.home = view.home;
+    part.extent = view.extent;
+    part.access = view.access;
+    BlockingRequest turn(HolderKind::kCall, {&part, 1});
     turn.is_for_view = true;
     turn.site = view.site;
     turn.owner = actor_of_task(0);
     turn.since_ms = coarse_now_ms();
-    if (!turn.acquire(deadline, refusal)) return false;
-    opened = try_open_view(view, may_weaken, refusal);  // under the turn
+    if (!turn.acquire(deadline, conflict)) return false;
+    opened = try_open_view(view, may_weaken, conflict);  // under the turn
     release(turn);
   }
   return opened == Appended::kGranted;

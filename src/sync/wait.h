@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
-// for and sleeps a moment; *then* it walks from there: along the earlier entries that conflict, from a
+// for and sleeps a moment; *then* it walks from there: along the earlier parts that conflict, from a
 // granted lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the
 // caller is told instead of sleeping on. In the other order two callers could both look before either was to
 // be seen.
@@ -15,7 +15,7 @@
 #include "base/futex.h"
 #include "base/spin_lock.h"
 #include "base/trace.h"
-#include "sync/claims.h"
+#include "sync/requests.h"
 
 namespace tenon::impl {
 
@@ -33,7 +33,7 @@ struct WaitHooks {
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
 const WaitHooks& wait_hooks() noexcept;
 
-// Calls visit with every queue that may hold entries; set once by whoever owns the queues.
+// Calls visit with every queue that may hold parts; set once by whoever owns the queues.
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
 void set_queue_visitor(QueueVisitor visitor) noexcept;
 void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
@@ -52,7 +52,7 @@ enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 struct Waiter {
   Actor actor;
   bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
-  Claim* claim = nullptr;      // one of both
+  Request* request = nullptr;  // one of both
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
@@ -72,14 +72,14 @@ class WaitGraph {
   void enter(Waiter* waiter) noexcept;
   void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
 
-  // This waiter, which has entered and is an actor of this thread, waits for itself; obstacle is the lease or
+  // This waiter, which has entered and is an actor of this thread, waits for itself; holder is the lease or
   // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one that
   // nobody refers to. Does not walk if the thread holds nothing: hundreds of threads that wait for one array
   // would each go through all of the others.
-  bool is_deadlock(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views = nullptr) noexcept;
-  // Something, on whose end this waiter's wait depends, waits for a view to be closed: obstacle. Does not
+  bool is_deadlock(const Waiter& waiter, Holder* holder, bool* is_through_views = nullptr) noexcept;
+  // Something, on whose end this waiter's wait depends, waits for a view to be closed: holder. Does not
   // walk if nothing waits for views.
-  bool is_behind_host(const Waiter& waiter, Obstacle* obstacle) noexcept;
+  bool is_behind_host(const Waiter& waiter, Holder* holder) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
@@ -89,8 +89,8 @@ class WaitGraph {
  private:
   class Walk;
   WaitGraph() = default;
-  bool has_cycle(const Waiter& waiter, Obstacle* obstacle, bool* is_through_views);
-  bool finds_host(const Waiter& waiter, Obstacle* obstacle);
+  bool has_cycle(const Waiter& waiter, Holder* holder, bool* is_through_views);
+  bool finds_host(const Waiter& waiter, Holder* holder);
 
   // Of the waiters: those whose thread sleeps are found by the thread, tasks that were put aside by both.
   static constexpr size_t kChains = 1024;
@@ -110,12 +110,12 @@ class WaitGraph {
 // Runs one op that is ready, where the executor has no threads that would. False: there is none.
 bool help() noexcept;
 
-// True if the wait is over; else the refusal says why not.
-bool is_over(WaitEnd end, Refusal* refusal) noexcept;
+// True if the wait is over; else the conflict says why not.
+bool is_over(WaitEnd end, Conflict* conflict) noexcept;
 
 namespace detail {
 // What a waiter waits for in the end, or has waited for when it gives up.
-void describe_obstacle(const Waiter& waiter, Obstacle* obstacle) noexcept;
+void describe_holder(const Waiter& waiter, Holder* holder) noexcept;
 
 // A sleeping thread's dealings with the hooks, in slices.
 class Sleep {
@@ -125,12 +125,12 @@ class Sleep {
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep();
 
-  // Sleeps a slice while word == value. kOver: look again. With kDeadlock obstacle is set.
-  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Obstacle* obstacle) noexcept;
+  // Sleeps a slice while word == value. kOver: look again. With kDeadlock holder is set.
+  WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept;
 
  private:
-  WaitEnd look_at_own_leases(Obstacle* obstacle) noexcept;
-  WaitEnd look_at_views(Obstacle* obstacle) noexcept;
+  WaitEnd look_at_own_leases(Holder* holder) noexcept;
+  WaitEnd look_at_views(Holder* holder) noexcept;
   void report(int64_t waited_ns) noexcept;
 
   const Waiter& waiter_;
@@ -162,11 +162,11 @@ class Note {
 constexpr int kPolls = 200;
 }  // namespace detail
 
-// Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. obstacle: with
+// Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. holder: with
 // kDeadlock the lease in the way.
 template <class IsOver>
 WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
-             Obstacle* obstacle) noexcept {
+             Holder* holder) noexcept {
   const detail::Note note(waiter);
   for (int i = 0; i < detail::kPolls; ++i) {
     // pairs with: whoever changes the word, "what was waited for"
@@ -181,54 +181,54 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
       if (is_over(value)) break;
-      if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, obstacle);
+      if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, holder);
     }
   }
   WaitGraph::instance().leave(&waiter);
-  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_obstacle(waiter, obstacle);
+  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_holder(waiter, holder);
   return end;
 }
 
-// Of a task that goes on when its claim is granted. Lives until then, or until the claim has been taken back.
-struct Request {
+// Of a task that goes on when its request is granted. Lives until then, or until the request was taken back.
+struct PendingRequest {
   void (*done)(void* context) = nullptr;
   void* context = nullptr;
 
-  Waiter waiter;                   // of the claim
-  std::atomic<uint32_t> parts{2};  // the end of request() and the grant
-  bool is_refused = false;         // by a gate, when it is done; then refusal says why
-  Refusal refusal;
+  Waiter waiter;                        // of the request
+  std::atomic<uint32_t> steps_left{2};  // the end of submit() and the grant
+  bool is_refused = false;              // by a gate, when it is done; then conflict says why
+  Conflict conflict;
 };
 
-// A claim of synchronous code: what it waits for is waited for here.
-class BlockingClaim final : public Claim {
+// A request of synchronous code: what it waits for is waited for here.
+class BlockingRequest final : public Request {
  public:
-  BlockingClaim(Party claim_party, std::span<Entry> claim_entries) noexcept
-      : Claim(claim_party, claim_entries) {}
+  BlockingRequest(HolderKind request_kind, std::span<RequestPart> request_parts) noexcept
+      : Request(request_kind, request_parts) {}
   void become_ready() noexcept override;
-  void refuse_at_gates(const Refusal& refusal) noexcept override;
+  void refuse_at_gates(const Conflict& conflict) noexcept override;
 
   // Appends and waits until it is granted; else nothing has happened. Without a deadline it waits at gates
-  // for gate_timeout_ns() if it heeds that. Requires: entries and owner are set.
+  // for gate_timeout_ns() if it heeds that. Requires: parts and owner are set.
   bool heeds_gate_timeout = false;
-  bool acquire(const Deadline& deadline, Refusal* refusal) noexcept;
-  // Set before that: the span in which the grant is noted, with the address of the claim as its key.
+  bool acquire(const Deadline& deadline, Conflict* conflict) noexcept;
+  // Set before that: the span in which the grant is noted, with the address of the request as its key.
   trace::Span span = trace::kNoSpan;
 
-  // Appends and does not wait. kWaiting: request->done is called once, when it is granted, as the last thing
-  // that is done to the claim, perhaps before this returns; unless cancel() takes it back, after which
-  // request->waiter has to leave the graph. Else it is not called. A gate may have refused what was granted:
-  // request->is_refused; then it is not to be released. Requires as acquire.
-  Appended request(Request* request, Refusal* refusal) noexcept;
+  // Appends and does not wait. kWaiting: pending->done is called once, when it is granted, as the last thing
+  // that is done to the request, perhaps before this returns; unless cancel() takes it back, after which
+  // pending->waiter has to leave the graph. Else it is not called. A gate may have refused what was granted:
+  // pending->is_refused; then it is not to be released. Requires as acquire.
+  Appended submit(PendingRequest* pending, Conflict* conflict) noexcept;
 
  private:
-  bool pass_or_withdraw(const Deadline& deadline, Refusal* refusal) noexcept;
+  bool pass_or_withdraw(const Deadline& deadline, Conflict* conflict) noexcept;
 
   std::atomic<uint32_t> is_ready_{0};
-  Request* request_ = nullptr;
+  PendingRequest* pending_ = nullptr;
 };
 
 // As try_open_view(); what is in its way it waits for, as a call does. False: it is not open.
-bool open_view(View& view, bool may_weaken, const Deadline& deadline, Refusal* refusal) noexcept;
+bool open_view(View& view, bool may_weaken, const Deadline& deadline, Conflict* conflict) noexcept;
 
 }  // namespace tenon::impl

@@ -58,19 +58,19 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) 
     for (size_t t = 0; t < 3; ++t) {
       threads.emplace_back([&, t] {
         Cell &first = cells[t], &second = cells[(t + 1) % 3];
-        Refusal refusal;
+        Conflict conflict;
         CellLease mine(write(first));
-        ASSERT_TRUE(mine.acquire(&refusal));
-        const History::Scope scope(history, {write(first), Party::kLease, t + 1, 0, 0, 0, 0});
+        ASSERT_TRUE(mine.acquire(&conflict));
+        const History::Scope scope(history, {write(first), HolderKind::kLease, t + 1, 0, 0, 0, 0});
         all.arrive_and_wait();
         CellLease next(write(second));
-        if (next.acquire(&refusal)) {
-          const History::Scope inner(history, {write(second), Party::kLease, t + 1, 0, 0, 0, 0});
+        if (next.acquire(&conflict)) {
+          const History::Scope inner(history, {write(second), HolderKind::kLease, t + 1, 0, 0, 0, 0});
           ++granted;
         } else {
-          EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
-          EXPECT_EQ(refusal.obstacle.party, Party::kLease);
-          EXPECT_EQ(refusal.obstacle.thread, this_thread.number)
+          EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
+          EXPECT_EQ(conflict.holder.kind, HolderKind::kLease);
+          EXPECT_EQ(conflict.holder.thread, this_thread.number)
               << "the lease of one's own that is in the way";
           ++refused;
         }
@@ -85,70 +85,71 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) 
 
 TEST_F(WaitGraphOf, ACircleThroughAnOpIsADeadlock) {
   Cell a, b;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(a));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   const Ref<Op> op = push({read(a), write(b)}, [] {});
   CellLease behind(read(b));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return behind.acquire(r); }), Conflict::Reason::kDeadlock);
   Sight view(read(b));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return view.open(r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return view.open(r); }), Conflict::Reason::kDeadlock);
   lease.release();
   wait(op);
 }
 
 TEST_F(WaitGraphOf, ADetachedLeaseIsNobodysSoWaitingForItTimesOut) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   lease.detach();
   CellLease again(write(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return again.acquire(r, 2'000'000); }), Refusal::Reason::kTimeout);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return again.acquire(r, 2'000'000); }), Conflict::Reason::kTimeout);
   std::thread other([&] { lease.release(); });
-  EXPECT_TRUE(again.acquire(&refusal));
+  EXPECT_TRUE(again.acquire(&conflict));
   other.join();
 }
 
 TEST_F(WaitGraphOf, ALeaseOfATaskIsThatTasksAndAThreadThatSleepsHoldsUpAllOfItsTasks) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   task_here = 1;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   CellLease nested(read(cell));
-  EXPECT_TRUE(nested.acquire(&refusal, 0));
+  EXPECT_TRUE(nested.acquire(&conflict, 0));
   nested.release();
   task_here = 2;
   CellLease other(read(cell));
-  EXPECT_EQ(reason_of([&](Refusal* r) { return other.acquire(r); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return other.acquire(r); }), Conflict::Reason::kDeadlock);
   task_here = 1;
   lease.release();
   task_here = 0;
   CellLease of_thread(write(cell));
-  ASSERT_TRUE(of_thread.acquire(&refusal));
+  ASSERT_TRUE(of_thread.acquire(&conflict));
   task_here = 2;
-  EXPECT_TRUE(other.acquire(&refusal, 0)) << "a lease that was taken outside of tasks is all of its thread's";
+  EXPECT_TRUE(other.acquire(&conflict, 0))
+      << "a lease that was taken outside of tasks is all of its thread's";
 }
 
 TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
   Cell cell;
-  Refusal refusal;
+  Conflict conflict;
   task_here = 1;
   CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   task_here = 2;
   const Ref<Op> behind = push({read(cell)}, [] {});
   Waiter aside;
   aside.actor = current_actor();
   aside.is_thread = false;
-  aside.claim = behind.get();
+  aside.request = behind.get();
   WaitGraph::instance().enter(&aside);
-  EXPECT_FALSE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle));
+  EXPECT_FALSE(WaitGraph::instance().is_deadlock(aside, &conflict.holder));
   WaitGraph::instance().leave(&aside);
   aside.actor.task = 1;
   WaitGraph::instance().enter(&aside);
-  EXPECT_TRUE(WaitGraph::instance().is_deadlock(aside, &refusal.obstacle)) << "it would wait for itself";
+  EXPECT_TRUE(WaitGraph::instance().is_deadlock(aside, &conflict.holder)) << "it would wait for itself";
   WaitGraph::instance().leave(&aside);
   lease.release();
   wait(behind);
@@ -156,29 +157,29 @@ TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
 
 TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
   Cell a, b;
-  Refusal refusal;
+  Conflict conflict;
   task_here = 1;
   CellLease mine(write(a));
-  ASSERT_TRUE(mine.acquire(&refusal));
+  ASSERT_TRUE(mine.acquire(&conflict));
   std::latch has_other(1);
   std::atomic<int> refused{0};
   std::thread thread([&] {
-    Refusal r;
+    Conflict r;
     CellLease other(write(b));
     ASSERT_TRUE(other.acquire(&r));
     has_other.count_down();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one sleeps by then
     CellLease crossed(write(a));
     if (!crossed.acquire(&r)) {
-      EXPECT_EQ(r.reason, Refusal::Reason::kDeadlock);
+      EXPECT_EQ(r.reason, Conflict::Reason::kDeadlock);
       ++refused;
     }
   });
   has_other.wait();
   task_here = 2;
   CellLease crossed(write(b));
-  if (!crossed.acquire(&refusal)) {
-    EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  if (!crossed.acquire(&conflict)) {
+    EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
     ++refused;
   }
   mine.release();
@@ -212,13 +213,13 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
   std::thread thread_b([&] {
     for (int round = 0; round < kRounds; ++round) {
       await(turn, 4 * round);
-      Refusal refusal;
+      Conflict conflict;
       lent = std::make_unique<CellLease>(write(b));
-      ASSERT_TRUE(lent->acquire(&refusal));
+      ASSERT_TRUE(lent->acquire(&conflict));
       if (round % 2 == 1) lent->detach();
       set(turn, 4 * round + 1);
       CellLease crossed(write(a));
-      (void)crossed.acquire(&refusal);  // granted, or the one that finds the circle
+      (void)crossed.acquire(&conflict);  // granted, or the one that finds the circle
       crossed.release_if_held();
       ++ended;
       ended.notify_all();
@@ -235,9 +236,9 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
     }
   });
   for (int round = 0; round < kRounds; ++round) {
-    Refusal refusal;
+    Conflict conflict;
     mine = std::make_unique<CellLease>(write(a));
-    ASSERT_TRUE(mine->acquire(&refusal));
+    ASSERT_TRUE(mine->acquire(&conflict));
     is_back = false;
     ended = 0;
     delay = random() % 400;
@@ -247,11 +248,11 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
     for (uint32_t i = random() % 400; i > 0; --i) relax_processor();
     const bool was_back = is_back;
     CellLease asked(write(b));
-    if (asked.acquire(&refusal)) {
+    if (asked.acquire(&conflict)) {
       asked.release();
     } else {
       ++refused;
-      EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+      EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
       EXPECT_FALSE(was_back) << "the lease had been given back";
       EXPECT_EQ(round % 2, 0) << "the lease was nobody's";
     }
@@ -269,9 +270,9 @@ TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
   std::array<Cell, 6> cells;
   listed_cells = {&cells[5], &cells[4], &cells[3], &cells[2], &cells[1], &cells[0]};
   for (const bool is_detached : {false, true}) {
-    Refusal refusal;
+    Conflict conflict;
     CellLease lease(write(cells[0], 0, 4));
-    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
     if (is_detached) lease.detach();
     Ref<Op> last;
     std::mt19937 random(7);
@@ -287,12 +288,12 @@ TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
       }
     }
     last = push({write(cells[5])}, [] {});
-    const Refusal::Reason reason = is_detached ? Refusal::Reason::kTimeout : Refusal::Reason::kDeadlock;
-    EXPECT_EQ(reason_of([&](Refusal* r) { return last->wait(Deadline(30'000'000), r); }), reason);
-    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(30'000'000), r); }),
+    const Conflict::Reason reason = is_detached ? Conflict::Reason::kTimeout : Conflict::Reason::kDeadlock;
+    EXPECT_EQ(reason_of([&](Conflict* r) { return last->wait(Deadline(30'000'000), r); }), reason);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return Engine::instance().wait_all(Deadline(30'000'000), r); }),
               reason);
     CellLease behind(read(cells[5]));
-    EXPECT_EQ(reason_of([&](Refusal* r) { return behind.acquire(r, 30'000'000); }), reason);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return behind.acquire(r, 30'000'000); }), reason);
     lease.release();
     wait_all();
   }
@@ -304,14 +305,14 @@ TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
   constexpr int kThreads = 600;
   Cell cell;
   std::vector<Cell> own(kThreads);
-  Refusal refusal;
+  Conflict conflict;
   CellLease first(write(cell));
-  ASSERT_TRUE(first.acquire(&refusal));
+  ASSERT_TRUE(first.acquire(&conflict));
   int turns = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
-      Refusal r;
+      Conflict r;
       CellLease mine(write(own[static_cast<size_t>(i)]));
       EXPECT_TRUE(i % 2 != 0 || mine.acquire(&r));
       const bool is_part = i % 8 >= 6;
@@ -321,7 +322,7 @@ TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
       wanted.release_if_held();
     });
   }
-  await_entries(cell, 1 + kThreads);
+  await_parts(cell, 1 + kThreads);
   first.release();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(turns, kThreads);
@@ -330,15 +331,15 @@ TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
 TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
   Cell a, b, unlisted;
   listed_cells = {&a, &b};
-  Refusal refusal;
+  Conflict conflict;
   {
     CellLease lease(write(a));
-    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
     push({write(b)}, [] {});
     wait_all();  // nothing stands behind the lease
     push({read(a), write(b)}, [] {});
-    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(-1), r); }),
-              Refusal::Reason::kDeadlock);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return Engine::instance().wait_all(Deadline(-1), r); }),
+              Conflict::Reason::kDeadlock);
   }
   wait_all();
 }
@@ -346,16 +347,16 @@ TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
 TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
   Cell a, b;
   listed_cells = {&a, &b};
-  Refusal refusal;
+  Conflict conflict;
   {
     CellLease lease(write(a));
-    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
     push({write(b)}, [&a] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       push({write(a)}, [] {});
     });
-    EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
-              Refusal::Reason::kDeadlock);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+              Conflict::Reason::kDeadlock);
   }
   wait_all();
 }
@@ -363,15 +364,15 @@ TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
 TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
   Cell a;
   listed_cells = {&a};
-  Refusal refusal;
+  Conflict conflict;
   {
     CellLease lease(write(a));
-    ASSERT_TRUE(lease.acquire(&refusal));
+    ASSERT_TRUE(lease.acquire(&conflict));
     Engine::instance().set_limits(4, 0);
     for (int i = 0; i < 4; ++i) ASSERT_TRUE(push({write(a)}, [] {}));
     const Ref<Op> one_more = make({write(a)}, [](Op* self) { self->complete(); });
-    EXPECT_EQ(reason_of([&](Refusal* r) { return submit(one_more, OnHost::kRaise, r); }),
-              Refusal::Reason::kDeadlock);
+    EXPECT_EQ(reason_of([&](Conflict* r) { return submit(one_more, OnHost::kRaise, r); }),
+              Conflict::Reason::kDeadlock);
     Engine::instance().set_limits(10'000, 0);
   }
   wait_all();
@@ -414,16 +415,17 @@ class BehindAView : public WaitGraphOf {
 
 TEST_F(BehindAView, WhoIsAloneAndWaitsForAnOpBehindAViewIsToldAndNotHung) {
   is_alone = true;
-  Refusal refusal;
-  EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &refusal));
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
-  EXPECT_EQ(refusal.obstacle.party, Party::kView);
-  EXPECT_STREQ(refusal.obstacle.site, "train.py:12");
+  Conflict conflict;
+  EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &conflict));
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
+  EXPECT_EQ(conflict.holder.kind, HolderKind::kView);
+  EXPECT_STREQ(conflict.holder.site, "train.py:12");
   CellLease after(read(b));  // behind the op, which is behind the view
-  EXPECT_EQ(reason_of([&](Refusal* r) { return after.acquire(r, kWatchdogNs); }), Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return after.acquire(r, kWatchdogNs); }),
+            Conflict::Reason::kDeadlock);
   listed_cells = {&b, &a};
-  EXPECT_EQ(reason_of([&](Refusal* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
-            Refusal::Reason::kDeadlock);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
+            Conflict::Reason::kDeadlock);
   view.close();
   wait(behind);
 }
@@ -447,13 +449,13 @@ TEST_F(BehindAView, WhoIsNotAloneWaitsForOthersToCloseTheView) {
 TEST_F(BehindAView, AWaitBehindSomethingElseDoesNotAskWhetherItIsAlone) {
   view.close();
   wait(behind);
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(a));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   lease.detach();
   const Ref<Op> op = push({write(a)}, [] {});
-  EXPECT_FALSE(op->wait(Deadline(200'000'000), &refusal));
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kTimeout);
+  EXPECT_FALSE(op->wait(Deadline(200'000'000), &conflict));
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
   EXPECT_EQ(asked_alone, 0);
   lease.release();
   wait(op);
@@ -476,29 +478,29 @@ TEST_F(WaitGraphOf, ARequestIsGrantedAtOnceOrToldOfOnceOrTakenBackAndNeverTwoOfT
     Cell cell;
     std::atomic<int> told{0};
     std::atomic<bool> goes{false};
-    Refusal refusal;
+    Conflict conflict;
     task_here = 1;
     CellLease held(write(cell));
-    ASSERT_TRUE(held.acquire(&refusal));
+    ASSERT_TRUE(held.acquire(&conflict));
     std::thread other([&] {
       while (!goes) relax_processor();
       held.release();
     });
-    Request request;
+    PendingRequest pending;
     task_here = 2;
     CellLease requested(write(cell));
     if (round % 3 == 0) goes = true;
-    const Appended appended = requested.request(&request, &told, &refusal);
+    const Appended appended = requested.submit(&pending, &told, &conflict);
     goes = true;
     if (round % 3 == 2) other.join();
     const bool is_back = appended == Appended::kWaiting && requested.cancel();
-    if (is_back) WaitGraph::instance().leave(&request.waiter);
+    if (is_back) WaitGraph::instance().leave(&pending.waiter);
     if (other.joinable()) other.join();
     ASSERT_NE(appended, Appended::kRefused);
     EXPECT_EQ(told, appended == Appended::kWaiting && !is_back ? 1 : 0);
     ++seen[is_back ? 0 : appended == Appended::kWaiting ? 1 : 2];
     if (!is_back) requested.release();
-    EXPECT_FALSE(cell.queue.has_entries());
+    EXPECT_FALSE(cell.queue.has_parts());
   }
   EXPECT_GT(seen[1], 0);
 }
@@ -506,18 +508,18 @@ TEST_F(WaitGraphOf, ARequestIsGrantedAtOnceOrToldOfOnceOrTakenBackAndNeverTwoOfT
 TEST_F(WaitGraphOf, RequestsOfTwoTasksThatWaitForEachOtherAreADeadlockOfTheSecond) {
   Cell a, b;
   std::atomic<int> told{0};
-  Refusal refusal;
-  Request of_first, of_second;
+  Conflict conflict;
+  PendingRequest of_first, of_second;
   task_here = 1;
   CellLease holds_a(write(a)), wants_b(write(b));
-  ASSERT_TRUE(holds_a.acquire(&refusal));
+  ASSERT_TRUE(holds_a.acquire(&conflict));
   task_here = 2;
   CellLease holds_b(write(b)), wants_a(write(a));
-  ASSERT_TRUE(holds_b.acquire(&refusal));
-  EXPECT_EQ(wants_a.request(&of_second, &told, &refusal), Appended::kWaiting);
+  ASSERT_TRUE(holds_b.acquire(&conflict));
+  EXPECT_EQ(wants_a.submit(&of_second, &told, &conflict), Appended::kWaiting);
   task_here = 1;
-  EXPECT_EQ(wants_b.request(&of_first, &told, &refusal), Appended::kRefused);
-  EXPECT_EQ(refusal.reason, Refusal::Reason::kDeadlock);
+  EXPECT_EQ(wants_b.submit(&of_first, &told, &conflict), Appended::kRefused);
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
   holds_a.release();
   EXPECT_EQ(told, 1);
   wants_a.release();
@@ -532,9 +534,9 @@ TEST_F(WaitGraphOf, OpsThatHoldTooMuchMemoryMakePushersWaitAndAreCountedOnce) {
   a.queue.set_bounds({a.extent().begin, a.extent().begin + kBytes});
   b.queue.set_bounds({b.extent().begin, b.extent().begin + kBytes});
   Engine::instance().set_limits(0, 2 * kBytes);
-  Refusal refusal;
+  Conflict conflict;
   CellLease lease(write(a));
-  ASSERT_TRUE(lease.acquire(&refusal));
+  ASSERT_TRUE(lease.acquire(&conflict));
   lease.detach();
   for (int i = 0; i < 100; ++i) push({write(a)}, [] {});
   push({write(small), write(a)}, [] {});

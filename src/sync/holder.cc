@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sync/obstacle.h"
+#include "sync/holder.h"
 
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,7 @@ std::string age_text(int64_t since_ms) {
   return ms < 1000 ? concat(ms, " ms") : concat(ms / 1000, ".", ms % 1000 / 100, " s");
 }
 
-std::string process_text(const Obstacle& o) {
+std::string process_text(const Holder& o) {
   const std::string does = o.is_granted ? concat("holds it for ", gerund(o.access))
                                         : concat("waits to ", infinitive(o.access), " it");
   const std::string process =
@@ -36,24 +36,24 @@ std::string process_text(const Obstacle& o) {
 
 }  // namespace
 
-Obstacle Obstacle::of(const Entry& entry) noexcept {
-  Obstacle o;
-  const Claim& claim = *entry.claim;
-  o.party = claim.is_for_view ? Party::kView : claim.party;
-  o.access = entry.access;
-  o.is_granted = entry.is_granted && !entry.needs_pass;
-  o.thread = claim.owner.number;
-  o.since_ms = claim.since_ms;
-  o.has_view = claim.party == Party::kLease && entry.views != nullptr;
-  o.extent = entry.extent;
-  copy_text(o.name, sizeof o.name, claim.name);
-  copy_text(o.site, sizeof o.site, claim.site);
+Holder Holder::of(const RequestPart& part) noexcept {
+  Holder o;
+  const Request& request = *part.request;
+  o.kind = request.is_for_view ? HolderKind::kView : request.kind;
+  o.access = part.access;
+  o.is_granted = part.is_granted && !part.needs_pass;
+  o.thread = request.owner.number;
+  o.since_ms = request.since_ms;
+  o.has_view = request.kind == HolderKind::kLease && part.views != nullptr;
+  o.extent = part.extent;
+  copy_text(o.name, sizeof o.name, request.name);
+  copy_text(o.site, sizeof o.site, request.site);
   return o;
 }
 
-Obstacle Obstacle::of(const View& view) noexcept {
-  Obstacle o;
-  o.party = Party::kView;
+Holder Holder::of(const View& view) noexcept {
+  Holder o;
+  o.kind = HolderKind::kView;
   o.access = view.access;
   o.is_granted = true;
   o.thread = view.actor.number;
@@ -64,32 +64,34 @@ Obstacle Obstacle::of(const View& view) noexcept {
   return o;
 }
 
-std::string dead_owner_text(const Obstacle& o) {
+std::string dead_owner_text(const Holder& o) {
   return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
                 " died while it was writing there");
 }
 
-std::string text_of(const Obstacle& o) {
-  const bool has_age = o.thread != 0 && o.party != Party::kProcess;
+std::string text_of(const Holder& o) {
+  const bool has_age = o.thread != 0 && o.kind != HolderKind::kProcess;
   return has_age ? concat(text_without_age(o), ", ", age_text(o.since_ms), " ago") : text_without_age(o);
 }
 
-std::string text_without_age(const Obstacle& o) {
+std::string text_without_age(const Holder& o) {
   if (o.thread == 0) return "work that is not done";
   std::string text;
   const char* verb = "taken";
-  switch (o.party) {
-    case Party::kView: text = o.access == Access::kWrite ? "a writable view of it" : "a view of it"; break;
-    case Party::kOp:
+  switch (o.kind) {
+    case HolderKind::kView:
+      text = o.access == Access::kWrite ? "a writable view of it" : "a view of it";
+      break;
+    case HolderKind::kOp:
       text = concat("the op '", o.name, "' that ", third_person(o.access), " it");
       verb = "pushed";
       break;
-    case Party::kLease: text = concat("a lease for ", gerund(o.access)); break;
-    case Party::kCall:
+    case HolderKind::kLease: text = concat("a lease for ", gerund(o.access)); break;
+    case HolderKind::kCall:
       text = concat("the call of ", o.name);
       verb = "made";
       break;
-    case Party::kProcess: return process_text(o);
+    case HolderKind::kProcess: return process_text(o);
   }
   text += concat(", ", verb);
   if (o.site[0] != '\0') text += concat(" at ", o.site);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What wants memory: claims and their entries in queues, and the views of the process' ordinary code.
+// What wants memory: requests and their parts in queues, and the views of the process' ordinary code.
 #pragma once
 
 #include <atomic>
@@ -15,12 +15,12 @@
 namespace tenon::impl {
 
 class Queue;
-class Claim;
-struct Refusal;
+class Request;
+struct Conflict;
 struct View;
 
 // What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
-// by the entries and views that stand on it.
+// by the parts and views that stand on it.
 using Pass = uint32_t;
 constexpr Pass kNoPass = 0;
 // Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
@@ -36,17 +36,17 @@ struct Extent {
 };
 
 // Two accesses conflict when they share bytes and one of them writes.
-inline bool conflict(Access a, const Extent& in_a, Access b, const Extent& in_b) noexcept {
-  return conflict(a, b) && in_a.overlaps(in_b);
+inline bool in_conflict(Access a, const Extent& in_a, Access b, const Extent& in_b) noexcept {
+  return in_conflict(a, b) && in_a.overlaps(in_b);
 }
 
 // Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
-// happens only while at most one of the two queues is in use; so an entry or view stays in its queue.
+// happens only while at most one of the two queues is in use; so an part or view stays in its queue.
 using Home = std::atomic<Queue*>;
 
-// One claim's place in one queue. Lies in its claim; never moves while it is in a queue.
-struct Entry {
-  // Set by the claim before it is appended.
+// One request's place in one queue. Lies in its request; never moves while it is in a queue.
+struct RequestPart {
+  // Set by the request before it is appended.
   Home* home = nullptr;
   Extent extent;
   Access access = Access::kRead;
@@ -58,13 +58,13 @@ struct Entry {
   Pass pass = kNoPass;
 
   // Guarded by the queue's lock.
-  Claim* claim = nullptr;
+  Request* request = nullptr;
   Queue* queue = nullptr;
-  Entry* next = nullptr;
-  Entry* previous = nullptr;
-  View* views = nullptr;  // taken under this entry
-  uint64_t sequence = 0;  // 0: it stands in no queue, because its claim acts without it
-  uint32_t blockers = 0;  // in a counted queue: entries that conflict and are earlier, or later and granted
+  RequestPart* next = nullptr;
+  RequestPart* previous = nullptr;
+  View* views = nullptr;  // taken under this part
+  uint64_t sequence = 0;  // 0: it stands in no queue, because its request acts without it
+  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
@@ -74,10 +74,10 @@ struct Entry {
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
-// process are one party, but for the bound ones. Never moves while it is open.
+// process are one kind, but for the bound ones. Never moves while it is open.
 //
 // A view that outlives the lease under which it was taken is bound to the actor of that lease until it is
-// closed: claims of other actors wait for it as they waited for the lease, and that actor acts under it.
+// closed: requests of other actors wait for it as they waited for the lease, and that actor acts under it.
 struct View {
   // Set before it is opened.
   Home* home = nullptr;
@@ -89,8 +89,8 @@ struct View {
   Queue* queue = nullptr;
   View* next = nullptr;
   View* previous = nullptr;
-  Entry* holder = nullptr;      // the entry under which it was taken; null: the host's own
-  bool is_overwriting = false;  // under an entry that writes every byte
+  RequestPart* under = nullptr;  // the part under which it was taken; null: the host's own
+  bool is_overwriting = false;   // under an part that writes every byte
   bool is_bound = false;
   bool is_reported = false;  // as bound, and in the way of others
   Pass pass = kNoPass;       // in a gated queue
@@ -99,7 +99,7 @@ struct View {
 };
 
 // The kind of user that holds memory or waits for it.
-enum class Party : uint8_t {
+enum class HolderKind : uint8_t {
   kView = TENON_HOLDER_VIEW,
   kOp = TENON_HOLDER_OP,            // pushed work
   kLease = TENON_HOLDER_LEASE,      // a block of code that holds memory
@@ -107,21 +107,21 @@ enum class Party : uint8_t {
   kProcess = TENON_HOLDER_PROCESS,  // another one
 };
 
-// What is granted as a whole: all of its entries or none. Owned by whoever appended it, who keeps it until it
+// What is granted as a whole: all of its parts or none. Owned by whoever appended it, who keeps it until it
 // has been released or cancelled.
-class Claim {
+class Request {
  public:
-  Claim(Party claim_party, std::span<Entry> claim_entries) noexcept
-      : entries(claim_entries), party(claim_party) {}
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
+  Request(HolderKind request_kind, std::span<RequestPart> request_parts) noexcept
+      : parts(request_parts), kind(request_kind) {}
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
 
-  // Called with no lock held when the last entry has been granted by someone else than append(), and again
+  // Called with no lock held when the last part has been granted by someone else than append(), and again
   // when a gate at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
 
   // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
-  virtual void refuse_at_gates(const Refusal& refusal) noexcept = 0;
+  virtual void refuse_at_gates(const Conflict& conflict) noexcept = 0;
 
   // Of an op; others have none.
   virtual uint64_t number() const noexcept { return 0; }
@@ -131,20 +131,20 @@ class Claim {
   virtual void drop() noexcept {}
 
   // Constant while appended.
-  std::span<Entry> entries;
-  const char* name = nullptr;  // for messages; lives as long as the claim; may be null
+  std::span<RequestPart> parts;
+  const char* name = nullptr;  // for messages; lives as long as the request; may be null
   const char* site = nullptr;
   Actor owner;  // of a lease; of a call: who makes it
   int64_t since_ms = 0;
-  const Party party;                // kOp, kLease or kCall
+  const HolderKind kind;            // kOp, kLease or kCall
   bool heeds_host = false;          // an op that must not run beside conflicting host views
   bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
   bool is_for_view = false;         // a call that opens a view as soon as it is granted
 
-  // Set by append(): some of its entries stand on memory that other processes use, too.
+  // Set by append(): some of its parts stand on memory that other processes use, too.
   bool is_gated = false;
 
-  // Shared: entries that are not granted yet.
+  // Shared: parts that are not granted yet.
   std::atomic<uint32_t> missing{0};
   // Shared: a lease that belongs to nobody.
   std::atomic<bool> is_detached{false};
@@ -156,34 +156,34 @@ class Claim {
   bool is_refused = false;
   uint32_t gate_share = 0;  // what a gate has granted it of what ops may ask for at a time
 
-  uint64_t born_in = 0;         // the op whose body took it; 0: none
-  uint64_t seen_by = 0;         // the last walk through the graph of waits that came here
-  Claim* next_ready = nullptr;  // of whoever collects claims that have become ready
+  uint64_t born_in = 0;           // the op whose body took it; 0: none
+  uint64_t seen_by = 0;           // the last walk through the graph of waits that came here
+  Request* next_ready = nullptr;  // of whoever collects requests that have become ready
 
  protected:
-  ~Claim() = default;
+  ~Request() = default;
 };
 
-// Claims that have become ready under a lock, to be told so after it.
+// Requests that have become ready under a lock, to be told so after it.
 class ReadyList {
  public:
-  void add(Claim* claim) noexcept {
-    claim->next_ready = nullptr;
-    *end_ = claim;
-    end_ = &claim->next_ready;
+  void add(Request* request) noexcept {
+    request->next_ready = nullptr;
+    *end_ = request;
+    end_ = &request->next_ready;
   }
   bool is_empty() const noexcept { return first_ == nullptr; }
   // In the order in which they became ready.
-  Claim* take_all() noexcept {
-    Claim* const all = first_;
+  Request* take_all() noexcept {
+    Request* const all = first_;
     first_ = nullptr;
     end_ = &first_;
     return all;
   }
 
  private:
-  Claim* first_ = nullptr;
-  Claim** end_ = &first_;
+  Request* first_ = nullptr;
+  Request** end_ = &first_;
 };
 
 }  // namespace tenon::impl

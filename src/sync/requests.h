@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims and views as their owners use them: taken over several queues at once, waited for, given back.
+// Requests and views as their owners use them: taken over several queues at once, waited for, given back.
 //
-// All queues of a claim are locked together, in the order of their addresses, while it is appended: two
-// claims over the same queues stand in the same order in all of them.
+// All queues of a request are locked together, in the order of their addresses, while it is appended: two
+// requests over the same queues stand in the same order in all of them.
 #pragma once
 
 #include "base/error.h"
-#include "sync/claim.h"
 #include "sync/queue.h"
+#include "sync/request.h"
 
 namespace tenon::impl {
 
-// What a claim of an op does about conflicting views of the host. Other claims do not conflict with them.
+// What a request of an op does about conflicting views of the host. Other requests do not conflict with them.
 enum class OnHost : uint8_t {
   kRaise,   // it is not appended
   kWait,    // it waits until they are closed
@@ -22,11 +22,11 @@ enum class OnHost : uint8_t {
 enum class Appended : uint8_t {
   kGranted,
   kWaiting,  // become_ready() will be called
-  kRefused,  // nothing has happened; the obstacle says why
+  kRefused,  // nothing has happened; the holder says why
 };
 
 // Why something was refused.
-struct Refusal {
+struct Conflict {
   enum class Reason : uint8_t {
     kHostView,      // a view of the host conflicts
     kOwnLease,      // the actor's own lease or op allows less: reading, or other bytes
@@ -46,55 +46,55 @@ struct Refusal {
     kTooMany,       // the process holds as many leases of this memory as there is room for
   };
   Reason reason = Reason::kHostView;
-  const Entry* entry = nullptr;  // of the claim: the one that was refused, if it was one
-  Obstacle obstacle;
+  const RequestPart* part = nullptr;  // of the request: the one that was refused, if it was one
+  Holder holder;
 };
 
-// Appends all entries of a claim, or none. Entries that act under one of the same actor's are granted there.
-// Requires: every entry has home, extent, access; extents are not empty.
-Appended append(Claim& claim, OnHost on_host, Refusal* refusal) noexcept;
+// Appends all parts of a request, or none. Parts that act under one of the same actor's are granted there.
+// Requires: every part has home, extent, access; extents are not empty.
+Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
-// Gives a granted claim back, or one that is waited for by nobody. True if a view that was taken under it
+// Gives a granted request back, or one that is waited for by nobody. True if a view that was taken under it
 // lives on: under a lease it is bound then, and others wait for it.
-bool release(Claim& claim) noexcept;
+bool release(Request& request) noexcept;
 
 // The same; what becomes ready is put on the list instead of being told.
-bool release(Claim& claim, ReadyList* ready) noexcept;
+bool release(Request& request, ReadyList* ready) noexcept;
 
-// Takes back a claim that waits. False if it has been granted meanwhile: then it is to be released.
-bool cancel(Claim& claim) noexcept;
+// Takes back a request that waits. False if it has been granted meanwhile: then it is to be released.
+bool cancel(Request& request) noexcept;
 
-// Takes out a claim that has been granted in its queues, but not used.
-void withdraw(Claim& claim) noexcept;
+// Takes out a request that has been granted in its queues, but not used.
+void withdraw(Request& request) noexcept;
 
 // Says of a lease that it belongs to nobody from now on.
-void detach(Claim& claim) noexcept;
+void detach(Request& request) noexcept;
 
-// This thread, whose actor waits for a claim (null: for all ops), holds no lease, no call and no bound view:
-// it is in no circle of waits. False also where that is not known.
-bool has_empty_hands(const Claim* awaited) noexcept;
+// This thread, whose actor waits for a request (null: for all ops), holds no lease, no call and no bound
+// view: it is in no circle of waits. False also where that is not known.
+bool has_empty_hands(const Request* awaited) noexcept;
 
 // Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one
 // for reading instead of being refused. kWaiting: nothing has happened; it has to take its turn (wait.h).
-Appended try_open_view(View& view, bool may_weaken, Refusal* refusal) noexcept;
+Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept;
 
 // Takes back an open view. Any thread.
 void close_view(View& view) noexcept;
 
-// A view or a lease that was taken under one of the claim's entries lives.
-bool has_views(const Claim& claim) noexcept;
+// A view or a lease that was taken under one of the request's parts lives.
+bool has_views(const Request& request) noexcept;
 
 // Why bytes of this extent hold no value; null: they do.
 Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept;
 // They hold a value, because the caller says so. False: where other processes use them they could not be had
-// in time, as the refusal says, and the next reader is told of the death once more.
-bool clear_failures(Home& home, const Extent& extent, Refusal* refusal) noexcept;
-// Of the first entry that reads bytes without a value.
-Ref<Failure> failure_of(const Claim& claim) noexcept;
+// in time, as the conflict says, and the next reader is told of the death once more.
+bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept;
+// Of the first part that reads bytes without a value.
+Ref<Failure> failure_of(const Request& request) noexcept;
 
-// Says of the bytes that a granted claim writes that they hold no value, or (without a failure) that those
+// Says of the bytes that a granted request writes that they hold no value, or (without a failure) that those
 // which it has written as a whole hold one again.
-void settle(const Claim& claim, const Ref<Failure>& failure) noexcept;
+void settle(const Request& request, const Ref<Failure>& failure) noexcept;
 
 // Runs what has become ready.
 void notify(ReadyList& ready) noexcept;

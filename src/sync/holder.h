@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <string>
 
-#include "sync/claim.h"
+#include "sync/request.h"
 
 namespace tenon::impl {
 
-struct Obstacle {
-  Party party = Party::kView;
+struct Holder {
+  HolderKind kind = HolderKind::kView;
   Access access = Access::kRead;
   bool is_granted = false;
   bool is_stopped = false;  // a process: by SIGSTOP or a debugger
@@ -25,17 +25,17 @@ struct Obstacle {
   Extent extent;          // of this process; not of a process
   char note[384];         // of a process: what holds the memory there, if it has told
 
-  Obstacle() noexcept { name[0] = site[0] = note[0] = '\0'; }
-  static Obstacle of(const Entry& entry) noexcept;  // requires the lock of the queue
-  static Obstacle of(const View& view) noexcept;    // requires the lock of the queue
+  Holder() noexcept { name[0] = site[0] = note[0] = '\0'; }
+  static Holder of(const RequestPart& part) noexcept;  // requires the lock of the queue
+  static Holder of(const View& view) noexcept;         // requires the lock of the queue
 };
 
 // "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago"; "process 1234 (python) that
 // holds it for writing since 3.2 s". Throws std::bad_alloc.
-std::string text_of(const Obstacle& obstacle);
+std::string text_of(const Holder& holder);
 // The same without its age. Not of a process.
-std::string text_without_age(const Obstacle& obstacle);
+std::string text_without_age(const Holder& holder);
 // "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
-std::string dead_owner_text(const Obstacle& obstacle);
+std::string dead_owner_text(const Holder& holder);
 
 }  // namespace tenon::impl

@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync/requests.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "sync/gate.h"
+
+namespace tenon::impl {
+namespace {
+
+// The parts stand in the order of their queues: the first of each queue locks it.
+bool is_first_of_queue(std::span<RequestPart> parts, size_t i) noexcept {
+  return i == 0 || parts[i].queue != parts[i - 1].queue;
+}
+
+void lock_queues(std::span<RequestPart> parts) noexcept {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (is_first_of_queue(parts, i)) parts[i].queue->lock.lock();
+  }
+}
+
+void unlock_queues(std::span<RequestPart> parts) noexcept {
+  for (size_t i = parts.size(); i-- > 0;) {
+    if (is_first_of_queue(parts, i)) parts[i].queue->lock.unlock();
+  }
+}
+
+// Finds the queues, puts the parts into their order and locks them.
+void lock_homes(std::span<RequestPart> parts) noexcept {
+  if (parts.size() == 1) {
+    parts[0].queue = &lock_home(*parts[0].home);
+    return;
+  }
+  const auto is_at_home = [](const RequestPart& e) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    return e.home->load(std::memory_order_acquire) == e.queue;
+  };
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    for (RequestPart& e : parts) e.queue = e.home->load(std::memory_order_acquire);
+    std::sort(parts.begin(), parts.end(),
+              [](const RequestPart& a, const RequestPart& b) { return a.queue < b.queue; });
+    lock_queues(parts);
+    if (std::all_of(parts.begin(), parts.end(), is_at_home)) return;
+    unlock_queues(parts);
+  }
+}
+
+// Two parts of one request that both cover all of one memory become one.
+void merge_wholes(std::span<RequestPart> parts) noexcept {
+  for (size_t i = 1; i < parts.size(); ++i) {
+    for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
+      if (parts[k].sequence == 0 || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
+      parts[k].is_overwrite &= parts[i].is_overwrite;
+      if (parts[i].access == Access::kWrite) parts[k].access = Access::kWrite;
+      parts[i].sequence = 0;
+      break;
+    }
+  }
+}
+
+void share_pass(Queue& queue, Pass pass, RequestPart& part) noexcept {
+  queue.gate()->share(pass);
+  part.pass = pass;
+}
+
+// What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
+struct Possession {
+  RequestPart* under = nullptr;
+  const View* view = nullptr;
+
+  explicit operator bool() const noexcept { return under != nullptr || view != nullptr; }
+  Pass pass() const noexcept { return under != nullptr ? under->pass : view->pass; }
+};
+
+Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
+  if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under, nullptr};
+  return {nullptr, queue.passed_view(access, extent)};
+}
+
+// Each part on gated memory shares the pass of the one that it acts under, or needs one.
+void prepare_passes(std::span<RequestPart> parts) noexcept {
+  for (RequestPart& e : parts) {
+    if (e.queue->gate() == nullptr || e.sequence == 0 || e.pass != kNoPass) continue;
+    if (e.next != nullptr) {
+      share_pass(*e.queue, e.next->pass, e);
+    } else {
+      e.needs_pass = true;
+    }
+  }
+}
+
+// A thread has, or may have, what another one took for it: then no thread's count says all that it holds.
+constinit std::atomic<bool> has_requests_of_others{false};
+
+void count_in(const Request& request) noexcept {
+  if (request.kind == HolderKind::kOp) return;
+  if (request.owner.thread == this_thread_id()) {
+    ++this_thread.requests;
+  } else {
+    has_requests_of_others.store(true, std::memory_order_relaxed);
+  }
+}
+
+// What another thread takes out stays in the count.
+void count_out(const Request& request) noexcept {
+  if (request.kind == HolderKind::kOp || request.parts.empty()) return;
+  if (request.owner.thread == this_thread_id()) --this_thread.requests;
+}
+
+Appended refuse(Conflict* conflict, Conflict::Reason reason, const Holder& holder) noexcept {
+  if (conflict != nullptr) *conflict = {reason, nullptr, holder};
+  return Appended::kRefused;
+}
+
+// The code of an op's body touches memory that was there before it, outside of what it declared.
+bool is_undeclared(const Queue& queue) noexcept {
+  return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
+}
+
+// A forked child has the views of its parent without the parent's right to them.
+Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
+  const View* const inherited = queue.inherited_view();
+  if (inherited == nullptr) return Appended::kGranted;
+  return refuse(conflict, Conflict::Reason::kInherited, Holder::of(*inherited));
+}
+
+Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
+  part.waits_for_host = false;
+  if (part.queue->is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (on_host == OnHost::kIgnore) return Appended::kGranted;
+  const View* const view = part.queue->host_conflict(part.access, part.extent);
+  // A view that is asked for counts: else a push would wait for it, and another request for the push.
+  const RequestPart* const request = part.queue->view_request(part.access, part.extent);
+  if (view == nullptr && request == nullptr) return Appended::kGranted;
+  if (on_host == OnHost::kRaise) {
+    return refuse(conflict, Conflict::Reason::kHostView,
+                  view != nullptr ? Holder::of(*view) : Holder::of(*request));
+  }
+  part.waits_for_host = true;
+  return Appended::kGranted;
+}
+
+// Where an part of synchronous code is to stand: under its under, before a place, or else at the end.
+struct Standing {
+  RequestPart* under = nullptr;
+  RequestPart* place = nullptr;
+};
+
+// The caller holds views for which others wait: it goes before them, or they would wait for each other. What
+// has been granted it waits for.
+Appended check_views(RequestPart& part, Request& request, Standing* standing, Conflict* conflict) noexcept {
+  Queue& queue = *part.queue;
+  const bool is_host = request.kind == HolderKind::kCall;
+  // Not before it matters: to ask for the task takes long.
+  if (is_host && queue.has_bound_views()) request.owner = current_actor();
+  if (queue.is_covered(request.owner, is_host, part.access, part.extent)) {
+    standing->place = queue.first_behind_kept(request.owner, is_host, part.access, part.extent);
+    return Appended::kGranted;
+  }
+  const RequestPart* const kept =
+      is_host ? queue.first_kept(request.owner, true, part.access, part.extent) : nullptr;
+  if (kept == nullptr || !kept->waits_for_host)
+    return Appended::kGranted;  // the search for deadlocks sees it
+  return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
+}
+
+// Synchronous code: a lease or a call.
+Appended check_synchronous(RequestPart& part, Request& request, Standing* standing,
+                           Conflict* conflict) noexcept {
+  Queue& queue = *part.queue;
+  part.waits_for_host = false;
+  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (queue.has_parts()) {
+    RequestPart* const own = queue.own_part_for(part.extent, part.access);
+    if (own != nullptr && Queue::allows(*own, part.extent, part.access)) {
+      standing->under = own;
+      return Appended::kGranted;
+    }
+    if (own != nullptr && own->access == Access::kRead && part.access == Access::kWrite) {
+      return refuse(conflict, Conflict::Reason::kOwnLease, Holder::of(*own));
+    }
+  }
+  if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
+  if (request.kind == HolderKind::kCall && queue.gate() != nullptr) [[unlikely]] {
+    const Possession has = possession_in(queue, part.access, part.extent);
+    standing->under = has.under;
+    if (has.under != nullptr) return Appended::kGranted;
+    if (has.view != nullptr) share_pass(queue, has.view->pass, part);
+  }
+  if (!queue.has_parts() && !queue.has_bound_views()) return Appended::kGranted;
+  return check_views(part, request, standing, conflict);
+}
+
+}  // namespace
+
+Queue& lock_home(Home& home) noexcept {
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    Queue* const queue = home.load(std::memory_order_acquire);
+    queue->lock.lock();
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    if (home.load(std::memory_order_acquire) == queue) return *queue;
+    queue->lock.unlock();
+  }
+}
+
+void notify(ReadyList& ready) noexcept {
+  Request* request = ready.take_all();
+  while (request != nullptr) {
+    Request* const next = request->next_ready;
+    request->become_ready();
+    request = next;
+  }
+}
+
+Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
+  const std::span<RequestPart> parts = request.parts;
+  if (parts.empty()) return Appended::kGranted;
+  request.born_in = this_thread.running;
+  request.heeds_host = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
+  lock_homes(parts);
+  bool is_gated = false;
+  for (RequestPart& e : parts) {
+    e.sequence = 1;
+    e.request = &request;
+    e.needs_pass = false;
+    is_gated |= e.queue->gate() != nullptr;
+  }
+  request.is_gated = is_gated;
+  if (parts.size() > 1) merge_wholes(parts);
+  for (RequestPart& e : parts) {
+    Standing standing;
+    if (e.sequence == 0) continue;
+    Appended checked = Appended::kGranted;
+    if (is_gated) [[unlikely]]
+      checked = check_inherited(*e.queue, conflict);
+    if (checked == Appended::kGranted) [[likely]] {
+      checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
+                                                : check_synchronous(e, request, &standing, conflict);
+    }
+    e.next = standing.under;
+    e.is_overwriting =
+        standing.under != nullptr && (standing.under->is_overwrite || standing.under->is_overwriting);
+    e.previous = standing.place;
+    if (checked == Appended::kGranted) continue;
+    if (conflict != nullptr) conflict->part = &e;
+    unlock_queues(parts);
+    if (is_gated) leave_gates(request, false);
+    return checked;
+  }
+  if (is_gated) [[unlikely]] {
+    request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
+    prepare_passes(parts);
+  }
+  ReadyList ready;
+  // All are missing until they are in: an part may make a queue count, which may grant one before it.
+  uint32_t granted = 0;
+  request.missing.store(static_cast<uint32_t>(parts.size()), std::memory_order_relaxed);
+  for (RequestPart& e : parts) {
+    if (e.sequence == 0) {
+      ++granted;
+    } else if (e.next == nullptr) {
+      const bool is_granted =
+          e.previous != nullptr ? e.queue->insert_before(&e, e.previous) : e.queue->append(&e, &ready);
+      granted += is_granted ? 1 : 0;
+    } else {
+      // What is taken under a lease of nobody's outlives it, when another thread gives that back.
+      const bool is_of_nobody = e.next->request->is_detached.load(std::memory_order_relaxed);
+      if (request.kind == HolderKind::kCall && !is_of_nobody) {
+        e.sequence = 0;
+      } else {
+        e.queue->insert_under(&e, e.next, &ready);
+      }
+      ++granted;
+    }
+  }
+  const uint32_t missing = request.missing.load(std::memory_order_relaxed) - granted;
+  request.missing.store(missing, std::memory_order_relaxed);
+  count_in(request);
+  unlock_queues(parts);
+  if (!ready.is_empty()) notify(ready);
+  return missing == 0 ? Appended::kGranted : Appended::kWaiting;
+}
+
+bool release(Request& request, ReadyList* ready) noexcept {
+  bool has_escaped = false;
+  // Before those who come next here would meet it there.
+  if (request.is_gated) [[unlikely]]
+    leave_gates(request, true);
+  for (RequestPart& e : request.parts) {
+    if (e.sequence == 0) continue;
+    Queue& queue = *e.queue;
+    Gate* gate = nullptr;  // of memory that a view keeps from other processes
+    queue.lock.lock();
+    if (e.is_queued) {  // a fork may have taken it out
+      if (e.access == Access::kWrite) queue.note_write();
+      const bool has_view = queue.remove(&e, ready);
+      has_escaped |= has_view;
+      if (has_view) gate = queue.gate();
+    }
+    queue.lock.unlock();
+    if (gate != nullptr) [[unlikely]]
+      gate->note_kept_view();
+  }
+  if (!has_escaped || request.kind != HolderKind::kLease) {
+    count_out(request);
+  } else if (request.is_detached.load(std::memory_order_relaxed)) {
+    // The views are bound to the threads that took them. Else the owner keeps them in its count.
+    has_requests_of_others.store(true, std::memory_order_relaxed);
+  }
+  return has_escaped;
+}
+
+bool release(Request& request) noexcept {
+  ReadyList ready;
+  const bool has_escaped = release(request, &ready);
+  if (!ready.is_empty()) notify(ready);
+  return has_escaped;
+}
+
+namespace {
+
+// Takes a request out of its queues that has not been used, if it is to be.
+template <class IsTo>
+bool take_out(Request& request, IsTo is_to) noexcept {
+  ReadyList ready;
+  lock_queues(request.parts);
+  const bool is_taken = is_to();
+  for (RequestPart& e : request.parts) {
+    if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
+  }
+  unlock_queues(request.parts);
+  if (is_taken) count_out(request);
+  if (!ready.is_empty()) notify(ready);
+  return is_taken;
+}
+
+}  // namespace
+
+bool cancel(Request& request) noexcept {
+  // pairs with: Queue::grant, "parts granted by others"
+  const auto is_waiting = [&request] { return request.missing.load(std::memory_order_acquire) != 0; };
+  if (take_out(request, is_waiting)) {
+    // What stood under others has shared their passes.
+    if (request.is_gated) leave_gates(request, false);
+    return true;
+  }
+  if (!request.is_gated || !cancel_at_gates(request)) return false;
+  withdraw(request);
+  return true;
+}
+
+void withdraw(Request& request) noexcept {
+  (void)take_out(request, [] { return true; });
+}
+
+bool has_empty_hands(const Request* awaited) noexcept {
+  if (has_requests_of_others.load(std::memory_order_relaxed)) return false;
+  const bool is_own = awaited != nullptr && awaited->kind != HolderKind::kOp;
+  if (is_own && awaited->parts.size() > 1) return false;  // some may have been granted
+  return this_thread.requests <= (is_own ? 1 : 0);
+}
+
+namespace {
+
+// The part of the same actor under which a view is taken, if there is one; the view may become one for
+// reading.
+Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** under,
+                       Conflict* conflict) noexcept {
+  RequestPart* const own = queue.own_part_for(view.extent, view.access);
+  *under = own;
+  if (own == nullptr || Queue::allows(*own, view.extent, view.access)) return Appended::kGranted;
+  // One that allows reading may stand before one that covers fewer bytes.
+  RequestPart* const reader = may_weaken ? queue.own_part_for(view.extent, Access::kRead) : nullptr;
+  if (reader != nullptr && Queue::allows(*reader, view.extent, Access::kRead)) {
+    *under = reader;
+    view.access = Access::kRead;
+  } else if (own->access == Access::kRead && view.access == Access::kWrite) {
+    return refuse(conflict, Conflict::Reason::kOwnLease, Holder::of(*own));
+  } else {
+    *under = nullptr;  // it covers other bytes, too few
+  }
+  return Appended::kGranted;
+}
+
+// What stands in the way of a view of ordinary code: an part of another actor, granted or not, or a view
+// that is bound to one.
+bool must_take_turn(const Queue& queue, const View& view) noexcept {
+  if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
+  return queue.bound_conflict(view.access, view.extent) != nullptr &&
+         !queue.is_covered(current_actor(), false, view.access, view.extent);
+}
+
+// Of gated memory: a view stands under something that has a pass, or joins a view that does.
+Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
+                         Conflict* conflict) noexcept {
+  *has = possession_in(queue, view.access, view.extent);
+  if (!*has && may_weaken) {
+    view.access = Access::kRead;
+    *has = possession_in(queue, view.access, view.extent);
+  }
+  return *has ? Appended::kGranted : refuse(conflict, Conflict::Reason::kNoPossession, {});
+}
+
+// With the lock of the queue.
+Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
+  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (view.extent.end == 0) {  // no byte: nothing is in its way
+    queue.add_view(&view, nullptr);
+    return Appended::kGranted;
+  }
+  const bool is_gated = queue.gate() != nullptr;
+  Possession has;
+  if (is_gated) [[unlikely]] {
+    if (const Appended checked = check_inherited(queue, conflict); checked != Appended::kGranted)
+      return checked;
+  }
+  if (queue.has_parts()) {
+    const Appended checked = find_own_part(queue, view, may_weaken, &has.under, conflict);
+    if (checked != Appended::kGranted) return checked;
+  }
+  if (has.under == nullptr) {
+    if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
+    if (is_gated) [[unlikely]] {
+      const Appended checked = find_possession(queue, view, may_weaken, &has, conflict);
+      if (checked != Appended::kGranted) return checked;
+    }
+  }
+  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views()) && must_take_turn(queue, view)) {
+    return Appended::kWaiting;
+  }
+  if (is_gated) [[unlikely]] {
+    view.pass = has.pass();
+    queue.gate()->share(view.pass);
+  }
+  queue.add_view(&view, has.under);
+  return Appended::kGranted;
+}
+
+}  // namespace
+
+Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept {
+  view.actor = actor_of_task(0);
+  view.opened_ms = coarse_now_ms();
+  Queue& queue = lock_home(*view.home);
+  const Appended result = try_open(queue, view, may_weaken, conflict);
+  queue.lock.unlock();
+  return result;
+}
+
+void close_view(View& view) noexcept {
+  ReadyList ready;
+  Queue& queue = *view.queue;
+  queue.lock.lock();
+  queue.remove_view(&view, &ready);
+  queue.lock.unlock();
+  if (view.pass != kNoPass) [[unlikely]] {
+    const Pass pass = std::exchange(view.pass, kNoPass);
+    if (pass != kInheritedPass) queue.gate()->leave(pass, view.access == Access::kWrite);
+  }
+  if (!ready.is_empty()) notify(ready);
+}
+
+Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
+  Queue& queue = lock_home(home);
+  Ref<Failure> failure = queue.failure_in(extent);
+  queue.lock.unlock();
+  return failure;
+}
+
+Ref<Failure> failure_of(const Request& request) noexcept {
+  for (const RequestPart& e : request.parts) {
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
+  }
+  return {};
+}
+
+void detach(Request& request) noexcept {
+  request.is_detached.store(true, std::memory_order_relaxed);
+  if (!request.is_gated) return;
+  for (const RequestPart& e : request.parts) {
+    if (e.pass != kNoPass) e.queue->gate()->disown(e.pass);
+  }
+}
+
+bool has_views(const Request& request) noexcept {
+  for (const RequestPart& e : request.parts) {
+    if (e.sequence == 0) continue;
+    const std::scoped_lock lock(e.queue->lock);
+    if (e.views != nullptr) return true;
+    if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
+  }
+  return false;
+}
+
+bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept {
+  Poison* spare = new (std::nothrow) Poison;
+  Queue& queue = lock_home(home);
+  Poison* healed = queue.heal(extent, &spare);
+  Gate* const gate = queue.gate();
+  queue.lock.unlock();
+  delete spare;
+  while (healed != nullptr) delete std::exchange(healed, healed->next);
+  return gate == nullptr || gate->clear_deaths(extent, Deadline(gate_timeout_ns()), conflict);
+}
+
+void settle(const Request& request, const Ref<Failure>& failure) noexcept {
+  for (const RequestPart& e : request.parts) {
+    if (e.access != Access::kWrite) continue;
+    if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
+      e.queue->gate()->heal(e.extent);
+    }
+    Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
+    Poison* healed = nullptr;
+    const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
+    if (failure || may_heal) {
+      Poison* spare = new (std::nothrow) Poison;
+      {
+        const std::scoped_lock lock(e.queue->lock);
+        healed = e.queue->heal(e.extent, &spare);
+        if (node != nullptr) {
+          e.queue->poison(node);
+        } else if (failure) {
+          e.queue->poison_without_node(e.extent);
+        }
+      }
+      delete spare;
+    }
+    while (healed != nullptr) delete std::exchange(healed, healed->next);
+  }
+}
+
+}  // namespace tenon::impl
