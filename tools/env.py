@@ -151,7 +151,8 @@ def current_wheel(environment):
         shutil.rmtree(WHEELS, ignore_errors=True)
         environment.uninstall()
         options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", WHEELS]
-        must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT)
+        command = (environment.python, *PIP, "wheel", *options, ROOT)
+        must_run("build the wheel", *command, SKBUILD_CMAKE_DEFINE="TENON_PRECOMPILE=ON")
         stamp.write_text(sources)
         wheels = list(WHEELS.glob("*.whl"))
     return wheels[0]
