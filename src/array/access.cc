@@ -88,7 +88,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
 
 void check_value(const Array& array) {
   Storage& storage = array.storage();
-  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (!storage.region().has_failures.load(std::memory_order_relaxed)) return;
   if (const Ref<Failure> failure = impl::failure_of(storage.home(), array.extent())) {
     throw OpFailure(failure);
   }
@@ -121,7 +121,7 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
-  if (view_.is_overwriting || !storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (view_.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
   const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
   if (!failure) return;
   close();

@@ -13,14 +13,14 @@
 #include "ipc/awaited.h"
 #include "ipc/hooked_sleep.h"
 #include "ipc/patience.h"
-#include "ipc/porter.h"
+#include "ipc/proxy_waiter.h"
 #include "ipc/walk.h"
 #include "sync/wait.h"
 
 namespace tenon::impl {
 namespace {
 
-using RecordKind = RecordState::Kind;
+using GrantKind = GrantState::Kind;
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
@@ -28,13 +28,13 @@ constexpr int kPolls = 200;
 constexpr size_t kCommandRoom = sizeof Slot().command;                   // of the name of an holder;
 constexpr size_t kEndingRoom = sizeof Holder().name - kCommandRoom - 1;  // and for what is added to it
 
-// Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
-// it waits for others that wait for these, only as many begin as all their records are there for.
+// Ops take a grant for each memory that they use, one after the other. So that none of them keeps some while
+// it waits for others that wait for these, only as many begin as all their grants are there for.
 class Shares {
  public:
   static Shares& instance() { return one_per_process<Shares>(); }
 
-  // Of all records of an op, once. False: it is to be tried again after a call of the porter.
+  // Of all grants of an op, once. False: it is to be tried again after a call of the proxy waiter.
   bool take(Request& request) noexcept {
     if (request.gate_share != 0) return true;
     const uint32_t wanted = std::min(count_memories(request), kAll);
@@ -56,11 +56,11 @@ class Shares {
     // pairs with: Shares::take, "shares that are free"
     free_.fetch_add(std::exchange(request.gate_share, 0), std::memory_order_seq_cst);
     // pairs with: Shares::take, "an op that waits for shares"
-    if (is_awaited_.exchange(false, std::memory_order_seq_cst)) Porter::instance().call();
+    if (is_awaited_.exchange(false, std::memory_order_seq_cst)) ProxyWaiter::instance().call();
   }
 
  private:
-  static constexpr uint32_t kAll = kRecords * 3 / 5;  // the rest is for leases and calls, and for deaths
+  static constexpr uint32_t kAll = kGrants * 3 / 5;  // the rest is for leases and calls, and for deaths
 
   static uint32_t count_memories(const Request& request) noexcept {
     uint32_t n = 0;
@@ -77,9 +77,9 @@ class Shares {
   std::atomic<bool> is_awaited_{false};
 };
 
-// A number for a record and its last ticket.
-uint64_t mix(uint64_t record, uint64_t ticket) noexcept {
-  uint64_t x = (record + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
+// A number for a grant and its last ticket.
+uint64_t mix(uint64_t grant, uint64_t ticket) noexcept {
+  uint64_t x = (grant + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
   x ^= x >> 29;
   return x * 0xBF58476D1CE4E5B9 | 1;
 }
@@ -109,8 +109,8 @@ void note_holder(uint32_t pid, Holder* holder) noexcept {
 
 }  // namespace
 
-Record& ProcessLock::record(const Attempt& attempt) const noexcept {
-  return segment_.participant().record(attempt.record);
+Grant& ProcessLock::grant(const Attempt& attempt) const noexcept {
+  return segment_.participant().grant(attempt.grant);
 }
 
 Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
@@ -140,21 +140,21 @@ ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Reques
   return wanted;
 }
 
-// Waits for a record, where this process has none left.
-bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept {
+// Waits for a grant, where this process has none left.
+bool ProcessLock::take_grant(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
   refuse(conflict, Conflict::Reason::kTooMany);
   if (self.index() == Participant::kNone) return false;
-  attempt->record = self.take_record();
-  if (attempt->record != Participant::kNone || deadline.has_passed()) {
-    return attempt->record != Participant::kNone;
+  attempt->grant = self.take_grant();
+  if (attempt->grant != Participant::kNone || deadline.has_passed()) {
+    return attempt->grant != Participant::kNone;
   }
   HookedSleep sleep;
-  self.begin_record_wait();
+  self.begin_grant_wait();
   while (true) {
-    const os::Sleep given = self.records_given();
-    attempt->record = self.take_record();
-    if (attempt->record != Participant::kNone) break;
+    const os::Sleep given = self.grants_given();
+    attempt->grant = self.take_grant();
+    if (attempt->grant != Participant::kNone) break;
     const int64_t left = deadline.left_ns();
     if (left <= 0) break;
     if (sleep.is_interrupted()) {
@@ -164,16 +164,16 @@ bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Confli
     os::sleep_on(&given, 1, std::min(kSliceNs, left));
     sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
   }
-  self.end_record_wait();
-  return attempt->record != Participant::kNone;
+  self.end_grant_wait();
+  return attempt->grant != Participant::kNone;
 }
 
-// Requires that it has a record. It waits from now on.
+// Requires that it has a grant. It waits from now on.
 void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept {
   const uint32_t self = segment_.participant().index();
   attempt->ignores_death = wanted.ignores_death;
   Block& b = block();
-  Record& r = record(*attempt);
+  Grant& r = grant(*attempt);
   // Whoever sees the bytes of this request in the place of those of an earlier one, sees that as ended.
   publish(r.begin, wanted.bytes.begin);
   publish(r.end, wanted.bytes.end);
@@ -182,18 +182,18 @@ void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept
   store(r.task, static_cast<uint32_t>(wanted.owner.task));
   set_bit(b.present, self);
   const uint32_t seen = observe(b.arrivals_seen);
-  announce(r.state, RecordState::make(index_, RecordKind::kArriving, wanted.access));
+  announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access));
   set_bit(b.waiting, self);
   publish(r.ticket, add(b.next_ticket, uint64_t{1}));
-  announce(r.state, RecordState::make(index_, RecordKind::kWaiting, wanted.access));
+  announce(r.state, GrantState::make(index_, GrantKind::kWaiting, wanted.access));
   // Others wait for it that came first, perhaps, and do not know that yet.
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
 bool ProcessLock::begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept {
   if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return false;
-  attempt->record = segment_.participant().take_record();
-  if (attempt->record == Participant::kNone) return false;
+  attempt->grant = segment_.participant().take_grant();
+  if (attempt->grant == Participant::kNone) return false;
   write_request(wanted_of(*this, request, part), attempt);
   return true;
 }
@@ -203,15 +203,15 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   Participant& self = segment_.participant();
   const Control& control = segment_.control();
   Block& b = block();
-  Record& own = record(attempt);
-  const Access access = RecordState::access(own.state.load(std::memory_order_relaxed));
+  Grant& own = grant(attempt);
+  const Access access = GrantState::access(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
   const Span bytes = span_of(own);
   uint32_t died = 0, death_moves = 0;
   uint64_t arrivals = 0, told = 0;  // sums over those that arrive
   while (true) {
     told = std::exchange(arrivals, 0);
-    // Before the records: what ends after it was looked at, moves the turn.
+    // Before the grants: what ends after it was looked at, moves the turn.
     obstruction->words[0] = {&b.turn, observe(b.turn)};
     obstruction->count = 0;
     death_moves = observe(b.death_moves);
@@ -220,23 +220,23 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     visit_bits(b.present, [&](uint32_t p) {
       if (!control.has_slot(p)) return;
       const Slot& slot = control.slot(p);
-      const uint32_t used = std::min(look(slot.records_used), kRecords);
+      const uint32_t used = std::min(look(slot.grants_used), kGrants);
       bool is_in_way = false;
       for (uint32_t i = 0; i < used; ++i) {
-        const Record& other = slot.records[i];
+        const Grant& other = slot.grants[i];
         const uint64_t word = observe(other.state);
-        const RecordKind kind = RecordState::kind(word);
-        if (kind == RecordKind::kFree || RecordState::block(word) != index_) continue;
-        if (kind == RecordKind::kDied) {
+        const GrantKind kind = GrantState::kind(word);
+        if (kind == GrantKind::kFree || GrantState::block(word) != index_) continue;
+        if (kind == GrantKind::kDied) {
           if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
           continue;
         }
-        if (p == self.index() || !in_conflict(access, RecordState::access(word))) continue;
-        const bool is_granted = kind == RecordKind::kGranted;
-        if (kind == RecordKind::kWaiting && look(other.ticket) > ticket) continue;
+        if (p == self.index() || !in_conflict(access, GrantState::access(word))) continue;
+        const bool is_granted = kind == GrantKind::kGranted;
+        if (kind == GrantKind::kWaiting && look(other.ticket) > ticket) continue;
         if (!span_of(other).overlaps(bytes)) continue;
         is_in_way = true;
-        if (kind == RecordKind::kArriving) {
+        if (kind == GrantKind::kArriving) {
           // A new process in the slot may still have the ticket of the one before.
           const uint64_t process = uint64_t{look(slot.generation)} << 32 | uint64_t{p} << 8;
           arrivals += mix(process | i, look(other.ticket));
@@ -263,27 +263,27 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
     withdraw(attempt);
     return Look::kDied;
   }
-  self.references(attempt.record).store(1, std::memory_order_relaxed);
-  end_wait(attempt.record, RecordState::make(index_, RecordKind::kGranted, access));
+  self.references(attempt.grant).store(1, std::memory_order_relaxed);
+  end_wait(attempt.grant, GrantState::make(index_, GrantKind::kGranted, access));
   note_grant();
   return Look::kGranted;
 }
 
-// The record waits no more.
+// The grant waits no more.
 void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
   Block& b = block();
   const auto has_waiting = [&] {
-    const uint32_t used = std::min(look(self.slot().records_used), kRecords);
+    const uint32_t used = std::min(look(self.slot().grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(self.record(i).state);
+      const uint64_t word = observe(self.grant(i).state);
       const bool is_waiting =
-          RecordState::kind(word) == RecordKind::kArriving || RecordState::kind(word) == RecordKind::kWaiting;
-      if (is_waiting && RecordState::block(word) == index_) return true;
+          GrantState::kind(word) == GrantKind::kArriving || GrantState::kind(word) == GrantKind::kWaiting;
+      if (is_waiting && GrantState::block(word) == index_) return true;
     }
     return false;
   };
-  publish(self.record(ended).state, state);
+  publish(self.grant(ended).state, state);
   if (has_waiting()) return;
   clear_bit(b.waiting, self.index());
   // Another thread may have begun to wait, and may sleep unannounced.
@@ -310,16 +310,16 @@ bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
 // So that they look themselves at what this one alone has seen.
 void ProcessLock::wake_others() noexcept { note_change(block()); }
 
-void ProcessLock::free_record(uint32_t record) noexcept {
-  const uint64_t state = segment_.participant().record(record).state.load(std::memory_order_relaxed);
-  if (RecordState::kind(state) == RecordKind::kGranted) {
-    publish(segment_.participant().record(record).state, uint64_t{RecordKind::kFree});
+void ProcessLock::free_grant(uint32_t grant) noexcept {
+  const uint64_t state = segment_.participant().grant(grant).state.load(std::memory_order_relaxed);
+  if (GrantState::kind(state) == GrantKind::kGranted) {
+    publish(segment_.participant().grant(grant).state, uint64_t{GrantKind::kFree});
   } else {
-    end_wait(record, uint64_t{RecordKind::kFree});
+    end_wait(grant, uint64_t{GrantKind::kFree});
   }
   note_change(block());
-  segment_.participant().give_record(record);
-  if (bell_ != nullptr) ring(*bell_);
+  segment_.participant().give_grant(grant);
+  if (idle_event_ != nullptr) signal_event(*idle_event_);
 }
 
 bool ProcessLock::is_idle() noexcept {
@@ -332,17 +332,17 @@ bool ProcessLock::is_idle() noexcept {
     if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
       (void)reap(control, p);
     const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = look(slot.records[i].state);
-      is_idle &= !RecordState::is_lease(word) || RecordState::block(word) != index_;
+      const uint64_t word = look(slot.grants[i].state);
+      is_idle &= !GrantState::is_lease(word) || GrantState::block(word) != index_;
     }
   });
   return is_idle;
 }
 
 void ProcessLock::withdraw(const Attempt& attempt) noexcept {
-  if (attempt.record != Participant::kNone) free_record(attempt.record);
+  if (attempt.grant != Participant::kNone) free_grant(attempt.grant);
 }
 
 // Whether a process has a place in the segment, other than this one.
@@ -388,20 +388,20 @@ void ProcessLock::describe_death(uint32_t pid, Conflict* conflict) noexcept {
 
 bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
   const uint32_t self = segment_.participant().index();
-  return is_waiting_for_itself(segment_, self, attempt.record);
+  return is_waiting_for_itself(segment_, self, attempt.grant);
 }
 
 bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadline& deadline,
                         Conflict* conflict) noexcept {
   Attempt attempt;
   if (!enter(wanted_of(*this, request, part), &attempt, deadline, conflict)) return false;
-  part.pass = attempt.record + 1;
+  part.grant = attempt.grant + 1;
   return true;
 }
 
 bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Deadline& deadline,
                         Conflict* conflict) noexcept {
-  if (!take_record(wanted_attempt, deadline, conflict)) return false;
+  if (!take_grant(wanted_attempt, deadline, conflict)) return false;
   write_request(wanted, wanted_attempt);
   const Attempt& attempt = *wanted_attempt;
   Obstruction obstruction;
@@ -470,9 +470,9 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   Attempt attempt;
   Participant& self = segment_.participant();
   const bool has_place = self.index() != Participant::kNone;
-  if (!has_place || self.has_record_waits() || !begin(request, part, &attempt)) {
-    // Behind those that wait for a record already.
-    if (has_place && Porter::instance().add(*this, request, part, {})) return Appended::kWaiting;
+  if (!has_place || self.has_grant_waits() || !begin(request, part, &attempt)) {
+    // Behind those that wait for a grant already.
+    if (has_place && ProxyWaiter::instance().add(*this, request, part, {})) return Appended::kWaiting;
     refuse(conflict, Conflict::Reason::kTooMany);
     return Appended::kRefused;
   }
@@ -480,7 +480,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   uint32_t pid = 0;
   while (true) {
     switch (try_grant(attempt, &obstruction, &pid)) {
-      case Look::kGranted: part.pass = attempt.record + 1; return Appended::kGranted;
+      case Look::kGranted: part.grant = attempt.grant + 1; return Appended::kGranted;
       case Look::kDied: describe_death(pid, conflict); return Appended::kRefused;
       case Look::kBlocked: break;
     }
@@ -489,7 +489,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   if (request.kind != HolderKind::kOp && is_circle(attempt)) {
     conflict->holder = obstruction.holder;
     refuse(conflict, Conflict::Reason::kDeadlock);
-  } else if (Porter::instance().add(*this, request, part, attempt)) {
+  } else if (ProxyWaiter::instance().add(*this, request, part, attempt)) {
     return Appended::kWaiting;
   } else {
     refuse(conflict, Conflict::Reason::kTooMany);
@@ -498,16 +498,16 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   return Appended::kRefused;
 }
 
-bool ProcessLock::cancel(RequestPart& part) noexcept { return Porter::instance().cancel(part); }
+bool ProcessLock::cancel(RequestPart& part) noexcept { return ProxyWaiter::instance().cancel(part); }
 
-void ProcessLock::share(Pass pass) noexcept {
-  segment_.participant().references(pass - 1).fetch_add(1, std::memory_order_relaxed);
+void ProcessLock::share(GrantId grant) noexcept {
+  segment_.participant().references(grant - 1).fetch_add(1, std::memory_order_relaxed);
 }
 
-void ProcessLock::leave(Pass pass, bool has_written) noexcept {
+void ProcessLock::leave(GrantId grant, bool has_written) noexcept {
   if (has_written) note_write();
-  if (add(segment_.participant().references(pass - 1), ~0u) != 1) return;
-  free_record(pass - 1);
+  if (add(segment_.participant().references(grant - 1), ~0u) != 1) return;
+  free_grant(grant - 1);
 }
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
@@ -524,20 +524,22 @@ void ProcessLock::heal(const Extent& extent) noexcept {
 bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept {
   const Wanted wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
-  visit_records(segment_.control(), index_, [&](const Record& record, uint64_t word) {
+  visit_grants(segment_.control(), index_, [&](const Grant& grant, uint64_t word) {
     const bool may_die =
-        RecordState::kind(word) == RecordKind::kDied || RecordState::access(word) == Access::kWrite;
-    has_any |= may_die && span_of(record).overlaps(wanted.bytes);
+        GrantState::kind(word) == GrantKind::kDied || GrantState::access(word) == Access::kWrite;
+    has_any |= may_die && span_of(grant).overlaps(wanted.bytes);
   });
   if (!has_any) return true;
   Attempt attempt;
   if (!enter(wanted, &attempt, deadline, conflict)) return false;
   impl::heal(segment_.control(), segment_.participant(), index_, wanted.bytes);
-  free_record(attempt.record);
+  free_grant(attempt.grant);
   return true;
 }
 
-void ProcessLock::disown(Pass pass) noexcept { store(segment_.participant().record(pass - 1).thread, 0u); }
+void ProcessLock::disown(GrantId grant) noexcept {
+  store(segment_.participant().grant(grant - 1).thread, 0u);
+}
 
 template <class Visit>
 void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const noexcept {
@@ -546,11 +548,11 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
   visit_bits(block().present, [&](uint32_t p) {
     if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
     const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const Record& other = slot.records[i];
+      const Grant& other = slot.grants[i];
       const uint64_t word = look(other.state);
-      if (!RecordState::is_lease(word) || RecordState::block(word) != index_) continue;
+      if (!GrantState::is_lease(word) || GrantState::block(word) != index_) continue;
       if (span_of(other).overlaps(bytes)) visit(p, slot, other, word);
     }
   });
@@ -558,7 +560,7 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
 
 void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                                void* context) noexcept {
-  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Record& other, uint64_t) {
+  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Grant& other, uint64_t) {
     Holder holder;
     describe(slot, other, &holder);
     visit(holder, context);
@@ -569,12 +571,12 @@ bool ProcessLock::describe_holder(const Asked& asked, Holder* holder) noexcept {
   uint32_t found = Participant::kNone;
   bool is_granted = false;
   visit_leases_of_others(
-      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Record& other, uint64_t word) {
-        if (!in_conflict(asked.access, RecordState::access(word))) return;
-        if (found != Participant::kNone && (is_granted || RecordState::kind(word) != RecordKind::kGranted))
+      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Grant& other, uint64_t word) {
+        if (!in_conflict(asked.access, GrantState::access(word))) return;
+        if (found != Participant::kNone && (is_granted || GrantState::kind(word) != GrantKind::kGranted))
           return;
         found = p;
-        is_granted = RecordState::kind(word) == RecordKind::kGranted;
+        is_granted = GrantState::kind(word) == GrantKind::kGranted;
         describe(slot, other, holder);
       });
   if (found == Participant::kNone) return false;

@@ -30,9 +30,9 @@ class ProcessLock final : public Gate {
              Conflict* conflict) noexcept override;
   Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
   bool cancel(RequestPart& part) noexcept override;
-  void share(Pass pass) noexcept override;
-  void leave(Pass pass, bool has_written) noexcept override;
-  void disown(Pass pass) noexcept override;
+  void share(GrantId grant) noexcept override;
+  void leave(GrantId grant, bool has_written) noexcept override;
+  void disown(GrantId grant) noexcept override;
   bool precedes(const Gate& other) const noexcept override;
   void visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                     void* context) noexcept override;
@@ -44,8 +44,8 @@ class ProcessLock final : public Gate {
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
-  // What is rung whenever nothing of this process holds the block any more: a channel's.
-  void set_bell(Bell* bell) noexcept { bell_ = bell; }
+  // What is signaled whenever nothing of this process holds the block any more: a channel's.
+  void set_idle_event(SharedEvent* event) noexcept { idle_event_ = event; }
   // No process holds or awaits any of its bytes. Reaps those that have died.
   bool is_idle() noexcept;
 
@@ -54,7 +54,7 @@ class ProcessLock final : public Gate {
 
   // A request that has been entered into this process' slot.
   struct Attempt {
-    uint32_t record = Participant::kNone;
+    uint32_t grant = Participant::kNone;
     bool ignores_death = false;  // or overwrites all bytes
   };
   enum class Look { kGranted, kBlocked, kDied };
@@ -69,8 +69,8 @@ class ProcessLock final : public Gate {
     size_t word_count() const noexcept { return count + 1; }
   };
 
-  // Enters a request that does not wait. False: there is no record for it, or too many ops have requests
-  // already; then it is to be tried again when a record has been given, and after a call of the porter.
+  // Enters a request that does not wait. False: there is no grant for it, or too many ops have requests
+  // already; then it is to be tried again when a grant has been given, and after a call of the proxy waiter.
   bool begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept;
   // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
   Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
@@ -93,11 +93,11 @@ class ProcessLock final : public Gate {
   };
   static Wanted wanted_of(const ProcessLock& lock, const Request& request, const RequestPart& part) noexcept;
   Span bytes_of(const Extent& extent) const noexcept;
-  Record& record(const Attempt& attempt) const noexcept;
-  bool take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
+  Grant& grant(const Attempt& attempt) const noexcept;
+  bool take_grant(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
   void write_request(const Wanted& wanted, Attempt* attempt) noexcept;
   bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
-  void free_record(uint32_t record) noexcept;
+  void free_grant(uint32_t grant) noexcept;
   void wake_others() noexcept;
   void end_wait(uint32_t ended, uint64_t state) noexcept;
   bool is_circle(const Attempt& attempt) noexcept;
@@ -108,7 +108,7 @@ class ProcessLock final : public Gate {
 
   Segment& segment_;
   const uint32_t index_;
-  Bell* bell_ = nullptr;  // constant from the first use of the block on
+  SharedEvent* idle_event_ = nullptr;  // constant from the first use of the block on
 };
 
 }  // namespace tenon::impl

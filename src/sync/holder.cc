@@ -41,7 +41,7 @@ Holder Holder::of(const RequestPart& part) noexcept {
   const Request& request = *part.request;
   o.kind = request.is_for_view ? HolderKind::kView : request.kind;
   o.access = part.access;
-  o.is_granted = part.is_granted && !part.needs_pass;
+  o.is_granted = part.is_granted && !part.needs_grant;
   o.thread = request.owner.number;
   o.since_ms = request.since_ms;
   o.has_view = request.kind == HolderKind::kLease && part.views != nullptr;

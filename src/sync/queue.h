@@ -27,10 +27,10 @@ namespace tenon::impl {
 class Gate;
 
 // Bytes that an op failed to write. Owned by the queue in which it lies.
-struct Poison {
+struct FailedRange {
   Extent extent;
   Ref<Failure> failure;
-  Poison* next = nullptr;
+  FailedRange* next = nullptr;
 };
 
 // Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
@@ -42,7 +42,7 @@ class Queue {
   SpinLock lock;
 
   // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
-  std::atomic<bool> has_poison{false};
+  std::atomic<bool> has_failures{false};
 
   // All of these require the lock.
 
@@ -56,7 +56,7 @@ class Queue {
   void set_gone() noexcept { is_gone_ = true; }
   bool is_gone() const noexcept { return is_gone_; }
   // Of memory that other processes use, too (gate.h); null: of all other. Stays while an part or view with a
-  // pass stands here: those may ask for it without the lock.
+  // grant stands here: those may ask for it without the lock.
   Gate* gate() const noexcept { return gate_; }
   void set_gate(Gate* gate) noexcept {
     if (gate_ != gate) gate_ = gate;
@@ -90,8 +90,8 @@ class Queue {
 
   // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
-  // A view of the host with a pass that covers extent and allows access, or null.
-  const View* passed_view(Access access, const Extent& extent) const noexcept;
+  // A view of the host with a grant that covers extent and allows access, or null.
+  const View* granted_view(Access access, const Extent& extent) const noexcept;
   // After a fork, in the child: all views here, which are the host's, are inherited ones.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
@@ -161,12 +161,12 @@ class Queue {
   static constexpr uint64_t kSmall = 64 * 1024;
 
   // Takes over the node.
-  void poison(Poison* node) noexcept;
+  void add_failure(FailedRange* node) noexcept;
   // Where there is no memory for a node: bytes of this extent hold no value, until all of it is healed.
-  void poison_without_node(const Extent& extent) noexcept;
+  void add_failure_without_node(const Extent& extent) noexcept;
   // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
   // in two; set to null if it was used; without one that stays as it is.
-  Poison* heal(const Extent& extent, Poison** spare = nullptr) noexcept;
+  FailedRange* heal(const Extent& extent, FailedRange** spare = nullptr) noexcept;
   Ref<Failure> failure_in(const Extent& extent) const noexcept;
 
   // For a merge: everything that `other`, which holds no parts and views, knows.
@@ -242,8 +242,8 @@ class Queue {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);
   }
 
-  Poison* poison_ = nullptr;
-  Extent unnoted_{0, 0};  // what poison_without_node() was given; end == 0: nothing
+  FailedRange* failed_ = nullptr;
+  Extent unnoted_{0, 0};  // what add_failure_without_node() was given; end == 0: nothing
 };
 
 }  // namespace tenon::impl

@@ -85,7 +85,7 @@ Request* any_op() noexcept {
     const std::scoped_lock lock(queue.lock);
     for (const RequestPart* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
       if (e->request->kind != HolderKind::kOp) continue;
-      const bool is_waiting = !e->is_granted || e->needs_pass;
+      const bool is_waiting = !e->is_granted || e->needs_grant;
       if (s.op != nullptr && !is_waiting) continue;
       s.replaced = std::exchange(s.op, e->request);
       s.op->hold();
@@ -212,27 +212,27 @@ void report_kept_views(const Waiter& waiter) noexcept {
   for (size_t i = 0; i < n; ++i) report_kept_view(views[i]);
 }
 
-bool describe_pass(const Gate& gate, Pass pass, Holder* holder, bool* is_to_report) noexcept {
+bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {
   struct Search {
     const Gate& gate;
-    const Pass pass;
+    const GrantId grant;
     Holder* const holder;
     bool is_found = false, is_to_report = false;
-  } search{gate, pass, holder};
+  } search{gate, grant, holder};
   const auto look = [](Queue& queue, void* context) {
     auto& s = *static_cast<Search*>(context);
     if (s.is_found) return;
     const std::scoped_lock lock(queue.lock);
     if (queue.gate() != &s.gate) return;
     for (View* v = queue.first_view(); v != nullptr; v = v->next) {
-      if (v->pass != s.pass || (s.is_found && !v->is_bound)) continue;
+      if (v->grant != s.grant || (s.is_found && !v->is_bound)) continue;
       *s.holder = Holder::of(*v);
       s.is_found = true;
       s.is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
       if (s.is_to_report) break;
     }
     for (const RequestPart* e = queue.first(); e != nullptr && !s.is_found; e = e->next) {
-      if (e->pass != s.pass) continue;
+      if (e->grant != s.grant) continue;
       *s.holder = Holder::of(*e);
       s.is_found = true;
     }

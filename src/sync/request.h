@@ -21,10 +21,10 @@ struct View;
 
 // What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
 // by the parts and views that stand on it.
-using Pass = uint32_t;
-constexpr Pass kNoPass = 0;
-// Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
-constexpr Pass kInheritedPass = UINT32_MAX;
+using GrantId = uint32_t;
+constexpr GrantId kNoGrant = 0;
+// Of a view that a forked child has inherited: it uses the memory without a grant of the child's.
+constexpr GrantId kInheritedGrant = UINT32_MAX;
 
 // The bytes begin..end of the address space.
 struct Extent {
@@ -52,10 +52,10 @@ struct RequestPart {
   Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
 
-  // In a gated queue: granted or not, nobody acts under it, for it has no pass. Guarded by the queue's lock.
-  bool needs_pass = false;
-  // Means something to others under the queue's lock and where no pass is needed.
-  Pass pass = kNoPass;
+  // In a gated queue: granted or not, nobody acts under it, for it has no grant. Guarded by the queue's lock.
+  bool needs_grant = false;
+  // Means something to others under the queue's lock and where no grant is needed.
+  GrantId grant = kNoGrant;
 
   // Guarded by the queue's lock.
   Request* request = nullptr;
@@ -93,7 +93,7 @@ struct View {
   bool is_overwriting = false;   // under an part that writes every byte
   bool is_bound = false;
   bool is_reported = false;  // as bound, and in the way of others
-  Pass pass = kNoPass;       // in a gated queue
+  GrantId grant = kNoGrant;  // in a gated queue
   Actor actor;               // the thread that opened it; of a bound view: the owner of its lease
   int64_t opened_ms = 0;
 };
@@ -120,7 +120,7 @@ class Request {
   // when a gate at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
 
-  // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
+  // A gate has refused it: what comes next is become_ready(), without a grant. No queue's lock is held.
   virtual void refuse_at_gates(const Conflict& conflict) noexcept = 0;
 
   // Of an op; others have none.

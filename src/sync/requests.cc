@@ -62,9 +62,9 @@ void merge_wholes(std::span<RequestPart> parts) noexcept {
   }
 }
 
-void share_pass(Queue& queue, Pass pass, RequestPart& part) noexcept {
-  queue.gate()->share(pass);
-  part.pass = pass;
+void share_grant(Queue& queue, GrantId grant, RequestPart& part) noexcept {
+  queue.gate()->share(grant);
+  part.grant = grant;
 }
 
 // What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
@@ -73,22 +73,22 @@ struct Possession {
   const View* view = nullptr;
 
   explicit operator bool() const noexcept { return under != nullptr || view != nullptr; }
-  Pass pass() const noexcept { return under != nullptr ? under->pass : view->pass; }
+  GrantId grant() const noexcept { return under != nullptr ? under->grant : view->grant; }
 };
 
 Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
   if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under, nullptr};
-  return {nullptr, queue.passed_view(access, extent)};
+  return {nullptr, queue.granted_view(access, extent)};
 }
 
-// Each part on gated memory shares the pass of the one that it acts under, or needs one.
-void prepare_passes(std::span<RequestPart> parts) noexcept {
+// Each part on gated memory shares the grant of the one that it acts under, or needs one.
+void prepare_grants(std::span<RequestPart> parts) noexcept {
   for (RequestPart& e : parts) {
-    if (e.queue->gate() == nullptr || e.sequence == 0 || e.pass != kNoPass) continue;
+    if (e.queue->gate() == nullptr || e.sequence == 0 || e.grant != kNoGrant) continue;
     if (e.next != nullptr) {
-      share_pass(*e.queue, e.next->pass, e);
+      share_grant(*e.queue, e.next->grant, e);
     } else {
-      e.needs_pass = true;
+      e.needs_grant = true;
     }
   }
 }
@@ -189,7 +189,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
     const Possession has = possession_in(queue, part.access, part.extent);
     standing->under = has.under;
     if (has.under != nullptr) return Appended::kGranted;
-    if (has.view != nullptr) share_pass(queue, has.view->pass, part);
+    if (has.view != nullptr) share_grant(queue, has.view->grant, part);
   }
   if (!queue.has_parts() && !queue.has_bound_views()) return Appended::kGranted;
   return check_views(part, request, standing, conflict);
@@ -227,7 +227,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   for (RequestPart& e : parts) {
     e.sequence = 1;
     e.request = &request;
-    e.needs_pass = false;
+    e.needs_grant = false;
     is_gated |= e.queue->gate() != nullptr;
   }
   request.is_gated = is_gated;
@@ -254,7 +254,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   }
   if (is_gated) [[unlikely]] {
     request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
-    prepare_passes(parts);
+    prepare_grants(parts);
   }
   ReadyList ready;
   // All are missing until they are in: an part may make a queue count, which may grant one before it.
@@ -345,7 +345,7 @@ bool cancel(Request& request) noexcept {
   // pairs with: Queue::grant, "parts granted by others"
   const auto is_waiting = [&request] { return request.missing.load(std::memory_order_acquire) != 0; };
   if (take_out(request, is_waiting)) {
-    // What stood under others has shared their passes.
+    // What stood under others has shared their grants.
     if (request.is_gated) leave_gates(request, false);
     return true;
   }
@@ -395,7 +395,7 @@ bool must_take_turn(const Queue& queue, const View& view) noexcept {
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
-// Of gated memory: a view stands under something that has a pass, or joins a view that does.
+// Of gated memory: a view stands under something that has a grant, or joins a view that does.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
   *has = possession_in(queue, view.access, view.extent);
@@ -434,8 +434,8 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict)
     return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
-    view.pass = has.pass();
-    queue.gate()->share(view.pass);
+    view.grant = has.grant();
+    queue.gate()->share(view.grant);
   }
   queue.add_view(&view, has.under);
   return Appended::kGranted;
@@ -458,9 +458,9 @@ void close_view(View& view) noexcept {
   queue.lock.lock();
   queue.remove_view(&view, &ready);
   queue.lock.unlock();
-  if (view.pass != kNoPass) [[unlikely]] {
-    const Pass pass = std::exchange(view.pass, kNoPass);
-    if (pass != kInheritedPass) queue.gate()->leave(pass, view.access == Access::kWrite);
+  if (view.grant != kNoGrant) [[unlikely]] {
+    const GrantId grant = std::exchange(view.grant, kNoGrant);
+    if (grant != kInheritedGrant) queue.gate()->leave(grant, view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
 }
@@ -474,7 +474,8 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Request& request) noexcept {
   for (const RequestPart& e : request.parts) {
-    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_failures.load(std::memory_order_relaxed))
+      continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};
@@ -484,7 +485,7 @@ void detach(Request& request) noexcept {
   request.is_detached.store(true, std::memory_order_relaxed);
   if (!request.is_gated) return;
   for (const RequestPart& e : request.parts) {
-    if (e.pass != kNoPass) e.queue->gate()->disown(e.pass);
+    if (e.grant != kNoGrant) e.queue->gate()->disown(e.grant);
   }
 }
 
@@ -499,9 +500,9 @@ bool has_views(const Request& request) noexcept {
 }
 
 bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept {
-  Poison* spare = new (std::nothrow) Poison;
+  FailedRange* spare = new (std::nothrow) FailedRange;
   Queue& queue = lock_home(home);
-  Poison* healed = queue.heal(extent, &spare);
+  FailedRange* healed = queue.heal(extent, &spare);
   Gate* const gate = queue.gate();
   queue.lock.unlock();
   delete spare;
@@ -515,18 +516,18 @@ void settle(const Request& request, const Ref<Failure>& failure) noexcept {
     if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
       e.queue->gate()->heal(e.extent);
     }
-    Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
-    Poison* healed = nullptr;
-    const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
+    FailedRange* node = failure ? new (std::nothrow) FailedRange{e.extent, failure, nullptr} : nullptr;
+    FailedRange* healed = nullptr;
+    const bool may_heal = e.is_overwrite && e.queue->has_failures.load(std::memory_order_relaxed);
     if (failure || may_heal) {
-      Poison* spare = new (std::nothrow) Poison;
+      FailedRange* spare = new (std::nothrow) FailedRange;
       {
         const std::scoped_lock lock(e.queue->lock);
         healed = e.queue->heal(e.extent, &spare);
         if (node != nullptr) {
-          e.queue->poison(node);
+          e.queue->add_failure(node);
         } else if (failure) {
-          e.queue->poison_without_node(e.extent);
+          e.queue->add_failure_without_node(e.extent);
         }
       }
       delete spare;

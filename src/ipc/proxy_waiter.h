@@ -12,15 +12,15 @@
 namespace tenon::impl {
 
 // Threads: any. Runs the arrival of a request, and with some executors its body, so it may wait for the lock
-// of a language. A thread that holds that lock must not wait for the porter.
-class Porter {
+// of a language. A thread that holds that lock must not wait for the proxy waiter.
+class ProxyWaiter {
  public:
   // That of this process: another one after a fork. Never destroyed.
-  static Porter& instance();
+  static ProxyWaiter& instance();
 
-  Porter() = default;
-  Porter(const Porter&) = delete;
-  Porter& operator=(const Porter&) = delete;
+  ProxyWaiter() = default;
+  ProxyWaiter(const ProxyWaiter&) = delete;
+  ProxyWaiter& operator=(const ProxyWaiter&) = delete;
 
   // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(request, ...). False:
   // there is no memory or no thread for it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ipc/porter.h"
+#include "ipc/proxy_waiter.h"
 
 #include <pthread.h>
 
@@ -20,19 +20,19 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 
 }  // namespace
 
-Porter& Porter::instance() { return one_per_process<Porter>(); }
+ProxyWaiter& ProxyWaiter::instance() { return one_per_process<ProxyWaiter>(); }
 
-bool Porter::add(ProcessLock& lock, Request& request, RequestPart& part,
-                 const ProcessLock::Attempt& attempt) noexcept {
+bool ProxyWaiter::add(ProcessLock& lock, Request& request, RequestPart& part,
+                      const ProcessLock::Attempt& attempt) noexcept {
   try {
     const std::scoped_lock locked(lock_);
     waiting_.push_back({&lock, &request, &part, attempt});
-    const bool has_record = attempt.record != Participant::kNone;
+    const bool has_grant = attempt.grant != Participant::kNone;
     if (!start()) {
       waiting_.pop_back();
       return false;
     }
-    if (!has_record) lock.segment().participant().begin_record_wait();
+    if (!has_grant) lock.segment().participant().begin_grant_wait();
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -41,7 +41,7 @@ bool Porter::add(ProcessLock& lock, Request& request, RequestPart& part,
 }
 
 // Requires the lock. False: there can be no thread.
-bool Porter::start() noexcept {
+bool ProxyWaiter::start() noexcept {
   if (is_running_) return true;
   const BlockedSignals blocked;
   try {
@@ -53,17 +53,17 @@ bool Porter::start() noexcept {
   return is_running_;
 }
 
-void Porter::call_to_report() noexcept {
+void ProxyWaiter::call_to_report() noexcept {
   {
     const std::scoped_lock locked(lock_);
     if (!start()) return;
   }
-  // pairs with: Porter::run, "something new to wait for"
+  // pairs with: ProxyWaiter::run, "something new to wait for"
   is_to_report_.store(true, std::memory_order_release);
   call();
 }
 
-bool Porter::cancel(const RequestPart& part) noexcept {
+bool ProxyWaiter::cancel(const RequestPart& part) noexcept {
   Waiting found{};
   {
     const std::scoped_lock locked(lock_);
@@ -73,21 +73,21 @@ bool Porter::cancel(const RequestPart& part) noexcept {
     found = *at;
     waiting_.erase(at);
   }
-  if (found.attempt.record == Participant::kNone) found.lock->segment().participant().end_record_wait();
+  if (found.attempt.grant == Participant::kNone) found.lock->segment().participant().end_grant_wait();
   found.lock->withdraw(found.attempt);
   return true;
 }
 
-void Porter::call() noexcept {
-  // pairs with: Porter::run, "something new to wait for"
+void ProxyWaiter::call() noexcept {
+  // pairs with: ProxyWaiter::run, "something new to wait for"
   calls_.fetch_add(1, std::memory_order_release);
   os::wake_all(calls_);
 }
 
-void Porter::run() noexcept {
-  pthread_setname_np(pthread_self(), "tenon-porter");
+void ProxyWaiter::run() noexcept {
+  pthread_setname_np(pthread_self(), "tenon-proxy");
   while (true) {
-    // pairs with: Porter::call, "something new to wait for"
+    // pairs with: ProxyWaiter::call, "something new to wait for"
     const uint32_t calls = calls_.load(std::memory_order_acquire);
     if (is_to_report_.exchange(false, std::memory_order_relaxed)) report_awaited();
     words_.assign(1, {&calls_, calls});
@@ -96,13 +96,13 @@ void Porter::run() noexcept {
   }
 }
 
-// Enters a request for which there was no record. False: there is none yet; those that came first have it
+// Enters a request for which there was no grant. False: there is none yet; those that came first have it
 // first.
-bool Porter::begin(Waiting& waiting) noexcept {
+bool ProxyWaiter::begin(Waiting& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
-  const os::Sleep given = participant.records_given();
+  const os::Sleep given = participant.grants_given();
   if (waiting.lock->begin(*waiting.request, *waiting.part, &waiting.attempt)) {
-    participant.end_record_wait();
+    participant.end_grant_wait();
     return true;
   }
   const auto is_same = [&](const os::Sleep& word) { return word.word == given.word; };
@@ -111,12 +111,12 @@ bool Porter::begin(Waiting& waiting) noexcept {
 }
 
 // Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
-bool Porter::look_at_all() noexcept {
+bool ProxyWaiter::look_at_all() noexcept {
   ProcessLock::Obstruction obstruction;
   for (size_t i = 0;;) {
     std::unique_lock locked(lock_);
     if (i >= waiting_.size()) return waiting_.empty();
-    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i])) {
+    if (waiting_[i].attempt.grant == Participant::kNone && !begin(waiting_[i])) {
       ++i;
       continue;
     }
@@ -136,9 +136,9 @@ bool Porter::look_at_all() noexcept {
   }
 }
 
-void Porter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
+void ProxyWaiter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
   if (dead_pid == 0) {
-    waiting.part->pass = waiting.attempt.record + 1;
+    waiting.part->grant = waiting.attempt.grant + 1;
     arrive_at_gates(*waiting.request, nullptr);
     return;
   }
