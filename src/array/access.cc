@@ -73,7 +73,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
                    concat(what, ": ", dead_owner_text(conflict.holder),
                           ", and may have left half of it: overwrite all of it, or repair it "
                           "(on_owner_died=), or call clear_error() if it is good as it is"),
-                   static_cast<int32_t>(conflict.holder.thread));
+                   static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
       return make_error(
           Code::kLeaseConflict, what,

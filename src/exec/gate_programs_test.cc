@@ -229,7 +229,7 @@ class Program {
         const uintptr_t at = process_[use.memory].extent().begin;
         use.wanted = {&process_[use.memory], e.access, false, e.extent.begin - at, e.extent.end - at};
         EXPECT_TRUE(is_held(use));
-        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kView, number, e.sequence != 0));
+        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kView, number, e.is_appended));
       }
       dwell();
     }

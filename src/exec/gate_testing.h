@@ -261,7 +261,7 @@ class StandInGate final : public Gate {
     holder.kind = HolderKind::kProcess;
     holder.access = grant.access;
     holder.is_granted = grant.is_granted;
-    holder.thread = static_cast<uint32_t>(grant.process);
+    holder.pid = static_cast<uint32_t>(grant.process);
     holder.since_ms = coarse_now_ms();
     std::snprintf(holder.name, sizeof holder.name, "stand-in");
     return holder;
@@ -274,7 +274,7 @@ class StandInGate final : public Gate {
         reason && !asked.overwrites && !request.ignores_dead_owner) {
       conflict->reason = *reason;
       conflict->holder.kind = HolderKind::kProcess;
-      conflict->holder.thread = 4711;
+      conflict->holder.pid = 4711;
       return turns_.grants_.end();
     }
     turns_.grants_.push_back({process_,
@@ -304,7 +304,7 @@ inline void Turns::grant_next() {
       conflict.emplace();
       conflict->reason = *reason;
       conflict->holder.kind = HolderKind::kProcess;
-      conflict->holder.thread = 4711;
+      conflict->holder.pid = 4711;
     }
     grant->gate->waiter_.tell(grant->request, grant->part, grant->id, conflict);
     if (conflict) {

@@ -219,7 +219,7 @@ class Program {
                          [&](const Wanted& other) { return conflicts(other, w); });
     });
   }
-  // An part that waits for the host itself.
+  // A part that waits for the host itself.
   bool is_behind_host(const Wanted& w) const {
     for (const size_t i : kept_) {
       if (pushed_[i].on_host == OnHost::kIgnore) continue;

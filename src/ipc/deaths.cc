@@ -52,13 +52,13 @@ struct HealLock {
 // A death whose first part stays: the rest of it becomes one of this process' grants. False: there is no
 // room for that.
 bool split(Participant& self, Block& block, const Grant& from, uint64_t word, const Span& rest) noexcept {
-  const uint32_t index = self.take_grant_for_death();
-  if (index == Participant::kNone) return false;
-  Grant& grant = self.grant(index);
+  const GrantId id = self.take_grant_for_death();
+  if (id == kNoGrant) return false;
+  Grant& grant = self.grant(id);
   publish(grant.begin, rest.begin);
   publish(grant.end, rest.end);
   store(grant.thread, 0u);
-  store(grant.task, from.task.load(std::memory_order_relaxed));
+  store(grant.task_or_dead_pid, from.task_or_dead_pid.load(std::memory_order_relaxed));
   store(grant.since_ns, from.since_ns.load(std::memory_order_relaxed));
   announce(grant.state, word);
   (void)add(block.death_moves, 1u);
@@ -75,7 +75,7 @@ void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word)
   }
   const bool is_joined = join(slot, grant, word);
   store(grant.thread, 0u);
-  store(grant.task, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
+  store(grant.task_or_dead_pid, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
   announce(grant.state, GrantState::make(block, GrantState::kDied, Access::kWrite) |
                             (is_joined ? GrantState::kJoined : uint64_t{0}));
 }

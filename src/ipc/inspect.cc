@@ -128,9 +128,10 @@ class Look {
       const uint64_t state = look(grant.state);
       const GrantState::Kind kind = GrantState::kind(state);
       if (kind == GrantState::kDied) {
-        deaths_[GrantState::block(state)].push_back(
-            {grant.task.load(std::memory_order_relaxed), grant.begin.load(std::memory_order_relaxed),
-             grant.end.load(std::memory_order_relaxed), GrantState::is_joined(state)});
+        deaths_[GrantState::block(state)].push_back({grant.task_or_dead_pid.load(std::memory_order_relaxed),
+                                                     grant.begin.load(std::memory_order_relaxed),
+                                                     grant.end.load(std::memory_order_relaxed),
+                                                     GrantState::is_joined(state)});
       }
       if (!is_taken || !GrantState::is_lease(state)) continue;
       LeaseReport lease;
@@ -143,7 +144,7 @@ class Look {
       lease.end = grant.end.load(std::memory_order_relaxed);
       lease.ticket = grant.ticket.load(std::memory_order_relaxed);
       lease.age_ns = age_of(grant.since_ns.load(std::memory_order_relaxed));
-      lease.task = grant.task.load(std::memory_order_relaxed);
+      lease.task = grant.task_or_dead_pid.load(std::memory_order_relaxed);
       report_.leases.push_back(lease);
     }
   }

@@ -129,9 +129,9 @@ struct GrantState {
   }
 };
 
-// The right to use some bytes of a block, which a participant has or waits for; or the death of one that was
-// held for writing, which stays in the slot when another process has it. Of a lease the rest is written while it is free, but for the
-// ticket of one that arrives, and changes in no other state. The bytes of a death become fewer: they change
+// The right to use some bytes of a block, which a participant has or waits for; or the death of a participant
+// that had it for writing, which stays in the slot when another process has it. All but the state is written
+// while the grant is free, and the ticket while it arrives. The bytes of a death become fewer: they change
 // under a lease for writing of those that are taken away, so that nobody else changes them there.
 struct Grant {
   std::atomic<uint64_t> state;
@@ -140,7 +140,8 @@ struct Grant {
   std::atomic<uint64_t> ticket;  // in the order of requests for the block
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> thread;  // that owns it; 0: nobody
-  std::atomic<uint32_t> task;    // of an asynchronous program on it; 0: none. Of a death: the process
+  // The task of an asynchronous program on that thread, 0: none; of a death the number of the process.
+  std::atomic<uint32_t> task_or_dead_pid;
 };
 static_assert(sizeof(Grant) == 48);
 

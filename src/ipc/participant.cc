@@ -261,7 +261,7 @@ void Participant::leave() noexcept {
   control_.places->unlock(index_);  // last: the next one makes the mutex anew
 }
 
-uint32_t Participant::take_grant() noexcept {
+GrantId Participant::take_grant() noexcept {
   for (uint32_t w = 0; w < taken_.size(); ++w) {
     uint64_t taken = taken_[w].load(std::memory_order_relaxed);
     while (~taken != 0) {
@@ -277,22 +277,25 @@ uint32_t Participant::take_grant() noexcept {
       uint32_t used = slot.grants_used.load(std::memory_order_relaxed);
       while (used <= i && !exchange(slot.grants_used, used, i + 1)) {
       }
-      return i;
+      return i + 1;
     }
   }
-  return take_back_deaths() ? take_grant() : kNone;
+  return take_back_deaths() ? take_grant() : kNoGrant;
 }
 
-uint32_t Participant::take_grant_for_death() noexcept {
+GrantId Participant::take_grant_for_death() noexcept {
   constexpr int kMost = kGrants / 10;
   int deaths = 0;
   for (const auto& word : deaths_) deaths += std::popcount(word.load(std::memory_order_relaxed));
-  const uint32_t i = deaths < kMost || take_back_deaths() ? take_grant() : kNone;
-  if (i != kNone) deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
-  return i;
+  const GrantId id = deaths < kMost || take_back_deaths() ? take_grant() : kNoGrant;
+  if (id == kNoGrant) return kNoGrant;
+  const uint32_t i = id - 1;
+  deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  return id;
 }
 
-void Participant::give_grant(uint32_t i) noexcept {
+void Participant::give_grant(GrantId id) noexcept {
+  const uint32_t i = id - 1;
   // pairs with: Participant::take_grant, "a grant that is free"
   taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
   // pairs with: Participant::begin_grant_wait, "a thread that waits for a grant"
@@ -306,7 +309,7 @@ void Participant::give_grant(uint32_t i) noexcept {
 void Participant::keep_deaths() noexcept {
   const uint32_t used = std::min(look(slot().grants_used), kGrants);
   for (uint32_t i = 0; i < used; ++i) {
-    if (look(grant(i).state) == GrantState::kFree) continue;
+    if (look(slot().grants[i].state) == GrantState::kFree) continue;
     taken_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
     deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
   }
@@ -319,12 +322,13 @@ bool Participant::take_back_deaths() noexcept {
     for (uint64_t left = deaths_[w].load(std::memory_order_relaxed); left != 0; left &= left - 1) {
       const uint64_t bit = left & (~left + 1);
       const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
-      uint64_t word = look(grant(i).state);
+      Grant& grant = slot().grants[i];
+      uint64_t word = look(grant.state);
       // One without bytes is nobody's to change but its slot's owner's.
-      const bool is_healed = word == GrantState::kFree || look(grant(i).begin) >= look(grant(i).end);
+      const bool is_healed = word == GrantState::kFree || look(grant.begin) >= look(grant.end);
       if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
-      if (word != GrantState::kFree) (void)exchange(grant(i).state, word, uint64_t{GrantState::kFree});
-      give_grant(i);
+      if (word != GrantState::kFree) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
+      give_grant(i + 1);
       has_found = true;
     }
   }

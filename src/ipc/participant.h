@@ -13,6 +13,7 @@
 #include "ipc/mutex_owner.h"
 #include "ipc/place_locks.h"
 #include "ipc/timed_lock.h"
+#include "sync/request.h"
 
 namespace tenon::impl {
 
@@ -94,13 +95,14 @@ class Participant {
   // kNone: in a forked child for which there was no place.
   uint32_t index() const noexcept { return index_; }
   Slot& slot() const noexcept { return control_.slot(index_); }
-  Grant& grant(uint32_t i) const noexcept { return slot().grants[i]; }
+  // The number of a grant is one more than its index, so that none has the number kNoGrant.
+  Grant& grant(GrantId id) const noexcept { return slot().grants[id - 1]; }
 
-  // A free grant of this process' own; kNone: none is free.
-  uint32_t take_grant() noexcept;
-  // The same, for a death that stays in it until others heal it; kNone also where there are many of them.
-  uint32_t take_grant_for_death() noexcept;
-  void give_grant(uint32_t i) noexcept;
+  // A free grant of this process' own; kNoGrant: none is free.
+  GrantId take_grant() noexcept;
+  // The same, for a death that stays in it until others heal it; kNoGrant also where there are many of them.
+  GrantId take_grant_for_death() noexcept;
+  void give_grant(GrantId id) noexcept;
   // A request waits for a free grant.
   void begin_grant_wait() noexcept {
     // pairs with: Participant::give_grant, "a thread that waits for a grant"
@@ -113,8 +115,8 @@ class Participant {
     return {&grants_given_, grants_given_.load(std::memory_order_acquire)};
   }
   bool has_grant_waits() const noexcept { return grant_waits_.load(std::memory_order_relaxed) != 0; }
-  // How many parts and views stand on a grant.
-  std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
+  // How many parts and views rely on a grant.
+  std::atomic<uint32_t>& references(GrantId id) noexcept { return references_[id - 1]; }
 
   // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
   // that has no opening of the file to itself.

@@ -25,8 +25,7 @@ using GrantKind = GrantState::Kind;
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
-constexpr size_t kCommandRoom = sizeof Slot().command;                   // of the name of an holder;
-constexpr size_t kEndingRoom = sizeof Holder().name - kCommandRoom - 1;  // and for what is added to it
+constexpr size_t kCommandRoom = sizeof Slot().command;  // of the name of a holder
 
 // Ops take a grant for each memory that they use, one after the other. So that none of them keeps some while
 // it waits for others that wait for these, only as many begin as all their grants are there for.
@@ -96,6 +95,14 @@ void copy_command(uint32_t pid, Holder* holder) noexcept {
   holder->name[length] = '\0';
 }
 
+void describe_death(uint32_t pid, Conflict* conflict) noexcept {
+  conflict->reason = Conflict::Reason::kOwnerDied;
+  conflict->holder = Holder();
+  conflict->holder.kind = HolderKind::kProcess;
+  conflict->holder.access = Access::kWrite;
+  conflict->holder.pid = pid;
+}
+
 void note_holder(uint32_t pid, Holder* holder) noexcept {
   size_t length = 0;
   try {
@@ -108,10 +115,6 @@ void note_holder(uint32_t pid, Holder* holder) noexcept {
 }
 
 }  // namespace
-
-Grant& ProcessLock::grant(const Attempt& attempt) const noexcept {
-  return segment_.participant().grant(attempt.grant);
-}
 
 Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
   const Block& b = block();
@@ -127,11 +130,10 @@ ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), 
   (void)Shares::instance();  // made here, where it may fail
 }
 
-ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Request& request,
-                                           const RequestPart& part) noexcept {
+ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const RequestPart& part) const noexcept {
   const Asked asked = asked_of(request, part);
   Wanted wanted;
-  wanted.bytes = lock.bytes_of(asked.extent);
+  wanted.bytes = bytes_of(asked.extent);
   wanted.access = asked.access;
   wanted.ignores_death = request.ignores_dead_owner || asked.overwrites;
   const bool has_owner =
@@ -140,21 +142,19 @@ ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Reques
   return wanted;
 }
 
-// Waits for a grant, where this process has none left.
-bool ProcessLock::take_grant(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept {
+// Waits for a free grant. kNoGrant: the conflict says why there is none.
+GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
   refuse(conflict, Conflict::Reason::kTooMany);
-  if (self.index() == Participant::kNone) return false;
-  attempt->grant = self.take_grant();
-  if (attempt->grant != Participant::kNone || deadline.has_passed()) {
-    return attempt->grant != Participant::kNone;
-  }
+  if (self.index() == Participant::kNone) return kNoGrant;
+  GrantId grant = self.take_grant();
+  if (grant != kNoGrant || deadline.has_passed()) return grant;
   HookedSleep sleep;
   self.begin_grant_wait();
   while (true) {
     const os::Sleep given = self.grants_given();
-    attempt->grant = self.take_grant();
-    if (attempt->grant != Participant::kNone) break;
+    grant = self.take_grant();
+    if (grant != kNoGrant) break;
     const int64_t left = deadline.left_ns();
     if (left <= 0) break;
     if (sleep.is_interrupted()) {
@@ -165,21 +165,20 @@ bool ProcessLock::take_grant(Attempt* attempt, const Deadline& deadline, Conflic
     sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
   }
   self.end_grant_wait();
-  return attempt->grant != Participant::kNone;
+  return grant;
 }
 
-// Requires that it has a grant. It waits from now on.
-void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept {
+// The grant waits from now on.
+void ProcessLock::write_request(const Wanted& wanted, GrantId grant) noexcept {
   const uint32_t self = segment_.participant().index();
-  attempt->ignores_death = wanted.ignores_death;
   Block& b = block();
-  Grant& r = grant(*attempt);
-  // Whoever sees the bytes of this request in the place of those of an earlier one, sees that as ended.
+  Grant& r = segment_.participant().grant(grant);
+  // A thread that sees the bytes of this request in the place of those of an earlier one, sees that as ended.
   publish(r.begin, wanted.bytes.begin);
   publish(r.end, wanted.bytes.end);
   store(r.since_ns, coarse_now_ms() * 1'000'000);  // for messages
   store(r.thread, wanted.owner.thread);
-  store(r.task, static_cast<uint32_t>(wanted.owner.task));
+  store(r.task_or_dead_pid, static_cast<uint32_t>(wanted.owner.task));
   set_bit(b.present, self);
   const uint32_t seen = observe(b.arrivals_seen);
   announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access));
@@ -190,20 +189,20 @@ void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
-bool ProcessLock::begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept {
-  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return false;
-  attempt->grant = segment_.participant().take_grant();
-  if (attempt->grant == Participant::kNone) return false;
-  write_request(wanted_of(*this, request, part), attempt);
-  return true;
+GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
+  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return kNoGrant;
+  const GrantId grant = segment_.participant().take_grant();
+  if (grant != kNoGrant) write_request(wanted_of(request, part), grant);
+  return grant;
 }
 
-ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* obstruction,
-                                         uint32_t* pid) noexcept {
+ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
+                                         Conflict* conflict) noexcept {
+  static_assert(std::size(Blockers().participants) >= kParticipants - 1, "there is room for all others");
   Participant& self = segment_.participant();
   const Control& control = segment_.control();
   Block& b = block();
-  Grant& own = grant(attempt);
+  Grant& own = self.grant(grant);
   const Access access = GrantState::access(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
   const Span bytes = span_of(own);
@@ -212,8 +211,8 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
   while (true) {
     told = std::exchange(arrivals, 0);
     // Before the grants: what ends after it was looked at, moves the turn.
-    obstruction->words[0] = {&b.turn, observe(b.turn)};
-    obstruction->count = 0;
+    blockers->words[0] = {&b.turn, observe(b.turn)};
+    blockers->count = 0;
     death_moves = observe(b.death_moves);
     died = 0;
     bool has_holder = false, is_holder_granted = false;
@@ -221,14 +220,14 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
       if (!control.has_slot(p)) return;
       const Slot& slot = control.slot(p);
       const uint32_t used = std::min(look(slot.grants_used), kGrants);
-      bool is_in_way = false;
+      bool is_in_way = false, is_named = false;
       for (uint32_t i = 0; i < used; ++i) {
         const Grant& other = slot.grants[i];
         const uint64_t word = observe(other.state);
         const GrantKind kind = GrantState::kind(word);
         if (kind == GrantKind::kFree || GrantState::block(word) != index_) continue;
         if (kind == GrantKind::kDied) {
-          if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
+          if (span_of(other).overlaps(bytes)) died = other.task_or_dead_pid.load(std::memory_order_relaxed);
           continue;
         }
         if (p == self.index() || !in_conflict(access, GrantState::access(word))) continue;
@@ -242,41 +241,45 @@ ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* ob
           arrivals += mix(process | i, look(other.ticket));
         }
         if (has_holder && (is_holder_granted || !is_granted)) continue;
-        has_holder = true;
+        has_holder = is_named = true;
         is_holder_granted = is_granted;
-        describe(slot, other, &obstruction->holder);
-        obstruction->holder_participant = p;
+        describe(slot, other, &conflict->holder);
       }
-      if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
-      obstruction->participants[obstruction->count] = p;
+      if (!is_in_way) return;
+      const size_t i = blockers->count++;
       std::atomic<uint32_t>& life = life_word(control.life(p));
-      obstruction->words[++obstruction->count] = {&life, note_sleeper(life)};
+      blockers->participants[i] = p;
+      blockers->words[i + 1] = {&life, note_sleeper(life)};
+      if (is_named) {
+        std::swap(blockers->participants[0], blockers->participants[i]);
+        std::swap(blockers->words[1], blockers->words[i + 1]);
+      }
     });
     // They move the turn when they have their tickets, or have them by now.
     const bool has_news = arrivals != 0 && arrivals != told;
     if (has_news) (void)add(b.arrivals_seen, 1u);
-    if (!has_news && (obstruction->count != 0 || observe(b.death_moves) == death_moves)) break;
+    if (!has_news && (blockers->count != 0 || observe(b.death_moves) == death_moves)) break;
   }
-  if (obstruction->count != 0) return Look::kBlocked;
-  if (died != 0 && !attempt.ignores_death) {
-    *pid = died;
-    withdraw(attempt);
+  if (blockers->count != 0) return Look::kBlocked;
+  if (died != 0 && !ignores_death) {
+    describe_death(died, conflict);
+    free_grant(grant);
     return Look::kDied;
   }
-  self.references(attempt.grant).store(1, std::memory_order_relaxed);
-  end_wait(attempt.grant, GrantState::make(index_, GrantKind::kGranted, access));
+  self.references(grant).store(1, std::memory_order_relaxed);
+  end_wait(grant, GrantState::make(index_, GrantKind::kGranted, access));
   note_grant();
   return Look::kGranted;
 }
 
 // The grant waits no more.
-void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
+void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
   Block& b = block();
   const auto has_waiting = [&] {
     const uint32_t used = std::min(look(self.slot().grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(self.grant(i).state);
+      const uint64_t word = observe(self.slot().grants[i].state);
       const bool is_waiting =
           GrantState::kind(word) == GrantKind::kArriving || GrantState::kind(word) == GrantKind::kWaiting;
       if (is_waiting && GrantState::block(word) == index_) return true;
@@ -292,33 +295,34 @@ void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
   os::wake_all(b.turn);
 }
 
-bool ProcessLock::reap_dead(const Obstruction& obstruction, bool only_marked) noexcept {
+bool ProcessLock::reap_dead(const Blockers& blockers, bool only_marked) noexcept {
   bool has_reaped = false;
-  for (size_t i = 0; i < obstruction.count; ++i) {
-    if (only_marked && !is_dead(look(*obstruction.words[i + 1].word))) continue;
-    has_reaped |= reap(segment_.control(), obstruction.participants[i]);
+  for (size_t i = 0; i < blockers.count; ++i) {
+    if (only_marked && !is_dead(look(*blockers.words[i + 1].word))) continue;
+    has_reaped |= reap(segment_.control(), blockers.participants[i]);
   }
   return has_reaped;
 }
 
-bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
-  const os::Sleep* const lives = obstruction.words + 1;
-  return std::any_of(lives, lives + obstruction.count,
+bool ProcessLock::is_ending(const Blockers& blockers) noexcept {
+  const os::Sleep* const lives = blockers.words + 1;
+  return std::any_of(lives, lives + blockers.count,
                      [](const os::Sleep& life) { return is_dead(look(*life.word)); });
 }
 
 // So that they look themselves at what this one alone has seen.
 void ProcessLock::wake_others() noexcept { note_change(block()); }
 
-void ProcessLock::free_grant(uint32_t grant) noexcept {
-  const uint64_t state = segment_.participant().grant(grant).state.load(std::memory_order_relaxed);
-  if (GrantState::kind(state) == GrantKind::kGranted) {
-    publish(segment_.participant().grant(grant).state, uint64_t{GrantKind::kFree});
+void ProcessLock::free_grant(GrantId grant) noexcept {
+  Participant& self = segment_.participant();
+  std::atomic<uint64_t>& state = self.grant(grant).state;
+  if (GrantState::kind(state.load(std::memory_order_relaxed)) == GrantKind::kGranted) {
+    publish(state, uint64_t{GrantKind::kFree});
   } else {
     end_wait(grant, uint64_t{GrantKind::kFree});
   }
   note_change(block());
-  segment_.participant().give_grant(grant);
+  self.give_grant(grant);
   if (idle_event_ != nullptr) signal_event(*idle_event_);
 }
 
@@ -341,10 +345,6 @@ bool ProcessLock::is_idle() noexcept {
   return is_idle;
 }
 
-void ProcessLock::withdraw(const Attempt& attempt) noexcept {
-  if (attempt.grant != Participant::kNone) free_grant(attempt.grant);
-}
-
 // Whether a process has a place in the segment, other than this one.
 bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noexcept {
   const Control& control = segment_.control();
@@ -365,78 +365,61 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
   if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
     const uint32_t locker = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
-    const bool is_other =
-        locker != 0 && locker != holder->thread && locker != static_cast<uint32_t>(getpid());
+    const bool is_other = locker != 0 && locker != holder->pid && locker != static_cast<uint32_t>(getpid());
     if (is_other && has_other_place(locker, participant)) {
-      holder->dead_pid = std::exchange(holder->thread, locker);
+      holder->dead_pid = std::exchange(holder->pid, locker);
       copy_command(locker, holder);
     } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
       note_holder(locker, holder);
     }
-    holder->is_stopped = os::is_stopped(holder->thread);
+    holder->is_stopped = os::is_stopped(holder->pid);
   }
-  if (is_marked && holder->dead_pid == 0) std::strncat(holder->name, ", which is ending", kEndingRoom);
+  holder->is_ending = is_marked && holder->dead_pid == 0;
 }
 
-void ProcessLock::describe_death(uint32_t pid, Conflict* conflict) noexcept {
-  conflict->reason = Conflict::Reason::kOwnerDied;
-  conflict->holder = Holder();
-  conflict->holder.kind = HolderKind::kProcess;
-  conflict->holder.access = Access::kWrite;
-  conflict->holder.thread = pid;
-}
-
-bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
-  const uint32_t self = segment_.participant().index();
-  return is_waiting_for_itself(segment_, self, attempt.grant);
+bool ProcessLock::is_circle(GrantId grant) noexcept {
+  return is_waiting_for_itself(segment_, segment_.participant().index(), grant);
 }
 
 bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadline& deadline,
                         Conflict* conflict) noexcept {
-  Attempt attempt;
-  if (!enter(wanted_of(*this, request, part), &attempt, deadline, conflict)) return false;
-  part.grant = attempt.grant + 1;
-  return true;
+  part.grant = enter(wanted_of(request, part), deadline, conflict);
+  return part.grant != kNoGrant;
 }
 
-bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Deadline& deadline,
-                        Conflict* conflict) noexcept {
-  if (!take_grant(wanted_attempt, deadline, conflict)) return false;
-  write_request(wanted, wanted_attempt);
-  const Attempt& attempt = *wanted_attempt;
-  Obstruction obstruction;
-  uint32_t pid = 0;
-  const auto is_done = [&](Look seen) {
-    if (seen == Look::kDied) describe_death(pid, conflict);
-    return seen != Look::kBlocked;
-  };
-  Look seen = try_grant(attempt, &obstruction, &pid);
-  // Who has died already will not end its turn while this one looks.
-  if (seen == Look::kBlocked && reap_dead(obstruction, true)) seen = try_grant(attempt, &obstruction, &pid);
+// kNoGrant: the conflict says why.
+GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept {
+  const GrantId grant = take_grant(deadline, conflict);
+  if (grant == kNoGrant) return kNoGrant;
+  write_request(wanted, grant);
+  Blockers blockers;
+  const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
+  Look seen = look_again();
+  // A process that has died already will not end its turn while this one looks.
+  if (seen == Look::kBlocked && reap_dead(blockers, true)) seen = look_again();
   for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
     relax_processor();
-    const os::Sleep& turn = obstruction.words[0];
-    if (look(*turn.word) != turn.value) seen = try_grant(attempt, &obstruction, &pid);
+    const os::Sleep& turn = blockers.words[0];
+    if (look(*turn.word) != turn.value) seen = look_again();
   }
-  if (is_done(seen)) return seen == Look::kGranted;
+  if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
 
   HookedSleep sleep;
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
-    const bool is_holder_ending = is_ending(obstruction);
-    if (!reap_dead(obstruction)) {
-      conflict->holder = obstruction.holder;
+    const bool is_holder_ending = is_ending(blockers);
+    if (!reap_dead(blockers)) {
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
-        if (is_circle(attempt)) {
+        if (is_circle(grant)) {
           refuse(conflict, Conflict::Reason::kDeadlock);
           break;
         }
       }
       if (left <= 0) {
-        describe_state(obstruction.holder_participant, &conflict->holder);
+        describe_state(blockers.participants[0], &conflict->holder);
         refuse(conflict, Conflict::Reason::kTimeout);
         break;
       }
@@ -446,68 +429,66 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
       } else {
         pace.restart();
       }
-      os::sleep_on(obstruction.words, obstruction.word_count(), slice);
+      os::sleep_on(blockers.words, blockers.word_count(), slice);
     }
     // First: the kernel has told nobody else.
-    if (!reap_dead(obstruction, true) && !is_holder_ending && is_ending(obstruction)) wake_others();
-    seen = try_grant(attempt, &obstruction, &pid);
-    if (is_done(seen)) return seen == Look::kGranted;
+    if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) wake_others();
+    seen = look_again();
+    if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
     if (sleep.is_interrupted()) {
       refuse(conflict, Conflict::Reason::kInterrupted);
       break;
     }
     sleep.report([&] {
-      Holder holder = obstruction.holder;
-      describe_state(obstruction.holder_participant, &holder);
+      Holder holder = conflict->holder;
+      describe_state(blockers.participants[0], &holder);
       return concat("behind ", text_of(holder));
     });
   }
-  withdraw(attempt);
-  return false;
+  free_grant(grant);
+  return kNoGrant;
 }
 
 Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conflict) noexcept {
-  Attempt attempt;
   Participant& self = segment_.participant();
   const bool has_place = self.index() != Participant::kNone;
-  if (!has_place || self.has_grant_waits() || !begin(request, part, &attempt)) {
+  const GrantId grant = has_place && !self.has_grant_waits() ? begin(request, part) : kNoGrant;
+  if (grant == kNoGrant) {
     // Behind those that wait for a grant already.
-    if (has_place && ProxyWaiter::instance().add(*this, request, part, {})) return Appended::kWaiting;
+    if (has_place && ProxyWaiter::instance().add(*this, request, part, kNoGrant)) return Appended::kWaiting;
     refuse(conflict, Conflict::Reason::kTooMany);
     return Appended::kRefused;
   }
-  Obstruction obstruction;
-  uint32_t pid = 0;
+  Blockers blockers;
   while (true) {
-    switch (try_grant(attempt, &obstruction, &pid)) {
-      case Look::kGranted: part.grant = attempt.grant + 1; return Appended::kGranted;
-      case Look::kDied: describe_death(pid, conflict); return Appended::kRefused;
+    switch (try_grant(request, part, grant, &blockers, conflict)) {
+      case Look::kGranted: part.grant = grant; return Appended::kGranted;
+      case Look::kDied: return Appended::kRefused;
       case Look::kBlocked: break;
     }
-    if (!reap_dead(obstruction)) break;
+    if (!reap_dead(blockers)) break;
   }
-  if (request.kind != HolderKind::kOp && is_circle(attempt)) {
-    conflict->holder = obstruction.holder;
+  if (request.kind != HolderKind::kOp && is_circle(grant)) {
     refuse(conflict, Conflict::Reason::kDeadlock);
-  } else if (ProxyWaiter::instance().add(*this, request, part, attempt)) {
+  } else if (ProxyWaiter::instance().add(*this, request, part, grant)) {
     return Appended::kWaiting;
   } else {
     refuse(conflict, Conflict::Reason::kTooMany);
   }
-  withdraw(attempt);
+  free_grant(grant);
   return Appended::kRefused;
 }
 
 bool ProcessLock::cancel(RequestPart& part) noexcept { return ProxyWaiter::instance().cancel(part); }
 
 void ProcessLock::share(GrantId grant) noexcept {
-  segment_.participant().references(grant - 1).fetch_add(1, std::memory_order_relaxed);
+  segment_.participant().references(grant).fetch_add(1, std::memory_order_relaxed);
 }
 
 void ProcessLock::leave(GrantId grant, bool has_written) noexcept {
   if (has_written) note_write();
-  if (add(segment_.participant().references(grant - 1), ~0u) != 1) return;
-  free_grant(grant - 1);
+  if (add(segment_.participant().references(grant), ~0u) != 1) return;
+  free_grant(grant);
 }
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
@@ -530,16 +511,14 @@ bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, C
     has_any |= may_die && span_of(grant).overlaps(wanted.bytes);
   });
   if (!has_any) return true;
-  Attempt attempt;
-  if (!enter(wanted, &attempt, deadline, conflict)) return false;
+  const GrantId grant = enter(wanted, deadline, conflict);
+  if (grant == kNoGrant) return false;
   impl::heal(segment_.control(), segment_.participant(), index_, wanted.bytes);
-  free_grant(attempt.grant);
+  free_grant(grant);
   return true;
 }
 
-void ProcessLock::disown(GrantId grant) noexcept {
-  store(segment_.participant().grant(grant - 1).thread, 0u);
-}
+void ProcessLock::disown(GrantId grant) noexcept { store(segment_.participant().grant(grant).thread, 0u); }
 
 template <class Visit>
 void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const noexcept {

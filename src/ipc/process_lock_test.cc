@@ -298,7 +298,7 @@ TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
     Turn turn(in(*reader), kRead, 31, 32);
     ASSERT_FALSE(turn.acquire());
     EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
-    EXPECT_EQ(turn.conflict.holder.thread, static_cast<uint32_t>(getpid()));
+    EXPECT_EQ(turn.conflict.holder.pid, static_cast<uint32_t>(getpid()));
   }
   EXPECT_NE(version(), before);
   overwrite(b_, 16, 32);

@@ -22,17 +22,15 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 
 ProxyWaiter& ProxyWaiter::instance() { return one_per_process<ProxyWaiter>(); }
 
-bool ProxyWaiter::add(ProcessLock& lock, Request& request, RequestPart& part,
-                      const ProcessLock::Attempt& attempt) noexcept {
+bool ProxyWaiter::add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept {
   try {
     const std::scoped_lock locked(lock_);
-    waiting_.push_back({&lock, &request, &part, attempt});
-    const bool has_grant = attempt.grant != Participant::kNone;
+    waiting_.push_back({&lock, &request, &part, grant});
     if (!start()) {
       waiting_.pop_back();
       return false;
     }
-    if (!has_grant) lock.segment().participant().begin_grant_wait();
+    if (grant == kNoGrant) lock.segment().participant().begin_grant_wait();
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -73,8 +71,11 @@ bool ProxyWaiter::cancel(const RequestPart& part) noexcept {
     found = *at;
     waiting_.erase(at);
   }
-  if (found.attempt.grant == Participant::kNone) found.lock->segment().participant().end_grant_wait();
-  found.lock->withdraw(found.attempt);
+  if (found.grant == kNoGrant) {
+    found.lock->segment().participant().end_grant_wait();
+  } else {
+    found.lock->free_grant(found.grant);
+  }
   return true;
 }
 
@@ -101,7 +102,8 @@ void ProxyWaiter::run() noexcept {
 bool ProxyWaiter::begin(Waiting& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
   const os::Sleep given = participant.grants_given();
-  if (waiting.lock->begin(*waiting.request, *waiting.part, &waiting.attempt)) {
+  waiting.grant = waiting.lock->begin(*waiting.request, *waiting.part);
+  if (waiting.grant != kNoGrant) {
     participant.end_grant_wait();
     return true;
   }
@@ -110,41 +112,33 @@ bool ProxyWaiter::begin(Waiting& waiting) noexcept {
   return false;
 }
 
-// Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
+// Lets the requests arrive whose turn has come, and collects the words for the others. True: none waits.
 bool ProxyWaiter::look_at_all() noexcept {
-  ProcessLock::Obstruction obstruction;
+  using Look = ProcessLock::Look;
+  ProcessLock::Blockers blockers;
+  Conflict conflict;
   for (size_t i = 0;;) {
     std::unique_lock locked(lock_);
     if (i >= waiting_.size()) return waiting_.empty();
-    if (waiting_[i].attempt.grant == Participant::kNone && !begin(waiting_[i])) {
+    if (waiting_[i].grant == kNoGrant && !begin(waiting_[i])) {
       ++i;
       continue;
     }
-    const Waiting waiting = waiting_[i];
-    uint32_t dead_pid = 0;
-    if (waiting.lock->try_grant(waiting.attempt, &obstruction, &dead_pid) == ProcessLock::Look::kBlocked) {
-      if (waiting.lock->reap_dead(obstruction)) continue;
+    const auto [lock, request, part, grant] = waiting_[i];
+    const Look seen = lock->try_grant(*request, *part, grant, &blockers, &conflict);
+    if (seen == Look::kBlocked) {
+      if (lock->reap_dead(blockers)) continue;
       const size_t room = os::kMostWords - words_.size();
-      const size_t n = std::min(room, obstruction.word_count());
-      words_.insert(words_.end(), obstruction.words, obstruction.words + n);
+      const size_t n = std::min(room, blockers.word_count());
+      words_.insert(words_.end(), blockers.words, blockers.words + n);
       ++i;
       continue;
     }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     locked.unlock();
-    arrive(waiting, dead_pid);
+    if (seen == Look::kGranted) part->grant = grant;
+    arrive_at_gates(*request, seen == Look::kGranted ? nullptr : &conflict);
   }
-}
-
-void ProxyWaiter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
-  if (dead_pid == 0) {
-    waiting.part->grant = waiting.attempt.grant + 1;
-    arrive_at_gates(*waiting.request, nullptr);
-    return;
-  }
-  Conflict conflict;
-  ProcessLock::describe_death(dead_pid, &conflict);
-  arrive_at_gates(*waiting.request, &conflict);
 }
 
 }  // namespace tenon::impl

@@ -22,13 +22,12 @@ class ProxyWaiter {
   ProxyWaiter(const ProxyWaiter&) = delete;
   ProxyWaiter& operator=(const ProxyWaiter&) = delete;
 
-  // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(request, ...). False:
-  // there is no memory or no thread for it.
-  bool add(ProcessLock& lock, Request& request, RequestPart& part,
-           const ProcessLock::Attempt& attempt) noexcept;
+  // Waits until the part has its grant; then arrive_at_gates(request, ...). grant: the one that waits; kNoGrant:
+  // none was free. False: there is no memory or no thread to wait.
+  bool add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept;
   // Takes it back. False: it has arrived, or does so now.
   bool cancel(const RequestPart& part) noexcept;
-  // It looks at all attempts again.
+  // It looks at all that waits again.
   void call() noexcept;
   // It calls report_awaited(), soon.
   void call_to_report() noexcept;
@@ -38,14 +37,13 @@ class ProxyWaiter {
     ProcessLock* lock;
     Request* request;
     RequestPart* part;
-    ProcessLock::Attempt attempt;
+    GrantId grant;
   };
 
   bool start() noexcept;
   void run() noexcept;
   bool begin(Waiting& waiting) noexcept;
   bool look_at_all() noexcept;
-  void arrive(const Waiting& waiting, uint32_t dead_pid) noexcept;
 
   std::mutex lock_;
   std::vector<Waiting> waiting_;  // guarded by lock_

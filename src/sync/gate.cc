@@ -148,7 +148,7 @@ void leave_gates(Request& request, bool has_written) noexcept {
     {
       const std::scoped_lock lock(e.queue->lock);
       grant = std::exchange(e.grant, kNoGrant);
-      e.needs_grant = e.sequence != 0;
+      e.needs_grant = e.is_appended;
     }
     e.queue->gate()->leave(grant, has_written && e.access == Access::kWrite);
   }

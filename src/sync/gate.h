@@ -47,7 +47,7 @@ class Gate {
   // Another reference to a grant.
   virtual void share(GrantId grant) noexcept = 0;
   // Gives a reference back; with the last one other processes may use the bytes. Never waits for them.
-  // has_written: what held it was an part or a view for writing.
+  // has_written: what held it was a part or a view for writing.
   virtual void leave(GrantId grant, bool has_written) noexcept = 0;
   // A view has outlived its lease, and keeps its grant.
   virtual void note_kept_view() noexcept {}

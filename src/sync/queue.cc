@@ -221,7 +221,7 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
 
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
   RequestPart* weaker = nullptr;
-  RequestPart* innermost = nullptr;  // what acts under an part stands behind it
+  RequestPart* innermost = nullptr;  // what acts under a part stands behind it
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted) {
       if (!is_counted_) break;

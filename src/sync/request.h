@@ -41,7 +41,7 @@ inline bool in_conflict(Access a, const Extent& in_a, Access b, const Extent& in
 }
 
 // Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
-// happens only while at most one of the two queues is in use; so an part or view stays in its queue.
+// happens only while at most one of the two queues is in use; so a part or view stays in its queue.
 using Home = std::atomic<Queue*>;
 
 // One request's place in one queue. Lies in its request; never moves while it is in a queue.
@@ -57,20 +57,24 @@ struct RequestPart {
   // Means something to others under the queue's lock and where no grant is needed.
   GrantId grant = kNoGrant;
 
+  // Set by append(); constant while the request is appended. False: the request acts without this part.
+  bool is_appended = false;
+
   // Guarded by the queue's lock.
-  Request* request = nullptr;
-  Queue* queue = nullptr;
-  RequestPart* next = nullptr;
-  RequestPart* previous = nullptr;
-  View* views = nullptr;  // taken under this part
-  uint64_t sequence = 0;  // 0: it stands in no queue, because its request acts without it
-  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
   bool is_overwriting = false;  // it acts under one that writes every byte
   bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
   bool holds_memory = false;    // an op's, on memory that is not small
+  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
+  Request* request = nullptr;
+  Queue* queue = nullptr;
+  // Its neighbours in the queue. Before it is linked: the one before which, or behind which, it has to stand.
+  RequestPart* next = nullptr;
+  RequestPart* previous = nullptr;
+  View* views = nullptr;  // taken under this part
+  uint64_t sequence = 0;  // does not decrease along the queue
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
@@ -90,7 +94,7 @@ struct View {
   View* next = nullptr;
   View* previous = nullptr;
   RequestPart* under = nullptr;  // the part under which it was taken; null: the host's own
-  bool is_overwriting = false;   // under an part that writes every byte
+  bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
   bool is_reported = false;  // as bound, and in the way of others
   GrantId grant = kNoGrant;  // in a gated queue

@@ -53,10 +53,10 @@ void lock_homes(std::span<RequestPart> parts) noexcept {
 void merge_wholes(std::span<RequestPart> parts) noexcept {
   for (size_t i = 1; i < parts.size(); ++i) {
     for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
-      if (parts[k].sequence == 0 || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
+      if (!parts[k].is_appended || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
       parts[k].is_overwrite &= parts[i].is_overwrite;
       if (parts[i].access == Access::kWrite) parts[k].access = Access::kWrite;
-      parts[i].sequence = 0;
+      parts[i].is_appended = false;
       break;
     }
   }
@@ -81,12 +81,12 @@ Possession possession_in(const Queue& queue, Access access, const Extent& extent
   return {nullptr, queue.granted_view(access, extent)};
 }
 
-// Each part on gated memory shares the grant of the one that it acts under, or needs one.
+// Each part on gated memory shares the grant of the one behind which it has to stand, or needs one.
 void prepare_grants(std::span<RequestPart> parts) noexcept {
   for (RequestPart& e : parts) {
-    if (e.queue->gate() == nullptr || e.sequence == 0 || e.grant != kNoGrant) continue;
-    if (e.next != nullptr) {
-      share_grant(*e.queue, e.next->grant, e);
+    if (e.queue->gate() == nullptr || !e.is_appended || e.grant != kNoGrant) continue;
+    if (e.previous != nullptr) {
+      share_grant(*e.queue, e.previous->grant, e);
     } else {
       e.needs_grant = true;
     }
@@ -144,10 +144,10 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   return Appended::kGranted;
 }
 
-// Where an part of synchronous code is to stand: under its under, before a place, or else at the end.
+// Where a part of synchronous code has to stand; at the end of the queue if neither is set.
 struct Standing {
-  RequestPart* under = nullptr;
-  RequestPart* place = nullptr;
+  RequestPart* under = nullptr;  // right behind this one of the same actor, under which it acts
+  RequestPart* place = nullptr;  // right before this one, which waits for a view of the caller
 };
 
 // The caller holds views for which others wait: it goes before them, or they would wait for each other. What
@@ -225,7 +225,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   lock_homes(parts);
   bool is_gated = false;
   for (RequestPart& e : parts) {
-    e.sequence = 1;
+    e.is_appended = true;
     e.request = &request;
     e.needs_grant = false;
     is_gated |= e.queue->gate() != nullptr;
@@ -234,7 +234,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   if (parts.size() > 1) merge_wholes(parts);
   for (RequestPart& e : parts) {
     Standing standing;
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     Appended checked = Appended::kGranted;
     if (is_gated) [[unlikely]]
       checked = check_inherited(*e.queue, conflict);
@@ -242,10 +242,10 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
       checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
                                                 : check_synchronous(e, request, &standing, conflict);
     }
-    e.next = standing.under;
+    e.previous = standing.under;
+    e.next = standing.place;
     e.is_overwriting =
         standing.under != nullptr && (standing.under->is_overwrite || standing.under->is_overwriting);
-    e.previous = standing.place;
     if (checked == Appended::kGranted) continue;
     if (conflict != nullptr) conflict->part = &e;
     unlock_queues(parts);
@@ -257,23 +257,23 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
     prepare_grants(parts);
   }
   ReadyList ready;
-  // All are missing until they are in: an part may make a queue count, which may grant one before it.
+  // All are missing until they are in: a part may make a queue count, which may grant one before it.
   uint32_t granted = 0;
   request.missing.store(static_cast<uint32_t>(parts.size()), std::memory_order_relaxed);
   for (RequestPart& e : parts) {
-    if (e.sequence == 0) {
+    if (!e.is_appended) {
       ++granted;
-    } else if (e.next == nullptr) {
+    } else if (e.previous == nullptr) {
       const bool is_granted =
-          e.previous != nullptr ? e.queue->insert_before(&e, e.previous) : e.queue->append(&e, &ready);
+          e.next != nullptr ? e.queue->insert_before(&e, e.next) : e.queue->append(&e, &ready);
       granted += is_granted ? 1 : 0;
     } else {
       // What is taken under a lease of nobody's outlives it, when another thread gives that back.
-      const bool is_of_nobody = e.next->request->is_detached.load(std::memory_order_relaxed);
+      const bool is_of_nobody = e.previous->request->is_detached.load(std::memory_order_relaxed);
       if (request.kind == HolderKind::kCall && !is_of_nobody) {
-        e.sequence = 0;
+        e.is_appended = false;
       } else {
-        e.queue->insert_under(&e, e.next, &ready);
+        e.queue->insert_under(&e, e.previous, &ready);
       }
       ++granted;
     }
@@ -292,7 +292,7 @@ bool release(Request& request, ReadyList* ready) noexcept {
   if (request.is_gated) [[unlikely]]
     leave_gates(request, true);
   for (RequestPart& e : request.parts) {
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     Queue& queue = *e.queue;
     Gate* gate = nullptr;  // of memory that a view keeps from other processes
     queue.lock.lock();
@@ -331,7 +331,7 @@ bool take_out(Request& request, IsTo is_to) noexcept {
   lock_queues(request.parts);
   const bool is_taken = is_to();
   for (RequestPart& e : request.parts) {
-    if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
+    if (is_taken && e.is_appended && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(request.parts);
   if (is_taken) count_out(request);
@@ -387,7 +387,7 @@ Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** 
   return Appended::kGranted;
 }
 
-// What stands in the way of a view of ordinary code: an part of another actor, granted or not, or a view
+// What stands in the way of a view of ordinary code: a part of another actor, granted or not, or a view
 // that is bound to one.
 bool must_take_turn(const Queue& queue, const View& view) noexcept {
   if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
@@ -491,7 +491,7 @@ void detach(Request& request) noexcept {
 
 bool has_views(const Request& request) noexcept {
   for (const RequestPart& e : request.parts) {
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
     if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
