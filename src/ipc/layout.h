@@ -114,6 +114,7 @@ struct GrantState {
     kDied = 4,  // a writer died here: the bytes may be half written
   };
   static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
+  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no circle of waits
   static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
     return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
@@ -123,6 +124,7 @@ struct GrantState {
     return (word & 8) != 0 ? Access::kWrite : Access::kRead;
   }
   static constexpr bool is_joined(uint64_t word) noexcept { return (word & kJoined) != 0; }
+  static constexpr bool is_brief(uint64_t word) noexcept { return (word & kBrief) != 0; }
   // A lease, or a request for one.
   static constexpr bool is_lease(uint64_t word) noexcept {
     return kind(word) == kArriving || kind(word) == kWaiting || kind(word) == kGranted;

@@ -169,7 +169,7 @@ GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) no
 }
 
 // The grant waits from now on.
-void ProcessLock::write_request(const Wanted& wanted, GrantId grant) noexcept {
+void ProcessLock::write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept {
   const uint32_t self = segment_.participant().index();
   Block& b = block();
   Grant& r = segment_.participant().grant(grant);
@@ -181,10 +181,11 @@ void ProcessLock::write_request(const Wanted& wanted, GrantId grant) noexcept {
   store(r.task_or_dead_pid, static_cast<uint32_t>(wanted.owner.task));
   set_bit(b.present, self);
   const uint32_t seen = observe(b.arrivals_seen);
-  announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access));
+  const uint64_t brief = is_brief ? GrantState::kBrief : 0;
+  announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access) | brief);
   set_bit(b.waiting, self);
   publish(r.ticket, add(b.next_ticket, uint64_t{1}));
-  announce(r.state, GrantState::make(index_, GrantKind::kWaiting, wanted.access));
+  announce(r.state, GrantState::make(index_, GrantKind::kWaiting, wanted.access) | brief);
   // Others wait for it that came first, perhaps, and do not know that yet.
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
@@ -192,7 +193,7 @@ void ProcessLock::write_request(const Wanted& wanted, GrantId grant) noexcept {
 GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
   if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return kNoGrant;
   const GrantId grant = segment_.participant().take_grant();
-  if (grant != kNoGrant) write_request(wanted_of(request, part), grant);
+  if (grant != kNoGrant) write_request(wanted_of(request, part), grant, false);
   return grant;
 }
 
@@ -391,7 +392,7 @@ bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadlin
 GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept {
   const GrantId grant = take_grant(deadline, conflict);
   if (grant == kNoGrant) return kNoGrant;
-  write_request(wanted, grant);
+  write_request(wanted, grant, deadline.has_passed());
   Blockers blockers;
   const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
   Look seen = look_again();

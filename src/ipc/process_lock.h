@@ -90,7 +90,8 @@ class ProcessLock final : public Gate {
   Wanted wanted_of(const Request& request, const RequestPart& part) const noexcept;
   Span bytes_of(const Extent& extent) const noexcept;
   GrantId take_grant(const Deadline& deadline, Conflict* conflict) noexcept;
-  void write_request(const Wanted& wanted, GrantId grant) noexcept;
+  // is_brief: it waits for no time.
+  void write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept;
   GrantId enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
   Look try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
   void wake_others() noexcept;

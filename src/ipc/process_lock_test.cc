@@ -136,6 +136,24 @@ TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
   EXPECT_TRUE(is_granted_now(c_, kRead));
 }
 
+// The reader asks, behind the writer that waits for it, for no time: that is a circle for a moment alone.
+TEST_F(Lock, ARequestThatDoesNotWaitIsNoPartOfADeadlock) {
+  for (int i = 0; i < 100; ++i) {
+    Turn reader(in(a_), kRead);
+    ASSERT_TRUE(reader.acquire());
+    std::atomic<bool> is_done{false};
+    std::thread writer = ask(b_, kWrite, [&](Turn& turn) {
+      EXPECT_TRUE(turn.is_held()) << text_of(turn.conflict.holder);
+      is_done = true;
+    });
+    const Deadline deadline(5'000'000);  // the writer looks for deadlocks after 1 ms
+    while (!deadline.has_passed() && !is_done) EXPECT_FALSE(is_granted_now(c_, kRead));
+    reader.release();
+    writer.join();
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
 TEST_F(Lock, WhoGivesUpLetsThoseBehindItPass) {
   Turn reader(in(a_), kRead);
   ASSERT_TRUE(reader.acquire());

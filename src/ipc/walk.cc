@@ -95,7 +95,8 @@ std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Seg
       if (!control.has_slot(p)) continue;
       if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
       visit_leases(control, p, [&](GrantId id, const Slot& slot, const Grant& grant, uint64_t state) {
-        if (GrantState::kind(state) == GrantKind::kWaiting && actor_of(slot, grant) == actor) {
+        const bool is_wait = GrantState::kind(state) == GrantKind::kWaiting && !GrantState::is_brief(state);
+        if (is_wait && actor_of(slot, grant) == actor) {
           found.push_back({&control, p, id});
         }
       });
