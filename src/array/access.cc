@@ -73,7 +73,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
                    concat(what, ": ", dead_owner_text(conflict.holder),
                           ", and may have left half of it: overwrite all of it, or repair it "
                           "(on_owner_died=), or call clear_error() if it is good as it is"),
-                   static_cast<int32_t>(conflict.holder.thread));
+                   static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
       return make_error(
           Code::kLeaseConflict, what,
@@ -88,7 +88,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
 
 void check_value(const Array& array) {
   Storage& storage = array.storage();
-  if (!storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (!storage.region().has_failures.load(std::memory_order_relaxed)) return;
   if (const Ref<Failure> failure = impl::failure_of(storage.home(), array.extent())) {
     throw OpFailure(failure);
   }
@@ -121,7 +121,7 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
   }
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
-  if (view_.is_overwriting || !storage.region().has_poison.load(std::memory_order_relaxed)) return;
+  if (view_.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
   const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
   if (!failure) return;
   close();

@@ -114,7 +114,7 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
     return error;
   }
   trace::mark(request_.span, trace::key_of(&request_), trace::kReady);
-  if (!accepts_failure_ && storage.region().has_poison.load(std::memory_order_relaxed)) {
+  if (!accepts_failure_ && storage.region().has_failures.load(std::memory_order_relaxed)) {
     if (const Ref<Failure> failure = impl::failure_of(request_)) {
       end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
       impl::release(request_);
@@ -188,7 +188,7 @@ void Lease::check() {
 
 void Lease::check_value() {
   const Storage* const storage = storage_.load(std::memory_order_relaxed);
-  if (!storage->region().has_poison.load(std::memory_order_relaxed)) return;
+  if (!storage->region().has_failures.load(std::memory_order_relaxed)) return;
   if (const Ref<Failure> failure = impl::failure_of(request_)) {
     withdraw();
     throw OpFailure(failure);

@@ -48,7 +48,7 @@ class Possession : public testing::Test {
   }
   std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
   bool is_held(Access access) { return turns_.holds(1, {0, kNbytes}, access); }
-  void TearDown() override { EXPECT_EQ(turns_.records(), 0U) << "every pass ends"; }
+  void TearDown() override { EXPECT_EQ(turns_.grants(), 0U) << "every grant ends"; }
 
   static void acquire(Lease& lease, const Array& a, Access access, LeaseFlags flags = {},
                       int64_t timeout = -1) {
@@ -77,9 +77,9 @@ class Possession : public testing::Test {
 
   alignas(64) std::vector<float> values_ = std::vector<float>(kCount);
   Turns turns_{1};
-  StandInKeeper keeper_;
-  StandInGate gate_{turns_, 1, reinterpret_cast<uintptr_t>(values_.data()), keeper_};
-  StandInGate there_{turns_, 2, reinterpret_cast<uintptr_t>(values_.data()), keeper_};
+  StandInWaiter waiter_;
+  StandInGate gate_{turns_, 1, reinterpret_cast<uintptr_t>(values_.data()), waiter_};
+  StandInGate there_{turns_, 2, reinterpret_cast<uintptr_t>(values_.data()), waiter_};
 };
 
 TEST_F(Possession, AViewIsRefusedWithoutALeaseAndKeepsThePassAfterIt) {
@@ -218,7 +218,7 @@ TEST_F(Possession, TheGateGoesWithTheLastStorageAndComesToMemoryThatIsNotInUse) 
   Ref<Array> own = array(nullptr);
   {
     HostView view(*own, Access::kRead);
-    EXPECT_EQ(code_of([&] { (void)array(&gate_); }), Code::kLeaseConflict) << "views without a pass";
+    EXPECT_EQ(code_of([&] { (void)array(&gate_); }), Code::kLeaseConflict) << "views without a grant";
   }
   Ref<Array> shared = array(&gate_);
   EXPECT_EQ(code_of([&] { HostView view(*own, Access::kRead); }), Code::kLeaseConflict) << "the same bytes";
@@ -263,7 +263,7 @@ int in_child(const Ref<Array>& a, Lease& lease, HostView& view, Turns& turns) {
   if (conflict.reason != Conflict::Reason::kInherited) return 6;
   lease.release();
   view.close();
-  if (turns.references() != references) return 7;  // the parent's passes
+  if (turns.references() != references) return 7;  // the parent's grants
   if (code_of([&] { HostView refused(*a, Access::kRead); }, &message) != Code::kLeaseConflict) return 8;
   if (message.find("other processes use it, too") == std::string::npos) return 9;
   if (code_of(take) != Code{0}) return 10;

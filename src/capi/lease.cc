@@ -27,7 +27,7 @@ void describe(const Holder& from, int64_t now_ms, tenon_holder* to) noexcept {
   to->kind = static_cast<int32_t>(from.kind);
   to->access = static_cast<int32_t>(from.access);
   to->is_granted = from.is_granted ? 1 : 0;
-  to->thread = from.thread;
+  to->thread = from.kind == HolderKind::kProcess ? from.pid : from.thread;
   to->age_ns = std::max<int64_t>(now_ms - from.since_ms, 0) * 1'000'000;
   std::memcpy(to->name, from.name, std::strlen(from.name));
   std::memcpy(to->site, from.site, std::strlen(from.site));

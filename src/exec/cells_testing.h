@@ -21,7 +21,7 @@ namespace tenon::impl {
 struct Cell {
   Cell() { queue.set_bounds(extent()); }
   ~Cell() {
-    Poison* rest = queue.heal(extent());
+    FailedRange* rest = queue.heal(extent());
     while (rest != nullptr) delete std::exchange(rest, rest->next);
   }
   Extent extent() const {

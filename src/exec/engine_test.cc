@@ -417,7 +417,7 @@ TEST_P(EngineOn, CrossedPairsFromTwoPushersDoNotStop) {
   EXPECT_EQ(b.value, 20'000);
 }
 
-TEST(Poison, IsHealedByPartsAndInTheMiddle) {
+TEST(FailedRange, IsHealedByPartsAndInTheMiddle) {
   Cell cell;
   const auto fails = [&cell](size_t begin, size_t end) {
     const uintptr_t at = cell.extent().begin;

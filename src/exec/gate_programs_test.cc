@@ -6,7 +6,7 @@
 //
 // Oracle: a history (history_testing.h) of each process, in which its accesses keep the laws of any memory,
 // and one of all, in which accesses of two processes that conflict never overlap, whatever they are; that a
-// body runs only while its process holds what it uses; and that every pass has ended when all programs have,
+// body runs only while its process holds what it uses; and that every grant has ended when all programs have,
 // each exactly once (the gates count).
 //
 // A failure prints the seed. TENON_PROGRAM=<number> runs that one alone.
@@ -139,7 +139,7 @@ class Program {
     Ref<Op> op = make(wanted, [this, uses, request](Op* self) {
       std::vector<std::unique_ptr<Noted>> noted;
       for (const Use& use : uses) {
-        EXPECT_TRUE(is_held(use)) << "a body runs with its passes";
+        EXPECT_TRUE(is_held(use)) << "a body runs with its grants";
         noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kOp, request));
       }
       if ((request & 3) == 0) std::this_thread::yield();
@@ -229,7 +229,7 @@ class Program {
         const uintptr_t at = process_[use.memory].extent().begin;
         use.wanted = {&process_[use.memory], e.access, false, e.extent.begin - at, e.extent.end - at};
         EXPECT_TRUE(is_held(use));
-        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kView, number, e.sequence != 0));
+        noted.push_back(std::make_unique<Noted>(*this, use, HolderKind::kView, number, e.is_appended));
       }
       dwell();
     }
@@ -361,7 +361,7 @@ Sum run_programs(uint64_t seed, unsigned refusals_percent, int steps) {
       }
     }
   }
-  for (Turns* t : turns) EXPECT_EQ(t->records(), 0U) << "every pass ends";
+  for (Turns* t : turns) EXPECT_EQ(t->grants(), 0U) << "every grant ends";
   for (History& history : histories) EXPECT_EQ(history.take_fault(), "");
   return sum;
 }

@@ -21,28 +21,28 @@ namespace tenon::impl {
 
 class StandInGate;
 
-// The turns of one memory. Counts passes: what ends twice, or is used after its end, fails the test.
+// The turns of one memory. Counts grants: what ends twice, or is used after its end, fails the test.
 class Turns {
  public:
   explicit Turns(int order) : order(order) {}
   const int order;
 
-  // Of all passes and requests: 0 when everything has ended.
-  size_t records() {
+  // Of all grants, also of those that wait: 0 when everything has ended.
+  size_t grants() {
     const std::scoped_lock lock(lock_);
-    return records_.size();
+    return grants_.size();
   }
-  // To passes.
+  // To them.
   size_t references() {
     const std::scoped_lock lock(lock_);
     size_t sum = 0;
-    for (const Record& r : records_) sum += r.references;
+    for (const Grant& r : grants_) sum += r.references;
     return sum;
   }
   // The process has the bytes now.
   bool holds(int process, const Extent& extent, Access access) {
     const std::scoped_lock lock(lock_);
-    for (const Record& r : records_) {
+    for (const Grant& r : grants_) {
       const bool is_enough = r.extent.contains(extent) && includes(r.access, access);
       if (r.is_granted && r.process == process && is_enough) return true;
     }
@@ -50,7 +50,7 @@ class Turns {
   }
   uint64_t turns_taken() {
     const std::scoped_lock lock(lock_);
-    return last_pass_;
+    return last_id_;
   }
 
   // The next one that asks, or request whose turn comes, is refused for this reason.
@@ -67,11 +67,11 @@ class Turns {
  private:
   friend class StandInGate;
 
-  struct Record {
+  struct Grant {
     int process;
     Extent extent;  // from the begin of the memory
     Access access;
-    Pass pass;
+    GrantId id;
     uint32_t references = 1;
     bool is_granted = false;
     StandInGate* gate = nullptr;
@@ -79,16 +79,16 @@ class Turns {
     RequestPart* part = nullptr;
   };
 
-  std::list<Record>::iterator find(Pass pass) {
-    auto it = records_.begin();
-    while (it != records_.end() && it->pass != pass) ++it;
+  std::list<Grant>::iterator find(GrantId id) {
+    auto it = grants_.begin();
+    while (it != grants_.end() && it->id != id) ++it;
     return it;
   }
-  const Record* blocker_of(const Record& wanted) const {
-    for (const Record& r : records_) {
+  const Grant* blocker_of(const Grant& wanted) const {
+    for (const Grant& r : grants_) {
       if (r.process == wanted.process || !in_conflict(r.access, r.extent, wanted.access, wanted.extent))
         continue;
-      if (r.is_granted || r.pass < wanted.pass) return &r;
+      if (r.is_granted || r.id < wanted.id) return &r;
     }
     return nullptr;
   }
@@ -101,8 +101,8 @@ class Turns {
 
   std::mutex lock_;
   std::condition_variable turned_;
-  std::list<Record> records_;  // in the order in which they came
-  Pass last_pass_ = 0;
+  std::list<Grant> grants_;  // in the order in which they came
+  GrantId last_id_ = 0;
   uint64_t version_ = 0;
   std::optional<Conflict::Reason> next_refusal_;
   unsigned refusals_percent_ = 0;
@@ -110,10 +110,10 @@ class Turns {
 };
 
 // The thread of a process that tells requests of their turn.
-class StandInKeeper {
+class StandInWaiter {
  public:
-  StandInKeeper() : thread_([this] { run(); }) {}
-  ~StandInKeeper() {
+  StandInWaiter() : thread_([this] { run(); }) {}
+  ~StandInWaiter() {
     {
       const std::scoped_lock lock(lock_);
       is_over_ = true;
@@ -121,10 +121,10 @@ class StandInKeeper {
     told_.notify_all();
     thread_.join();
   }
-  void tell(Request* request, RequestPart* part, Pass pass, std::optional<Conflict> conflict) {
+  void tell(Request* request, RequestPart* part, GrantId grant, std::optional<Conflict> conflict) {
     {
       const std::scoped_lock lock(lock_);
-      arrivals_.push_back({request, part, pass, std::move(conflict)});
+      arrivals_.push_back({request, part, grant, std::move(conflict)});
     }
     told_.notify_all();
   }
@@ -133,7 +133,7 @@ class StandInKeeper {
   struct Arrival {
     Request* request;
     RequestPart* part;
-    Pass pass;
+    GrantId grant;
     std::optional<Conflict> conflict;
   };
   void run() {
@@ -144,7 +144,7 @@ class StandInKeeper {
       const Arrival next = std::move(arrivals_.front());
       arrivals_.pop_front();
       lock.unlock();
-      if (!next.conflict) next.part->pass = next.pass;
+      if (!next.conflict) next.part->grant = next.grant;
       arrive_at_gates(*next.request, next.conflict ? &*next.conflict : nullptr);
       lock.lock();
     }
@@ -159,82 +159,82 @@ class StandInKeeper {
 
 class StandInGate final : public Gate {
  public:
-  StandInGate(Turns& turns, int process, uintptr_t begin, StandInKeeper& keeper)
-      : turns_(turns), process_(process), begin_(begin), keeper_(keeper) {}
+  StandInGate(Turns& turns, int process, uintptr_t begin, StandInWaiter& waiter)
+      : turns_(turns), process_(process), begin_(begin), waiter_(waiter) {}
   virtual ~StandInGate() = default;
 
   bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
              Conflict* conflict) noexcept override {
     std::unique_lock lock(turns_.lock_);
-    const auto record = ask(request, part, conflict);
-    if (record == turns_.records_.end()) return false;
-    while (!record->is_granted) {
+    const auto grant = ask(request, part, conflict);
+    if (grant == turns_.grants_.end()) return false;
+    while (!grant->is_granted) {
       if (deadline.is_never()) {
         turns_.turned_.wait(lock);
       } else if (turns_.turned_.wait_until(lock, deadline.time_point()) == std::cv_status::timeout &&
-                 !record->is_granted) {
+                 !grant->is_granted) {
         conflict->reason = Conflict::Reason::kTimeout;
-        conflict->holder = describe(*turns_.blocker_of(*record));
-        turns_.records_.erase(record);
+        conflict->holder = describe(*turns_.blocker_of(*grant));
+        turns_.grants_.erase(grant);
         turns_.grant_next();
         return false;
       }
     }
-    part.pass = record->pass;
+    part.grant = grant->id;
     return true;
   }
 
   Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    const auto record = ask(request, part, conflict);
-    if (record == turns_.records_.end()) return Appended::kRefused;
-    if (record->is_granted) {
-      part.pass = record->pass;
+    const auto grant = ask(request, part, conflict);
+    if (grant == turns_.grants_.end()) return Appended::kRefused;
+    if (grant->is_granted) {
+      part.grant = grant->id;
       return Appended::kGranted;
     }
-    record->gate = this;
-    record->request = &request;
-    record->part = &part;
+    grant->gate = this;
+    grant->request = &request;
+    grant->part = &part;
     return Appended::kWaiting;
   }
 
   bool cancel(RequestPart& part) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    for (auto it = turns_.records_.begin(); it != turns_.records_.end(); ++it) {
+    for (auto it = turns_.grants_.begin(); it != turns_.grants_.end(); ++it) {
       if (it->part != &part || it->is_granted) continue;
-      turns_.records_.erase(it);
+      turns_.grants_.erase(it);
       turns_.grant_next();
       return true;
     }
     return false;
   }
 
-  void share(Pass pass) noexcept override {
+  void share(GrantId id) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    const auto record = turns_.find(pass);
-    if (record == turns_.records_.end() || !record->is_granted || record->process != process_) {
-      ADD_FAILURE() << "pass " << pass << " is shared, but not held";
+    const auto grant = turns_.find(id);
+    if (grant == turns_.grants_.end() || !grant->is_granted || grant->process != process_) {
+      ADD_FAILURE() << "grant " << id << " is shared, but not held";
       return;
     }
-    ++record->references;
+    ++grant->references;
   }
 
-  void leave(Pass pass, bool has_written) noexcept override {
+  void leave(GrantId id, bool has_written) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    const auto record = turns_.find(pass);
-    if (record == turns_.records_.end() || !record->is_granted || record->process != process_) {
-      ADD_FAILURE() << "pass " << pass << " is left, but not held";
+    const auto grant = turns_.find(id);
+    if (grant == turns_.grants_.end() || !grant->is_granted || grant->process != process_) {
+      ADD_FAILURE() << "grant " << id << " is left, but not held";
       return;
     }
     if (has_written) ++turns_.version_;
-    if (--record->references != 0) return;
-    turns_.records_.erase(record);
+    if (--grant->references != 0) return;
+    turns_.grants_.erase(grant);
     turns_.grant_next();
   }
 
-  void disown(Pass pass) noexcept override {
+  void disown(GrantId id) noexcept override {
     const std::scoped_lock lock(turns_.lock_);
-    if (turns_.find(pass) == turns_.records_.end()) ADD_FAILURE() << "pass " << pass << " is not held";
+    if (turns_.find(id) == turns_.grants_.end()) ADD_FAILURE() << "grant " << id << " is not held";
     ++disowned;
   }
 
@@ -256,61 +256,60 @@ class StandInGate final : public Gate {
  private:
   friend class Turns;
 
-  static Holder describe(const Turns::Record& record) {
+  static Holder describe(const Turns::Grant& grant) {
     Holder holder;
     holder.kind = HolderKind::kProcess;
-    holder.access = record.access;
-    holder.is_granted = record.is_granted;
-    holder.thread = static_cast<uint32_t>(record.process);
+    holder.access = grant.access;
+    holder.is_granted = grant.is_granted;
+    holder.pid = static_cast<uint32_t>(grant.process);
     holder.since_ms = coarse_now_ms();
     std::snprintf(holder.name, sizeof holder.name, "stand-in");
     return holder;
   }
 
-  // A record, granted if it is its turn; none: the conflict says why.
-  std::list<Turns::Record>::iterator ask(const Request& request, const RequestPart& part,
-                                         Conflict* conflict) {
+  // A grant, which waits if it is not its turn; none: the conflict says why.
+  std::list<Turns::Grant>::iterator ask(const Request& request, const RequestPart& part, Conflict* conflict) {
     const Asked asked = asked_of(request, part);
     if (const auto reason = turns_.draw_refusal();
         reason && !asked.overwrites && !request.ignores_dead_owner) {
       conflict->reason = *reason;
       conflict->holder.kind = HolderKind::kProcess;
-      conflict->holder.thread = 4711;
-      return turns_.records_.end();
+      conflict->holder.pid = 4711;
+      return turns_.grants_.end();
     }
-    turns_.records_.push_back({process_,
-                               {asked.extent.begin - begin_, asked.extent.end - begin_},
-                               asked.access,
-                               ++turns_.last_pass_});
-    const auto record = std::prev(turns_.records_.end());
-    record->is_granted = turns_.blocker_of(*record) == nullptr;
-    return record;
+    turns_.grants_.push_back({process_,
+                              {asked.extent.begin - begin_, asked.extent.end - begin_},
+                              asked.access,
+                              ++turns_.last_id_});
+    const auto grant = std::prev(turns_.grants_.end());
+    grant->is_granted = turns_.blocker_of(*grant) == nullptr;
+    return grant;
   }
 
   Turns& turns_;
   const int process_;
   const uintptr_t begin_;
-  StandInKeeper& keeper_;
+  StandInWaiter& waiter_;
 };
 
 // Some who wait have their turn now. Requests may learn then that an owner has died.
 inline void Turns::grant_next() {
-  for (auto it = records_.begin(); it != records_.end();) {
-    const auto record = it++;
-    if (record->is_granted || blocker_of(*record) != nullptr) continue;
-    record->is_granted = true;
-    if (record->request == nullptr) continue;
+  for (auto it = grants_.begin(); it != grants_.end();) {
+    const auto grant = it++;
+    if (grant->is_granted || blocker_of(*grant) != nullptr) continue;
+    grant->is_granted = true;
+    if (grant->request == nullptr) continue;
     std::optional<Conflict> conflict;
     if (const auto reason = draw_refusal()) {
       conflict.emplace();
       conflict->reason = *reason;
       conflict->holder.kind = HolderKind::kProcess;
-      conflict->holder.thread = 4711;
+      conflict->holder.pid = 4711;
     }
-    record->gate->keeper_.tell(record->request, record->part, record->pass, conflict);
+    grant->gate->waiter_.tell(grant->request, grant->part, grant->id, conflict);
     if (conflict) {
-      records_.erase(record);
-      it = records_.begin();  // those before it may have waited for this one
+      grants_.erase(grant);
+      it = grants_.begin();  // those before it may have waited for this one
     }
   }
   turned_.notify_all();
@@ -322,7 +321,7 @@ class StandInProcess {
   StandInProcess(int number, std::span<Turns* const> memories) : number(number) {
     for (Turns* turns : memories) {
       auto cell = std::make_unique<Cell>();
-      gates.push_back(std::make_unique<StandInGate>(*turns, number, cell->extent().begin, keeper_));
+      gates.push_back(std::make_unique<StandInGate>(*turns, number, cell->extent().begin, waiter_));
       cell->queue.set_gate(gates.back().get());
       cells.push_back(std::move(cell));
     }
@@ -334,7 +333,7 @@ class StandInProcess {
   std::vector<std::unique_ptr<Cell>> cells;
 
  private:
-  StandInKeeper keeper_;
+  StandInWaiter waiter_;
 };
 
 }  // namespace tenon::impl

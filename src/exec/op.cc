@@ -35,7 +35,7 @@ Code code_of(Conflict::Reason reason) noexcept {
 }
 
 int32_t op_code_of(const Conflict& conflict) noexcept {
-  return conflict.reason == Conflict::Reason::kOwnerDied ? static_cast<int32_t>(conflict.holder.thread) : 0;
+  return conflict.reason == Conflict::Reason::kOwnerDied ? static_cast<int32_t>(conflict.holder.pid) : 0;
 }
 
 // Of what a gate has refused to an op.

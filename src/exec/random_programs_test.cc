@@ -105,7 +105,7 @@ class Program {
  private:
   using Causes = std::set<std::string>;  // any of which may be told; empty: there is a value
 
-  struct Poisoned {
+  struct FailedBytes {
     Wanted what;
     Causes causes;
   };
@@ -157,15 +157,15 @@ class Program {
 
   Causes causes_in(const Wanted& w) const {
     Causes all;
-    for (const Poisoned& p : poisoned_) {
+    for (const FailedBytes& p : failed_) {
       if (overlaps(p.what, w)) all.insert(p.causes.begin(), p.causes.end());
     }
     return all;
   }
   void heal(const Wanted& w) {
-    std::vector<Poisoned> rest;
-    for (const Poisoned& p : poisoned_) {
-      Poisoned before = p, behind = p;
+    std::vector<FailedBytes> rest;
+    for (const FailedBytes& p : failed_) {
+      FailedBytes before = p, behind = p;
       if (p.what.cell == w.cell) {
         before.what.end = std::min(p.what.end, w.begin);
         behind.what.begin = std::max(p.what.begin, w.end);
@@ -173,11 +173,11 @@ class Program {
       }
       if (before.what.begin < before.what.end) rest.push_back(before);
     }
-    poisoned_ = std::move(rest);
+    failed_ = std::move(rest);
   }
-  void poison(const Wanted& w, const Causes& causes) {
+  void add_failure(const Wanted& w, const Causes& causes) {
     heal(w);
-    poisoned_.push_back({w, causes});
+    failed_.push_back({w, causes});
   }
   void write_model(const Wanted& w, uint64_t salt) {
     compute(salt, {w}, [this](Cell& cell) { return model_[&cell].data(); });
@@ -219,7 +219,7 @@ class Program {
                          [&](const Wanted& other) { return conflicts(other, w); });
     });
   }
-  // An part that waits for the host itself.
+  // A part that waits for the host itself.
   bool is_behind_host(const Wanted& w) const {
     for (const size_t i : kept_) {
       if (pushed_[i].on_host == OnHost::kIgnore) continue;
@@ -325,7 +325,7 @@ class Program {
       compute(number, wanted, [this](Cell& cell) { return model_[&cell].data(); });
     }
     for (const Wanted& w : wanted) {
-      if (w.access == Access::kWrite && !pushed.causes.empty()) poison(w, pushed.causes);
+      if (w.access == Access::kWrite && !pushed.causes.empty()) add_failure(w, pushed.causes);
       if (w.is_overwrite && pushed.causes.empty()) heal(w);
     }
     pushed_.push_back(std::move(pushed));
@@ -421,7 +421,7 @@ class Program {
     if (chance(10)) {
       const std::string name = concat("lease ", asker_, ".", ++asked_);
       lease.settle(new_failure(name.c_str()));
-      poison(w, {name});
+      add_failure(w, {name});
     } else if (w.is_overwrite) {
       lease.settle({});
       heal(w);
@@ -512,7 +512,7 @@ class Program {
   const std::vector<Place> places_;
   History& history_;
   std::map<Cell*, Bytes> model_;
-  std::vector<Poisoned> poisoned_;
+  std::vector<FailedBytes> failed_;
   std::vector<Pushed> pushed_;
   std::vector<size_t> kept_;  // of pushed_, in its order
   std::vector<Opened> views_;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "ipc/deaths.h"
-#include "ipc/keeper.h"
-#include "ipc/porter.h"
+#include "ipc/mutex_owner.h"
 #include "ipc/process_lock.h"
+#include "ipc/proxy_waiter.h"
 #include "ipc/segments.h"
 #include "sync/report.h"
 
@@ -28,11 +28,11 @@ constinit std::atomic<int64_t> reported_ms{0};
 // Which lease a note is about. Its low bits are the number of the note, so that a text that is replaced while
 // it is read is known.
 constexpr uint64_t kNumber = 0xffff;
-uint64_t lease_of(uint32_t record, uint64_t state, uint64_t ticket) noexcept {
-  const uint64_t block = RecordState::block(state);
-  return (ticket + 1) << 36 | (block & 0xfff) << 24 | uint64_t{record & 0xff} << 16;
+uint64_t lease_of(uint32_t grant, uint64_t state, uint64_t ticket) noexcept {
+  const uint64_t block = GrantState::block(state);
+  return (ticket + 1) << 36 | (block & 0xfff) << 24 | uint64_t{grant & 0xff} << 16;
 }
-static_assert(kRecords <= 0xff && kMostBlocks <= 0x1000);
+static_assert(kGrants <= 0xff && kMostBlocks <= 0x1000);
 
 void write_note(Slot& slot, uint64_t lease, const std::string& text) noexcept {
   Note& note = slot.note;
@@ -49,32 +49,32 @@ void write_note(Slot& slot, uint64_t lease, const std::string& text) noexcept {
 }
 
 // Another process has been waiting for this lease.
-bool is_awaited(const Control& control, const Slot& own, const Record& record, uint64_t state) noexcept {
-  const uint32_t block = RecordState::block(state);
+bool is_awaited(const Control& control, const Slot& own, const Grant& grant, uint64_t state) noexcept {
+  const uint32_t block = GrantState::block(state);
   if (block >= control.blocks || is_empty(control.block(block).waiting)) return false;
   const int64_t now_ms = coarse_now_ms();
-  const Span bytes = span_of(record);
+  const Span bytes = span_of(grant);
   bool is_found = false;
-  visit_records(control, block, [&](const Record& other, uint64_t word) {
-    const bool is_own = &other >= own.records && &other < own.records + kRecords;
-    if (is_found || is_own || RecordState::kind(word) != RecordState::kWaiting) return;
-    if (!in_conflict(RecordState::access(state), RecordState::access(word))) return;
+  visit_grants(control, block, [&](const Grant& other, uint64_t word) {
+    const bool is_own = &other >= own.grants && &other < own.grants + kGrants;
+    if (is_found || is_own || GrantState::kind(word) != GrantState::kWaiting) return;
+    if (!in_conflict(GrantState::access(state), GrantState::access(word))) return;
     const int64_t since_ms = other.since_ns.load(std::memory_order_relaxed) / 1'000'000;
     is_found = now_ms - since_ms >= kAwaitedMs && span_of(other).overlaps(bytes);
   });
   return is_found;
 }
 
-// Calls visit(record, its state) with each lease of this process. False: there is none.
+// Calls visit(grant, its state) with each lease of this process. False: there is none.
 template <class Visit>
 bool visit_held(Segment& segment, Visit visit) {
   if (segment.participant().index() == Participant::kNone) return false;
   const Slot& slot = segment.participant().slot();
-  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  const uint32_t used = std::min(look(slot.grants_used), kGrants);
   bool is_any = false;
   for (uint32_t i = 0; i < used; ++i) {
-    const uint64_t state = look(slot.records[i].state);
-    if (RecordState::kind(state) != RecordState::kGranted) continue;
+    const uint64_t state = look(slot.grants[i].state);
+    if (GrantState::kind(state) != GrantState::kGranted) continue;
     is_any = true;
     visit(i, state);
   }
@@ -84,7 +84,7 @@ bool visit_held(Segment& segment, Visit visit) {
 struct Awaited {
   SegmentId segment;
   const Gate* gate;  // an address, nothing to be read
-  uint32_t record;
+  uint32_t grant;
   uint64_t state;
   uint64_t ticket;
 };
@@ -94,10 +94,9 @@ std::vector<Awaited> all_awaited() {
   Segments::instance().visit([&](Segment& segment) {
     (void)visit_held(segment, [&](uint32_t i, uint64_t state) {
       const Slot& slot = segment.participant().slot();
-      if (found.size() == kMostAwaited || !is_awaited(segment.control(), slot, slot.records[i], state))
-        return;
-      found.push_back({segment.header().id, &segment.lock(RecordState::block(state)), i, state,
-                       look(slot.records[i].ticket)});
+      if (found.size() == kMostAwaited || !is_awaited(segment.control(), slot, slot.grants[i], state)) return;
+      found.push_back({segment.header().id, &segment.lock(GrantState::block(state)), i, state,
+                       look(slot.grants[i].ticket)});
     });
   });
   return found;
@@ -106,15 +105,15 @@ std::vector<Awaited> all_awaited() {
 void report(const Awaited& awaited) {
   Holder holder;
   bool is_to_report = false;
-  if (!describe_pass(*awaited.gate, awaited.record + 1, &holder, &is_to_report)) return;
+  if (!describe_grant(*awaited.gate, awaited.grant + 1, &holder, &is_to_report)) return;
   if (is_to_report) report_kept_view(holder);
   const std::string text = lasting_text_of(holder);
   Segments::instance().visit([&](Segment& segment) {
     if (segment.header().id != awaited.segment) return;
     Slot& slot = segment.participant().slot();
-    const Record& record = slot.records[awaited.record];
-    if (look(record.state) != awaited.state || look(record.ticket) != awaited.ticket) return;
-    write_note(slot, lease_of(awaited.record, awaited.state, awaited.ticket), text);
+    const Grant& grant = slot.grants[awaited.grant];
+    if (look(grant.state) != awaited.state || look(grant.ticket) != awaited.ticket) return;
+    write_note(slot, lease_of(awaited.grant, awaited.state, awaited.ticket), text);
   });
 }
 
@@ -127,7 +126,7 @@ void detail::begin_watch() noexcept {
 void note_kept_view() noexcept {
   note_grant();
   try {
-    Keeper::instance().begin();
+    MutexOwner::instance().begin();
   } catch (const std::exception&) {
     // There can be no thread: others wait as long, and nothing is said.
   }
@@ -139,8 +138,8 @@ void AwaitedLook::look_at(Segment& segment) noexcept {
   const Control& control = segment.control();
   holds_any_ |= visit_held(segment, [&](uint32_t i, uint64_t state) {
     const Slot& slot = segment.participant().slot();
-    if (is_due_ || !is_awaited(control, slot, slot.records[i], state)) return;
-    const uint64_t lease = lease_of(i, state, look(slot.records[i].ticket));
+    if (is_due_ || !is_awaited(control, slot, slot.grants[i], state)) return;
+    const uint64_t lease = lease_of(i, state, look(slot.grants[i].ticket));
     const bool is_said = (look(slot.note.lease) & ~kNumber) == lease;
     const int64_t since_ms = coarse_now_ms() - reported_ms.load(std::memory_order_relaxed);
     is_due_ = !is_said || since_ms >= kAgainMs;
@@ -149,7 +148,7 @@ void AwaitedLook::look_at(Segment& segment) noexcept {
 
 bool AwaitedLook::end_look() noexcept {
   try {
-    if (is_due_) Porter::instance().call_to_report();
+    if (is_due_) ProxyWaiter::instance().call_to_report();
   } catch (const std::bad_alloc&) {
     // The next look may call it.
   }
@@ -175,13 +174,13 @@ void report_awaited() noexcept {
   reported_ms.store(coarse_now_ms(), std::memory_order_relaxed);
 }
 
-void read_note(const Slot& slot, const Record& record, uint64_t state, char* text, size_t size) noexcept {
+void read_note(const Slot& slot, const Grant& grant, uint64_t state, char* text, size_t size) noexcept {
   text[0] = '\0';
   const Note& note = slot.note;
-  const auto i = static_cast<uint32_t>(&record - slot.records);
+  const auto i = static_cast<uint32_t>(&grant - slot.grants);
   const uint64_t seen = look(note.lease);
-  if (RecordState::kind(state) != RecordState::kGranted ||
-      (seen & ~kNumber) != lease_of(i, state, look(record.ticket)))
+  if (GrantState::kind(state) != GrantState::kGranted ||
+      (seen & ~kNumber) != lease_of(i, state, look(grant.ticket)))
     return;
   uint64_t words[kNoteWords];
   for (size_t w = 0; w < kNoteWords; ++w) words[w] = look(note.text[w]);

@@ -3,9 +3,9 @@
 // What a process says of the leases for which others have been waiting for a second: in its log, of views
 // that outlived their block, and in a note in its slot, for the reports and errors of those who wait.
 //
-// While a process holds something its keeper looks at it once a second. The keeper may not wait for the lock
-// of a language, so the porter does the rest. Where there is no keeper, as in a forked child, there is no
-// note; a view that outlives its block starts a keeper there.
+// While a process holds something its mutex owner looks at it once a second. The mutex owner may not wait for
+// the lock of a language, so the proxy waiter does the rest. Where there is no mutex owner, as in a forked
+// child, there is no note; a view that outlives its block starts a mutex owner there.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 namespace tenon::impl {
 
 namespace detail {
-// Whether the keeper looks. kUsed: something was granted since it has looked last.
+// Whether the mutex owner looks. kUsed: something was granted since it has looked last.
 enum class WatchState : uint32_t { kOff, kIdle, kUsed };
 inline constinit std::atomic<WatchState> watch{WatchState::kOff};
 void begin_watch() noexcept;
@@ -29,12 +29,12 @@ inline void note_grant() noexcept {
   if (detail::watch.load(std::memory_order_relaxed) != detail::WatchState::kUsed) [[unlikely]]
     detail::begin_watch();
 }
-// A view has outlived its lease: from now on there is a keeper.
+// A view has outlived its lease: from now on there is a mutex owner.
 void note_kept_view() noexcept;
 // In a forked child.
 void forget_watch() noexcept;
 
-// For the keeper, with each segment that is open; then end_look() says whether it is to look again.
+// For the mutex owner, with each segment that is open; then end_look() says whether it is to look again.
 class AwaitedLook {
  public:
   void look_at(Segment& segment) noexcept;
@@ -45,10 +45,10 @@ class AwaitedLook {
   bool is_due_ = false;
 };
 
-// For the porter: says what is to be said. No lock is held: this calls the hooks of waits.
+// For the proxy waiter: says what is to be said. No lock is held: this calls the hooks of waits.
 void report_awaited() noexcept;
 
-// What the process of the slot says of this record, while it is granted; else "".
-void read_note(const Slot& slot, const Record& record, uint64_t state, char* text, size_t size) noexcept;
+// What the process of the slot says of this grant, while it is granted; else "".
+void read_note(const Slot& slot, const Grant& grant, uint64_t state, char* text, size_t size) noexcept;
 
 }  // namespace tenon::impl

@@ -98,7 +98,7 @@ void Channel::open_slots() {
   for (uint32_t i = 1; i <= plan_.slots; ++i) {
     slots_.push_back(Segments::instance().sibling(*memory_, i));
     if (slots_.back()->desc().nbytes < fields_.nbytes()) throw_no_channel(*memory_);
-    Segments::lock_of(*slots_.back()).set_bell(&state_->room);
+    Segments::lock_of(*slots_.back()).set_idle_event(&state_->room);
   }
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
@@ -146,8 +146,8 @@ void Channel::take_role(Role role) {
     throw_error(Code::kClosed, "the channel was closed here");
   }
   // Whoever sleeps is to be woken by its death, too.
-  ring(state_->items);
-  ring(state_->room);
+  signal_event(state_->items);
+  signal_event(state_->room);
 }
 
 // Forgets the ends of processes that have died, and remembers their deaths. True: there were some.
@@ -161,8 +161,8 @@ bool Channel::look_at_ends() noexcept {
     has_found = true;
     if ((roles & kProducer) != 0) count_death(end);
     end_roles(end, roles);
-    ring(state_->items);
-    ring(state_->room);
+    signal_event(state_->items);
+    signal_event(state_->room);
   }
   return has_found;
 }
@@ -361,8 +361,8 @@ bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexc
   return is_complete;
 }
 
-Watch* Channel::watch_of(const Bell& bell) const noexcept {
-  const auto& place = &bell == &state_->items ? item_watch_ : room_watch_;
+Watch* Channel::watch_of(const SharedEvent& event) const noexcept {
+  const auto& place = &event == &state_->items ? item_watch_ : room_watch_;
   // pairs with: Channel::descriptor, "the watch of an end"
   Watch* const watch = place.load(std::memory_order_acquire);
   return watch == nullptr || watch->is_inherited() ? nullptr : watch;
@@ -371,8 +371,8 @@ Watch* Channel::watch_of(const Bell& bell) const noexcept {
 // Where nothing could be done: lets the descriptor say so, and looks again, as something may have come before
 // that.
 template <class Try>
-bool Channel::try_once_more(const Bell& bell, Try attempt) {
-  Watch* const watch = watch_of(bell);
+bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
+  Watch* const watch = watch_of(event);
   if (watch == nullptr) return false;
   watch->clear();
   if (is_closed_.load(std::memory_order_relaxed)) watch->signal();
@@ -380,13 +380,13 @@ bool Channel::try_once_more(const Bell& bell, Try attempt) {
 }
 
 int Channel::descriptor(Access access) {
-  Bell& bell = access == Access::kRead ? state_->items : state_->room;
+  SharedEvent& event = access == Access::kRead ? state_->items : state_->room;
   auto& place = access == Access::kRead ? item_watch_ : room_watch_;
   if (segment_->participant().index() == Participant::kNone) throw_no_place();
   // pairs with: Channel::descriptor, "the watch of an end"
   Watch* watch = place.load(std::memory_order_acquire);
   while (watch == nullptr || watch->is_inherited()) {
-    auto fresh = std::make_unique<Watch>(*this, bell);
+    auto fresh = std::make_unique<Watch>(*this, event);
     // pairs with: Channel::descriptor, "the watch of an end"
     if (!place.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
     fresh->keep(watch);
@@ -417,20 +417,21 @@ void Channel::throw_timeout(const char* doing) const {
   throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
 }
 
-// Tries until it works: for a while by looking at the bell, then asleep.
+// Tries until it works: for a while by looking at the event, then asleep.
 template <class Try>
-void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt) {
-  uint32_t turn = look(bell.turn);
+void Channel::wait(SharedEvent& event, Patience& patience, const Deadline& deadline, const char* doing,
+                   Try attempt) {
+  uint32_t turn = look(event.turn);
   if (attempt()) return;
   if (deadline.has_passed()) {
-    if (try_once_more(bell, attempt)) return;
+    if (try_once_more(event, attempt)) return;
     throw_timeout(doing);
   }
   const uint32_t spins = patience.spins();
   for (uint32_t i = 0; i < spins; ++i) {
     relax_processor();
-    if (look(bell.turn) == turn) continue;
-    turn = look(bell.turn);
+    if (look(event.turn) == turn) continue;
+    turn = look(event.turn);
     if (!attempt()) continue;
     patience.note(spins, true);
     return;
@@ -440,35 +441,35 @@ void Channel::wait(Bell& bell, Patience& patience, const Deadline& deadline, con
   EndingPace pace;
   struct Waiting {
     Segment& segment;
-    Bell& bell;
-    Waiting(Segment& in, Bell& at) : segment(in), bell(at) { segment.begin_wait(bell); }
+    SharedEvent& event;
+    Waiting(Segment& in, SharedEvent& at) : segment(in), event(at) { segment.begin_wait(event); }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { segment.end_wait(bell); }
-  } const waiting{*segment_, bell};
+    ~Waiting() { segment.end_wait(event); }
+  } const waiting{*segment_, event};
   while (true) {
-    turn = look(bell.turn);
+    turn = look(event.turn);
     os::Sleep words[os::kMostWords];
     size_t n = 0;
     bool has_died = false;
-    words[n++] = {&bell.turn, turn};
+    words[n++] = {&event.turn, turn};
     const bool will_be_woken = add_lives(words, &n, &has_died);
     if (will_be_woken) pace.restart();
     if (attempt()) return;
     const int64_t left = deadline.left_ns();
     if (left <= 0) {
-      if (try_once_more(bell, attempt)) return;
+      if (try_once_more(event, attempt)) return;
       throw_timeout(doing);
     }
     const int64_t slice = std::min(kSliceNs, left);
     if (!has_died) os::sleep_on(words, n, will_be_woken ? slice : pace.next_ns(slice));
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
-      // The kernel has told nobody else, and who died may have died before it rang.
+      // The kernel has told nobody else, and who died may have died before it signaled.
       if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
       if (will_be_woken) {  // else the others have been told, and look by themselves
-        ring(state_->items);
-        ring(state_->room);
+        signal_event(state_->items);
+        signal_event(state_->room);
       }
     }
     if (attempt()) return;
@@ -515,7 +516,7 @@ void Channel::send(Item& item) {
         "a view of the item lives on, so it cannot be sent, and is dropped: drop the view first, or copy "
         "what is to be kept");
   }
-  ring(state_->items);
+  signal_event(state_->items);
 }
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
@@ -568,8 +569,8 @@ Ref<Array> Item::array(int32_t field) {
 void Channel::close() noexcept {
   // pairs with: Channel::take_role, "an opening that is closed"
   if (is_closed_.exchange(true, std::memory_order_seq_cst)) return;
-  for (const Bell* const bell : {&state_->items, &state_->room}) {
-    Watch* const watch = watch_of(*bell);
+  for (const SharedEvent* const event : {&state_->items, &state_->room}) {
+    Watch* const watch = watch_of(*event);
     if (watch == nullptr) continue;
     watch->end();
     watch->signal();
@@ -585,8 +586,8 @@ void Channel::close() noexcept {
     }
     sched_yield();
   }
-  ring(state_->items);
-  ring(state_->room);
+  signal_event(state_->items);
+  signal_event(state_->room);
 }
 
 // Gives back the roles of this opening, without the mutex. True: some of them are to be ended.

@@ -128,14 +128,14 @@ class Channel {
   uint32_t next_slot(uint64_t after) const noexcept;
   bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
   bool add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept;
-  void begin_wait(Bell& bell) const noexcept { segment_->begin_wait(bell); }
-  void end_wait(Bell& bell) const noexcept { segment_->end_wait(bell); }
-  Watch* watch_of(const Bell& bell) const noexcept;
+  void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
+  void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
+  Watch* watch_of(const SharedEvent& event) const noexcept;
   template <class Try>
-  bool try_once_more(const Bell& bell, Try attempt);
+  bool try_once_more(const SharedEvent& event, Try attempt);
   [[noreturn]] void throw_timeout(const char* doing) const;
   template <class Try>
-  void wait(Bell& bell, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
+  void wait(SharedEvent& event, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
 
   Fields fields_;
   ChannelPlan plan_;

@@ -48,8 +48,8 @@ struct ChannelState {
   std::atomic<uint64_t> deaths;
   std::atomic<uint32_t> dead_pids[kKnownDead];  // of death number n in n % kKnownDead
   std::atomic<uint64_t> closings;               // how often the last producer has gone
-  alignas(64) Bell items;                       // rung when there may be something to receive
-  alignas(64) Bell room;                        // rung when there may be a free slot
+  alignas(64) SharedEvent items;                // signaled when there may be something to receive
+  alignas(64) SharedEvent room;                 // signaled when there may be a free slot
   ChannelEnd ends[kParticipants];
 };
 

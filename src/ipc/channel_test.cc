@@ -319,7 +319,7 @@ TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
     threads.emplace_back([&, c] {
       for (int64_t i = 0; i < kEach * kProducers / kConsumers; ++i) {
         received[c].push_back(take(c == 0 ? channel : again));
-        // Some give up now and then, and leave the bell to the others.
+        // Some give up now and then, and leave the event to the others.
         if (i % 8 == 0) (void)code_of([&] { (void)again.loan(1us); });
       }
     });
@@ -337,7 +337,7 @@ TEST(Channel, WhoCannotHaveASlotDropsNothing) {
   const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kDropOldest);
   for (int64_t i = 1; i <= 3; ++i) put(channel, i);
   std::vector<std::unique_ptr<api::Lease>> leases;
-  for (uint32_t i = 0; i < kRecords; ++i) {
+  for (uint32_t i = 0; i < kGrants; ++i) {
     leases.push_back(std::make_unique<api::Lease>(channel.memory(), api::Access::kRead, 0, 0s));
     leases.back()->detach();  // else the next one would be a part of it
   }

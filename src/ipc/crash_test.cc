@@ -3,7 +3,7 @@
 // Processes that are killed: at each of their stores to shared memory in turn (TENON_CRASH_AT), and at random
 // times. Oracle: who lives on gets its leases; it is told of a writer's death if, and only if, a lease for
 // writing was lost, as far as the victim has said where it was; no read is torn; and nothing is left: no
-// record, no place, no block, no file, no mapping.
+// grant, no place, no block, no file, no mapping.
 //
 // TENON_SOAK=1 kills 10,000 times at random. TENON_CRASH_STEP=n tries every n-th store.
 #include <fcntl.h>
@@ -218,7 +218,7 @@ size_t count_mappings() {
 }
 
 struct Left {
-  uint32_t participants = 0, records = 0, blocks = 0, users = 0, sent = 0;
+  uint32_t participants = 0, grants = 0, blocks = 0, users = 0, sent = 0;
 };
 // What the segments that are open here show.
 Left what_is_left() {
@@ -230,7 +230,7 @@ Left what_is_left() {
       if (!control.has_slot(p)) continue;
       const Slot& slot = control.slot(p);
       left.participants += look(slot.state) != SlotState::kFree ? 1 : 0;
-      for (const Record& r : slot.records) left.records += RecordState::is_lease(look(r.state)) ? 1 : 0;
+      for (const Grant& r : slot.grants) left.grants += GrantState::is_lease(look(r.state)) ? 1 : 0;
     }
     for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
       const Block& block = control.block(i);
@@ -347,9 +347,9 @@ class Crashes : public testing::Test {
     Left left;
     EXPECT_TRUE(comes_true([&] {
       left = what_is_left();
-      return left.records == 0 && left.sent == 0 && left.users == left.blocks;
-    })) << left.records
-        << " records, " << left.sent << " handles, " << left.users << " users of " << left.blocks << " blocks"
+      return left.grants == 0 && left.sent == 0 && left.users == left.blocks;
+    })) << left.grants
+        << " grants, " << left.sent << " handles, " << left.users << " users of " << left.blocks << " blocks"
         << text_of_places();
     EXPECT_TRUE(comes_true([&] {
       left = what_is_left();
@@ -369,7 +369,7 @@ class Crashes : public testing::Test {
 TEST_F(Crashes, AtEveryStoreLeaveTheOthersUnharmedAndNothingBehind) {
   // Without a kill: how it ought to be, and what is open then.
   ASSERT_FALSE(crash(0, false));
-  ASSERT_TRUE(comes_true([] { return what_is_left().records == 0 && count_segments() == 2; }));
+  ASSERT_TRUE(comes_true([] { return what_is_left().grants == 0 && count_segments() == 2; }));
   const size_t files = count_files(), mappings = count_mappings();
   int kills = 0;
   for (int n = 1; !HasFailure(); n += step_) {

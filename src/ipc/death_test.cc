@@ -147,7 +147,7 @@ void take_part_in_many(Lines& lines, const std::string& name, int count) {
   for (int i = 0; i < count; ++i) {
     SegmentPlan plan;
     plan.data_nbytes = 64;
-    segments.push_back(Segment::create(plan, Keeper::instance()));
+    segments.push_back(Segment::create(plan, MutexOwner::instance()));
   }
   const api::Array last = api::attach(name + ".last");
   const api::Lease a(first, api::Access::kWrite), b(last, api::Access::kWrite);
@@ -302,7 +302,8 @@ TEST(Deaths, AForkedChildDoesNotKeepWhatItsParentHeld) {
 
 TEST(Deaths, AreSeenInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer supports 64 locks in one thread, and the keeper has one for each segment";
+  GTEST_SKIP()
+      << "ThreadSanitizer supports 64 locks in one thread, and the mutex_owner has one for each segment";
 #endif
   const std::string name = new_name();
   const api::Array first = make(name + ".first"), last = make(name + ".last");
@@ -315,7 +316,8 @@ TEST(Deaths, AreSeenInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 
 TEST(Deaths, AreCollectedInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer supports 64 locks in one thread, and the keeper has one for each segment";
+  GTEST_SKIP()
+      << "ThreadSanitizer supports 64 locks in one thread, and the mutex_owner has one for each segment";
 #endif
   const std::string name = new_name();
   const api::Array first = make(name + ".first"), last = make(name + ".last");

@@ -9,37 +9,37 @@
 namespace tenon::impl {
 namespace {
 
-bool is_death(uint64_t word) noexcept { return RecordState::kind(word) == RecordState::kDied; }
+bool is_death(uint64_t word) noexcept { return GrantState::kind(word) == GrantState::kDied; }
 
-// Nobody takes bytes away from a death that has them all while the record is still a lease for writing.
+// Nobody takes bytes away from a death that has them all while the grant is still a lease for writing.
 bool is_noted(const Control& control, uint32_t block, const Span& bytes) noexcept {
   bool is_noted = false;
-  visit_records(control, block, [&](const Record& record, uint64_t word) {
-    is_noted |= is_death(word) && span_of(record).contains(bytes);
+  visit_grants(control, block, [&](const Grant& grant, uint64_t word) {
+    is_noted |= is_death(word) && span_of(grant).contains(bytes);
   });
   return is_noted;
 }
 
 // Leases for writing of one block that a dead process had, if they are too many for as many deaths, become
 // one. True: they did.
-bool join(Slot& slot, Record& into, uint64_t word) noexcept {
+bool join(Slot& slot, Grant& into, uint64_t word) noexcept {
   Span all = span_of(into);
   uint32_t deaths = 0, leases = 0;
-  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  const uint32_t used = std::min(look(slot.grants_used), kGrants);
   for (uint32_t i = 0; i < used; ++i) {
-    const uint64_t other = look(slot.records[i].state);
-    if (is_death(other) && RecordState::block(other) == RecordState::block(word)) ++deaths;
+    const uint64_t other = look(slot.grants[i].state);
+    if (is_death(other) && GrantState::block(other) == GrantState::block(word)) ++deaths;
     if (other != word) continue;
     ++leases;
-    const Span bytes = span_of(slot.records[i]);
+    const Span bytes = span_of(slot.grants[i]);
     all = {std::min(all.begin, bytes.begin), std::max(all.end, bytes.end)};
   }
   if (leases < 2 || deaths + leases <= kDeaths) return false;
   publish(into.begin, all.begin);
   publish(into.end, all.end);
   for (uint32_t i = 0; i < used; ++i) {
-    Record& other = slot.records[i];
-    if (&other != &into && look(other.state) == word) publish(other.state, uint64_t{RecordState::kFree});
+    Grant& other = slot.grants[i];
+    if (&other != &into && look(other.state) == word) publish(other.state, uint64_t{GrantState::kFree});
   }
   return true;
 }
@@ -49,59 +49,59 @@ struct HealLock {
   std::mutex lock;
 };
 
-// A death whose first part stays: the rest of it becomes one of this process' records. False: there is no
+// A death whose first part stays: the rest of it becomes one of this process' grants. False: there is no
 // room for that.
-bool split(Participant& self, Block& block, const Record& from, uint64_t word, const Span& rest) noexcept {
-  const uint32_t index = self.take_record_for_death();
-  if (index == Participant::kNone) return false;
-  Record& record = self.record(index);
-  publish(record.begin, rest.begin);
-  publish(record.end, rest.end);
-  store(record.thread, 0u);
-  store(record.task, from.task.load(std::memory_order_relaxed));
-  store(record.since_ns, from.since_ns.load(std::memory_order_relaxed));
-  announce(record.state, word);
+bool split(Participant& self, Block& block, const Grant& from, uint64_t word, const Span& rest) noexcept {
+  const GrantId id = self.take_grant_for_death();
+  if (id == kNoGrant) return false;
+  Grant& grant = self.grant(id);
+  publish(grant.begin, rest.begin);
+  publish(grant.end, rest.end);
+  store(grant.thread, 0u);
+  store(grant.task_or_dead_pid, from.task_or_dead_pid.load(std::memory_order_relaxed));
+  store(grant.since_ns, from.since_ns.load(std::memory_order_relaxed));
+  announce(grant.state, word);
   (void)add(block.death_moves, 1u);
   return true;
 }
 
 }  // namespace
 
-void note_death(const Control& control, Slot& slot, Record& record, uint64_t word) noexcept {
-  const uint32_t block = RecordState::block(word);
-  const Span bytes = span_of(record);
+void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word) noexcept {
+  const uint32_t block = GrantState::block(word);
+  const Span bytes = span_of(grant);
   if (bytes.is_empty() || is_noted(control, block, bytes)) {
-    return publish(record.state, uint64_t{RecordState::kFree});
+    return publish(grant.state, uint64_t{GrantState::kFree});
   }
-  const bool is_joined = join(slot, record, word);
-  store(record.thread, 0u);
-  store(record.task, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
-  announce(record.state, RecordState::make(block, RecordState::kDied, Access::kWrite) |
-                             (is_joined ? RecordState::kJoined : uint64_t{0}));
+  const bool is_joined = join(slot, grant, word);
+  store(grant.thread, 0u);
+  store(grant.task_or_dead_pid, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
+  announce(grant.state, GrantState::make(block, GrantState::kDied, Access::kWrite) |
+                            (is_joined ? GrantState::kJoined : uint64_t{0}));
 }
 
 void heal(const Control& control, Participant& self, uint32_t index, const Span& bytes) noexcept {
   Block& block = control.block(index);
   bool has_any = false;
-  visit_records(control, index, [&](const Record& record, uint64_t word) {
-    has_any |= is_death(word) && span_of(record).overlaps(bytes);
+  visit_grants(control, index, [&](const Grant& grant, uint64_t word) {
+    has_any |= is_death(word) && span_of(grant).overlaps(bytes);
   });
   if (!has_any) return;
   const std::scoped_lock lock(one_per_process<HealLock>().lock);
   uint32_t moves = 0;
   do {
     moves = look(block.death_moves);
-    visit_records(control, index, [&](Record& record, uint64_t word) {
-      const Span dead = span_of(record);
+    visit_grants(control, index, [&](Grant& grant, uint64_t word) {
+      const Span dead = span_of(grant);
       if (!is_death(word) || !dead.overlaps(bytes)) return;
       if (bytes.contains(dead)) {
-        (void)exchange(record.state, word, uint64_t{RecordState::kFree});
+        (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
       } else if (bytes.begin <= dead.begin) {
-        publish(record.begin, bytes.end);
+        publish(grant.begin, bytes.end);
       } else {
-        if (bytes.end < dead.end && !split(self, block, record, word, {bytes.end, dead.end})) return;
+        if (bytes.end < dead.end && !split(self, block, grant, word, {bytes.end, dead.end})) return;
         uint64_t end = dead.end;
-        while (end > bytes.begin && !exchange(record.end, end, bytes.begin)) {
+        while (end > bytes.begin && !exchange(grant.end, end, bytes.begin)) {
         }
       }
     });
@@ -109,8 +109,8 @@ void heal(const Control& control, Participant& self, uint32_t index, const Span&
 }
 
 void forget_deaths(const Control& control, uint32_t block) noexcept {
-  visit_records(control, block, [](Record& record, uint64_t word) {
-    if (is_death(word)) (void)exchange(record.state, word, uint64_t{RecordState::kFree});
+  visit_grants(control, block, [](Grant& grant, uint64_t word) {
+    if (is_death(word)) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
   });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The deaths of writers. A lease for writing whose process has died becomes a death in the same record, by
+// The deaths of writers. A lease for writing whose process has died becomes a death in the same grant, by
 // one store; it stays until its bytes hold values again. Bytes of it are taken away under a lease for writing
 // of them, so by one process at a time, and no death of which bytes are held so goes meanwhile.
 #pragma once
@@ -20,25 +20,25 @@ struct Span {
   bool overlaps(const Span& other) const noexcept { return begin < other.end && other.begin < end; }
   bool contains(const Span& other) const noexcept { return begin <= other.begin && other.end <= end; }
 };
-inline Span span_of(const Record& record) noexcept { return {look(record.begin), look(record.end)}; }
+inline Span span_of(const Grant& grant) noexcept { return {look(grant.begin), look(grant.end)}; }
 
-// Calls visit(record, word) with each record of a block that is not free, in all slots.
+// Calls visit(grant, word) with each grant of a block that is not free, in all slots.
 template <class Visit>
-void visit_records(const Control& control, uint32_t block, Visit visit) {
+void visit_grants(const Control& control, uint32_t block, Visit visit) {
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (!control.has_slot(p)) return;
     Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(slot.records[i].state);
-      if (RecordState::kind(word) == RecordState::kFree || RecordState::block(word) != block) continue;
-      visit(slot.records[i], word);
+      const uint64_t word = observe(slot.grants[i].state);
+      if (GrantState::kind(word) == GrantState::kFree || GrantState::block(word) != block) continue;
+      visit(slot.grants[i], word);
     }
   });
 }
 
-// Of a record of a dead process: a lease for writing becomes a death. Requires the life of that process.
-void note_death(const Control& control, Slot& slot, Record& record, uint64_t word) noexcept;
+// Of a grant of a dead process: a lease for writing becomes a death. Requires the life of that process.
+void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word) noexcept;
 
 // These bytes hold values. Requires that this process holds them for writing.
 void heal(const Control& control, Participant& self, uint32_t block, const Span& bytes) noexcept;

@@ -100,7 +100,7 @@ class Look {
     read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
     const SlotState state = look(slot.state);
     const bool is_taken = state == SlotState::kReserved || state == SlotState::kLive;
-    look_at_records(p, slot, is_taken);
+    look_at_grants(p, slot, is_taken);
     if (!is_taken) return;
     const Identity identity = identity_of(slot);
     PlaceReport place;
@@ -122,28 +122,29 @@ class Look {
   }
 
   // is_taken: by a participant. Deaths stay in a slot that is free.
-  void look_at_records(uint32_t p, const Slot& slot, bool is_taken) {
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
-    for (const Record& record : std::span(slot.records, used)) {
-      const uint64_t state = look(record.state);
-      const RecordState::Kind kind = RecordState::kind(state);
-      if (kind == RecordState::kDied) {
-        deaths_[RecordState::block(state)].push_back(
-            {record.task.load(std::memory_order_relaxed), record.begin.load(std::memory_order_relaxed),
-             record.end.load(std::memory_order_relaxed), RecordState::is_joined(state)});
+  void look_at_grants(uint32_t p, const Slot& slot, bool is_taken) {
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
+    for (const Grant& grant : std::span(slot.grants, used)) {
+      const uint64_t state = look(grant.state);
+      const GrantState::Kind kind = GrantState::kind(state);
+      if (kind == GrantState::kDied) {
+        deaths_[GrantState::block(state)].push_back({grant.task_or_dead_pid.load(std::memory_order_relaxed),
+                                                     grant.begin.load(std::memory_order_relaxed),
+                                                     grant.end.load(std::memory_order_relaxed),
+                                                     GrantState::is_joined(state)});
       }
-      if (!is_taken || !RecordState::is_lease(state)) continue;
+      if (!is_taken || !GrantState::is_lease(state)) continue;
       LeaseReport lease;
-      lease.block = RecordState::block(state);
+      lease.block = GrantState::block(state);
       lease.place = p;
       lease.pid = slot.pid.load(std::memory_order_relaxed);
-      lease.access = RecordState::access(state);
-      lease.is_granted = kind == RecordState::kGranted;
-      lease.begin = record.begin.load(std::memory_order_relaxed);
-      lease.end = record.end.load(std::memory_order_relaxed);
-      lease.ticket = record.ticket.load(std::memory_order_relaxed);
-      lease.age_ns = age_of(record.since_ns.load(std::memory_order_relaxed));
-      lease.task = record.task.load(std::memory_order_relaxed);
+      lease.access = GrantState::access(state);
+      lease.is_granted = kind == GrantState::kGranted;
+      lease.begin = grant.begin.load(std::memory_order_relaxed);
+      lease.end = grant.end.load(std::memory_order_relaxed);
+      lease.ticket = grant.ticket.load(std::memory_order_relaxed);
+      lease.age_ns = age_of(grant.since_ns.load(std::memory_order_relaxed));
+      lease.task = grant.task_or_dead_pid.load(std::memory_order_relaxed);
       report_.leases.push_back(lease);
     }
   }

@@ -210,8 +210,8 @@ TEST(Inspect, AnyBytesBehindAGoodHeaderAreSurvived) {
   plan.data_nbytes = 1 << 16;
   plan.blocks = 9;
   plan.array = &array;
-  Keeper keeper;
-  const std::unique_ptr<Segment> whole = Segment::create(plan, keeper);
+  MutexOwner mutex_owner;
+  const std::unique_ptr<Segment> whole = Segment::create(plan, mutex_owner);
   const size_t nbytes = os::size_of(whole->file());
   const std::vector<std::byte> header = bytes_of(whole->file(), kBlocksUsedAt);
   for (int times = 0; times < 60; ++times) {

@@ -91,7 +91,7 @@ void check(const Header& header, size_t file_nbytes) {
   check_is(header.slots_at, kSlotsAt, "the place of its slots");
   check_is(header.blocks_at, kBlocksAt, "the place of its blocks");
   check_is(header.participants, kParticipants, "its number of participants");
-  check_is(header.records, kRecords, "its number of records");
+  check_is(header.grants, kGrants, "its number of grants");
   if (header.blocks == 0 || header.blocks > kMostBlocks) {
     throw_damaged(concat("it has ", header.blocks, " blocks"));
   }

@@ -30,7 +30,7 @@ constexpr uint16_t kMajor = 2;  // another one cannot be read
 constexpr uint16_t kMinor = 1;  // a later one has more behind what this one knows
 
 constexpr uint32_t kParticipants = 128;
-constexpr uint32_t kRecords = 160;  // leases of one process on one segment at a time
+constexpr uint32_t kGrants = 160;  // leases of one process on one segment at a time
 constexpr uint32_t kMostBlocks = 4096;
 constexpr uint32_t kMostAxes = 64;
 constexpr size_t kMostNameBytes = 100;
@@ -73,7 +73,7 @@ struct Header {
   uint64_t data_at;
   uint64_t page_nbytes;  // of the memory file
   uint32_t participants;
-  uint32_t records;
+  uint32_t grants;
   uint32_t blocks;
   uint32_t creator_pid;
   uint64_t creator_start;
@@ -103,9 +103,9 @@ static_assert(sizeof(Life) == 64);
 
 enum class SlotState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 
-// What a record says of itself in one word, so that one store changes all of it: the block, whether it waits
-// or is granted, and for what.
-struct RecordState {
+// The state of a grant in one word, so that one store changes all of it: the block, whether it waits or is
+// given, and for which access.
+struct GrantState {
   enum Kind : uint64_t {
     kFree = 0,
     kArriving = 1,  // it has no ticket yet: everybody waits for it
@@ -114,6 +114,7 @@ struct RecordState {
     kDied = 4,  // a writer died here: the bytes may be half written
   };
   static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
+  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no circle of waits
   static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
     return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
@@ -123,26 +124,28 @@ struct RecordState {
     return (word & 8) != 0 ? Access::kWrite : Access::kRead;
   }
   static constexpr bool is_joined(uint64_t word) noexcept { return (word & kJoined) != 0; }
+  static constexpr bool is_brief(uint64_t word) noexcept { return (word & kBrief) != 0; }
   // A lease, or a request for one.
   static constexpr bool is_lease(uint64_t word) noexcept {
     return kind(word) == kArriving || kind(word) == kWaiting || kind(word) == kGranted;
   }
 };
 
-// A lease of a participant's, held or waited for; or the death of one that was held for writing, which stays
-// in the slot when another process has it. Of a lease the rest is written while it is free, but for the
-// ticket of one that arrives, and changes in no other state. The bytes of a death become fewer: they change
+// The right to use some bytes of a block, which a participant has or waits for; or the death of a participant
+// that had it for writing, which stays in the slot when another process has it. All but the state is written
+// while the grant is free, and the ticket while it arrives. The bytes of a death become fewer: they change
 // under a lease for writing of those that are taken away, so that nobody else changes them there.
-struct Record {
+struct Grant {
   std::atomic<uint64_t> state;
   std::atomic<uint64_t> begin;  // bytes of the block
   std::atomic<uint64_t> end;
   std::atomic<uint64_t> ticket;  // in the order of requests for the block
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> thread;  // that owns it; 0: nobody
-  std::atomic<uint32_t> task;    // of an asynchronous program on it; 0: none. Of a death: the process
+  // The task of an asynchronous program on that thread, 0: none; of a death the number of the process.
+  std::atomic<uint32_t> task_or_dead_pid;
 };
-static_assert(sizeof(Record) == 48);
+static_assert(sizeof(Grant) == 48);
 
 // What the process says of one of its leases, for those who wait for that. Written by the process alone.
 constexpr size_t kNoteWords = 48;
@@ -157,10 +160,10 @@ struct alignas(64) Slot {
   std::atomic<uint64_t> start;
   std::atomic<uint64_t> pid_namespace;
   std::atomic<int64_t> since_ns;
-  std::atomic<uint32_t> records_used;  // those from here on are free
-  std::atomic<uint32_t> generation;    // moves when the slot goes to another process
+  std::atomic<uint32_t> grants_used;  // those from here on are free
+  std::atomic<uint32_t> generation;   // moves when the slot goes to another process
   char command[16];
-  Record records[kRecords];
+  Grant grants[kGrants];
   Note note;
 };
 static_assert(sizeof(Slot) <= 8192);
@@ -169,7 +172,7 @@ constexpr size_t kSlotStride = 8192;
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
 // Something to wait for: a futex, and who may sleep on it.
-struct Bell {
+struct SharedEvent {
   std::atomic<uint32_t> turn;
   std::atomic<uint32_t> reserved;
   Mask waiting;
@@ -185,7 +188,7 @@ struct alignas(64) Block {
   std::atomic<uint32_t> turn;  // moves when who waits should look again: a futex
   std::atomic<BlockState> state;
   std::atomic<uint32_t> generation;     // moves when the block is given to another storage
-  std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another record
+  std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another grant
   std::atomic<uint32_t> arrivals_seen;  // moves when a request waits for others that have no ticket yet
   std::atomic<uint32_t> reserved;
   // Handles for which there was no place in sent, and above them how many there ever were.
@@ -195,8 +198,8 @@ struct alignas(64) Block {
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
   Mask users;    // participants that have the storage
-  Mask present;  // slots that may have records here
-  Mask waiting;  // participants that may have records here that wait
+  Mask present;  // slots that may have grants here
+  Mask waiting;  // participants that may have grants here that wait
   // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
   // sender.
   std::atomic<uint32_t> sent[kSent];

@@ -54,7 +54,7 @@ class Layout : public testing::Test {
     plan.name = "layout_test";
     plan.data_nbytes = 60;
     plan.array = &array;
-    segment_ = Segment::create(plan, keeper_);
+    segment_ = Segment::create(plan, mutex_owner_);
     header_ = segment_->header();
     file_nbytes_ = os::size_of(segment_->file());
   }
@@ -65,7 +65,7 @@ class Layout : public testing::Test {
     return error_of([&] { check(damaged, file_nbytes_); });
   }
 
-  Keeper keeper_;
+  MutexOwner mutex_owner_;
   std::unique_ptr<Segment> segment_;
   Header header_{};
   size_t file_nbytes_ = 0;
@@ -124,7 +124,7 @@ TEST_F(Layout, WhatIsWrongIsSaid) {
   says("its slots", [](Header& h) { h.slots_at = 0; });
   says("its blocks", [](Header& h) { h.blocks_at = UINT64_MAX; });
   says("participants", [](Header& h) { h.participants = kParticipants + 1; });
-  says("records", [](Header& h) { h.records = 0; });
+  says("grants", [](Header& h) { h.grants = 0; });
   says("blocks", [](Header& h) { h.blocks = 0; });
   says("blocks", [](Header& h) { h.blocks = UINT32_MAX; });
   says("data begin", [](Header& h) { h.data_at = kPage; });
@@ -170,7 +170,7 @@ class Files : public Layout {
     return {reinterpret_cast<const char*>(&header_), sizeof header_};
   }
   std::string opened(os::File given) {
-    return error_of([&] { (void)Segment::open(std::move(given), true, keeper_); });
+    return error_of([&] { (void)Segment::open(std::move(given), true, mutex_owner_); });
   }
 };
 
@@ -199,12 +199,12 @@ TEST_F(Files, WhatIsNoSegmentIsRefused) {
 
 // Holes where mutexes should be, and then garbage there: it opens or fails, and nothing hangs or crashes.
 TEST_F(Files, AControlPartThatWasNeverWrittenHarmsNobody) {
-  (void)error_of([&] { (void)Segment::open(file(header_bytes(), file_nbytes_), true, keeper_); },
+  (void)error_of([&] { (void)Segment::open(file(header_bytes(), file_nbytes_), true, mutex_owner_); },
                  Code::kSystem);
 }
 
 TEST_F(Files, OpenedTwiceItHasTwoParticipantsAndOneContent) {
-  Keeper other;
+  MutexOwner other;
   const os::File& mine = segment_->file();
   const std::string path = concat("/proc/self/fd/", mine.fd());
   const auto second = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, other);
@@ -216,12 +216,12 @@ TEST_F(Files, OpenedTwiceItHasTwoParticipantsAndOneContent) {
 TEST_F(Files, ThereIsRoomForAllParticipantsAndNoMore) {
   const std::string path = concat("/proc/self/fd/", segment_->file().fd());
   struct Other {
-    std::unique_ptr<Keeper> keeper = std::make_unique<Keeper>();
+    std::unique_ptr<MutexOwner> mutex_owner = std::make_unique<MutexOwner>();
     std::unique_ptr<Segment> segment;
   };
   const auto one_more = [&] {
     Other other;
-    other.segment = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *other.keeper);
+    other.segment = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *other.mutex_owner);
     return other;
   };
   std::vector<Other> all;

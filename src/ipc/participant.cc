@@ -19,17 +19,17 @@
 namespace tenon::impl {
 namespace {
 
-void drop_record(const Control& control, Slot& slot, Record& record) noexcept {
-  const uint64_t seen = look(record.state);
-  if (!RecordState::is_lease(seen)) return;
-  const uint32_t index = RecordState::block(seen);
+void drop_grant(const Control& control, Slot& slot, Grant& grant) noexcept {
+  const uint64_t seen = look(grant.state);
+  if (!GrantState::is_lease(seen)) return;
+  const uint32_t index = GrantState::block(seen);
   const bool was_written =
-      RecordState::kind(seen) == RecordState::kGranted && RecordState::access(seen) == Access::kWrite;
+      GrantState::kind(seen) == GrantState::kGranted && GrantState::access(seen) == Access::kWrite;
   if (index >= control.blocks || !was_written) {
-    return publish(record.state, uint64_t{RecordState::kFree});
+    return publish(grant.state, uint64_t{GrantState::kFree});
   }
   (void)add(control.block(index).version, uint64_t{1});
-  note_death(control, slot, record, seen);
+  note_death(control, slot, grant, seen);
 }
 
 constexpr int64_t kPatienceNs = 10'000'000'000;
@@ -49,13 +49,13 @@ void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_slot(participant)) return;
   Slot& slot = control.slot(participant);
   if (look(slot.state) == SlotState::kFree) return;
-  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  const uint32_t used = std::min(look(slot.grants_used), kGrants);
   std::bitset<kMostBlocks> has_deaths;
   for (uint32_t i = 0; i < used; ++i) {
-    drop_record(control, slot, slot.records[i]);
-    const uint64_t word = look(slot.records[i].state);
-    const uint32_t block = RecordState::block(word);
-    if (RecordState::kind(word) == RecordState::kDied && block < kMostBlocks) has_deaths.set(block);
+    drop_grant(control, slot, slot.grants[i]);
+    const uint64_t word = look(slot.grants[i].state);
+    const uint32_t block = GrantState::block(word);
+    if (GrantState::kind(word) == GrantState::kDied && block < kMostBlocks) has_deaths.set(block);
   }
   const uint32_t blocks = std::min(look(control.blocks_used()), control.blocks);
   for (uint32_t i = 0; i < blocks; ++i) {
@@ -63,7 +63,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
     drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
-    // Also where no record was found: a reaper may have died between a record and the wake.
+    // Also where no grant was found: a reaper may have died between a grant and the wake.
     (void)add(block.turn, 1u);
     os::wake_all(block.turn);
     clear_bit(block.waiting, participant);
@@ -101,9 +101,9 @@ Identity identity_of(const Slot& slot) {
   return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed), command};
 }
 
-void ring(Bell& bell) noexcept {
-  (void)add(bell.turn, 1u);
-  if (!is_empty(bell.waiting)) os::wake_all(bell.turn);
+void signal_event(SharedEvent& event) noexcept {
+  (void)add(event.turn, 1u);
+  if (!is_empty(event.waiting)) os::wake_all(event.turn);
 }
 
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
@@ -147,9 +147,9 @@ void reap_all(const Control& control, int64_t patience_ns) noexcept {
 
 void reap_all(const Control& control) noexcept { reap_all(control, kPatienceNs); }
 
-Participant::Participant(const Control& control, const os::File& file, Keeper& keeper)
-    : control_(control), keeper_(&keeper) {
-  keeper.call([&] { join(file); });
+Participant::Participant(const Control& control, const os::File& file, MutexOwner& mutex_owner)
+    : control_(control), mutex_owner_(&mutex_owner) {
+  mutex_owner.call([&] { join(file); });
 }
 
 void Participant::join(const os::File& file) {
@@ -178,11 +178,11 @@ uint32_t Participant::take_any_slot(const os::File& file) {
 
 namespace {
 
-// Deaths that nobody has healed leave a process few records of its own.
+// Deaths that nobody has healed leave a process few grants of its own.
 bool has_room(const Slot& slot) noexcept {
-  constexpr auto kLeast = static_cast<std::ptrdiff_t>(kRecords * 4 / 5);
-  return std::ranges::count_if(slot.records, [](const Record& record) {
-           return look(record.state) == RecordState::kFree;
+  constexpr auto kLeast = static_cast<std::ptrdiff_t>(kGrants * 4 / 5);
+  return std::ranges::count_if(slot.grants, [](const Grant& grant) {
+           return look(grant.state) == GrantState::kFree;
          }) >= kLeast;
 }
 
@@ -245,7 +245,7 @@ void Participant::write_slot(SlotState state) noexcept {
 }
 
 bool Participant::can_leave() const noexcept {
-  return index_ == kNone || keeper_ != nullptr || life_holder_ == this_thread_id();
+  return index_ == kNone || mutex_owner_ != nullptr || life_holder_ == this_thread_id();
 }
 
 void Participant::leave() noexcept {
@@ -253,78 +253,82 @@ void Participant::leave() noexcept {
   Life& life = control_.life(index_);
   clear(control_, index_);
   const auto unlock = [&life] { (void)pthread_mutex_unlock(&life.mutex); };
-  if (keeper_ != nullptr) {
-    keeper_->call(unlock);  // cannot fail: its thread runs
+  if (mutex_owner_ != nullptr) {
+    mutex_owner_->call(unlock);  // cannot fail: its thread runs
   } else {
     unlock();
   }
   control_.places->unlock(index_);  // last: the next one makes the mutex anew
 }
 
-uint32_t Participant::take_record() noexcept {
+GrantId Participant::take_grant() noexcept {
   for (uint32_t w = 0; w < taken_.size(); ++w) {
     uint64_t taken = taken_[w].load(std::memory_order_relaxed);
     while (~taken != 0) {
       const auto bit = static_cast<uint32_t>(__builtin_ctzll(~taken));
       const uint32_t i = w * 64 + bit;
-      if (i >= kRecords) break;
-      // pairs with: Participant::give_record, "a record that is free"
+      if (i >= kGrants) break;
+      // pairs with: Participant::give_grant, "a grant that is free"
       if (!taken_[w].compare_exchange_weak(taken, taken | uint64_t{1} << bit, std::memory_order_acquire,
                                            std::memory_order_relaxed)) {
         continue;
       }
       Slot& slot = this->slot();
-      uint32_t used = slot.records_used.load(std::memory_order_relaxed);
-      while (used <= i && !exchange(slot.records_used, used, i + 1)) {
+      uint32_t used = slot.grants_used.load(std::memory_order_relaxed);
+      while (used <= i && !exchange(slot.grants_used, used, i + 1)) {
       }
-      return i;
+      return i + 1;
     }
   }
-  return take_back_deaths() ? take_record() : kNone;
+  return take_back_deaths() ? take_grant() : kNoGrant;
 }
 
-uint32_t Participant::take_record_for_death() noexcept {
-  constexpr int kMost = kRecords / 10;
+GrantId Participant::take_grant_for_death() noexcept {
+  constexpr int kMost = kGrants / 10;
   int deaths = 0;
   for (const auto& word : deaths_) deaths += std::popcount(word.load(std::memory_order_relaxed));
-  const uint32_t i = deaths < kMost || take_back_deaths() ? take_record() : kNone;
-  if (i != kNone) deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
-  return i;
+  const GrantId id = deaths < kMost || take_back_deaths() ? take_grant() : kNoGrant;
+  if (id == kNoGrant) return kNoGrant;
+  const uint32_t i = id - 1;
+  deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
+  return id;
 }
 
-void Participant::give_record(uint32_t i) noexcept {
-  // pairs with: Participant::take_record, "a record that is free"
+void Participant::give_grant(GrantId id) noexcept {
+  const uint32_t i = id - 1;
+  // pairs with: Participant::take_grant, "a grant that is free"
   taken_[i / 64].fetch_and(~(uint64_t{1} << (i % 64)), std::memory_order_seq_cst);
-  // pairs with: Participant::begin_record_wait, "a thread that waits for a record"
-  if (record_waits_.load(std::memory_order_seq_cst) == 0) return;
-  // pairs with: Participant::records_given, "a record that is free"
-  records_given_.fetch_add(1, std::memory_order_release);
-  os::wake_all(records_given_);
+  // pairs with: Participant::begin_grant_wait, "a thread that waits for a grant"
+  if (grant_waits_.load(std::memory_order_seq_cst) == 0) return;
+  // pairs with: Participant::grants_given, "a grant that is free"
+  grants_given_.fetch_add(1, std::memory_order_release);
+  os::wake_all(grants_given_);
 }
 
-// Of the processes that had the slot before: their records are taken.
+// Of the processes that had the slot before: their grants are taken.
 void Participant::keep_deaths() noexcept {
-  const uint32_t used = std::min(look(slot().records_used), kRecords);
+  const uint32_t used = std::min(look(slot().grants_used), kGrants);
   for (uint32_t i = 0; i < used; ++i) {
-    if (look(record(i).state) == RecordState::kFree) continue;
+    if (look(slot().grants[i].state) == GrantState::kFree) continue;
     taken_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
     deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
   }
 }
 
-// Gives the records back whose deaths are healed. True: there were some.
+// Gives the grants back whose deaths are healed. True: there were some.
 bool Participant::take_back_deaths() noexcept {
   bool has_found = false;
   for (uint32_t w = 0; w < deaths_.size(); ++w) {
     for (uint64_t left = deaths_[w].load(std::memory_order_relaxed); left != 0; left &= left - 1) {
       const uint64_t bit = left & (~left + 1);
       const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
-      uint64_t word = look(record(i).state);
+      Grant& grant = slot().grants[i];
+      uint64_t word = look(grant.state);
       // One without bytes is nobody's to change but its slot's owner's.
-      const bool is_healed = word == RecordState::kFree || look(record(i).begin) >= look(record(i).end);
+      const bool is_healed = word == GrantState::kFree || look(grant.begin) >= look(grant.end);
       if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
-      if (word != RecordState::kFree) (void)exchange(record(i).state, word, uint64_t{RecordState::kFree});
-      give_record(i);
+      if (word != GrantState::kFree) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
+      give_grant(i + 1);
       has_found = true;
     }
   }
@@ -371,11 +375,11 @@ void Participant::free_reserved(const Reserved& reserved) noexcept {
 void Participant::become_child(bool has_own_opening) noexcept {
   index_ = has_own_opening ? child_index_ : kNone;
   child_index_ = kNone;
-  keeper_ = nullptr;
+  mutex_owner_ = nullptr;
   life_holder_ = this_thread_id();
   for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
   for (auto& word : deaths_) word.store(0, std::memory_order_relaxed);
-  record_waits_.store(0, std::memory_order_relaxed);
+  grant_waits_.store(0, std::memory_order_relaxed);
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   keep_deaths();

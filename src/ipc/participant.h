@@ -9,10 +9,11 @@
 #include <string>
 
 #include "base/os.h"
-#include "ipc/keeper.h"
 #include "ipc/layout.h"
+#include "ipc/mutex_owner.h"
 #include "ipc/place_locks.h"
 #include "ipc/timed_lock.h"
+#include "sync/request.h"
 
 namespace tenon::impl {
 
@@ -74,7 +75,7 @@ inline void note_change(Block& block) noexcept {
   if (!is_empty(block.waiting)) os::wake_all(block.turn);
 }
 
-void ring(Bell& bell) noexcept;
+void signal_event(SharedEvent& event) noexcept;
 
 // This process in one segment. Threads: any.
 class Participant {
@@ -82,39 +83,40 @@ class Participant {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   // Joins. Fails with kSystem (all slots are taken), kNoMemory.
-  Participant(const Control& control, const os::File& file, Keeper& keeper);
+  Participant(const Control& control, const os::File& file, MutexOwner& mutex_owner);
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
 
   // This thread can give the slot back.
   bool can_leave() const noexcept;
-  // Gives it back. Requires can_leave(), and no record is in use.
+  // Gives it back. Requires can_leave(), and no grant is in use.
   void leave() noexcept;
 
   // kNone: in a forked child for which there was no place.
   uint32_t index() const noexcept { return index_; }
   Slot& slot() const noexcept { return control_.slot(index_); }
-  Record& record(uint32_t i) const noexcept { return slot().records[i]; }
+  // The number of a grant is one more than its index, so that none has the number kNoGrant.
+  Grant& grant(GrantId id) const noexcept { return slot().grants[id - 1]; }
 
-  // A free record of this process' own; kNone: none is free.
-  uint32_t take_record() noexcept;
-  // The same, for a death that stays in it until others heal it; kNone also where there are many of them.
-  uint32_t take_record_for_death() noexcept;
-  void give_record(uint32_t i) noexcept;
-  // A request waits for a free record.
-  void begin_record_wait() noexcept {
-    // pairs with: Participant::give_record, "a thread that waits for a record"
-    record_waits_.fetch_add(1, std::memory_order_seq_cst);
+  // A free grant of this process' own; kNoGrant: none is free.
+  GrantId take_grant() noexcept;
+  // The same, for a death that stays in it until others heal it; kNoGrant also where there are many of them.
+  GrantId take_grant_for_death() noexcept;
+  void give_grant(GrantId id) noexcept;
+  // A request waits for a free grant.
+  void begin_grant_wait() noexcept {
+    // pairs with: Participant::give_grant, "a thread that waits for a grant"
+    grant_waits_.fetch_add(1, std::memory_order_seq_cst);
   }
-  void end_record_wait() noexcept { record_waits_.fetch_sub(1, std::memory_order_relaxed); }
+  void end_grant_wait() noexcept { grant_waits_.fetch_sub(1, std::memory_order_relaxed); }
   // What moves when one is given and somebody waits for it, with its value: a futex.
-  os::Sleep records_given() const noexcept {
-    // pairs with: Participant::give_record, "a record that is free"
-    return {&records_given_, records_given_.load(std::memory_order_acquire)};
+  os::Sleep grants_given() const noexcept {
+    // pairs with: Participant::give_grant, "a grant that is free"
+    return {&grants_given_, grants_given_.load(std::memory_order_acquire)};
   }
-  bool has_record_waits() const noexcept { return record_waits_.load(std::memory_order_relaxed) != 0; }
-  // How many parts and views stand on a record.
-  std::atomic<uint32_t>& references(uint32_t i) noexcept { return references_[i]; }
+  bool has_grant_waits() const noexcept { return grant_waits_.load(std::memory_order_relaxed) != 0; }
+  // How many parts and views rely on a grant.
+  std::atomic<uint32_t>& references(GrantId id) noexcept { return references_[id - 1]; }
 
   // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
   // that has no opening of the file to itself.
@@ -137,16 +139,16 @@ class Participant {
   bool take_back_deaths() noexcept;
 
   const Control control_;
-  Keeper* keeper_;            // null: in a forked child,
+  MutexOwner* mutex_owner_;   // null: in a forked child,
   uint32_t life_holder_ = 0;  // where this thread holds the mutex of the life
   uint32_t index_ = kNone;
   uint32_t child_index_ = kNone;
-  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> taken_{};
+  std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> taken_{};
   // Of those that are taken: they hold deaths, or did.
-  std::array<std::atomic<uint64_t>, (kRecords + 63) / 64> deaths_{};
-  std::atomic<uint32_t> record_waits_{0};   // threads
-  std::atomic<uint32_t> records_given_{0};  // moves when a record is given and somebody waits: a futex
-  std::array<std::atomic<uint32_t>, kRecords> references_{};
+  std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> deaths_{};
+  std::atomic<uint32_t> grant_waits_{0};   // threads
+  std::atomic<uint32_t> grants_given_{0};  // moves when a grant is given and somebody waits: a futex
+  std::array<std::atomic<uint32_t>, kGrants> references_{};
 };
 
 }  // namespace tenon::impl

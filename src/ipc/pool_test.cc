@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "ipc/keeper.h"
+#include "ipc/mutex_owner.h"
 #include "ipc/stand_in_testing.h"
 
 namespace tenon::impl {
@@ -110,14 +110,14 @@ TEST_F(Pools, MoreBlocksThanThereAreIsNoRoom) {
   EXPECT_EQ(pool_.allocate(8).block, places[17].block);
 }
 
-TEST(KeeperChores, AnUnfinishedOneRunsAgainWhateverElseIsAskedFor) {
+TEST(MutexOwnerChores, AnUnfinishedOneRunsAgainWhateverElseIsAskedFor) {
   static std::atomic<int> runs{0};
   runs = 0;
-  Keeper keeper;
-  keeper.call([] {});
-  keeper.nudge([]() noexcept { return std::chrono::milliseconds{runs.fetch_add(1) < 1 ? 100 : 0}; });
+  MutexOwner mutex_owner;
+  mutex_owner.call([] {});
+  mutex_owner.nudge([]() noexcept { return std::chrono::milliseconds{runs.fetch_add(1) < 1 ? 100 : 0}; });
   ASSERT_TRUE(comes_true([] { return runs >= 1; }));
-  keeper.call([] {});
+  mutex_owner.call([] {});
   EXPECT_TRUE(comes_true([] { return runs >= 2; })) << "the call made it forget the chore";
 }
 

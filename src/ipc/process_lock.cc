@@ -13,28 +13,27 @@
 #include "ipc/awaited.h"
 #include "ipc/hooked_sleep.h"
 #include "ipc/patience.h"
-#include "ipc/porter.h"
+#include "ipc/proxy_waiter.h"
 #include "ipc/walk.h"
 #include "sync/wait.h"
 
 namespace tenon::impl {
 namespace {
 
-using RecordKind = RecordState::Kind;
+using GrantKind = GrantState::Kind;
 
 constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
-constexpr size_t kCommandRoom = sizeof Slot().command;                   // of the name of an holder;
-constexpr size_t kEndingRoom = sizeof Holder().name - kCommandRoom - 1;  // and for what is added to it
+constexpr size_t kCommandRoom = sizeof Slot().command;  // of the name of a holder
 
-// Ops take a record for each memory that they use, one after the other. So that none of them keeps some while
-// it waits for others that wait for these, only as many begin as all their records are there for.
+// Ops take a grant for each memory that they use, one after the other. So that none of them keeps some while
+// it waits for others that wait for these, only as many begin as all their grants are there for.
 class Shares {
  public:
   static Shares& instance() { return one_per_process<Shares>(); }
 
-  // Of all records of an op, once. False: it is to be tried again after a call of the porter.
+  // Of all grants of an op, once. False: it is to be tried again after a call of the proxy waiter.
   bool take(Request& request) noexcept {
     if (request.gate_share != 0) return true;
     const uint32_t wanted = std::min(count_memories(request), kAll);
@@ -56,11 +55,11 @@ class Shares {
     // pairs with: Shares::take, "shares that are free"
     free_.fetch_add(std::exchange(request.gate_share, 0), std::memory_order_seq_cst);
     // pairs with: Shares::take, "an op that waits for shares"
-    if (is_awaited_.exchange(false, std::memory_order_seq_cst)) Porter::instance().call();
+    if (is_awaited_.exchange(false, std::memory_order_seq_cst)) ProxyWaiter::instance().call();
   }
 
  private:
-  static constexpr uint32_t kAll = kRecords * 3 / 5;  // the rest is for leases and calls, and for deaths
+  static constexpr uint32_t kAll = kGrants * 3 / 5;  // the rest is for leases and calls, and for deaths
 
   static uint32_t count_memories(const Request& request) noexcept {
     uint32_t n = 0;
@@ -77,9 +76,9 @@ class Shares {
   std::atomic<bool> is_awaited_{false};
 };
 
-// A number for a record and its last ticket.
-uint64_t mix(uint64_t record, uint64_t ticket) noexcept {
-  uint64_t x = (record + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
+// A number for a grant and its last ticket.
+uint64_t mix(uint64_t grant, uint64_t ticket) noexcept {
+  uint64_t x = (grant + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
   x ^= x >> 29;
   return x * 0xBF58476D1CE4E5B9 | 1;
 }
@@ -96,6 +95,14 @@ void copy_command(uint32_t pid, Holder* holder) noexcept {
   holder->name[length] = '\0';
 }
 
+void describe_death(uint32_t pid, Conflict* conflict) noexcept {
+  conflict->reason = Conflict::Reason::kOwnerDied;
+  conflict->holder = Holder();
+  conflict->holder.kind = HolderKind::kProcess;
+  conflict->holder.access = Access::kWrite;
+  conflict->holder.pid = pid;
+}
+
 void note_holder(uint32_t pid, Holder* holder) noexcept {
   size_t length = 0;
   try {
@@ -108,10 +115,6 @@ void note_holder(uint32_t pid, Holder* holder) noexcept {
 }
 
 }  // namespace
-
-Record& ProcessLock::record(const Attempt& attempt) const noexcept {
-  return segment_.participant().record(attempt.record);
-}
 
 Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
   const Block& b = block();
@@ -127,11 +130,10 @@ ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), 
   (void)Shares::instance();  // made here, where it may fail
 }
 
-ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Request& request,
-                                           const RequestPart& part) noexcept {
+ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const RequestPart& part) const noexcept {
   const Asked asked = asked_of(request, part);
   Wanted wanted;
-  wanted.bytes = lock.bytes_of(asked.extent);
+  wanted.bytes = bytes_of(asked.extent);
   wanted.access = asked.access;
   wanted.ignores_death = request.ignores_dead_owner || asked.overwrites;
   const bool has_owner =
@@ -140,21 +142,19 @@ ProcessLock::Wanted ProcessLock::wanted_of(const ProcessLock& lock, const Reques
   return wanted;
 }
 
-// Waits for a record, where this process has none left.
-bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept {
+// Waits for a free grant. kNoGrant: the conflict says why there is none.
+GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
   refuse(conflict, Conflict::Reason::kTooMany);
-  if (self.index() == Participant::kNone) return false;
-  attempt->record = self.take_record();
-  if (attempt->record != Participant::kNone || deadline.has_passed()) {
-    return attempt->record != Participant::kNone;
-  }
+  if (self.index() == Participant::kNone) return kNoGrant;
+  GrantId grant = self.take_grant();
+  if (grant != kNoGrant || deadline.has_passed()) return grant;
   HookedSleep sleep;
-  self.begin_record_wait();
+  self.begin_grant_wait();
   while (true) {
-    const os::Sleep given = self.records_given();
-    attempt->record = self.take_record();
-    if (attempt->record != Participant::kNone) break;
+    const os::Sleep given = self.grants_given();
+    grant = self.take_grant();
+    if (grant != kNoGrant) break;
     const int64_t left = deadline.left_ns();
     if (left <= 0) break;
     if (sleep.is_interrupted()) {
@@ -164,126 +164,130 @@ bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Confli
     os::sleep_on(&given, 1, std::min(kSliceNs, left));
     sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
   }
-  self.end_record_wait();
-  return attempt->record != Participant::kNone;
+  self.end_grant_wait();
+  return grant;
 }
 
-// Requires that it has a record. It waits from now on.
-void ProcessLock::write_request(const Wanted& wanted, Attempt* attempt) noexcept {
+// The grant waits from now on.
+void ProcessLock::write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept {
   const uint32_t self = segment_.participant().index();
-  attempt->ignores_death = wanted.ignores_death;
   Block& b = block();
-  Record& r = record(*attempt);
-  // Whoever sees the bytes of this request in the place of those of an earlier one, sees that as ended.
+  Grant& r = segment_.participant().grant(grant);
+  // A thread that sees the bytes of this request in the place of those of an earlier one, sees that as ended.
   publish(r.begin, wanted.bytes.begin);
   publish(r.end, wanted.bytes.end);
   store(r.since_ns, coarse_now_ms() * 1'000'000);  // for messages
   store(r.thread, wanted.owner.thread);
-  store(r.task, static_cast<uint32_t>(wanted.owner.task));
+  store(r.task_or_dead_pid, static_cast<uint32_t>(wanted.owner.task));
   set_bit(b.present, self);
   const uint32_t seen = observe(b.arrivals_seen);
-  announce(r.state, RecordState::make(index_, RecordKind::kArriving, wanted.access));
+  const uint64_t brief = is_brief ? GrantState::kBrief : 0;
+  announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access) | brief);
   set_bit(b.waiting, self);
   publish(r.ticket, add(b.next_ticket, uint64_t{1}));
-  announce(r.state, RecordState::make(index_, RecordKind::kWaiting, wanted.access));
+  announce(r.state, GrantState::make(index_, GrantKind::kWaiting, wanted.access) | brief);
   // Others wait for it that came first, perhaps, and do not know that yet.
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
-bool ProcessLock::begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept {
-  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return false;
-  attempt->record = segment_.participant().take_record();
-  if (attempt->record == Participant::kNone) return false;
-  write_request(wanted_of(*this, request, part), attempt);
-  return true;
+GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
+  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return kNoGrant;
+  const GrantId grant = segment_.participant().take_grant();
+  if (grant != kNoGrant) write_request(wanted_of(request, part), grant, false);
+  return grant;
 }
 
-ProcessLock::Look ProcessLock::try_grant(const Attempt& attempt, Obstruction* obstruction,
-                                         uint32_t* pid) noexcept {
+ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
+                                         Conflict* conflict) noexcept {
+  static_assert(std::size(Blockers().participants) >= kParticipants - 1, "there is room for all others");
   Participant& self = segment_.participant();
   const Control& control = segment_.control();
   Block& b = block();
-  Record& own = record(attempt);
-  const Access access = RecordState::access(own.state.load(std::memory_order_relaxed));
+  Grant& own = self.grant(grant);
+  const Access access = GrantState::access(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
   const Span bytes = span_of(own);
   uint32_t died = 0, death_moves = 0;
   uint64_t arrivals = 0, told = 0;  // sums over those that arrive
   while (true) {
     told = std::exchange(arrivals, 0);
-    // Before the records: what ends after it was looked at, moves the turn.
-    obstruction->words[0] = {&b.turn, observe(b.turn)};
-    obstruction->count = 0;
+    // Before the grants: what ends after it was looked at, moves the turn.
+    blockers->words[0] = {&b.turn, observe(b.turn)};
+    blockers->count = 0;
     death_moves = observe(b.death_moves);
     died = 0;
     bool has_holder = false, is_holder_granted = false;
     visit_bits(b.present, [&](uint32_t p) {
       if (!control.has_slot(p)) return;
       const Slot& slot = control.slot(p);
-      const uint32_t used = std::min(look(slot.records_used), kRecords);
-      bool is_in_way = false;
+      const uint32_t used = std::min(look(slot.grants_used), kGrants);
+      bool is_in_way = false, is_named = false;
       for (uint32_t i = 0; i < used; ++i) {
-        const Record& other = slot.records[i];
+        const Grant& other = slot.grants[i];
         const uint64_t word = observe(other.state);
-        const RecordKind kind = RecordState::kind(word);
-        if (kind == RecordKind::kFree || RecordState::block(word) != index_) continue;
-        if (kind == RecordKind::kDied) {
-          if (span_of(other).overlaps(bytes)) died = other.task.load(std::memory_order_relaxed);
+        const GrantKind kind = GrantState::kind(word);
+        if (kind == GrantKind::kFree || GrantState::block(word) != index_) continue;
+        if (kind == GrantKind::kDied) {
+          if (span_of(other).overlaps(bytes)) died = other.task_or_dead_pid.load(std::memory_order_relaxed);
           continue;
         }
-        if (p == self.index() || !in_conflict(access, RecordState::access(word))) continue;
-        const bool is_granted = kind == RecordKind::kGranted;
-        if (kind == RecordKind::kWaiting && look(other.ticket) > ticket) continue;
+        if (p == self.index() || !in_conflict(access, GrantState::access(word))) continue;
+        const bool is_granted = kind == GrantKind::kGranted;
+        if (kind == GrantKind::kWaiting && look(other.ticket) > ticket) continue;
         if (!span_of(other).overlaps(bytes)) continue;
         is_in_way = true;
-        if (kind == RecordKind::kArriving) {
+        if (kind == GrantKind::kArriving) {
           // A new process in the slot may still have the ticket of the one before.
           const uint64_t process = uint64_t{look(slot.generation)} << 32 | uint64_t{p} << 8;
           arrivals += mix(process | i, look(other.ticket));
         }
         if (has_holder && (is_holder_granted || !is_granted)) continue;
-        has_holder = true;
+        has_holder = is_named = true;
         is_holder_granted = is_granted;
-        describe(slot, other, &obstruction->holder);
-        obstruction->holder_participant = p;
+        describe(slot, other, &conflict->holder);
       }
-      if (!is_in_way || obstruction->count == std::size(obstruction->participants)) return;
-      obstruction->participants[obstruction->count] = p;
+      if (!is_in_way) return;
+      const size_t i = blockers->count++;
       std::atomic<uint32_t>& life = life_word(control.life(p));
-      obstruction->words[++obstruction->count] = {&life, note_sleeper(life)};
+      blockers->participants[i] = p;
+      blockers->words[i + 1] = {&life, note_sleeper(life)};
+      if (is_named) {
+        std::swap(blockers->participants[0], blockers->participants[i]);
+        std::swap(blockers->words[1], blockers->words[i + 1]);
+      }
     });
     // They move the turn when they have their tickets, or have them by now.
     const bool has_news = arrivals != 0 && arrivals != told;
     if (has_news) (void)add(b.arrivals_seen, 1u);
-    if (!has_news && (obstruction->count != 0 || observe(b.death_moves) == death_moves)) break;
+    if (!has_news && (blockers->count != 0 || observe(b.death_moves) == death_moves)) break;
   }
-  if (obstruction->count != 0) return Look::kBlocked;
-  if (died != 0 && !attempt.ignores_death) {
-    *pid = died;
-    withdraw(attempt);
+  if (blockers->count != 0) return Look::kBlocked;
+  if (died != 0 && !ignores_death) {
+    describe_death(died, conflict);
+    free_grant(grant);
     return Look::kDied;
   }
-  self.references(attempt.record).store(1, std::memory_order_relaxed);
-  end_wait(attempt.record, RecordState::make(index_, RecordKind::kGranted, access));
+  self.references(grant).store(1, std::memory_order_relaxed);
+  end_wait(grant, GrantState::make(index_, GrantKind::kGranted, access));
   note_grant();
   return Look::kGranted;
 }
 
-// The record waits no more.
-void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
+// The grant waits no more.
+void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
   Block& b = block();
   const auto has_waiting = [&] {
-    const uint32_t used = std::min(look(self.slot().records_used), kRecords);
+    const uint32_t used = std::min(look(self.slot().grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(self.record(i).state);
+      const uint64_t word = observe(self.slot().grants[i].state);
       const bool is_waiting =
-          RecordState::kind(word) == RecordKind::kArriving || RecordState::kind(word) == RecordKind::kWaiting;
-      if (is_waiting && RecordState::block(word) == index_) return true;
+          GrantState::kind(word) == GrantKind::kArriving || GrantState::kind(word) == GrantKind::kWaiting;
+      if (is_waiting && GrantState::block(word) == index_) return true;
     }
     return false;
   };
-  publish(self.record(ended).state, state);
+  publish(self.grant(ended).state, state);
   if (has_waiting()) return;
   clear_bit(b.waiting, self.index());
   // Another thread may have begun to wait, and may sleep unannounced.
@@ -292,34 +296,35 @@ void ProcessLock::end_wait(uint32_t ended, uint64_t state) noexcept {
   os::wake_all(b.turn);
 }
 
-bool ProcessLock::reap_dead(const Obstruction& obstruction, bool only_marked) noexcept {
+bool ProcessLock::reap_dead(const Blockers& blockers, bool only_marked) noexcept {
   bool has_reaped = false;
-  for (size_t i = 0; i < obstruction.count; ++i) {
-    if (only_marked && !is_dead(look(*obstruction.words[i + 1].word))) continue;
-    has_reaped |= reap(segment_.control(), obstruction.participants[i]);
+  for (size_t i = 0; i < blockers.count; ++i) {
+    if (only_marked && !is_dead(look(*blockers.words[i + 1].word))) continue;
+    has_reaped |= reap(segment_.control(), blockers.participants[i]);
   }
   return has_reaped;
 }
 
-bool ProcessLock::is_ending(const Obstruction& obstruction) noexcept {
-  const os::Sleep* const lives = obstruction.words + 1;
-  return std::any_of(lives, lives + obstruction.count,
+bool ProcessLock::is_ending(const Blockers& blockers) noexcept {
+  const os::Sleep* const lives = blockers.words + 1;
+  return std::any_of(lives, lives + blockers.count,
                      [](const os::Sleep& life) { return is_dead(look(*life.word)); });
 }
 
 // So that they look themselves at what this one alone has seen.
 void ProcessLock::wake_others() noexcept { note_change(block()); }
 
-void ProcessLock::free_record(uint32_t record) noexcept {
-  const uint64_t state = segment_.participant().record(record).state.load(std::memory_order_relaxed);
-  if (RecordState::kind(state) == RecordKind::kGranted) {
-    publish(segment_.participant().record(record).state, uint64_t{RecordKind::kFree});
+void ProcessLock::free_grant(GrantId grant) noexcept {
+  Participant& self = segment_.participant();
+  std::atomic<uint64_t>& state = self.grant(grant).state;
+  if (GrantState::kind(state.load(std::memory_order_relaxed)) == GrantKind::kGranted) {
+    publish(state, uint64_t{GrantKind::kFree});
   } else {
-    end_wait(record, uint64_t{RecordKind::kFree});
+    end_wait(grant, uint64_t{GrantKind::kFree});
   }
   note_change(block());
-  segment_.participant().give_record(record);
-  if (bell_ != nullptr) ring(*bell_);
+  self.give_grant(grant);
+  if (idle_event_ != nullptr) signal_event(*idle_event_);
 }
 
 bool ProcessLock::is_idle() noexcept {
@@ -332,17 +337,13 @@ bool ProcessLock::is_idle() noexcept {
     if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
       (void)reap(control, p);
     const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = look(slot.records[i].state);
-      is_idle &= !RecordState::is_lease(word) || RecordState::block(word) != index_;
+      const uint64_t word = look(slot.grants[i].state);
+      is_idle &= !GrantState::is_lease(word) || GrantState::block(word) != index_;
     }
   });
   return is_idle;
-}
-
-void ProcessLock::withdraw(const Attempt& attempt) noexcept {
-  if (attempt.record != Participant::kNone) free_record(attempt.record);
 }
 
 // Whether a process has a place in the segment, other than this one.
@@ -365,78 +366,61 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
   if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
     const uint32_t locker = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
-    const bool is_other =
-        locker != 0 && locker != holder->thread && locker != static_cast<uint32_t>(getpid());
+    const bool is_other = locker != 0 && locker != holder->pid && locker != static_cast<uint32_t>(getpid());
     if (is_other && has_other_place(locker, participant)) {
-      holder->dead_pid = std::exchange(holder->thread, locker);
+      holder->dead_pid = std::exchange(holder->pid, locker);
       copy_command(locker, holder);
     } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
       note_holder(locker, holder);
     }
-    holder->is_stopped = os::is_stopped(holder->thread);
+    holder->is_stopped = os::is_stopped(holder->pid);
   }
-  if (is_marked && holder->dead_pid == 0) std::strncat(holder->name, ", which is ending", kEndingRoom);
+  holder->is_ending = is_marked && holder->dead_pid == 0;
 }
 
-void ProcessLock::describe_death(uint32_t pid, Conflict* conflict) noexcept {
-  conflict->reason = Conflict::Reason::kOwnerDied;
-  conflict->holder = Holder();
-  conflict->holder.kind = HolderKind::kProcess;
-  conflict->holder.access = Access::kWrite;
-  conflict->holder.thread = pid;
-}
-
-bool ProcessLock::is_circle(const Attempt& attempt) noexcept {
-  const uint32_t self = segment_.participant().index();
-  return is_waiting_for_itself(segment_, self, attempt.record);
+bool ProcessLock::is_circle(GrantId grant) noexcept {
+  return is_waiting_for_itself(segment_, segment_.participant().index(), grant);
 }
 
 bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadline& deadline,
                         Conflict* conflict) noexcept {
-  Attempt attempt;
-  if (!enter(wanted_of(*this, request, part), &attempt, deadline, conflict)) return false;
-  part.pass = attempt.record + 1;
-  return true;
+  part.grant = enter(wanted_of(request, part), deadline, conflict);
+  return part.grant != kNoGrant;
 }
 
-bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Deadline& deadline,
-                        Conflict* conflict) noexcept {
-  if (!take_record(wanted_attempt, deadline, conflict)) return false;
-  write_request(wanted, wanted_attempt);
-  const Attempt& attempt = *wanted_attempt;
-  Obstruction obstruction;
-  uint32_t pid = 0;
-  const auto is_done = [&](Look seen) {
-    if (seen == Look::kDied) describe_death(pid, conflict);
-    return seen != Look::kBlocked;
-  };
-  Look seen = try_grant(attempt, &obstruction, &pid);
-  // Who has died already will not end its turn while this one looks.
-  if (seen == Look::kBlocked && reap_dead(obstruction, true)) seen = try_grant(attempt, &obstruction, &pid);
+// kNoGrant: the conflict says why.
+GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept {
+  const GrantId grant = take_grant(deadline, conflict);
+  if (grant == kNoGrant) return kNoGrant;
+  write_request(wanted, grant, deadline.has_passed());
+  Blockers blockers;
+  const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
+  Look seen = look_again();
+  // A process that has died already will not end its turn while this one looks.
+  if (seen == Look::kBlocked && reap_dead(blockers, true)) seen = look_again();
   for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
     relax_processor();
-    const os::Sleep& turn = obstruction.words[0];
-    if (look(*turn.word) != turn.value) seen = try_grant(attempt, &obstruction, &pid);
+    const os::Sleep& turn = blockers.words[0];
+    if (look(*turn.word) != turn.value) seen = look_again();
   }
-  if (is_done(seen)) return seen == Look::kGranted;
+  if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
 
   HookedSleep sleep;
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
   while (true) {
-    const bool is_holder_ending = is_ending(obstruction);
-    if (!reap_dead(obstruction)) {
-      conflict->holder = obstruction.holder;
+    const bool is_holder_ending = is_ending(blockers);
+    if (!reap_dead(blockers)) {
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
-        if (is_circle(attempt)) {
+        if (is_circle(grant)) {
           refuse(conflict, Conflict::Reason::kDeadlock);
           break;
         }
       }
       if (left <= 0) {
-        describe_state(obstruction.holder_participant, &conflict->holder);
+        describe_state(blockers.participants[0], &conflict->holder);
         refuse(conflict, Conflict::Reason::kTimeout);
         break;
       }
@@ -446,68 +430,66 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
       } else {
         pace.restart();
       }
-      os::sleep_on(obstruction.words, obstruction.word_count(), slice);
+      os::sleep_on(blockers.words, blockers.word_count(), slice);
     }
     // First: the kernel has told nobody else.
-    if (!reap_dead(obstruction, true) && !is_holder_ending && is_ending(obstruction)) wake_others();
-    seen = try_grant(attempt, &obstruction, &pid);
-    if (is_done(seen)) return seen == Look::kGranted;
+    if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) wake_others();
+    seen = look_again();
+    if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
     if (sleep.is_interrupted()) {
       refuse(conflict, Conflict::Reason::kInterrupted);
       break;
     }
     sleep.report([&] {
-      Holder holder = obstruction.holder;
-      describe_state(obstruction.holder_participant, &holder);
+      Holder holder = conflict->holder;
+      describe_state(blockers.participants[0], &holder);
       return concat("behind ", text_of(holder));
     });
   }
-  withdraw(attempt);
-  return false;
+  free_grant(grant);
+  return kNoGrant;
 }
 
 Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conflict) noexcept {
-  Attempt attempt;
   Participant& self = segment_.participant();
   const bool has_place = self.index() != Participant::kNone;
-  if (!has_place || self.has_record_waits() || !begin(request, part, &attempt)) {
-    // Behind those that wait for a record already.
-    if (has_place && Porter::instance().add(*this, request, part, {})) return Appended::kWaiting;
+  const GrantId grant = has_place && !self.has_grant_waits() ? begin(request, part) : kNoGrant;
+  if (grant == kNoGrant) {
+    // Behind those that wait for a grant already.
+    if (has_place && ProxyWaiter::instance().add(*this, request, part, kNoGrant)) return Appended::kWaiting;
     refuse(conflict, Conflict::Reason::kTooMany);
     return Appended::kRefused;
   }
-  Obstruction obstruction;
-  uint32_t pid = 0;
+  Blockers blockers;
   while (true) {
-    switch (try_grant(attempt, &obstruction, &pid)) {
-      case Look::kGranted: part.pass = attempt.record + 1; return Appended::kGranted;
-      case Look::kDied: describe_death(pid, conflict); return Appended::kRefused;
+    switch (try_grant(request, part, grant, &blockers, conflict)) {
+      case Look::kGranted: part.grant = grant; return Appended::kGranted;
+      case Look::kDied: return Appended::kRefused;
       case Look::kBlocked: break;
     }
-    if (!reap_dead(obstruction)) break;
+    if (!reap_dead(blockers)) break;
   }
-  if (request.kind != HolderKind::kOp && is_circle(attempt)) {
-    conflict->holder = obstruction.holder;
+  if (request.kind != HolderKind::kOp && is_circle(grant)) {
     refuse(conflict, Conflict::Reason::kDeadlock);
-  } else if (Porter::instance().add(*this, request, part, attempt)) {
+  } else if (ProxyWaiter::instance().add(*this, request, part, grant)) {
     return Appended::kWaiting;
   } else {
     refuse(conflict, Conflict::Reason::kTooMany);
   }
-  withdraw(attempt);
+  free_grant(grant);
   return Appended::kRefused;
 }
 
-bool ProcessLock::cancel(RequestPart& part) noexcept { return Porter::instance().cancel(part); }
+bool ProcessLock::cancel(RequestPart& part) noexcept { return ProxyWaiter::instance().cancel(part); }
 
-void ProcessLock::share(Pass pass) noexcept {
-  segment_.participant().references(pass - 1).fetch_add(1, std::memory_order_relaxed);
+void ProcessLock::share(GrantId grant) noexcept {
+  segment_.participant().references(grant).fetch_add(1, std::memory_order_relaxed);
 }
 
-void ProcessLock::leave(Pass pass, bool has_written) noexcept {
+void ProcessLock::leave(GrantId grant, bool has_written) noexcept {
   if (has_written) note_write();
-  if (add(segment_.participant().references(pass - 1), ~0u) != 1) return;
-  free_record(pass - 1);
+  if (add(segment_.participant().references(grant), ~0u) != 1) return;
+  free_grant(grant);
 }
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
@@ -524,20 +506,20 @@ void ProcessLock::heal(const Extent& extent) noexcept {
 bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept {
   const Wanted wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
-  visit_records(segment_.control(), index_, [&](const Record& record, uint64_t word) {
+  visit_grants(segment_.control(), index_, [&](const Grant& grant, uint64_t word) {
     const bool may_die =
-        RecordState::kind(word) == RecordKind::kDied || RecordState::access(word) == Access::kWrite;
-    has_any |= may_die && span_of(record).overlaps(wanted.bytes);
+        GrantState::kind(word) == GrantKind::kDied || GrantState::access(word) == Access::kWrite;
+    has_any |= may_die && span_of(grant).overlaps(wanted.bytes);
   });
   if (!has_any) return true;
-  Attempt attempt;
-  if (!enter(wanted, &attempt, deadline, conflict)) return false;
+  const GrantId grant = enter(wanted, deadline, conflict);
+  if (grant == kNoGrant) return false;
   impl::heal(segment_.control(), segment_.participant(), index_, wanted.bytes);
-  free_record(attempt.record);
+  free_grant(grant);
   return true;
 }
 
-void ProcessLock::disown(Pass pass) noexcept { store(segment_.participant().record(pass - 1).thread, 0u); }
+void ProcessLock::disown(GrantId grant) noexcept { store(segment_.participant().grant(grant).thread, 0u); }
 
 template <class Visit>
 void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const noexcept {
@@ -546,11 +528,11 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
   visit_bits(block().present, [&](uint32_t p) {
     if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
     const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.records_used), kRecords);
+    const uint32_t used = std::min(look(slot.grants_used), kGrants);
     for (uint32_t i = 0; i < used; ++i) {
-      const Record& other = slot.records[i];
+      const Grant& other = slot.grants[i];
       const uint64_t word = look(other.state);
-      if (!RecordState::is_lease(word) || RecordState::block(word) != index_) continue;
+      if (!GrantState::is_lease(word) || GrantState::block(word) != index_) continue;
       if (span_of(other).overlaps(bytes)) visit(p, slot, other, word);
     }
   });
@@ -558,7 +540,7 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
 
 void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                                void* context) noexcept {
-  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Record& other, uint64_t) {
+  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Grant& other, uint64_t) {
     Holder holder;
     describe(slot, other, &holder);
     visit(holder, context);
@@ -569,12 +551,12 @@ bool ProcessLock::describe_holder(const Asked& asked, Holder* holder) noexcept {
   uint32_t found = Participant::kNone;
   bool is_granted = false;
   visit_leases_of_others(
-      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Record& other, uint64_t word) {
-        if (!in_conflict(asked.access, RecordState::access(word))) return;
-        if (found != Participant::kNone && (is_granted || RecordState::kind(word) != RecordKind::kGranted))
+      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Grant& other, uint64_t word) {
+        if (!in_conflict(asked.access, GrantState::access(word))) return;
+        if (found != Participant::kNone && (is_granted || GrantState::kind(word) != GrantKind::kGranted))
           return;
         found = p;
-        is_granted = RecordState::kind(word) == RecordKind::kGranted;
+        is_granted = GrantState::kind(word) == GrantKind::kGranted;
         describe(slot, other, holder);
       });
   if (found == Participant::kNone) return false;

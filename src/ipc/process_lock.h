@@ -30,9 +30,9 @@ class ProcessLock final : public Gate {
              Conflict* conflict) noexcept override;
   Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
   bool cancel(RequestPart& part) noexcept override;
-  void share(Pass pass) noexcept override;
-  void leave(Pass pass, bool has_written) noexcept override;
-  void disown(Pass pass) noexcept override;
+  void share(GrantId grant) noexcept override;
+  void leave(GrantId grant, bool has_written) noexcept override;
+  void disown(GrantId grant) noexcept override;
   bool precedes(const Gate& other) const noexcept override;
   void visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                     void* context) noexcept override;
@@ -44,45 +44,41 @@ class ProcessLock final : public Gate {
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
-  // What is rung whenever nothing of this process holds the block any more: a channel's.
-  void set_bell(Bell* bell) noexcept { bell_ = bell; }
+  // What is signaled whenever nothing of this process holds the block any more: a channel's.
+  void set_idle_event(SharedEvent* event) noexcept { idle_event_ = event; }
   // No process holds or awaits any of its bytes. Reaps those that have died.
   bool is_idle() noexcept;
 
   Block& block() const noexcept { return segment_.block(index_); }
   Segment& segment() const noexcept { return segment_; }
 
-  // A request that has been entered into this process' slot.
-  struct Attempt {
-    uint32_t record = Participant::kNone;
-    bool ignores_death = false;  // or overwrites all bytes
-  };
   enum class Look { kGranted, kBlocked, kDied };
-  // Who is in the way of a blocked request, and the words on which it sleeps.
-  struct Obstruction {
+  // The processes in the way of a request, and the words on which it sleeps meanwhile.
+  struct Blockers {
     size_t count = 0;
-    uint32_t participants[os::kMostWords - 1];
-    os::Sleep words[os::kMostWords];  // the turn of the block, then the lives of the participants
-    Holder holder;
-    uint32_t holder_participant = Participant::kNone;
+    uint32_t participants[os::kMostWords - 1];  // first the one that the conflict names
+    os::Sleep words[os::kMostWords];            // the turn of the block, then the lives of the participants
 
     size_t word_count() const noexcept { return count + 1; }
   };
 
-  // Enters a request that does not wait. False: there is no record for it, or too many ops have requests
-  // already; then it is to be tried again when a record has been given, and after a call of the porter.
-  bool begin(Request& request, const RequestPart& part, Attempt* attempt) noexcept;
-  // Whether the request may go on; then it is granted. kDied: it is taken back, and pid says who has died.
-  Look try_grant(const Attempt& attempt, Obstruction* obstruction, uint32_t* pid) noexcept;
-  // Takes a request back.
-  void withdraw(const Attempt& attempt) noexcept;
-  // Reaps those in the way that have died. True: one has, so look again. The kernel is asked of each; with
-  // only_marked, of those alone that it has marked.
-  bool reap_dead(const Obstruction& obstruction, bool only_marked = false) noexcept;
-  // One of those in the way has begun to end: who sleeps is to look by itself whether it has ended.
-  static bool is_ending(const Obstruction& obstruction) noexcept;
-  // Sets the holder's text for a death.
-  static void describe_death(uint32_t pid, Conflict* conflict) noexcept;
+  // Enters a request into this process' slot, as a grant that waits. kNoGrant: no grant is free, or too many
+  // ops have requests already; then it is to be tried again when a grant has been given back, and after a call
+  // of the proxy waiter.
+  GrantId begin(Request& request, const RequestPart& part) noexcept;
+  // Gives the grant if nothing is in its way. kBlocked: the blockers are set, and the conflict's holder is one
+  // of them. kDied: the grant is free again, and the conflict names the process that has died.
+  Look try_grant(const Request& request, const RequestPart& part, GrantId grant, Blockers* blockers,
+                 Conflict* conflict) noexcept {
+    return try_grant(grant, wanted_of(request, part).ignores_death, blockers, conflict);
+  }
+  // Takes a grant back that waits, or was given.
+  void free_grant(GrantId grant) noexcept;
+  // Reaps those in the way that have died. True: one has, so look again. The kernel is asked about each; with
+  // only_marked, about those alone that it has marked.
+  bool reap_dead(const Blockers& blockers, bool only_marked = false) noexcept;
+  // One of those in the way has begun to end: a thread that sleeps has to look itself whether it has ended.
+  static bool is_ending(const Blockers& blockers) noexcept;
 
  private:
   struct Wanted {
@@ -91,16 +87,16 @@ class ProcessLock final : public Gate {
     bool ignores_death = false;
     Actor owner;
   };
-  static Wanted wanted_of(const ProcessLock& lock, const Request& request, const RequestPart& part) noexcept;
+  Wanted wanted_of(const Request& request, const RequestPart& part) const noexcept;
   Span bytes_of(const Extent& extent) const noexcept;
-  Record& record(const Attempt& attempt) const noexcept;
-  bool take_record(Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
-  void write_request(const Wanted& wanted, Attempt* attempt) noexcept;
-  bool enter(const Wanted& wanted, Attempt* attempt, const Deadline& deadline, Conflict* conflict) noexcept;
-  void free_record(uint32_t record) noexcept;
+  GrantId take_grant(const Deadline& deadline, Conflict* conflict) noexcept;
+  // is_brief: it waits for no time.
+  void write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept;
+  GrantId enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
+  Look try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
   void wake_others() noexcept;
-  void end_wait(uint32_t ended, uint64_t state) noexcept;
-  bool is_circle(const Attempt& attempt) noexcept;
+  void end_wait(GrantId ended, uint64_t state) noexcept;
+  bool is_circle(GrantId grant) noexcept;
   template <class Visit>
   void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
   bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;
@@ -108,7 +104,7 @@ class ProcessLock final : public Gate {
 
   Segment& segment_;
   const uint32_t index_;
-  Bell* bell_ = nullptr;  // constant from the first use of the block on
+  SharedEvent* idle_event_ = nullptr;  // constant from the first use of the block on
 };
 
 }  // namespace tenon::impl

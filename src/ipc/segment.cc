@@ -48,7 +48,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
   h.page_nbytes = page_nbytes;
   h.participants = kParticipants;
-  h.records = kRecords;
+  h.grants = kGrants;
   h.blocks = plan.blocks;
   const os::Process process = os::this_process();
   h.creator_pid = process.pid;
@@ -65,7 +65,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
 
 }  // namespace
 
-std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper) {
+std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mutex_owner) {
   std::unique_ptr<Segment> segment(new Segment);
   const uint64_t page = plan.has_huge_pages ? os::huge_page_nbytes() : os::page_nbytes();
   segment->header_ = header_of(plan, page);
@@ -83,12 +83,12 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, Keeper& keeper
   segment->map(true, plan.node);
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->is_creator_ = true;
-  segment->join(keeper);
+  segment->join(mutex_owner);
   os::seal(segment->file_);  // last: an unsealed file is not complete
   return segment;
 }
 
-std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, Keeper& keeper) {
+std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwner& mutex_owner) {
   std::unique_ptr<Segment> segment(new Segment);
   if (!os::is_sealed(file)) {
     throw_error(Code::kValue,
@@ -102,7 +102,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, Keeper& 
   check(segment->header_, nbytes);
   segment->file_ = std::move(file);
   segment->map(is_writable, -1);
-  segment->join(keeper);
+  segment->join(mutex_owner);
   return segment;
 }
 
@@ -116,9 +116,9 @@ void Segment::map(bool is_writable, int node) {
   is_writable_ = is_writable;
 }
 
-void Segment::join(Keeper& keeper) {
+void Segment::join(MutexOwner& mutex_owner) {
   uses_.resize(header_.blocks);
-  participant_ = std::make_unique<Participant>(control_, file_, keeper);
+  participant_ = std::make_unique<Participant>(control_, file_, mutex_owner);
   locks_.resize(header_.blocks);
 }
 
@@ -306,20 +306,20 @@ void Segment::receive(uint32_t index, uint32_t number) noexcept {
   }
 }
 
-void Segment::begin_wait(Bell& bell) noexcept {
+void Segment::begin_wait(SharedEvent& event) noexcept {
   const std::scoped_lock uses(uses_lock_);
   for (Waits& waits : waits_) {
-    if (waits.bell != nullptr && waits.bell != &bell) continue;
-    waits.bell = &bell;
-    if (waits.threads++ == 0) set_bit(bell.waiting, participant_->index());
+    if (waits.event != nullptr && waits.event != &event) continue;
+    waits.event = &event;
+    if (waits.threads++ == 0) set_bit(event.waiting, participant_->index());
     return;
   }
 }
 
-void Segment::end_wait(Bell& bell) noexcept {
+void Segment::end_wait(SharedEvent& event) noexcept {
   const std::scoped_lock uses(uses_lock_);
   for (Waits& waits : waits_) {
-    if (waits.bell == &bell && --waits.threads == 0) clear_bit(bell.waiting, participant_->index());
+    if (waits.event == &event && --waits.threads == 0) clear_bit(event.waiting, participant_->index());
   }
 }
 

@@ -38,10 +38,10 @@ struct SegmentPlan {
 class Segment {
  public:
   // Made, mapped and joined; its data have no memory yet. Fails with kNoMemory, kSystem, kValue.
-  static std::unique_ptr<Segment> create(const SegmentPlan& plan, Keeper& keeper);
+  static std::unique_ptr<Segment> create(const SegmentPlan& plan, MutexOwner& mutex_owner);
   // Of a file that some process has made: checked, mapped and joined. Fails with kValue (it is none, or is
   // damaged), kNoMemory, kSystem.
-  static std::unique_ptr<Segment> open(os::File file, bool is_writable, Keeper& keeper);
+  static std::unique_ptr<Segment> open(os::File file, bool is_writable, MutexOwner& mutex_owner);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
   // Leaves it. Requires: nothing here uses it.
@@ -96,9 +96,9 @@ class Segment {
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
-  // A thread of this process sleeps on a bell of the segment's channel, so that it is rung aloud.
-  void begin_wait(Bell& bell) noexcept;
-  void end_wait(Bell& bell) noexcept;
+  // A thread of this process sleeps on an event of the segment's channel, so a signal has to wake it.
+  void begin_wait(SharedEvent& event) noexcept;
+  void end_wait(SharedEvent& event) noexcept;
 
   // For forks. The result: the child's place.
   Participant::Reserved before_fork() noexcept;
@@ -110,7 +110,7 @@ class Segment {
  private:
   Segment() = default;
   void map(bool is_writable, int node);
-  void join(Keeper& keeper);
+  void join(MutexOwner& mutex_owner);
 
   Header header_{};
   os::File file_;
@@ -127,11 +127,11 @@ class Segment {
   std::vector<uint32_t> uses_;                       // of each block, by this process
   std::vector<std::unique_ptr<ProcessLock>> locks_;  // of those that were used here
   struct Waits {
-    const Bell* bell = nullptr;
+    const SharedEvent* event = nullptr;
     uint32_t threads = 0;
   };
-  static constexpr size_t kMostBells = 2;  // of one channel
-  Waits waits_[kMostBells];
+  static constexpr size_t kMostEvents = 2;  // of one channel
+  Waits waits_[kMostEvents];
   struct Limited {
     uint32_t block;
     uint32_t number;

@@ -85,9 +85,9 @@ namespace {
 
 }  // namespace
 
-void Segments::nudge() noexcept { Keeper::instance().nudge(sweep_in_keeper); }
+void Segments::nudge() noexcept { MutexOwner::instance().nudge(sweep_in_mutex_owner); }
 
-std::chrono::milliseconds Segments::sweep_in_keeper() noexcept {
+std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
   Segments& self = instance();
   // Not waited for: whoever has it may wait for this thread.
   const std::unique_lock locked(self.lock_, std::try_to_lock);
@@ -275,7 +275,7 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   }
   const SegmentPlan plan{options.name,           nbytes,      static_cast<uint32_t>(sizes.size()), &array,
                          options.has_huge_pages, options.node};
-  std::unique_ptr<Segment> fresh = Segment::create(plan, Keeper::instance());
+  std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
   const auto commit = [&] {
     os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
                concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
@@ -451,7 +451,7 @@ Pool& Segments::new_pool(uint64_t nbytes) {
     SegmentPlan plan;
     plan.data_nbytes = data_nbytes;
     plan.blocks = kMostBlocks;
-    return Segment::create(plan, Keeper::instance());
+    return Segment::create(plan, MutexOwner::instance());
   };
   std::unique_ptr<Segment> segment;
   try {
@@ -511,7 +511,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
     throw_error(unreachable, "the processes that share an array named '", name,
                 "' cannot be looked into, so that its memory cannot be reached: is /proc restricted?");
   }
-  std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, Keeper::instance());
+  std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
   reap_all(segment->control());
   return is_empty(segment->block(0).users) ? nullptr : &add(std::move(segment));
 }
@@ -608,7 +608,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it)");
   }
-  std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, Keeper::instance());
+  std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, MutexOwner::instance());
   if (segment->header().id != id) {
     throw_error(Code::kValue,
                 "this is no handle of a shared array: the memory file that it names is the segment ",

@@ -70,7 +70,7 @@ class Segments {
 
   static bool is_shared(const Array& array) noexcept;
 
-  // A use has ended: what nobody uses any more is given back soon, by the keeper.
+  // A use has ended: what nobody uses any more is given back soon, by the mutex owner.
   static void nudge() noexcept;
 
   // Calls visit with every segment that is open.
@@ -101,7 +101,7 @@ class Segments {
   Ref<Array> create_named(const std::string& name, Create create);
 
   class Opening;
-  static std::chrono::milliseconds sweep_in_keeper() noexcept;
+  static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
   // These require lock_.
   void look_at_ended_uses();
   void note_left(const SegmentId& id, uint32_t block) noexcept;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot and a
-// keeper. When the keeper's thread ends, the kernel does what it does when a process begins to end.
+// mutex owner. When the mutex owner's thread ends, the kernel does what it does when a process begins to end.
 #pragma once
 
 #include <fcntl.h>
@@ -94,16 +94,17 @@ class Turn {
 class StandIn {
  public:
   // Makes the segment.
-  explicit StandIn(uint32_t blocks, uint64_t data_nbytes = 1 << 16) : keeper_(std::make_unique<Keeper>()) {
+  explicit StandIn(uint32_t blocks, uint64_t data_nbytes = 1 << 16)
+      : mutex_owner_(std::make_unique<MutexOwner>()) {
     SegmentPlan plan;
     plan.data_nbytes = data_nbytes;
     plan.blocks = blocks;
-    segment_ = Segment::create(plan, *keeper_);
+    segment_ = Segment::create(plan, *mutex_owner_);
   }
   // Opens the segment of another one.
-  explicit StandIn(const StandIn& of) : keeper_(std::make_unique<Keeper>()) {
+  explicit StandIn(const StandIn& of) : mutex_owner_(std::make_unique<MutexOwner>()) {
     const std::string path = concat("/proc/self/fd/", of.segment_->file().fd());
-    segment_ = Segment::open(os::File(::open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *keeper_);
+    segment_ = Segment::open(os::File(::open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *mutex_owner_);
   }
   ~StandIn() {
     places_.clear();
@@ -141,7 +142,7 @@ class StandIn {
 
   // As if it were killed: what it holds stays held, and is of no use to it any more.
   void die() {
-    keeper_.reset();
+    mutex_owner_.reset();
     segment_->control().places->unlock(index());
     // Its mapping and its leases stay, as a dead process' own memory would be gone.
     static auto* const graves = new std::vector<Grave>;
@@ -172,7 +173,7 @@ class StandIn {
     Turns turns;
   };
 
-  std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<MutexOwner> mutex_owner_;
   std::unique_ptr<Segment> segment_;
   Places places_;
   Turns turns_;
@@ -180,24 +181,24 @@ class StandIn {
   uint64_t block_end_ = 0;
 };
 
-// How many records on a block are of this kind, in all slots.
-inline uint32_t count_records(Segment& segment, uint32_t block, RecordState::Kind kind) {
+// How many grants on a block are of this kind, in all slots.
+inline uint32_t count_grants(Segment& segment, uint32_t block, GrantState::Kind kind) {
   const Control& control = segment.control();
   uint32_t n = 0;
   for (uint32_t p = 0; p < kParticipants; ++p) {
     if (!control.has_slot(p)) continue;
-    for (const Record& record : control.slot(p).records) {
-      const uint64_t state = look(record.state);
-      if (RecordState::kind(state) == kind && RecordState::block(state) == block) ++n;
+    for (const Grant& grant : control.slot(p).grants) {
+      const uint64_t state = look(grant.state);
+      if (GrantState::kind(state) == kind && GrantState::block(state) == block) ++n;
     }
   }
   return n;
 }
 inline uint32_t waiting(Segment& segment, uint32_t block) {
-  return count_records(segment, block, RecordState::kWaiting);
+  return count_grants(segment, block, GrantState::kWaiting);
 }
 inline uint32_t granted(Segment& segment, uint32_t block) {
-  return count_records(segment, block, RecordState::kGranted);
+  return count_grants(segment, block, GrantState::kGranted);
 }
 
 template <class IsSo>

@@ -12,7 +12,7 @@
 namespace tenon::impl {
 namespace {
 
-using RecordKind = RecordState::Kind;
+using GrantKind = GrantState::Kind;
 
 // A thread, or a task of it, of some process.
 struct Owner {
@@ -23,80 +23,81 @@ struct Owner {
   friend bool operator==(const Owner&, const Owner&) = default;
 };
 
-struct Wanted {
+struct GrantAt {
   const Control* control;
   uint32_t participant;
-  uint32_t record;
-  friend bool operator==(const Wanted&, const Wanted&) = default;
+  GrantId id;
+  friend bool operator==(const GrantAt&, const GrantAt&) = default;
 };
 
-Owner actor_of(const Slot& slot, const Record& record) noexcept {
+Owner actor_of(const Slot& slot, const Grant& grant) noexcept {
   return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed),
-          record.thread.load(std::memory_order_relaxed), record.task.load(std::memory_order_relaxed)};
+          grant.thread.load(std::memory_order_relaxed),
+          grant.task_or_dead_pid.load(std::memory_order_relaxed)};
 }
 
 template <class Visit>
 void visit_leases(const Control& control, uint32_t participant, Visit visit) {
   if (!control.has_slot(participant)) return;
   const Slot& slot = control.slot(participant);
-  const uint32_t used = std::min(look(slot.records_used), kRecords);
+  const uint32_t used = std::min(look(slot.grants_used), kGrants);
   for (uint32_t i = 0; i < used; ++i) {
-    const Record& record = slot.records[i];
-    const uint64_t state = look(record.state);
-    const RecordKind kind = RecordState::kind(state);
-    if (kind == RecordKind::kWaiting || kind == RecordKind::kGranted) visit(i, slot, record, state);
+    const Grant& grant = slot.grants[i];
+    const uint64_t state = look(grant.state);
+    const GrantKind kind = GrantState::kind(state);
+    if (kind == GrantKind::kWaiting || kind == GrantKind::kGranted) visit(GrantId{i + 1}, slot, grant, state);
   }
 }
 
-// Somebody who waits, and a record in the way: as long as both have their tickets, the one waits for the
-// other.
+// A grant that waits and one in its way: as long as both have their tickets, the one waits for the other.
 struct Edge {
-  Wanted waiting;
+  GrantAt waiting;
   uint64_t waiting_ticket;
-  Wanted blocking;
+  GrantAt blocking;
   uint64_t blocking_ticket;
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
 // Calls visit with everything of other processes that is in the way of a request, and its owner.
 template <class Visit>
-void visit_edges(const Wanted& request, Visit visit) {
+void visit_edges(const GrantAt& request, Visit visit) {
   const Control& control = *request.control;
-  const Record& own = control.slot(request.participant).records[request.record];
+  const Grant& own = control.slot(request.participant).grants[request.id - 1];
   const uint64_t state = look(own.state);
-  if (RecordState::kind(state) != RecordKind::kWaiting) return;
-  const uint32_t block = RecordState::block(state);
+  if (GrantState::kind(state) != GrantKind::kWaiting) return;
+  const uint32_t block = GrantState::block(state);
   if (block >= control.blocks) return;
   const uint64_t own_ticket = look(own.ticket);
   const Span bytes = span_of(own);
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (p == request.participant) return;
-    visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& other, uint64_t word) {
-      if (RecordState::block(word) != block) return;
-      if (!in_conflict(RecordState::access(state), RecordState::access(word))) return;
+    visit_leases(control, p, [&](GrantId id, const Slot& slot, const Grant& other, uint64_t word) {
+      if (GrantState::block(word) != block) return;
+      if (!in_conflict(GrantState::access(state), GrantState::access(word))) return;
       const uint64_t ticket = look(other.ticket);
-      if (RecordState::kind(word) != RecordKind::kGranted && ticket > own_ticket) return;
+      if (GrantState::kind(word) != GrantKind::kGranted && ticket > own_ticket) return;
       if (!span_of(other).overlaps(bytes)) return;
       const Owner owner = actor_of(slot, other);
       // Of one request all the while: each has a ticket of its own.
       const bool is_same = look(other.ticket) == ticket && look(own.ticket) == own_ticket &&
-                           RecordState::is_lease(look(other.state)) && look(own.state) == state;
-      if (is_same) visit(Edge{request, own_ticket, {&control, p, i}, ticket}, owner);
+                           GrantState::is_lease(look(other.state)) && look(own.state) == state;
+      if (is_same) visit(Edge{request, own_ticket, {&control, p, id}, ticket}, owner);
     });
   });
 }
 
 // All that this actor waits for, as far as can be seen here.
-std::vector<Wanted> requests_of(const Owner& actor, const std::vector<const Segment*>& segments) {
-  std::vector<Wanted> found;
+std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Segment*>& segments) {
+  std::vector<GrantAt> found;
   for (const Segment* segment : segments) {
     const Control& control = segment->control();
     for (uint32_t p = 0; p < kParticipants; ++p) {
       if (!control.has_slot(p)) continue;
       if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
-      visit_leases(control, p, [&](uint32_t i, const Slot& slot, const Record& record, uint64_t state) {
-        if (RecordState::kind(state) == RecordKind::kWaiting && actor_of(slot, record) == actor) {
-          found.push_back({&control, p, i});
+      visit_leases(control, p, [&](GrantId id, const Slot& slot, const Grant& grant, uint64_t state) {
+        const bool is_wait = GrantState::kind(state) == GrantKind::kWaiting && !GrantState::is_brief(state);
+        if (is_wait && actor_of(slot, grant) == actor) {
+          found.push_back({&control, p, id});
         }
       });
     }
@@ -106,15 +107,15 @@ std::vector<Wanted> requests_of(const Owner& actor, const std::vector<const Segm
 
 // True: a way leads back to the thread and task of the request. Puts down the edges that it meets; with
 // `among` it goes along those alone.
-bool walk(const Wanted& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
+bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
           std::vector<Edge>* met) {
   const Slot& slot = from.control->slot(from.participant);
-  const Owner self = actor_of(slot, slot.records[from.record]);
+  const Owner self = actor_of(slot, slot.grants[from.id - 1]);
   if (self.thread == 0) return false;
   std::vector<Owner> seen;
-  std::vector<Wanted> next{from};
+  std::vector<GrantAt> next{from};
   while (!next.empty()) {
-    const Wanted request = next.back();
+    const GrantAt request = next.back();
     next.pop_back();
     std::vector<Owner> owners;
     visit_edges(request, [&](const Edge& edge, const Owner& owner) {
@@ -127,7 +128,7 @@ bool walk(const Wanted& from, const std::vector<const Segment*>& segments, const
     });
     for (const Owner& owner : owners) {
       if (owner == self) return true;
-      for (const Wanted& further : requests_of(owner, segments)) next.push_back(further);
+      for (const GrantAt& further : requests_of(owner, segments)) next.push_back(further);
     }
   }
   return false;
@@ -135,9 +136,9 @@ bool walk(const Wanted& from, const std::vector<const Segment*>& segments, const
 
 }  // namespace
 
-bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept {
+bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId grant) noexcept {
   try {
-    const Wanted from{&segment.control(), participant, record};
+    const GrantAt from{&segment.control(), participant, grant};
     const std::vector<const Segment*> segments = open_segments(segment);
     // Twice: leases that were given back and taken again during the first walk may have closed a circle that
     // never was. An edge that both walks have met was there at the moment between them.
@@ -148,18 +149,20 @@ bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_
   }
 }
 
-void describe(const Slot& slot, const Record& record, Holder* holder) noexcept {
-  const uint64_t state = record.state.load(std::memory_order_relaxed);
+void describe(const Slot& slot, const Grant& grant, Holder* holder) noexcept {
+  const uint64_t state = grant.state.load(std::memory_order_relaxed);
   holder->kind = HolderKind::kProcess;
-  holder->access = RecordState::access(state);
-  holder->is_granted = RecordState::kind(state) == RecordKind::kGranted;
-  holder->thread = slot.pid.load(std::memory_order_relaxed);
-  holder->since_ms = record.since_ns.load(std::memory_order_relaxed) / 1'000'000;
+  holder->access = GrantState::access(state);
+  holder->is_granted = GrantState::kind(state) == GrantKind::kGranted;
+  holder->is_stopped = holder->is_ending = false;
+  holder->thread = holder->dead_pid = 0;
+  holder->pid = slot.pid.load(std::memory_order_relaxed);
+  holder->since_ms = grant.since_ns.load(std::memory_order_relaxed) / 1'000'000;
   static_assert(sizeof holder->name > sizeof slot.command);
   std::memcpy(holder->name, slot.command, sizeof slot.command);
   holder->name[sizeof slot.command] = '\0';
   holder->site[0] = '\0';
-  read_note(slot, record, state, holder->note, sizeof holder->note);
+  read_note(slot, grant, state, holder->note, sizeof holder->note);
 }
 
 }  // namespace tenon::impl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The graph of who waits for whom across processes, as their slots show it. A request is entered first, then
-// it walks: along the requests that are in its way, from who holds them to what that thread itself waits for.
+// The wait-for graph across processes, as their slots show it. A request is entered first, then it walks: along
+// the grants that are in its way, from the thread that holds each of them to what that thread waits for.
 #pragma once
 
 #include "ipc/segment.h"
@@ -9,10 +9,10 @@
 
 namespace tenon::impl {
 
-// A way leads from this waiting record back to its own thread and task. Sees what the segments that are open
+// A way leads from this waiting grant back to its own thread and task. Sees what the segments that are open
 // here show of the participants of this one; a longer way around is ended by the time-out of one of them.
-bool is_waiting_for_itself(const Segment& segment, uint32_t participant, uint32_t record) noexcept;
+bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId grant) noexcept;
 
-void describe(const Slot& slot, const Record& record, Holder* holder) noexcept;
+void describe(const Slot& slot, const Grant& grant, Holder* holder) noexcept;
 
 }  // namespace tenon::impl

@@ -27,13 +27,13 @@ struct Watchers {
 
 }  // namespace
 
-Watch::Watch(const Channel& channel, Bell& bell)
-    : channel_(channel), bell_(bell), event_(os::create_event()), seen_(look(bell.turn)) {
-  channel_.begin_wait(bell_);
+Watch::Watch(const Channel& channel, SharedEvent& event)
+    : channel_(channel), shared_event_(event), event_(os::create_event()), seen_(look(event.turn)) {
+  channel_.begin_wait(shared_event_);
   try {
     Watcher::add_to_any(*this);
   } catch (...) {
-    channel_.end_wait(bell_);
+    channel_.end_wait(shared_event_);
     throw;
   }
   is_watched_.store(true, std::memory_order_relaxed);
@@ -48,7 +48,7 @@ void Watch::clear() noexcept { os::clear_event(event_); }
 void Watch::end() noexcept {
   if (mark_.is_child() || !is_watched_.exchange(false, std::memory_order_relaxed)) return;
   Watcher::remove_from_all(*this);
-  channel_.end_wait(bell_);
+  channel_.end_wait(shared_event_);
 }
 
 void Watcher::add_to_any(Watch& watch) {
@@ -74,7 +74,7 @@ void Watcher::remove_from_all(Watch& watch) noexcept {
 bool Watcher::add(Watch& watch) {
   {
     const std::scoped_lock locked(lock_);
-    if (watches_.size() == kMostBells) return false;
+    if (watches_.size() == kMostEvents) return false;
     watches_.push_back(&watch);
     if (!is_running_) {
       const BlockedSignals blocked;
@@ -114,12 +114,12 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   size_t n = 0;
   words[n++] = {&changes_, changes_.load(std::memory_order_relaxed)};
   for (Watch* const watch : watches_) {
-    const uint32_t turn = impl::look(watch->bell_.turn);
+    const uint32_t turn = impl::look(watch->shared_event_.turn);
     if (turn != watch->seen_) {
       watch->seen_ = turn;
       watch->signal();
     }
-    words[n++] = {&watch->bell_.turn, turn};
+    words[n++] = {&watch->shared_event_.turn, turn};
   }
   *timeout_ns = kSliceNs;
   for (Watch* const watch : watches_) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Turns bells of shared memory into file descriptors, for programs that wait with poll() and its kind. One
-// thread of the process sleeps on the bells of up to kMostBells watches at a time.
+// Turns events of shared memory into file descriptors, for programs that wait with poll() and its kind. One
+// thread of the process sleeps on the events of up to kMostEvents watches at a time.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace tenon::impl {
 
-struct Bell;
+struct SharedEvent;
 class Channel;
 
 // The descriptor of one end of a channel, in one process. Readable: there may be something to do for this
@@ -23,7 +23,7 @@ class Channel;
 class Watch {
  public:
   // Fails with kSystem (no descriptor is left, or no thread).
-  Watch(const Channel& channel, Bell& bell);
+  Watch(const Channel& channel, SharedEvent& event);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   // Closes it.
@@ -35,7 +35,7 @@ class Watch {
   void signal() noexcept;
   // Not readable any more. The caller looks once more whether there is something to do.
   void clear() noexcept;
-  // It stays as it is from now on: nobody looks at the bell any more. Idempotent.
+  // It stays as it is from now on: nobody looks at the event any more. Idempotent.
   void end() noexcept;
   // Takes what a parent process has left in this place.
   void keep(Watch* inherited) noexcept { inherited_.reset(inherited); }
@@ -43,18 +43,18 @@ class Watch {
  private:
   friend class Watcher;
   const Channel& channel_;
-  Bell& bell_;
+  SharedEvent& shared_event_;
   const os::File event_;
   const ForkMark mark_;
   std::atomic<bool> is_watched_{false};
   std::unique_ptr<Watch> inherited_;
-  uint32_t seen_ = 0;  // of the bell; under the watcher's lock
+  uint32_t seen_ = 0;  // of the event; under the watcher's lock
 };
 
 // The thread, as long as there is something to watch. Never destroyed. Threads: any.
 class Watcher {
  public:
-  static constexpr size_t kMostBells = 120;
+  static constexpr size_t kMostEvents = 120;
 
   Watcher() = default;
   Watcher(const Watcher&) = delete;

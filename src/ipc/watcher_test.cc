@@ -163,7 +163,8 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
 TEST(Watcher, ManyDescriptorsCostOneThreadWhichEndsWithThem) {
   ASSERT_TRUE(comes_to(0));
 #if defined(__SANITIZE_THREAD__)
-  constexpr int kChannels = 40;  // it knows 64 locks of a thread, and the keeper has one for each segment
+  constexpr int kChannels =
+      40;  // it knows 64 locks of a thread, and the mutex owner has one for each segment
 #else
   constexpr int kChannels = 100;
 #endif

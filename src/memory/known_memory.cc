@@ -24,8 +24,8 @@ void recycle(std::vector<T>& spare, T item) noexcept {
 
 // The memory is gone, and what failed to be written there.
 void forget_failures(Region* region) noexcept {
-  if (!region->has_poison.load(std::memory_order_relaxed)) return;
-  Poison* healed = nullptr;
+  if (!region->has_failures.load(std::memory_order_relaxed)) return;
+  FailedRange* healed = nullptr;
   {
     const std::scoped_lock lock(region->lock);
     healed = region->heal(Extent{});
@@ -220,7 +220,7 @@ void set_gate(Region& region, Gate* gate) noexcept {
   region.set_gate(gate);
 }
 
-// The gate of bytes that had one and get the other: either may be null. is_used: by what needed no pass or
+// The gate of bytes that had one and get the other: either may be null. is_used: by what needed no grant or
 // has one.
 Gate* common_gate(Gate* one, bool is_used, Gate* other) {
   if (one != nullptr && other != nullptr && one != other) {

@@ -11,45 +11,45 @@ namespace {
 
 std::atomic<int64_t> timeout_ns{5'000'000'000};
 
-// The first in the order of the gates of those without a pass; null: there is none.
+// The first in the order of the gates of those without a grant; null: there is none.
 RequestPart* next_at_gates(Request& request) noexcept {
   RequestPart* first = nullptr;
   for (RequestPart& e : request.parts) {
-    if (!e.needs_pass) continue;
+    if (!e.needs_grant) continue;
     if (first == nullptr || e.queue->gate()->precedes(*first->queue->gate())) first = &e;
   }
   return first;
 }
 
-// The part has got a pass: also for the others on the same memory. False: a fork has taken it out of its
+// The part has got a grant: also for the others on the same memory. False: a fork has taken it out of its
 // queue.
-bool note_pass(Request& request, RequestPart& passed) noexcept {
+bool spread_grant(Request& request, RequestPart& passed) noexcept {
   Queue& queue = *passed.queue;
   const std::scoped_lock lock(queue.lock);
   for (RequestPart& e : request.parts) {
-    if (e.queue != &queue || !e.needs_pass) continue;
+    if (e.queue != &queue || !e.needs_grant) continue;
     if (&e != &passed) {
-      queue.gate()->share(passed.pass);
-      e.pass = passed.pass;
+      queue.gate()->share(passed.grant);
+      e.grant = passed.grant;
     }
-    e.needs_pass = false;
+    e.needs_grant = false;
   }
   return passed.is_queued;
 }
 
 // What a view allows that lives needs no turn: other processes stay out as long as it does, and in a queue
-// with one that waits for the view the request would wait for ever. True: the part has the view's pass.
+// with one that waits for the view the request would wait for ever. True: the part has the view's grant.
 bool join_view(Request& request, RequestPart& part) noexcept {
   const Asked asked = asked_of(request, part);
   Queue& queue = *part.queue;
   {
     const std::scoped_lock lock(queue.lock);
-    const View* const view = queue.passed_view(asked.access, asked.extent);
+    const View* const view = queue.granted_view(asked.access, asked.extent);
     if (view == nullptr) return false;
-    queue.gate()->share(view->pass);
-    part.pass = view->pass;
+    queue.gate()->share(view->grant);
+    part.grant = view->grant;
   }
-  return note_pass(request, part);
+  return spread_grant(request, part);
 }
 
 // Under the request's lock.
@@ -73,7 +73,7 @@ bool go_on(Request& request) noexcept {
       passed = e->queue->gate()->submit(request, *e, &conflict);
     }
     switch (passed) {
-      case Appended::kGranted: (void)note_pass(request, *e); break;
+      case Appended::kGranted: (void)spread_grant(request, *e); break;
       case Appended::kWaiting: request.waits_at_gate = true; return false;
       case Appended::kRefused: conflict.part = e; refuse(request, conflict);
     }
@@ -92,7 +92,7 @@ int64_t set_gate_timeout_ns(int64_t timeout) noexcept {
 Asked asked_of(const Request& request, const RequestPart& part) noexcept {
   Asked asked{part.extent, part.access, part.is_overwrite};
   for (const RequestPart& e : request.parts) {
-    if (&e == &part || e.queue != part.queue || !e.needs_pass) continue;
+    if (&e == &part || e.queue != part.queue || !e.needs_grant) continue;
     asked.extent.begin = std::min(asked.extent.begin, e.extent.begin);
     asked.extent.end = std::max(asked.extent.end, e.extent.end);
     if (e.access == Access::kWrite) asked.access = Access::kWrite;
@@ -113,7 +113,7 @@ void arrive_at_gates(Request& request, const Conflict* conflict) noexcept {
     RequestPart& part = *next_at_gates(request);
     request.waits_at_gate = false;
     if (conflict == nullptr) {
-      (void)note_pass(request, part);
+      (void)spread_grant(request, part);
     } else {
       Conflict told = *conflict;
       told.part = &part;
@@ -129,7 +129,7 @@ bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict)
   while (RequestPart* const e = next_at_gates(request)) {
     if (join_view(request, *e)) continue;
     if (e->queue->gate()->enter(request, *e, may_wait ? deadline : now, conflict)) {
-      if (note_pass(request, *e)) continue;
+      if (spread_grant(request, *e)) continue;
       conflict->reason = Conflict::Reason::kInterrupted;  // it forked while it waited
     } else if (!may_wait && conflict->reason == Conflict::Reason::kTimeout) {
       conflict->reason = Conflict::Reason::kInBody;
@@ -143,14 +143,14 @@ bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict)
 
 void leave_gates(Request& request, bool has_written) noexcept {
   for (RequestPart& e : request.parts) {
-    if (e.pass == kNoPass) continue;
-    Pass pass = kNoPass;
+    if (e.grant == kNoGrant) continue;
+    GrantId grant = kNoGrant;
     {
       const std::scoped_lock lock(e.queue->lock);
-      pass = std::exchange(e.pass, kNoPass);
-      e.needs_pass = e.sequence != 0;
+      grant = std::exchange(e.grant, kNoGrant);
+      e.needs_grant = e.is_appended;
     }
-    e.queue->gate()->leave(pass, has_written && e.access == Access::kWrite);
+    e.queue->gate()->leave(grant, has_written && e.access == Access::kWrite);
   }
   if (request.gate_share == 0) return;
   for (const RequestPart& e : request.parts) {
@@ -159,13 +159,13 @@ void leave_gates(Request& request, bool has_written) noexcept {
 }
 
 bool describe_at_gates(Request& request, Holder* holder) noexcept {
-  const std::scoped_lock lock(request.gates_lock);  // it gets no pass meanwhile, so that its memory stays
+  const std::scoped_lock lock(request.gates_lock);  // it gets no grant meanwhile, so that its memory stays
   const RequestPart* const e = request.waits_at_gate ? next_at_gates(request) : nullptr;
   return e != nullptr && e->queue->gate()->describe_holder(asked_of(request, *e), holder);
 }
 
 void forget_gates(Request& request) noexcept {
-  for (RequestPart& e : request.parts) e.pass = kNoPass;
+  for (RequestPart& e : request.parts) e.grant = kNoGrant;
   request.waits_at_gate = false;
   request.gate_share = 0;
   request.gates_lock.unlock();

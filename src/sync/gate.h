@@ -30,7 +30,7 @@ Asked asked_of(const Request& request, const RequestPart& part) noexcept;
 // Threads: any. No function is called with a queue's lock held, but share().
 class Gate {
  public:
-  // Waits until this process may use the bytes of asked_of(request, part); then part.pass is set, with one
+  // Waits until this process may use the bytes of asked_of(request, part); then part.grant is set, with one
   // reference. Else the conflict's reason and holder say why not. owner: of the request, for the search for
   // deadlocks. While it sleeps it has to deal with wait_hooks(), and to help() in slices where the executor
   // has no threads (wait.h).
@@ -38,23 +38,23 @@ class Gate {
                      Conflict* conflict) noexcept = 0;
 
   // The same without waiting. kWaiting: arrive_at_gates() is called once, later, from a thread of the gate's,
-  // not from inside of a function of a gate; only then part.pass is set. With an executor that has no
+  // not from inside of a function of a gate; only then part.grant is set. With an executor that has no
   // threads it runs what has become ready. kRefused as enter().
   virtual Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept = 0;
   // Takes back what submit() has left waiting. False: arrive_at_gates() is called, or will be at once.
   virtual bool cancel(RequestPart& part) noexcept = 0;
 
-  // Another reference to a pass.
-  virtual void share(Pass pass) noexcept = 0;
+  // Another reference to a grant.
+  virtual void share(GrantId grant) noexcept = 0;
   // Gives a reference back; with the last one other processes may use the bytes. Never waits for them.
-  // has_written: what held it was an part or a view for writing.
-  virtual void leave(Pass pass, bool has_written) noexcept = 0;
-  // A view has outlived its lease, and keeps its pass.
+  // has_written: what held it was a part or a view for writing.
+  virtual void leave(GrantId grant, bool has_written) noexcept = 0;
+  // A view has outlived its lease, and keeps its grant.
   virtual void note_kept_view() noexcept {}
   // A request with a gate_share has left all of its gates, and takes none of it any more.
   virtual void dismiss(Request&) noexcept {}
   // What holds it belongs to nobody from now on: any thread may end it.
-  virtual void disown(Pass pass) noexcept = 0;
+  virtual void disown(GrantId grant) noexcept = 0;
 
   // A request that has to pass several gates does so in this order, which is the same in every process.
   virtual bool precedes(const Gate& other) const noexcept = 0;
@@ -85,7 +85,7 @@ class Gate {
 int64_t gate_timeout_ns() noexcept;
 int64_t set_gate_timeout_ns(int64_t timeout_ns) noexcept;  // returns what it was
 
-// For a gate: what submit() has left waiting has its part's pass, or (with a conflict) will get none. The
+// For a gate: what submit() has left waiting has its part's grant, or (with a conflict) will get none. The
 // request may have ended when this returns.
 void arrive_at_gates(Request& request, const Conflict* conflict) noexcept;
 
@@ -95,10 +95,10 @@ void arrive_at_gates(Request& request, const Conflict* conflict) noexcept;
 // and may become ready. False: arrive_at_gates() will tell it so; it may have ended by now.
 bool pass_gates(Request& request) noexcept;
 
-// The same, and waits. False: the conflict says why not; it stands in its queues still, without a pass.
+// The same, and waits. False: the conflict says why not; it stands in its queues still, without a grant.
 bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict) noexcept;
 
-// Gives all passes back. No view or lease can be taken under the request from then on.
+// Gives all grants back. No view or lease can be taken under the request from then on.
 void leave_gates(Request& request, bool has_written) noexcept;
 
 // What of other processes keeps the request from passing a gate, if it waits at one without a thread.

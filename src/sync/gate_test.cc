@@ -26,7 +26,7 @@ class GatesOn : public testing::TestWithParam<const char*> {
   void TearDown() override {
     wait_all();
     (void)take_failures();
-    for (Turns* turns : all_) EXPECT_EQ(turns->records(), 0U) << "every pass ends";
+    for (Turns* turns : all_) EXPECT_EQ(turns->grants(), 0U) << "every grant ends";
     for (StandInProcess* process : {&here_, &there_}) {
       for (const auto& cell : process->cells) {
         EXPECT_FALSE(cell->queue.has_parts());
@@ -94,7 +94,7 @@ TEST_P(GatesOn, WhatIsRefusedAtTheSecondGateGivesEverythingBack) {
   EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
   EXPECT_EQ(conflict.part->home, &here_[0].home);
   EXPECT_EQ(early_.turns_taken(), 1U) << "it had passed the gate that comes first";
-  EXPECT_EQ(early_.records(), 0U);
+  EXPECT_EQ(early_.grants(), 0U);
   EXPECT_EQ(here_.gates[1]->version(), 0U) << "nothing was written";
   EXPECT_FALSE(here_[0].queue.has_parts());
   there.end();
@@ -110,7 +110,7 @@ TEST_P(GatesOn, OfOneMemoryAClaimTakesOneTurnForAllThatItUses) {
   ASSERT_TRUE(submit(op));
   wait(op);
   EXPECT_EQ(late_.turns_taken(), 1U);
-  EXPECT_EQ(late_.records(), 0U);
+  EXPECT_EQ(late_.grants(), 0U);
 }
 
 TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsPassAndKeepsIt) {
@@ -177,7 +177,7 @@ TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
   };
   EXPECT_TRUE(call(write(here_[0])));
   EXPECT_EQ(late_.turns_taken(), 1U);
-  EXPECT_EQ(late_.records(), 0U);
+  EXPECT_EQ(late_.grants(), 0U);
   {
     Elsewhere there(read(there_[0]));
     EXPECT_FALSE(call(write(here_[0]), kSoon));
@@ -242,7 +242,7 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
     EXPECT_NE(op->failure()->text().find("process 4711 died while it was writing there"), std::string::npos);
     EXPECT_EQ(after->failure().get(), op->failure().get());
     EXPECT_EQ(failure_of(here_[1].home, here_[1].extent()).get(), op->failure().get());
-    EXPECT_EQ(early_.records(), 0U);
+    EXPECT_EQ(early_.grants(), 0U);
     EXPECT_EQ(here_.gates[1]->version(), version) << "nothing was written";
     EXPECT_EQ(take_failures(), 1U);
     wait(push({overwrite(here_[1]), overwrite(out)}, [] {}));
@@ -266,7 +266,7 @@ TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {
         << "its own thread does not act under it yet";
     EXPECT_TRUE(lease.cancel());
     WaitGraph::instance().leave(&pending.waiter);
-    EXPECT_EQ(late_.records(), 1U);
+    EXPECT_EQ(late_.grants(), 1U);
     EXPECT_FALSE(here_[0].queue.has_parts());
   }
   CellLease lease(read(here_[0]));
@@ -325,7 +325,7 @@ TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
     while (told == 0) std::this_thread::yield();
     release(both);
   }
-  EXPECT_EQ(early_.records(), 0U);
+  EXPECT_EQ(early_.grants(), 0U);
 }
 
 TEST_P(GatesOn, ABodyDoesNotWaitAtAGate) {

@@ -21,11 +21,16 @@ std::string age_text(int64_t since_ms) {
   return ms < 1000 ? concat(ms, " ms") : concat(ms / 1000, ".", ms % 1000 / 100, " s");
 }
 
+// "process 1234 (python)"
+std::string command_text(const Holder& o) {
+  const char* const end = o.is_ending ? ", which is ending" : "";
+  return concat("process ", o.pid, o.name[0] != '\0' ? concat(" (", o.name, end, ")") : end);
+}
+
 std::string process_text(const Holder& o) {
   const std::string does = o.is_granted ? concat("holds it for ", gerund(o.access))
                                         : concat("waits to ", infinitive(o.access), " it");
-  const std::string process =
-      concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "");
+  const std::string process = command_text(o);
   if (o.dead_pid != 0) {
     return concat(process, o.is_stopped ? ", which is stopped while it cleaned up" : ", which cleans up",
                   " after process ", o.dead_pid, " that ", does, " since ", age_text(o.since_ms));
@@ -41,7 +46,7 @@ Holder Holder::of(const RequestPart& part) noexcept {
   const Request& request = *part.request;
   o.kind = request.is_for_view ? HolderKind::kView : request.kind;
   o.access = part.access;
-  o.is_granted = part.is_granted && !part.needs_pass;
+  o.is_granted = part.is_granted && !part.needs_grant;
   o.thread = request.owner.number;
   o.since_ms = request.since_ms;
   o.has_view = request.kind == HolderKind::kLease && part.views != nullptr;
@@ -65,17 +70,16 @@ Holder Holder::of(const View& view) noexcept {
 }
 
 std::string dead_owner_text(const Holder& o) {
-  return concat("process ", o.thread, o.name[0] != '\0' ? concat(" (", o.name, ")") : "",
-                " died while it was writing there");
+  return concat(command_text(o), " died while it was writing there");
 }
 
 std::string text_of(const Holder& o) {
-  const bool has_age = o.thread != 0 && o.kind != HolderKind::kProcess;
+  const bool has_age = o.thread != 0;
   return has_age ? concat(text_without_age(o), ", ", age_text(o.since_ms), " ago") : text_without_age(o);
 }
 
 std::string text_without_age(const Holder& o) {
-  if (o.thread == 0) return "work that is not done";
+  if (o.thread == 0 && o.pid == 0) return "work that is not done";
   std::string text;
   const char* verb = "taken";
   switch (o.kind) {

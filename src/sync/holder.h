@@ -15,11 +15,13 @@ struct Holder {
   Access access = Access::kRead;
   bool is_granted = false;
   bool is_stopped = false;  // a process: by SIGSTOP or a debugger
-  uint32_t thread = 0;      // of another process: its number; 0: nothing is known
-  uint32_t dead_pid = 0;    // that held it; the process named is the one that cleans up after it
+  bool is_ending = false;   // a process: its end has begun
+  uint32_t thread = 0;      // of this process; 0: nothing is known, or it is another process
+  uint32_t pid = 0;         // of another process
+  uint32_t dead_pid = 0;    // of the process that held it; pid is the one that cleans up after it
   int64_t since_ms = 0;
-  char name
-      [64];  // of a process: its command; set up to their NUL: to clear the rest takes longer than a lease
+  // Texts are set up to their NUL, because to clear the rest takes longer than a lease.
+  char name[64];  // of a process: its command
   char site[192];
   bool has_view = false;  // it is a view, or a lease under which one lives
   Extent extent;          // of this process; not of a process

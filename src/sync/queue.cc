@@ -221,13 +221,13 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
 
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
   RequestPart* weaker = nullptr;
-  RequestPart* innermost = nullptr;  // what acts under an part stands behind it
+  RequestPart* innermost = nullptr;  // what acts under a part stands behind it
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted) {
       if (!is_counted_) break;
       continue;
     }
-    if (e->needs_pass || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
+    if (e->needs_grant || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
     (allows(*e, extent, access) ? innermost : weaker) = e;
   }
   return innermost != nullptr ? innermost : weaker;
@@ -235,15 +235,15 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
 
 RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const noexcept {
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
-    if (e->needs_pass || e->pass == kNoPass || e->request->kind != HolderKind::kLease) continue;
+    if (e->needs_grant || e->grant == kNoGrant || e->request->kind != HolderKind::kLease) continue;
     if (e->request->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, access)) return e;
   }
   return nullptr;
 }
 
-const View* Queue::passed_view(Access access, const Extent& extent) const noexcept {
+const View* Queue::granted_view(Access access, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if (v->pass == kNoPass || v->pass == kInheritedPass) continue;
+    if (v->grant == kNoGrant || v->grant == kInheritedGrant) continue;
     if (includes(v->access, access) && v->extent.contains(extent)) return v;
   }
   return nullptr;
@@ -251,15 +251,15 @@ const View* Queue::passed_view(Access access, const Extent& extent) const noexce
 
 void Queue::mark_views_inherited() noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
-    if (v->pass == kNoPass || v->pass == kInheritedPass) continue;
-    v->pass = kInheritedPass;
+    if (v->grant == kNoGrant || v->grant == kInheritedGrant) continue;
+    v->grant = kInheritedGrant;
     ++inherited_views_;
   }
 }
 
 const View* Queue::inherited_view() const noexcept {
   const View* v = inherited_views_ != 0 ? views_ : nullptr;
-  while (v != nullptr && v->pass != kInheritedPass) v = v->next;
+  while (v != nullptr && v->grant != kInheritedGrant) v = v->next;
   return v;
 }
 
@@ -401,7 +401,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   const bool is_of_host = view->under == nullptr;
   unlink_from(is_of_host ? views_ : view->under->views, view);
   view->queue = nullptr;
-  if (view->pass == kInheritedPass) --inherited_views_;
+  if (view->grant == kInheritedGrant) --inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();
   if (view->is_bound) {
@@ -423,22 +423,22 @@ void Queue::unbind_views_of_others(uint32_t thread) noexcept {
   }
 }
 
-void Queue::poison(Poison* node) noexcept {
-  node->next = std::exchange(poison_, node);
-  has_poison.store(true, std::memory_order_relaxed);
+void Queue::add_failure(FailedRange* node) noexcept {
+  node->next = std::exchange(failed_, node);
+  has_failures.store(true, std::memory_order_relaxed);
 }
 
-void Queue::poison_without_node(const Extent& extent) noexcept {
+void Queue::add_failure_without_node(const Extent& extent) noexcept {
   unnoted_ = unnoted_.end == 0
                  ? extent
                  : Extent{std::min(unnoted_.begin, extent.begin), std::max(unnoted_.end, extent.end)};
-  has_poison.store(true, std::memory_order_relaxed);
+  has_failures.store(true, std::memory_order_relaxed);
 }
 
-Poison* Queue::heal(const Extent& extent, Poison** spare) noexcept {
-  Poison* healed = nullptr;
-  Poison** place = &poison_;
-  while (Poison* const node = *place) {
+FailedRange* Queue::heal(const Extent& extent, FailedRange** spare) noexcept {
+  FailedRange* healed = nullptr;
+  FailedRange** place = &failed_;
+  while (FailedRange* const node = *place) {
     Extent& bytes = node->extent;
     if (extent.contains(bytes)) {
       *place = node->next;
@@ -452,7 +452,7 @@ Poison* Queue::heal(const Extent& extent, Poison** spare) noexcept {
     } else if (extent.end >= bytes.end) {
       bytes.end = extent.begin;
     } else if (spare != nullptr && *spare != nullptr) {
-      Poison* const behind = std::exchange(*spare, nullptr);
+      FailedRange* const behind = std::exchange(*spare, nullptr);
       behind->extent = {extent.end, bytes.end};
       behind->failure = node->failure;
       behind->next = std::exchange(node->next, behind);
@@ -461,13 +461,13 @@ Poison* Queue::heal(const Extent& extent, Poison** spare) noexcept {
     }
   }
   if (extent.contains(unnoted_)) unnoted_ = {0, 0};
-  has_poison.store(poison_ != nullptr || unnoted_.end != 0, std::memory_order_relaxed);
+  has_failures.store(failed_ != nullptr || unnoted_.end != 0, std::memory_order_relaxed);
   return healed;
 }
 
 Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
   Ref<Failure> first;  // the list begins with the latest
-  for (const Poison* node = poison_; node != nullptr; node = node->next) {
+  for (const FailedRange* node = failed_; node != nullptr; node = node->next) {
     if (node->extent.overlaps(extent)) first = node->failure;
   }
   return first || !has_failed(extent) ? first : Failure::without_memory();
@@ -475,12 +475,12 @@ Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
 
 void Queue::take_over(Queue& other) noexcept {
   version_.fetch_add(other.version_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  while (Poison* const node = other.poison_) {
-    other.poison_ = node->next;
-    poison(node);
+  while (FailedRange* const node = other.failed_) {
+    other.failed_ = node->next;
+    add_failure(node);
   }
-  if (other.unnoted_.end != 0) poison_without_node(std::exchange(other.unnoted_, {0, 0}));
-  other.has_poison.store(false, std::memory_order_relaxed);
+  if (other.unnoted_.end != 0) add_failure_without_node(std::exchange(other.unnoted_, {0, 0}));
+  other.has_failures.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace tenon::impl

@@ -27,10 +27,10 @@ namespace tenon::impl {
 class Gate;
 
 // Bytes that an op failed to write. Owned by the queue in which it lies.
-struct Poison {
+struct FailedRange {
   Extent extent;
   Ref<Failure> failure;
-  Poison* next = nullptr;
+  FailedRange* next = nullptr;
 };
 
 // Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
@@ -42,11 +42,11 @@ class Queue {
   SpinLock lock;
 
   // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
-  std::atomic<bool> has_poison{false};
+  std::atomic<bool> has_failures{false};
 
   // All of these require the lock.
 
-  // The memory that an part must cover to be counted in the simple way.
+  // The memory that a part must cover to be counted in the simple way.
   void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
   // The op in whose body the memory was made; 0: none. kAnyOp: every body may use it undeclared.
   static constexpr uint64_t kAnyOp = UINT64_MAX;
@@ -55,8 +55,8 @@ class Queue {
   // The queue of memory that is not there any more: whoever comes is refused.
   void set_gone() noexcept { is_gone_ = true; }
   bool is_gone() const noexcept { return is_gone_; }
-  // Of memory that other processes use, too (gate.h); null: of all other. Stays while an part or view with a
-  // pass stands here: those may ask for it without the lock.
+  // Of memory that other processes use, too (gate.h); null: of all other. Stays while a part or view with a
+  // grant stands here: those may ask for it without the lock.
   Gate* gate() const noexcept { return gate_; }
   void set_gate(Gate* gate) noexcept {
     if (gate_ != gate) gate_ = gate;
@@ -71,13 +71,13 @@ class Queue {
   RequestPart* first() const noexcept { return head_; }
   View* first_view() const noexcept { return views_; }
 
-  // Puts an part at the end. True if it is granted.
+  // Puts a part at the end. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
-  // Puts an part before one that waits for views. True if it is granted.
+  // Puts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place) noexcept;
   // Puts a granted part right behind the one that it acts under.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
-  // Takes an part out, granted or not, and grants what it was in the way of. Views that were taken under it
+  // Takes a part out, granted or not, and grants what it was in the way of. Views that were taken under it
   // become the host's; under a lease also bound. True if there is such a view.
   bool remove(RequestPart* part, ReadyList* ready) noexcept;
 
@@ -90,8 +90,8 @@ class Queue {
 
   // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
-  // A view of the host with a pass that covers extent and allows access, or null.
-  const View* passed_view(Access access, const Extent& extent) const noexcept;
+  // A view of the host with a grant that covers extent and allows access, or null.
+  const View* granted_view(Access access, const Extent& extent) const noexcept;
   // After a fork, in the child: all views here, which are the host's, are inherited ones.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
@@ -117,14 +117,14 @@ class Queue {
         visit(*v);
     }
   }
-  // A view for writing that overlaps, of the host or under an part; or null.
+  // A view for writing that overlaps, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
   // A view covers extent and allows access: one that is bound to the actor; for the host one that is bound to
   // nobody, too.
   bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
   // The first part that conflicts and waits for a view of those that is_covered() looks at; or null.
   RequestPart* first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for such a view, or for an part here that does; or null.
+  // The first part that conflicts and waits for such a view, or for a part here that does; or null.
   RequestPart* first_behind_kept(Actor actor, bool is_host, Access access,
                                  const Extent& extent) const noexcept;
   // The first part that conflicts, or null.
@@ -153,7 +153,7 @@ class Queue {
     return version_.load(std::memory_order_relaxed);
   }
 
-  // An part waits, or has waited, for views of ordinary code, or there are bound views: in any queue.
+  // A part waits, or has waited, for views of ordinary code, or there are bound views: in any queue.
   static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
 
   // Bytes of all memory that unfinished ops hold, each counted once; memory of less than kSmall bytes not.
@@ -161,12 +161,12 @@ class Queue {
   static constexpr uint64_t kSmall = 64 * 1024;
 
   // Takes over the node.
-  void poison(Poison* node) noexcept;
+  void add_failure(FailedRange* node) noexcept;
   // Where there is no memory for a node: bytes of this extent hold no value, until all of it is healed.
-  void poison_without_node(const Extent& extent) noexcept;
+  void add_failure_without_node(const Extent& extent) noexcept;
   // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
   // in two; set to null if it was used; without one that stays as it is.
-  Poison* heal(const Extent& extent, Poison** spare = nullptr) noexcept;
+  FailedRange* heal(const Extent& extent, FailedRange** spare = nullptr) noexcept;
   Ref<Failure> failure_in(const Extent& extent) const noexcept;
 
   // For a merge: everything that `other`, which holds no parts and views, knows.
@@ -190,8 +190,8 @@ class Queue {
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
   void grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept;
-  // What has become of the views under an part that ends: some are the host's own now, and some of those
-  // keep an part waiting.
+  // What has become of the views under a part that ends: some are the host's own now, and some of those
+  // keep a part waiting.
   struct Moved {
     bool is_any = false;
     bool is_in_the_way = false;
@@ -242,8 +242,8 @@ class Queue {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);
   }
 
-  Poison* poison_ = nullptr;
-  Extent unnoted_{0, 0};  // what poison_without_node() was given; end == 0: nothing
+  FailedRange* failed_ = nullptr;
+  Extent unnoted_{0, 0};  // what add_failure_without_node() was given; end == 0: nothing
 };
 
 }  // namespace tenon::impl

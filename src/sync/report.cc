@@ -12,21 +12,21 @@
 namespace tenon::impl {
 namespace {
 
-constexpr size_t kMostLinks = 4;     // that are named
-constexpr int kMostSteps = 100;      // that are gone
+constexpr size_t kMostNamed = 4;  // holders of one path
+constexpr int kMostFollowed = 100;
 constexpr size_t kMostViews = 4;     // that are reported at a time
 constexpr size_t kMostFound = 1024;  // bytes
 
 // Set once, when the binding is loaded.
 ViewFinder find_views = nullptr;
 
-// An op on the way, kept alive.
-class Step {
+// An op that is followed, kept alive meanwhile.
+class KeptOp {
  public:
-  Step() = default;
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
-  ~Step() { set(nullptr); }
+  KeptOp() = default;
+  KeptOp(const KeptOp&) = delete;
+  KeptOp& operator=(const KeptOp&) = delete;
+  ~KeptOp() { set(nullptr); }
   void set(Request* held) noexcept {
     if (Request* const before = std::exchange(op_, held)) before->drop();
   }
@@ -35,13 +35,13 @@ class Step {
   Request* op_ = nullptr;
 };
 
-struct Link {
+struct Blocker {
   Holder holder;
   Request* op = nullptr;  // if it is one: held
 };
 
-// Whatever keeps an part, which its request waits for, from being granted. Requires the lock of the queue.
-bool find_blocker(const RequestPart& part, Link* link) noexcept {
+// Whatever keeps a part, which its request waits for, from being granted. Requires the lock of the queue.
+bool find_blocker(const RequestPart& part, Blocker* blocker) noexcept {
   if (part.is_granted) return false;
   RequestPart* e = part.queue->first();
   for (bool is_behind = false; e != nullptr; e = e->next) {
@@ -51,25 +51,25 @@ bool find_blocker(const RequestPart& part, Link* link) noexcept {
   }
   const View* const view = part.queue->view_in_the_way(part);
   if (e != nullptr) {
-    link->holder = Holder::of(*e);
+    blocker->holder = Holder::of(*e);
     if (e->request->kind == HolderKind::kOp) {
-      link->op = e->request;
-      link->op->hold();
+      blocker->op = e->request;
+      blocker->op->hold();
     }
   } else if (view != nullptr) {
-    link->holder = Holder::of(*view);
+    blocker->holder = Holder::of(*view);
   }
   return e != nullptr || view != nullptr;
 }
 
 // What a request waits for, in its queues or at a gate.
-bool look_at(Request& request, Link* link) noexcept {
+bool look_at(Request& request, Blocker* blocker) noexcept {
   for (const RequestPart& part : request.parts) {
-    if (part.sequence == 0) continue;
+    if (!part.is_appended) continue;
     const std::scoped_lock lock(part.queue->lock);
-    if (part.is_queued && find_blocker(part, link)) return true;
+    if (part.is_queued && find_blocker(part, blocker)) return true;
   }
-  return describe_at_gates(request, &link->holder);
+  return describe_at_gates(request, &blocker->holder);
 }
 
 // An op that is unfinished, held: one that waits rather than one that runs. Null: there is none.
@@ -85,7 +85,7 @@ Request* any_op() noexcept {
     const std::scoped_lock lock(queue.lock);
     for (const RequestPart* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
       if (e->request->kind != HolderKind::kOp) continue;
-      const bool is_waiting = !e->is_granted || e->needs_pass;
+      const bool is_waiting = !e->is_granted || e->needs_grant;
       if (s.op != nullptr && !is_waiting) continue;
       s.replaced = std::exchange(s.op, e->request);
       s.op->hold();
@@ -99,50 +99,50 @@ Request* any_op() noexcept {
 
 // From a waiter to what holds it up in the end: each waits for the next one. An op for which the waiter waits
 // is the first. Of a long way the first links and the last one are kept.
-struct Way {
-  std::array<Holder, kMostLinks> links;
+struct WaitPath {
+  std::array<Holder, kMostNamed> holders;
   size_t count = 0;
   bool is_cut = false;
 
   void add(const Holder& holder) noexcept {
-    is_cut |= count == kMostLinks;
-    if (count < kMostLinks) ++count;
-    links[count - 1] = holder;
+    is_cut |= count == kMostNamed;
+    if (count < kMostNamed) ++count;
+    holders[count - 1] = holder;
   }
 };
 
-// Calls visit with each request that waits on the way.
+// Calls visit with each request that waits on the path.
 template <class Visit>
-Way way_of(const Waiter& waiter, Visit visit) noexcept {
-  Way way;
-  Step step;
+WaitPath path_of(const Waiter& waiter, Visit visit) noexcept {
+  WaitPath path;
+  KeptOp kept;
   Request* request = waiter.request;
   if (waiter.waits_for_all) {
     request = any_op();
-    step.set(request);
+    kept.set(request);
   }
   if (request != nullptr && request->kind == HolderKind::kOp) {
     for (const RequestPart& part : request->parts) {
-      if (part.sequence == 0) continue;
+      if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);
       if (!part.is_queued) continue;
-      way.add(Holder::of(part));
+      path.add(Holder::of(part));
       break;
     }
   }
-  for (int i = 0; request != nullptr && i < kMostSteps; ++i) {
+  for (int i = 0; request != nullptr && i < kMostFollowed; ++i) {
     visit(*request);
-    Link link;
-    if (!look_at(*request, &link)) break;
-    way.add(link.holder);
-    request = link.op;
-    step.set(request);
+    Blocker blocker;
+    if (!look_at(*request, &blocker)) break;
+    path.add(blocker.holder);
+    request = blocker.op;
+    kept.set(request);
   }
-  return way;
+  return path;
 }
 
-Way way_of(const Waiter& waiter) noexcept {
-  return way_of(waiter, [](const Request&) {});
+WaitPath path_of(const Waiter& waiter) noexcept {
+  return path_of(waiter, [](const Request&) {});
 }
 
 std::string found(const Holder& holder) {
@@ -164,12 +164,12 @@ std::string found_text_of(const Holder& holder) { return text_of(holder) + found
 std::string lasting_text_of(const Holder& holder) { return text_without_age(holder) + found(holder); }
 
 std::string text_of_wait(const Waiter& waiter) {
-  const Way way = way_of(waiter);
+  const WaitPath path = path_of(waiter);
   std::string text;
-  for (size_t i = 0; i < way.count; ++i) {
+  for (size_t i = 0; i < path.count; ++i) {
     if (i != 0)
-      text += way.is_cut && i + 1 == way.count ? ", which in the end waits for " : ", which waits for ";
-    text += found_text_of(way.links[i]);
+      text += path.is_cut && i + 1 == path.count ? ", which in the end waits for " : ", which waits for ";
+    text += found_text_of(path.holders[i]);
   }
   return text;
 }
@@ -178,8 +178,8 @@ namespace detail {
 
 void describe_holder(const Waiter& waiter, Holder* holder) noexcept {
   if (holder == nullptr) return;
-  const Way way = way_of(waiter);
-  if (way.count != 0) *holder = way.links[way.count - 1];
+  const WaitPath path = path_of(waiter);
+  if (path.count != 0) *holder = path.holders[path.count - 1];
 }
 
 }  // namespace detail
@@ -199,9 +199,9 @@ void report_kept_views(const Waiter& waiter) noexcept {
   if (wait_hooks().report == nullptr) return;
   std::array<Holder, kMostViews> views;
   size_t n = 0;
-  (void)way_of(waiter, [&](const Request& request) {
+  (void)path_of(waiter, [&](const Request& request) {
     for (const RequestPart& part : request.parts) {
-      if (part.sequence == 0) continue;
+      if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);
       if (!part.is_queued || part.is_granted) continue;
       part.queue->visit_bound_views(part, [&](View& view) {
@@ -212,27 +212,27 @@ void report_kept_views(const Waiter& waiter) noexcept {
   for (size_t i = 0; i < n; ++i) report_kept_view(views[i]);
 }
 
-bool describe_pass(const Gate& gate, Pass pass, Holder* holder, bool* is_to_report) noexcept {
+bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {
   struct Search {
     const Gate& gate;
-    const Pass pass;
+    const GrantId grant;
     Holder* const holder;
     bool is_found = false, is_to_report = false;
-  } search{gate, pass, holder};
+  } search{gate, grant, holder};
   const auto look = [](Queue& queue, void* context) {
     auto& s = *static_cast<Search*>(context);
     if (s.is_found) return;
     const std::scoped_lock lock(queue.lock);
     if (queue.gate() != &s.gate) return;
     for (View* v = queue.first_view(); v != nullptr; v = v->next) {
-      if (v->pass != s.pass || (s.is_found && !v->is_bound)) continue;
+      if (v->grant != s.grant || (s.is_found && !v->is_bound)) continue;
       *s.holder = Holder::of(*v);
       s.is_found = true;
       s.is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
       if (s.is_to_report) break;
     }
     for (const RequestPart* e = queue.first(); e != nullptr && !s.is_found; e = e->next) {
-      if (e->pass != s.pass) continue;
+      if (e->grant != s.grant) continue;
       *s.holder = Holder::of(*e);
       s.is_found = true;
     }

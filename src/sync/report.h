@@ -33,9 +33,9 @@ std::string text_of_wait(const Waiter& waiter);
 void report_kept_views(const Waiter& waiter) noexcept;
 void report_kept_view(const Holder& view) noexcept;
 
-// What holds a pass of this process: a view, else the innermost part. is_to_report: it is a view that
+// What holds a grant of this process: a view, else the innermost part. is_to_report: it is a view that
 // outlived its lease and was not reported; it counts as reported then. False: nothing holds it any more.
 // Requires that no queue's lock is held.
-bool describe_pass(const Gate& gate, Pass pass, Holder* holder, bool* is_to_report) noexcept;
+bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept;
 
 }  // namespace tenon::impl

@@ -21,10 +21,10 @@ struct View;
 
 // What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
 // by the parts and views that stand on it.
-using Pass = uint32_t;
-constexpr Pass kNoPass = 0;
-// Of a view that a forked child has inherited: it uses the memory without a pass of the child's.
-constexpr Pass kInheritedPass = UINT32_MAX;
+using GrantId = uint32_t;
+constexpr GrantId kNoGrant = 0;
+// Of a view that a forked child has inherited: it uses the memory without a grant of the child's.
+constexpr GrantId kInheritedGrant = UINT32_MAX;
 
 // The bytes begin..end of the address space.
 struct Extent {
@@ -41,7 +41,7 @@ inline bool in_conflict(Access a, const Extent& in_a, Access b, const Extent& in
 }
 
 // Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
-// happens only while at most one of the two queues is in use; so an part or view stays in its queue.
+// happens only while at most one of the two queues is in use; so a part or view stays in its queue.
 using Home = std::atomic<Queue*>;
 
 // One request's place in one queue. Lies in its request; never moves while it is in a queue.
@@ -52,25 +52,29 @@ struct RequestPart {
   Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
 
-  // In a gated queue: granted or not, nobody acts under it, for it has no pass. Guarded by the queue's lock.
-  bool needs_pass = false;
-  // Means something to others under the queue's lock and where no pass is needed.
-  Pass pass = kNoPass;
+  // In a gated queue: granted or not, nobody acts under it, for it has no grant. Guarded by the queue's lock.
+  bool needs_grant = false;
+  // Means something to others under the queue's lock and where no grant is needed.
+  GrantId grant = kNoGrant;
+
+  // Set by append(); constant while the request is appended. False: the request acts without this part.
+  bool is_appended = false;
 
   // Guarded by the queue's lock.
-  Request* request = nullptr;
-  Queue* queue = nullptr;
-  RequestPart* next = nullptr;
-  RequestPart* previous = nullptr;
-  View* views = nullptr;  // taken under this part
-  uint64_t sequence = 0;  // 0: it stands in no queue, because its request acts without it
-  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
   bool is_overwriting = false;  // it acts under one that writes every byte
   bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
   bool holds_memory = false;    // an op's, on memory that is not small
+  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
+  Request* request = nullptr;
+  Queue* queue = nullptr;
+  // Its neighbours in the queue. Before it is linked: the one before which, or behind which, it has to stand.
+  RequestPart* next = nullptr;
+  RequestPart* previous = nullptr;
+  View* views = nullptr;  // taken under this part
+  uint64_t sequence = 0;  // does not decrease along the queue
 };
 
 // A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
@@ -90,10 +94,10 @@ struct View {
   View* next = nullptr;
   View* previous = nullptr;
   RequestPart* under = nullptr;  // the part under which it was taken; null: the host's own
-  bool is_overwriting = false;   // under an part that writes every byte
+  bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
   bool is_reported = false;  // as bound, and in the way of others
-  Pass pass = kNoPass;       // in a gated queue
+  GrantId grant = kNoGrant;  // in a gated queue
   Actor actor;               // the thread that opened it; of a bound view: the owner of its lease
   int64_t opened_ms = 0;
 };
@@ -120,7 +124,7 @@ class Request {
   // when a gate at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
 
-  // A gate has refused it: what comes next is become_ready(), without a pass. No queue's lock is held.
+  // A gate has refused it: what comes next is become_ready(), without a grant. No queue's lock is held.
   virtual void refuse_at_gates(const Conflict& conflict) noexcept = 0;
 
   // Of an op; others have none.

@@ -53,18 +53,18 @@ void lock_homes(std::span<RequestPart> parts) noexcept {
 void merge_wholes(std::span<RequestPart> parts) noexcept {
   for (size_t i = 1; i < parts.size(); ++i) {
     for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
-      if (parts[k].sequence == 0 || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
+      if (!parts[k].is_appended || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
       parts[k].is_overwrite &= parts[i].is_overwrite;
       if (parts[i].access == Access::kWrite) parts[k].access = Access::kWrite;
-      parts[i].sequence = 0;
+      parts[i].is_appended = false;
       break;
     }
   }
 }
 
-void share_pass(Queue& queue, Pass pass, RequestPart& part) noexcept {
-  queue.gate()->share(pass);
-  part.pass = pass;
+void share_grant(Queue& queue, GrantId grant, RequestPart& part) noexcept {
+  queue.gate()->share(grant);
+  part.grant = grant;
 }
 
 // What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
@@ -73,22 +73,22 @@ struct Possession {
   const View* view = nullptr;
 
   explicit operator bool() const noexcept { return under != nullptr || view != nullptr; }
-  Pass pass() const noexcept { return under != nullptr ? under->pass : view->pass; }
+  GrantId grant() const noexcept { return under != nullptr ? under->grant : view->grant; }
 };
 
 Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
   if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under, nullptr};
-  return {nullptr, queue.passed_view(access, extent)};
+  return {nullptr, queue.granted_view(access, extent)};
 }
 
-// Each part on gated memory shares the pass of the one that it acts under, or needs one.
-void prepare_passes(std::span<RequestPart> parts) noexcept {
+// Each part on gated memory shares the grant of the one behind which it has to stand, or needs one.
+void prepare_grants(std::span<RequestPart> parts) noexcept {
   for (RequestPart& e : parts) {
-    if (e.queue->gate() == nullptr || e.sequence == 0 || e.pass != kNoPass) continue;
-    if (e.next != nullptr) {
-      share_pass(*e.queue, e.next->pass, e);
+    if (e.queue->gate() == nullptr || !e.is_appended || e.grant != kNoGrant) continue;
+    if (e.previous != nullptr) {
+      share_grant(*e.queue, e.previous->grant, e);
     } else {
-      e.needs_pass = true;
+      e.needs_grant = true;
     }
   }
 }
@@ -144,10 +144,10 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   return Appended::kGranted;
 }
 
-// Where an part of synchronous code is to stand: under its under, before a place, or else at the end.
+// Where a part of synchronous code has to stand; at the end of the queue if neither is set.
 struct Standing {
-  RequestPart* under = nullptr;
-  RequestPart* place = nullptr;
+  RequestPart* under = nullptr;  // right behind this one of the same actor, under which it acts
+  RequestPart* place = nullptr;  // right before this one, which waits for a view of the caller
 };
 
 // The caller holds views for which others wait: it goes before them, or they would wait for each other. What
@@ -189,7 +189,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
     const Possession has = possession_in(queue, part.access, part.extent);
     standing->under = has.under;
     if (has.under != nullptr) return Appended::kGranted;
-    if (has.view != nullptr) share_pass(queue, has.view->pass, part);
+    if (has.view != nullptr) share_grant(queue, has.view->grant, part);
   }
   if (!queue.has_parts() && !queue.has_bound_views()) return Appended::kGranted;
   return check_views(part, request, standing, conflict);
@@ -225,16 +225,16 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   lock_homes(parts);
   bool is_gated = false;
   for (RequestPart& e : parts) {
-    e.sequence = 1;
+    e.is_appended = true;
     e.request = &request;
-    e.needs_pass = false;
+    e.needs_grant = false;
     is_gated |= e.queue->gate() != nullptr;
   }
   request.is_gated = is_gated;
   if (parts.size() > 1) merge_wholes(parts);
   for (RequestPart& e : parts) {
     Standing standing;
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     Appended checked = Appended::kGranted;
     if (is_gated) [[unlikely]]
       checked = check_inherited(*e.queue, conflict);
@@ -242,10 +242,10 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
       checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
                                                 : check_synchronous(e, request, &standing, conflict);
     }
-    e.next = standing.under;
+    e.previous = standing.under;
+    e.next = standing.place;
     e.is_overwriting =
         standing.under != nullptr && (standing.under->is_overwrite || standing.under->is_overwriting);
-    e.previous = standing.place;
     if (checked == Appended::kGranted) continue;
     if (conflict != nullptr) conflict->part = &e;
     unlock_queues(parts);
@@ -254,26 +254,26 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   }
   if (is_gated) [[unlikely]] {
     request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
-    prepare_passes(parts);
+    prepare_grants(parts);
   }
   ReadyList ready;
-  // All are missing until they are in: an part may make a queue count, which may grant one before it.
+  // All are missing until they are in: a part may make a queue count, which may grant one before it.
   uint32_t granted = 0;
   request.missing.store(static_cast<uint32_t>(parts.size()), std::memory_order_relaxed);
   for (RequestPart& e : parts) {
-    if (e.sequence == 0) {
+    if (!e.is_appended) {
       ++granted;
-    } else if (e.next == nullptr) {
+    } else if (e.previous == nullptr) {
       const bool is_granted =
-          e.previous != nullptr ? e.queue->insert_before(&e, e.previous) : e.queue->append(&e, &ready);
+          e.next != nullptr ? e.queue->insert_before(&e, e.next) : e.queue->append(&e, &ready);
       granted += is_granted ? 1 : 0;
     } else {
       // What is taken under a lease of nobody's outlives it, when another thread gives that back.
-      const bool is_of_nobody = e.next->request->is_detached.load(std::memory_order_relaxed);
+      const bool is_of_nobody = e.previous->request->is_detached.load(std::memory_order_relaxed);
       if (request.kind == HolderKind::kCall && !is_of_nobody) {
-        e.sequence = 0;
+        e.is_appended = false;
       } else {
-        e.queue->insert_under(&e, e.next, &ready);
+        e.queue->insert_under(&e, e.previous, &ready);
       }
       ++granted;
     }
@@ -292,7 +292,7 @@ bool release(Request& request, ReadyList* ready) noexcept {
   if (request.is_gated) [[unlikely]]
     leave_gates(request, true);
   for (RequestPart& e : request.parts) {
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     Queue& queue = *e.queue;
     Gate* gate = nullptr;  // of memory that a view keeps from other processes
     queue.lock.lock();
@@ -331,7 +331,7 @@ bool take_out(Request& request, IsTo is_to) noexcept {
   lock_queues(request.parts);
   const bool is_taken = is_to();
   for (RequestPart& e : request.parts) {
-    if (is_taken && e.sequence != 0 && e.is_queued) e.queue->remove(&e, &ready);
+    if (is_taken && e.is_appended && e.is_queued) e.queue->remove(&e, &ready);
   }
   unlock_queues(request.parts);
   if (is_taken) count_out(request);
@@ -345,7 +345,7 @@ bool cancel(Request& request) noexcept {
   // pairs with: Queue::grant, "parts granted by others"
   const auto is_waiting = [&request] { return request.missing.load(std::memory_order_acquire) != 0; };
   if (take_out(request, is_waiting)) {
-    // What stood under others has shared their passes.
+    // What stood under others has shared their grants.
     if (request.is_gated) leave_gates(request, false);
     return true;
   }
@@ -387,7 +387,7 @@ Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** 
   return Appended::kGranted;
 }
 
-// What stands in the way of a view of ordinary code: an part of another actor, granted or not, or a view
+// What stands in the way of a view of ordinary code: a part of another actor, granted or not, or a view
 // that is bound to one.
 bool must_take_turn(const Queue& queue, const View& view) noexcept {
   if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
@@ -395,7 +395,7 @@ bool must_take_turn(const Queue& queue, const View& view) noexcept {
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
-// Of gated memory: a view stands under something that has a pass, or joins a view that does.
+// Of gated memory: a view stands under something that has a grant, or joins a view that does.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
   *has = possession_in(queue, view.access, view.extent);
@@ -434,8 +434,8 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict)
     return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
-    view.pass = has.pass();
-    queue.gate()->share(view.pass);
+    view.grant = has.grant();
+    queue.gate()->share(view.grant);
   }
   queue.add_view(&view, has.under);
   return Appended::kGranted;
@@ -458,9 +458,9 @@ void close_view(View& view) noexcept {
   queue.lock.lock();
   queue.remove_view(&view, &ready);
   queue.lock.unlock();
-  if (view.pass != kNoPass) [[unlikely]] {
-    const Pass pass = std::exchange(view.pass, kNoPass);
-    if (pass != kInheritedPass) queue.gate()->leave(pass, view.access == Access::kWrite);
+  if (view.grant != kNoGrant) [[unlikely]] {
+    const GrantId grant = std::exchange(view.grant, kNoGrant);
+    if (grant != kInheritedGrant) queue.gate()->leave(grant, view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
 }
@@ -474,7 +474,8 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
 
 Ref<Failure> failure_of(const Request& request) noexcept {
   for (const RequestPart& e : request.parts) {
-    if (e.is_overwrite || e.is_overwriting || !e.queue->has_poison.load(std::memory_order_relaxed)) continue;
+    if (e.is_overwrite || e.is_overwriting || !e.queue->has_failures.load(std::memory_order_relaxed))
+      continue;
     if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
   }
   return {};
@@ -484,13 +485,13 @@ void detach(Request& request) noexcept {
   request.is_detached.store(true, std::memory_order_relaxed);
   if (!request.is_gated) return;
   for (const RequestPart& e : request.parts) {
-    if (e.pass != kNoPass) e.queue->gate()->disown(e.pass);
+    if (e.grant != kNoGrant) e.queue->gate()->disown(e.grant);
   }
 }
 
 bool has_views(const Request& request) noexcept {
   for (const RequestPart& e : request.parts) {
-    if (e.sequence == 0) continue;
+    if (!e.is_appended) continue;
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
     if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
@@ -499,9 +500,9 @@ bool has_views(const Request& request) noexcept {
 }
 
 bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept {
-  Poison* spare = new (std::nothrow) Poison;
+  FailedRange* spare = new (std::nothrow) FailedRange;
   Queue& queue = lock_home(home);
-  Poison* healed = queue.heal(extent, &spare);
+  FailedRange* healed = queue.heal(extent, &spare);
   Gate* const gate = queue.gate();
   queue.lock.unlock();
   delete spare;
@@ -515,18 +516,18 @@ void settle(const Request& request, const Ref<Failure>& failure) noexcept {
     if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
       e.queue->gate()->heal(e.extent);
     }
-    Poison* node = failure ? new (std::nothrow) Poison{e.extent, failure, nullptr} : nullptr;
-    Poison* healed = nullptr;
-    const bool may_heal = e.is_overwrite && e.queue->has_poison.load(std::memory_order_relaxed);
+    FailedRange* node = failure ? new (std::nothrow) FailedRange{e.extent, failure, nullptr} : nullptr;
+    FailedRange* healed = nullptr;
+    const bool may_heal = e.is_overwrite && e.queue->has_failures.load(std::memory_order_relaxed);
     if (failure || may_heal) {
-      Poison* spare = new (std::nothrow) Poison;
+      FailedRange* spare = new (std::nothrow) FailedRange;
       {
         const std::scoped_lock lock(e.queue->lock);
         healed = e.queue->heal(e.extent, &spare);
         if (node != nullptr) {
-          e.queue->poison(node);
+          e.queue->add_failure(node);
         } else if (failure) {
-          e.queue->poison_without_node(e.extent);
+          e.queue->add_failure_without_node(e.extent);
         }
       }
       delete spare;

@@ -190,7 +190,7 @@ class WaitGraph::Walk {
 
   void follow(Request& request) {
     for (const RequestPart& part : request.parts) {
-      if (part.sequence == 0) continue;
+      if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);
       if (!part.is_queued || part.is_granted) continue;
       // What comes before the last part that was looked back from and excludes all others has been visited.

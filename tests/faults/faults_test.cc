@@ -262,7 +262,7 @@ void create_named(const Neighbour::Told&) {
     const Array a = api::zeros_shared({1000}, kDouble, options);
     a.write().view<double, 1>()(0) = 1;
   }
-  // The keeper closes the segment and removes its name.
+  // The mutex owner closes the segment and removes its name.
   const auto end = std::chrono::steady_clock::now() + 10s;
   for (bool is_open = true; is_open && std::chrono::steady_clock::now() < end;) {
     impl::Segments::nudge();
@@ -436,14 +436,14 @@ std::string what_is_left() {
   now.struct_size = sizeof now;
   tenon_statistics_get(&now);
   using impl::look;
-  uint32_t records = 0, blocks = 0, sent = 0;
+  uint32_t grants = 0, blocks = 0, sent = 0;
   impl::Segments::instance().visit([&](impl::Segment& segment) {
     const impl::Control& control = segment.control();
     for (uint32_t p = 0; p < impl::kParticipants; ++p) {
       if (!control.has_slot(p)) continue;
       const impl::Slot& slot = control.slot(p);
       if (look(slot.pid) != static_cast<uint32_t>(getpid())) continue;
-      for (const impl::Record& r : slot.records) records += look(r.state) != 0 ? 1 : 0;
+      for (const impl::Grant& r : slot.grants) grants += look(r.state) != 0 ? 1 : 0;
     }
     if (segment.header().creator_pid != static_cast<uint32_t>(getpid())) return;
     for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
@@ -454,10 +454,10 @@ std::string what_is_left() {
     }
   });
   const bool is_clean = now.storages == 0 && now.regions == 0 && now.heap_nbytes == 0 && now.views == 0 &&
-                        tenon_engine_unfinished() == 0 && records == 0 && blocks == 0 && sent == 0;
+                        tenon_engine_unfinished() == 0 && grants == 0 && blocks == 0 && sent == 0;
   if (is_clean) return "";
   return tenon::impl::concat(now.storages, " storages, ", now.regions, " regions, ", now.heap_nbytes,
-                             " bytes, ", now.views, " views, ", tenon_engine_unfinished(), " ops, ", records,
+                             " bytes, ", now.views, " views, ", tenon_engine_unfinished(), " ops, ", grants,
                              " leases, ", blocks, " blocks, ", sent, " handles are left");
 }
 
@@ -486,7 +486,7 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   }
   while (api::take_failure()) continue;
   impl::Segments::nudge();
-  // The keeper gives back what nobody uses, soon.
+  // The mutex owner gives back what nobody uses, soon.
   std::string left = what_is_left();
   const auto end = std::chrono::steady_clock::now() + 120s;
   while (!left.empty() && std::chrono::steady_clock::now() < end) {

@@ -29,7 +29,7 @@ namespace {
 
 // A good one, which mutations begin with.
 struct Seeds {
-  Keeper keeper;
+  MutexOwner mutex_owner;
   std::unique_ptr<Segment> segment;
   Ref<Array> array;
   std::string handle;
@@ -47,7 +47,7 @@ struct Seeds {
     plan.name = "fuzz";
     plan.data_nbytes = 36;
     plan.array = &named;
-    segment = Segment::create(plan, keeper);
+    segment = Segment::create(plan, mutex_owner);
     const int64_t shape[2] = {7, 5};
     array = Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
     handle = Segments::instance().handle_of(*array);
@@ -113,7 +113,7 @@ void try_file(std::span<const uint8_t> bytes) {
     os::File file = os::create_memory("fuzz", nbytes, false);
     if (pwrite(file.fd(), &header, std::min<size_t>(sizeof header, nbytes), 0) < 0) return;
     os::seal(file);
-    const auto segment = Segment::open(std::move(file), true, seeds().keeper);
+    const auto segment = Segment::open(std::move(file), true, seeds().mutex_owner);
     (void)segment->use(0, 0);
   } catch (const Error&) {
     return;

@@ -26,7 +26,7 @@
 
 #define NONE 5
 #define CONFLICT(a, b) ((a) * (b) > 1)  // of modes: 0 none, 1 read, 2 write
-// entries: 0 A's lease, 1 A's next access, 2 what B asks for, 3 the op, 4 C's lease
+// parts: 0 A's lease, 1 A's next access, 2 what B asks for, 3 the op, 4 C's lease
 #define OP 3
 #define SAME(a, b) ((a) == (b) || (a) + (b) == 1)  // of one thread
 
@@ -92,7 +92,7 @@ inline grant_all() { grant(0); grant(1); grant(2); grant(OP); grant(4) }
 
 inline end(e) { mode[e] = 0; place[e] = 0; granted[e] = false }
 
-// The first entry that conflicts with m and waits for a view that A, or B, holds.
+// The first part that conflicts with m and waits for a view that A, or B, holds.
 #define KEPT_BY_A(b, m) \
   (mode[b] > 0 && !granted[b] && CONFLICT(m, mode[b]) && CONFLICT(of_a, mode[b]) && ((b) != OP || heeds))
 #define IS_OP_KEPT (mode[OP] > 0 && !granted[OP] && heeds && CONFLICT(of_b, mode[OP]))
@@ -119,7 +119,7 @@ inline find_kept_by_b(m) {
 
 inline choose(m) { if :: m = 1 :: m = 2 fi }
 
-// What an entry finds that has come to the views.
+// What a part finds that has come to the views.
 inline show_views() { heeds = heeds || (mode[OP] > 0 && !granted[OP]) }
 
 active proctype thread_a() {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Cancel: three requests for one queue, each for reading or writing, each with a time-out that may fire at
-// any moment. Whoever leaves the queue, by release or by time-out, unlinks its entry under the queue's
-// lock and grants the entries that its leaving frees; it wakes their waiters after the lock is left, by
-// address, touching no entry. A request whose time-out fires looks at its entry under the lock: granted,
+// any moment. Whoever leaves the queue, by release or by time-out, unlinks its part under the queue's
+// lock and grants the parts that its leaving frees; it wakes their waiters after the lock is left, by
+// address, touching no part. A request whose time-out fires looks at its part under the lock: granted,
 // it was in time; queued, it leaves.
 //
-// Law: a request ends in exactly one way, granted or timed out; no entry is granted after it was unlinked;
+// Law: a request ends in exactly one way, granted or timed out; no part is granted after it was unlinked;
 // whenever the lock is free, nobody waits who could go; conflicting holders never overlap.
 // variant: SOUND holds
 // variant: SOUND ends
@@ -18,7 +18,7 @@
 // variant: LOOK_OUTSIDE refuted assertion
 // GRANT_OUTSIDE decides under the lock whom to grant and stores it after the lock is left.
 // variant: GRANT_OUTSIDE refuted assertion
-// TOUCH_AFTER looks, once the lock is left, into the entries that it granted, to see whether somebody
+// TOUCH_AFTER looks, once the lock is left, into the parts that it granted, to see whether somebody
 // waits.
 // variant: TOUCH_AFTER refuted assertion
 
@@ -33,7 +33,7 @@ byte mode[N];      // 1 read, 2 write
 byte place[N];     // in the order of the queue, from 1
 bool linked[N];
 bool chosen[N];    // for the law: granted, or about to be
-bool exists[N];    // the entry's memory: from the request to its end
+bool exists[N];    // the part's memory: from the request to its end
 bool holds[N];
 byte ends[N];      // how often a request was granted or unlinked ungranted
 byte tail = 0;

@@ -3,7 +3,7 @@
 // Channel: a producer fills slots and sends them, two consumers receive them. A slot's item is one number, 0
 // for none; who uses a slot holds its lock, which counts for nothing when the holder is dead (process_lock
 // has how that is found out). The numbers change under one robust mutex. Who finds nothing announces itself at
-// a bell, reads its turn, looks once more, and sleeps on the turn and on the life words of the others. Any two
+// an event, reads its turn, looks once more, and sleeps on the turn and on the life words of the others. Any two
 // of the three die, each at any of its steps; the kernel then frees the mutex and wakes one of those that sleep
 // on the life word. Nothing else ends a sleep.
 //
@@ -16,13 +16,13 @@
 //
 // TURN_LATE reads the turn after it has looked.
 // variant: TURN_LATE refuted deadlock
-// BELL_ALONE does not sleep on life words.
-// variant: BELL_ALONE refuted deadlock
+// EVENT_ALONE does not sleep on life words.
+// variant: EVENT_ALONE refuted deadlock
 // PRODUCER_ALONE sleeps on the producer's life word, not on the other consumer's, who was woken and died.
 // variant: PRODUCER_ALONE refuted deadlock
 // ITEM_FIRST takes what it was woken for, and does not look who has died: it alone was woken.
 // variant: ITEM_FIRST refuted deadlock
-// KEPT_QUIET wakes the others only if the dead one had a role: it had closed, and died before it rang.
+// KEPT_QUIET wakes the others only if the dead one had a role: it had closed, and died before it signaled.
 // variant: KEPT_QUIET refuted deadlock
 // CLOSED_LATE gives its role back before it counts the end, and dies in between.
 // variant: CLOSED_LATE refuted deadlock
@@ -40,7 +40,7 @@
 // IN_USE gives the producer a slot that somebody reads.
 // variant: IN_USE refuted assertion
 //
-// THREADS are consumers of one process, with one bit in the bell; nobody dies. SILENCED leaves it by clearing
+// THREADS are consumers of one process, with one bit in the event; nobody dies. SILENCED leaves it by clearing
 // the bit of the other one, who sleeps.
 // variant: THREADS holds
 // variant: SILENCED refuted deadlock
@@ -81,11 +81,11 @@ byte last = 0;               // number that was given
 byte mutex = 0;              // 1 + who holds it
 byte roles = 7;              // who takes part, as bits
 bool is_closed = false;
-byte waits[2];               // of the bells: who may sleep, as bits
+byte waits[2];               // of the events: who may sleep, as bits
 #ifdef THREADS
 byte sleepers = 0;           // of the one process' threads
 #endif
-#define ITEM 0               // the bell of the consumers
+#define ITEM 0               // the event of the consumers
 #define ROOM 1               // that of the producer
 
 // The kernel
@@ -133,7 +133,7 @@ byte cursor[N];
 #define STUCK(p) (alive[p] && asleep[p] && (READY(p) != NONE || HAS_ENDED || (UNNOTED & 1)))
 #define STUCK_PRODUCER (alive[0] && asleep[0] && SPARE != NONE)
 #define ENDED(p) (is_done[p] || !alive[p])
-#ifdef BELL_ALONE
+#ifdef EVENT_ALONE
 #define TO_WATCH(p) 0
 #elif defined(PRODUCER_ALONE)
 #define TO_WATCH(p) (LIVING & ((p) == 0 -> 6 : 1))
@@ -180,7 +180,7 @@ inline wake_one(p) {
   fi
 }
 
-inline announce(bell) {
+inline announce(event) {
   if
   MAY_DIE
   :: atomic {
@@ -188,7 +188,7 @@ inline announce(bell) {
 #ifdef THREADS
        sleepers = sleepers | BIT(p);
 #endif
-       waits[bell] = waits[bell] | BIT(PLACE(p));
+       waits[event] = waits[event] | BIT(PLACE(p));
        moved[p] = false;
        watches[p] = TO_WATCH(p)
      }

@@ -3,7 +3,7 @@
 // Host: the views of a process' ordinary code, two threads that are one party, against two ops pushed over
 // two queues. A new view that needs no more than the host holds joins at once: ops that conflict wait for the
 // host then. Any other is a request: from the moment it asks, pushes see it like a view, and it waits for the unfinished
-// conflicting entries that were there. It raises instead if one of those, or what that one waits for,
+// conflicting parts that were there. It raises instead if one of those, or what that one waits for,
 // waits for the host. A push that conflicts with the host raises, or waits until the views and requests
 // that it found are gone. The first thread keeps its views while the other one asks: the threads of a
 // process may well wait for each other. (How views and calls take turns with leases is in bound.pml.)
@@ -14,12 +14,12 @@
 //
 // WAITS_FOR_ALL looks for nobody that waits for the host: both wait.
 // variant: WAITS_FOR_ALL refuted deadlock
-// DIRECT_ONLY looks at the entries alone, not at what they wait for.
+// DIRECT_ONLY looks at the parts alone, not at what they wait for.
 // variant: DIRECT_ONLY refuted deadlock
 // VIEWS_ONLY does not count the host's requests: a push waits for one, and another thread's request for
 // the push.
 // variant: VIEWS_ONLY refuted deadlock
-// LOOK_FIRST looks for such entries, then asks: one comes in between.
+// LOOK_FIRST looks for such parts, then asks: one comes in between.
 // variant: LOOK_FIRST refuted deadlock
 // UNSEEN shows a request to pushes only when it has become a view.
 // variant: UNSEEN refuted assertion

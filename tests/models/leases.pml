@@ -3,7 +3,7 @@
 // Leases: two threads and two queues. Each thread takes a block lease, keeps, releases or detaches it, may
 // push an op over one or both queues and wait for it, and may take a lease on the other queue. Somebody
 // else releases detached leases. A caller that cannot go on registers what it waits for, then walks the
-// wait-for graph: from an entry to the earlier conflicting ones, from a granted lease to what its thread
+// wait-for graph: from a part to the earlier conflicting ones, from a granted lease to what its thread
 // waits for. It raises when it comes back to a granted lease of its own. Register and walk lie under one
 // graph lock; the walk looks at one queue at a time, while ops end, leases are released, ops are pushed
 // and registrations end beside it.
@@ -16,7 +16,7 @@
 // variant: NO_WALK refuted deadlock
 // WALK_FIRST walks, leaves the lock, then registers: both threads walk before either can be seen.
 // variant: WALK_FIRST refuted deadlock
-// GRANTED_ONLY follows only entries that are granted, and misses who waits in between.
+// GRANTED_ONLY follows only parts that are granted, and misses who waits in between.
 // variant: GRANTED_ONLY refuted deadlock
 // OWN_ONLY looks for its own leases alone, and does not go on to what other threads wait for.
 // variant: OWN_ONLY refuted deadlock
@@ -31,7 +31,7 @@
 #define OP(c) ((c) % 3 == 2)
 #define BIT(c) (1 << (c))
 
-byte mode[12];                      // of claim c in queue q: 0 no entry, 1 read, 2 write
+byte mode[12];                      // of request c in queue q: 0 no part, 1 read, 2 write
 byte place[CLAIMS];                 // in the order of pushes, from 1; 0 not in the queues
 bool detached[CLAIMS];
 byte waits_for[2] = NONE;           // the registrations
@@ -117,7 +117,7 @@ inline note_cycle(w) {
 #define OWNED(c) (!OP(c) && !detached[c])
 #endif
 
-// Under the lock of queue q: who is ahead of claim c there; a granted lease is left for its owner
+// Under the lock of queue q: who is ahead of request c there; a granted lease is left for its owner
 inline look(q_, c) {
   b_ = 0;
   do
@@ -179,7 +179,7 @@ inline register(t, target) {
   }
 }
 
-// raised, or claim c is reached
+// raised, or request c is reached
 inline wait_for(t, c) {
   if
   :: REACHED(c)

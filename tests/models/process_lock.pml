@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Process lock: three processes take a lease each of bytes of one block, without a mutex. A process has a
-// record in its own slot, which it alone writes as long as it is there: arriving, then waiting with a ticket,
-// then granted, then free. When it is gone, the process that has the lock of its place writes the record.
+// grant in its own slot, which it alone writes as long as it is there: arriving, then waiting with a ticket,
+// then granted, then free. When it is gone, the process that has the lock of its place writes the grant.
 //
 // A step of the model is one store to shared memory, with loads around it whose order makes no difference;
-// the names of the functions stand beside. A record is looked at in one step: what is seen of one that is
+// the names of the functions stand beside. A grant is looked at in one step: what is seen of one that is
 // used again meanwhile has ended, or has a higher ticket.
 //
 // Deaths: any process dies, at any step. First the kernel marks its life word, and wakes one of those that
@@ -23,9 +23,9 @@
 // that lives, or after which a stopped one is cleaning up. To give back is a run of steps that wait for
 // nothing. The death of a writer is told to all that would be granted bytes that it had, until a process that
 // holds them for writing has overwritten them, and to nobody else. In the end everybody has ended, and the
-// records say which deaths were not healed.
+// grants say which deaths were not healed.
 // variant: SOUND holds
-// TWO_DEATHS: two processes die, and none stops. ALL has both, and more claims.
+// TWO_DEATHS: two processes die, and none stops. ALL has both, and more requests.
 // variant: TWO_DEATHS holds
 // variant: ALL holds soak
 // REBORN: another process gets the place of the dead one.
@@ -35,9 +35,9 @@
 //
 // NO_ARRIVAL takes the ticket before it is seen: the next one is granted meanwhile.
 // variant: NO_ARRIVAL refuted assertion
-// GRANTED_ALONE looks at granted records alone.
+// GRANTED_ALONE looks at granted grants alone.
 // variant: GRANTED_ALONE refuted assertion
-// TURN_LATE reads the turn after the records: what was given back in between wakes nobody.
+// TURN_LATE reads the turn after the grants: what was given back in between wakes nobody.
 // variant: TURN_LATE refuted deadlock
 // TURN_FIRST moves the turn before it gives back.
 // variant: TURN_FIRST refuted deadlock
@@ -52,24 +52,24 @@
 // SILENT does not pass on that the kernel has woken it. The dead one had given back, and died before its
 // wake.
 // variant: SILENT refuted deadlock
-// LOOK_FIRST looks at the records before it passes that on: it is granted, and does not pass it on.
+// LOOK_FIRST looks at the grants before it passes that on: it is granted, and does not pass it on.
 // variant: LOOK_FIRST refuted deadlock
 // UNANNOUNCED sleeps on a life word without the bit that makes the kernel wake.
 // variant: UNANNOUNCED refuted deadlock
 // NO_SLICE never ends a sleep by itself: the one that was to wake others is stopped.
 // variant: NO_SLICE refuted deadlock
-// DIED_LATE frees the record before it notes the death.
+// DIED_LATE frees the grant before it notes the death.
 // variant: DIED_LATE refuted assertion
-// TWO_REAPERS reaps without the lock of the place: the place has a new owner, whose record the slower one
+// TWO_REAPERS reaps without the lock of the place: the place has a new owner, whose grant the slower one
 // drops.
 // variant: TWO_REAPERS refuted assertion
 //
 // HEALERS: process 1 dies with all of three ranges. Process 0 overwrites the middle one, so that the rest of
-// the death goes to a record of its own; process 2 overwrites, or reads, the last one. If both heal at a
+// the death goes to a grant of its own; process 2 overwrites, or reads, the last one. If both heal at a
 // time, that rest may come back after it was overwritten: a death may be told too often then, and never too
 // seldom.
 // variant: HEALERS holds
-// MOVE_UNSEEN does not look whether bytes of a death have come to another record while it looked.
+// MOVE_UNSEEN does not look whether bytes of a death have come to another grant while it looked.
 // variant: MOVE_UNSEEN refuted assertion
 // CUT_FIRST cuts the death before the rest of it stands elsewhere.
 // variant: CUT_FIRST refuted assertion
@@ -81,7 +81,7 @@
 //
 // AGAIN: two readers that come back as long as a writer waits. Law: they come to an end.
 // variant: AGAIN ends
-// BARGE looks at granted and arriving records alone: the readers relieve each other for ever.
+// BARGE looks at granted and arriving grants alone: the readers relieve each other for ever.
 // variant: BARGE refuted ends
 
 #if defined(TWO_DEATHS)
@@ -122,15 +122,15 @@
 mtype = { none, arriving, waiting, granted, died };
 
 // The segment
-mtype state[N] = none;       // of the record of process p, in its slot
-byte bytes[N];               // of the record: ranges as bits
+mtype state[N] = none;       // of the grant of process p, in its slot
+byte bytes[N];               // of the grant: ranges as bits
 bool writes[N];
 bool overwrites[N];          // all of it: heals, and is not told of a death
 byte before[N];              // whose tickets are lower, as bits
 #ifdef NO_ARRIVAL
 byte tickets = 0;            // who has one
 #endif
-byte waits = 0;              // Block::waiting: slots that may have records that wait
+byte waits = 0;              // Block::waiting: slots that may have grants that wait
 byte live = 7;               // slots in use
 byte place[N];               // the lock of the place: 1 + who has it; 0: nobody
 byte is_marked = 0;          // life words
@@ -138,7 +138,7 @@ byte is_marked = 0;          // life words
 byte reborn = 0;             // Slot::generation
 #endif
 #ifdef SPLIT
-byte rest[N];                // the record of p that holds a part of a death: its bytes
+byte rest[N];                // the grant of p that holds a part of a death: its bytes
 #endif
 // What has moved since p read it, as bits
 byte turn_moved = 0;         // Block::turn
@@ -147,7 +147,7 @@ byte deaths_moved = 0;       // Block::death_moves
 
 // The kernel
 byte asleep = 0;
-byte watches[N];             // on whose life words p sleeps; whose records are in its way
+byte watches[N];             // on whose life words p sleeps; whose grants are in its way
 byte stale[N];               // of those, which were marked already when it read them
 byte polls = 0;              // who sleeps for short, as one on whose life word it sleeps is ending
 byte is_gone = 0;
@@ -264,7 +264,7 @@ inline end_wait() {
 #endif
 
 #define HAS_NOTED(q) (q != s && state[q] == died && (bytes[q] & bytes[s]) == bytes[s])
-// reap(), which has the lock of the place: clear(), drop_record(), note_death()
+// reap(), which has the lock of the place: clear(), drop_grant(), note_death()
 inline reap() {
 #ifdef DIED_LATE
   was_granted = state[s] == granted && writes[s];
@@ -299,7 +299,7 @@ inline reap() {
 #else
 #define ARRIVAL(q) BIT(q)
 #endif
-// try_grant(): one record, and note_sleeper()
+// try_grant(): one grant, and note_sleeper()
 inline look_at(q) {
   if
   :: IN_WAY(p, q) ->
@@ -330,7 +330,7 @@ inline look_at(q) {
 #define ARRIVES(q) (state[q] == arriving -> BIT(q) : 0)  // only these compare it
 
 #ifdef SPLIT
-// heal() for one death, that of process 1, and its rest in a record of process 0
+// heal() for one death, that of process 1, and its rest in a grant of process 0
 inline heal() {
   do
   :: atomic {
@@ -520,7 +520,7 @@ turn:
        if :: !overwrites[p] -> goto leave :: else fi
      }
      heal();
-leave:  // free_record()
+leave:  // free_grant()
 #ifdef TURN_FIRST
      atomic { true; move_turn() }
 #endif
@@ -690,7 +690,7 @@ inline reads(p, b) { bytes[p] = b }
 inline write(p, b) { bytes[p] = b; writes[p] = true }
 inline overwrite(p, b) { bytes[p] = b; writes[p] = true; overwrites[p] = true }
 
-#define RECORD(q) (state[q] == died || (state[q] == granted && writes[q] && IN(q, is_gone)) -> bytes[q] : 0)
+#define GRANT(q) (state[q] == died || (state[q] == granted && writes[q] && IN(q, is_gone)) -> bytes[q] : 0)
 
 init {
   atomic {
@@ -742,8 +742,8 @@ init {
   }
   ENDED;
 #ifdef SPLIT
-  assert(!(owed & ~(RECORD(0) | RECORD(1) | RECORD(2) | rest[0])))
+  assert(!(owed & ~(GRANT(0) | GRANT(1) | GRANT(2) | rest[0])))
 #else
-  assert(owed == (RECORD(0) | RECORD(1) | RECORD(2)))
+  assert(owed == (GRANT(0) | GRANT(1) | GRANT(2)))
 #endif
 }

@@ -2,11 +2,11 @@
 //
 // Process walk: three processes of one thread each and two shared storages. Two of them take up to two leases
 // each, the third takes one, on either storage, one after the other or both at once. Who is blocked
-// registers, that is, its record says that it waits; then it walks: from the record of a process that waits
+// registers, that is, its grant says that it waits; then it walks: from the grant of a process that waits
 // to the processes that block it there. It looks at one storage at a time, under that storage's mutex;
 // nothing holds the whole still. If the walk comes back, it is made once more over the edges that it has
-// seen: an edge counts if both records are still the ones of the first walk, which their tickets tell. Then
-// the circle was there as a whole between the two walks, and the walker raises and gives its record back.
+// seen: an edge counts if both grants are still the ones of the first walk, which their tickets tell. Then
+// the circle was there as a whole between the two walks, and the walker raises and gives its grant back.
 //
 // Law: nobody hangs; and who raises was part of a real circle at some moment of its two walks.
 // variant: SOUND holds
@@ -14,7 +14,7 @@
 //
 // NO_WALK waits at once.
 // variant: NO_WALK refuted deadlock
-// WALK_FIRST walks before its record can be seen.
+// WALK_FIRST walks before its grant can be seen.
 // variant: WALK_FIRST refuted deadlock
 // GRANTED_ONLY follows only leases that are granted, and misses who waits in between.
 // variant: GRANTED_ONLY refuted deadlock
@@ -27,16 +27,16 @@
 #define N 3
 #define NONE 2
 #define BIT(i) (1 << (i))
-#define R(s, p) ((s) * N + (p))         // the record of process p for storage s
+#define R(s, p) ((s) * N + (p))         // the grant of process p for storage s
 #define EDGE(x, b) BIT((x) * N + (b))
 
 mtype = { none, unseen, waiting, granted };
 
 mtype state[6] = none;
 byte mode[6];            // 1 read, 2 write
-byte before[6];          // the processes whose records waited when this one was registered, as bits
+byte before[6];          // the processes whose grants waited when this one was registered, as bits
 byte waits_on[N] = NONE; // the storage
-short same[N];           // edges of walker p's first walk whose records are still the same
+short same[N];           // edges of walker p's first walk whose grants are still the same
 bool walking[N], circle_was[N];  // for the law
 
 #define FIRST(s, p, b) (state[R(s, b)] == waiting && (before[R(s, p)] & BIT(b)))
@@ -80,7 +80,7 @@ inline note_circle(w) {
 
 inline note_circles() { note_circle(0); note_circle(1); note_circle(2) }
 
-// p's record for storage s is no more
+// p's grant for storage s is no more
 inline leave(s) {
   d_step {
     if
@@ -126,7 +126,7 @@ inline look(b) {
   fi
 }
 
-// from p's own record
+// from p's own grant
 inline walk() {
   d_step { found = false; todo = BIT(p); seen = 0 }
   do

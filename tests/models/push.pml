@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Push: three ops, each with a read or write entry in one or both of two queues, pushed by two threads and
+// Push: three ops, each with a read or write part in one or both of two queues, pushed by two threads and
 // run by two workers. A push takes the locks of all its queues in one order, appends, leaves, and then
-// takes what was granted at once from the count of entries that the op still lacks; who brings the count
+// takes what was granted at once from the count of parts that the op still lacks; who brings the count
 // to zero posts the op.
 //
 // Law: every op runs, once; conflicting ops never overlap; where ops conflict on a queue, they run in push
@@ -14,25 +14,25 @@
 // variant: ONE_AT_A_TIME refuted deadlock
 // OWN_ORDER holds all locks, but takes them in the op's own order.
 // variant: OWN_ORDER refuted deadlock
-// GRANTED_ONLY holds new entries against granted ones only: a read passes a write that waits.
+// GRANTED_ONLY holds new parts against granted ones only: a read passes a write that waits.
 // variant: GRANTED_ONLY refuted assertion
 // ZERO_COUNTS looks for zero also when nothing was granted at once: two threads post the op.
 // variant: ZERO_COUNTS refuted assertion
 // GRANT_LATER looks for successors under the lock and grants them after it: two ops that end grant one
-// entry twice.
+// part twice.
 // variant: GRANT_LATER refuted assertion
 
 #define OPS 3
 #define CONFLICT(a, b) ((a) * (b) > 1)  // of modes
 #define AT(q, o) ((q)*OPS + (o))
 
-byte mode[6];     // of op o in queue q: 0 no entry, 1 read, 2 write
+byte mode[6];     // of op o in queue q: 0 no part, 1 read, 2 write
 byte place[6];    // in the order of the queue, from 1
 bool live[6];     // in the queue and unfinished
 bool granted[6];
 byte tail[2];
 bool locked[2];
-byte lacks[OPS];  // entries that are not granted
+byte lacks[OPS];  // parts that are not granted
 bool posted[OPS], running[OPS], done[OPS];
 
 inline lock(q) { atomic { !locked[q] -> locked[q] = true } }
@@ -44,7 +44,7 @@ inline unlock(q) { locked[q] = false }
 #define COUNTS(q, p, o) (place[AT(q, p)] < place[AT(q, o)])
 #endif
 
-// clear = no earlier unfinished entry of queue q is in the way of op o's
+// clear = no earlier unfinished part of queue q is in the way of op o's
 inline look(q, o) {
   clear = true;
   p = 0;
@@ -124,7 +124,7 @@ proctype pusher(byte from; byte to) {
   od
 }
 
-// fresh = the entries of queue q that nothing is in the way of any more; they are granted
+// fresh = the parts of queue q that nothing is in the way of any more; they are granted
 inline advance(q) {
   d_step {
     fresh = 0;

@@ -58,26 +58,26 @@ class Memory:
         self.extent = extent_of(values)
         self.queue = []  # entries of leases and of blocked ops
         self.views = []
-        self.poisons = []  # (extent, names of the ops that may be told as the cause)
+        self.failures = []  # (extent, names of the ops that may be told as the cause)
         self.is_moved = False
         self.original = None  # the NumPy array that was lent, while somebody refers to it
         self.is_original_writable = False
         self.writes = 0  # how often it may have been written
 
     def causes(self, extent):
-        return set().union(*(names for where, names in self.poisons if overlap(where, extent)))
+        return set().union(*(names for where, names in self.failures if overlap(where, extent)))
 
     def heal(self, extent):
         rest = []
-        for (begin, end), names in self.poisons:
+        for (begin, end), names in self.failures:
             before = (begin, min(end, extent[0]))
             behind = (max(begin, extent[1]), end)
             rest += [(part, names) for part in (before, behind) if part[0] < part[1]]
-        self.poisons = rest
+        self.failures = rest
 
-    def poison(self, extent, names):
+    def add_failure(self, extent, names):
         self.heal(extent)
-        self.poisons.append((extent, frozenset(names)))
+        self.failures.append((extent, frozenset(names)))
 
     def host_views(self):
         return [view for view in self.views if view.holder is None]
@@ -380,7 +380,7 @@ class Model:
         entry = claim.entry
         memory = entry.memory
         if failure is not None:
-            memory.poison(entry.extent, {failure})
+            memory.add_failure(entry.extent, {failure})
         elif entry.is_overwrite:
             memory.heal(entry.extent)
         memory.writes += entry.is_write
@@ -476,7 +476,7 @@ class Model:
                 continue
             entry.memory.writes += 1
             if op.causes:
-                entry.memory.poison(entry.extent, op.causes)
+                entry.memory.add_failure(entry.extent, op.causes)
             elif entry.is_overwrite:
                 entry.memory.heal(entry.extent)
 

@@ -67,7 +67,7 @@ def test_a_failure_of_any_text_is_told(make, text):
     a.clear_error()
 
 
-def test_a_lease_for_writing_that_an_exception_leaves_poisons():
+def test_a_lease_for_writing_that_an_exception_leaves_a_failure():
     a = tn.zeros(3)
     with pytest.raises(KeyError), a.lease("r"):
         raise KeyError

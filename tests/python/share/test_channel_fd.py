@@ -295,7 +295,7 @@ def test_loops_of_several_threads_share_a_channel():
 
 
 def test_a_thread_that_waits_does_not_make_a_task_miss_anything():
-    """Both wait for the bell under one mark of the process: who leaves first must not take it away."""
+    """Both wait for the event under one mark of the process: who leaves first must not take it away."""
     channel = tn.Channel(SCHEMA, slots=4)
     stop = threading.Event()
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ipc/keeper.h"
+#include "ipc/mutex_owner.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -41,9 +41,9 @@ void check_robust_mutexes() {
 
 }  // namespace
 
-Keeper& Keeper::instance() { return one_per_process<Keeper>(); }
+MutexOwner& MutexOwner::instance() { return one_per_process<MutexOwner>(); }
 
-Keeper::~Keeper() {
+MutexOwner::~MutexOwner() {
   {
     const std::scoped_lock lock(lock_);
     is_ending_ = true;
@@ -52,7 +52,7 @@ Keeper::~Keeper() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Keeper::call(const std::function<void()>& work) {
+void MutexOwner::call(const std::function<void()>& work) {
   if (thread_.get_id() == std::this_thread::get_id()) return work();
   std::unique_lock lock(lock_);
   if (!thread_.joinable()) {
@@ -71,7 +71,7 @@ void Keeper::call(const std::function<void()>& work) {
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
-void Keeper::begin() {
+void MutexOwner::begin() {
   {
     const std::scoped_lock lock(lock_);
     if (thread_.joinable()) return;
@@ -79,7 +79,7 @@ void Keeper::begin() {
   call([] {});
 }
 
-void Keeper::nudge(Chore chore) noexcept {
+void MutexOwner::nudge(Chore chore) noexcept {
   {
     const std::scoped_lock lock(lock_);
     chore_ = chore;
@@ -87,8 +87,8 @@ void Keeper::nudge(Chore chore) noexcept {
   changed_.notify_all();
 }
 
-void Keeper::run() noexcept {
-  pthread_setname_np(pthread_self(), "tenon-keeper");
+void MutexOwner::run() noexcept {
+  pthread_setname_np(pthread_self(), "tenon-mutexes");
   using Clock = std::chrono::steady_clock;
   Chore later = nullptr;  // a chore that is to run again,
   Clock::time_point due;  // not before that

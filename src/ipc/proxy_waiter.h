@@ -12,23 +12,22 @@
 namespace tenon::impl {
 
 // Threads: any. Runs the arrival of a request, and with some executors its body, so it may wait for the lock
-// of a language. A thread that holds that lock must not wait for the porter.
-class Porter {
+// of a language. A thread that holds that lock must not wait for the proxy waiter.
+class ProxyWaiter {
  public:
   // That of this process: another one after a fork. Never destroyed.
-  static Porter& instance();
+  static ProxyWaiter& instance();
 
-  Porter() = default;
-  Porter(const Porter&) = delete;
-  Porter& operator=(const Porter&) = delete;
+  ProxyWaiter() = default;
+  ProxyWaiter(const ProxyWaiter&) = delete;
+  ProxyWaiter& operator=(const ProxyWaiter&) = delete;
 
-  // Waits for an attempt, which has been entered and looked at; then arrive_at_gates(request, ...). False:
-  // there is no memory or no thread for it.
-  bool add(ProcessLock& lock, Request& request, RequestPart& part,
-           const ProcessLock::Attempt& attempt) noexcept;
+  // Waits until the part has its grant; then arrive_at_gates(request, ...). grant: the one that waits; kNoGrant:
+  // none was free. False: there is no memory or no thread to wait.
+  bool add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept;
   // Takes it back. False: it has arrived, or does so now.
   bool cancel(const RequestPart& part) noexcept;
-  // It looks at all attempts again.
+  // It looks at all that waits again.
   void call() noexcept;
   // It calls report_awaited(), soon.
   void call_to_report() noexcept;
@@ -38,14 +37,13 @@ class Porter {
     ProcessLock* lock;
     Request* request;
     RequestPart* part;
-    ProcessLock::Attempt attempt;
+    GrantId grant;
   };
 
   bool start() noexcept;
   void run() noexcept;
   bool begin(Waiting& waiting) noexcept;
   bool look_at_all() noexcept;
-  void arrive(const Waiting& waiting, uint32_t dead_pid) noexcept;
 
   std::mutex lock_;
   std::vector<Waiting> waiting_;  // guarded by lock_

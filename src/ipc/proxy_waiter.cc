@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ipc/porter.h"
+#include "ipc/proxy_waiter.h"
 
 #include <pthread.h>
 
@@ -20,19 +20,17 @@ constexpr int64_t kIdleNs = 3'600'000'000'000;
 
 }  // namespace
 
-Porter& Porter::instance() { return one_per_process<Porter>(); }
+ProxyWaiter& ProxyWaiter::instance() { return one_per_process<ProxyWaiter>(); }
 
-bool Porter::add(ProcessLock& lock, Request& request, RequestPart& part,
-                 const ProcessLock::Attempt& attempt) noexcept {
+bool ProxyWaiter::add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept {
   try {
     const std::scoped_lock locked(lock_);
-    waiting_.push_back({&lock, &request, &part, attempt});
-    const bool has_record = attempt.record != Participant::kNone;
+    waiting_.push_back({&lock, &request, &part, grant});
     if (!start()) {
       waiting_.pop_back();
       return false;
     }
-    if (!has_record) lock.segment().participant().begin_record_wait();
+    if (grant == kNoGrant) lock.segment().participant().begin_grant_wait();
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -41,7 +39,7 @@ bool Porter::add(ProcessLock& lock, Request& request, RequestPart& part,
 }
 
 // Requires the lock. False: there can be no thread.
-bool Porter::start() noexcept {
+bool ProxyWaiter::start() noexcept {
   if (is_running_) return true;
   const BlockedSignals blocked;
   try {
@@ -53,17 +51,17 @@ bool Porter::start() noexcept {
   return is_running_;
 }
 
-void Porter::call_to_report() noexcept {
+void ProxyWaiter::call_to_report() noexcept {
   {
     const std::scoped_lock locked(lock_);
     if (!start()) return;
   }
-  // pairs with: Porter::run, "something new to wait for"
+  // pairs with: ProxyWaiter::run, "something new to wait for"
   is_to_report_.store(true, std::memory_order_release);
   call();
 }
 
-bool Porter::cancel(const RequestPart& part) noexcept {
+bool ProxyWaiter::cancel(const RequestPart& part) noexcept {
   Waiting found{};
   {
     const std::scoped_lock locked(lock_);
@@ -73,21 +71,24 @@ bool Porter::cancel(const RequestPart& part) noexcept {
     found = *at;
     waiting_.erase(at);
   }
-  if (found.attempt.record == Participant::kNone) found.lock->segment().participant().end_record_wait();
-  found.lock->withdraw(found.attempt);
+  if (found.grant == kNoGrant) {
+    found.lock->segment().participant().end_grant_wait();
+  } else {
+    found.lock->free_grant(found.grant);
+  }
   return true;
 }
 
-void Porter::call() noexcept {
-  // pairs with: Porter::run, "something new to wait for"
+void ProxyWaiter::call() noexcept {
+  // pairs with: ProxyWaiter::run, "something new to wait for"
   calls_.fetch_add(1, std::memory_order_release);
   os::wake_all(calls_);
 }
 
-void Porter::run() noexcept {
-  pthread_setname_np(pthread_self(), "tenon-porter");
+void ProxyWaiter::run() noexcept {
+  pthread_setname_np(pthread_self(), "tenon-proxy");
   while (true) {
-    // pairs with: Porter::call, "something new to wait for"
+    // pairs with: ProxyWaiter::call, "something new to wait for"
     const uint32_t calls = calls_.load(std::memory_order_acquire);
     if (is_to_report_.exchange(false, std::memory_order_relaxed)) report_awaited();
     words_.assign(1, {&calls_, calls});
@@ -96,13 +97,14 @@ void Porter::run() noexcept {
   }
 }
 
-// Enters a request for which there was no record. False: there is none yet; those that came first have it
+// Enters a request for which there was no grant. False: there is none yet; those that came first have it
 // first.
-bool Porter::begin(Waiting& waiting) noexcept {
+bool ProxyWaiter::begin(Waiting& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
-  const os::Sleep given = participant.records_given();
-  if (waiting.lock->begin(*waiting.request, *waiting.part, &waiting.attempt)) {
-    participant.end_record_wait();
+  const os::Sleep given = participant.grants_given();
+  waiting.grant = waiting.lock->begin(*waiting.request, *waiting.part);
+  if (waiting.grant != kNoGrant) {
+    participant.end_grant_wait();
     return true;
   }
   const auto is_same = [&](const os::Sleep& word) { return word.word == given.word; };
@@ -110,41 +112,33 @@ bool Porter::begin(Waiting& waiting) noexcept {
   return false;
 }
 
-// Lets those arrive whose turn has come, and collects the words on which the others wait. True: nobody waits.
-bool Porter::look_at_all() noexcept {
-  ProcessLock::Obstruction obstruction;
+// Lets the requests arrive whose turn has come, and collects the words for the others. True: none waits.
+bool ProxyWaiter::look_at_all() noexcept {
+  using Look = ProcessLock::Look;
+  ProcessLock::Blockers blockers;
+  Conflict conflict;
   for (size_t i = 0;;) {
     std::unique_lock locked(lock_);
     if (i >= waiting_.size()) return waiting_.empty();
-    if (waiting_[i].attempt.record == Participant::kNone && !begin(waiting_[i])) {
+    if (waiting_[i].grant == kNoGrant && !begin(waiting_[i])) {
       ++i;
       continue;
     }
-    const Waiting waiting = waiting_[i];
-    uint32_t dead_pid = 0;
-    if (waiting.lock->try_grant(waiting.attempt, &obstruction, &dead_pid) == ProcessLock::Look::kBlocked) {
-      if (waiting.lock->reap_dead(obstruction)) continue;
+    const auto [lock, request, part, grant] = waiting_[i];
+    const Look seen = lock->try_grant(*request, *part, grant, &blockers, &conflict);
+    if (seen == Look::kBlocked) {
+      if (lock->reap_dead(blockers)) continue;
       const size_t room = os::kMostWords - words_.size();
-      const size_t n = std::min(room, obstruction.word_count());
-      words_.insert(words_.end(), obstruction.words, obstruction.words + n);
+      const size_t n = std::min(room, blockers.word_count());
+      words_.insert(words_.end(), blockers.words, blockers.words + n);
       ++i;
       continue;
     }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     locked.unlock();
-    arrive(waiting, dead_pid);
+    if (seen == Look::kGranted) part->grant = grant;
+    arrive_at_gates(*request, seen == Look::kGranted ? nullptr : &conflict);
   }
-}
-
-void Porter::arrive(const Waiting& waiting, uint32_t dead_pid) noexcept {
-  if (dead_pid == 0) {
-    waiting.part->pass = waiting.attempt.record + 1;
-    arrive_at_gates(*waiting.request, nullptr);
-    return;
-  }
-  Conflict conflict;
-  ProcessLock::describe_death(dead_pid, &conflict);
-  arrive_at_gates(*waiting.request, &conflict);
 }
 
 }  // namespace tenon::impl

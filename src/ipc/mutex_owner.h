@@ -16,19 +16,19 @@
 namespace tenon::impl {
 
 // Threads: call() from any.
-class Keeper {
+class MutexOwner {
  public:
   // That of this process: another one after a fork. Never destroyed.
-  static Keeper& instance();
+  static MutexOwner& instance();
 
-  Keeper() = default;
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  MutexOwner() = default;
+  MutexOwner(const MutexOwner&) = delete;
+  MutexOwner& operator=(const MutexOwner&) = delete;
   // Ends the thread: the kernel marks what it holds.
-  ~Keeper();
+  ~MutexOwner();
 
-  // Runs work in the keeper's thread and waits for it. Fails with kSystem if there can be no thread, or the
-  // kernel knows no robust mutexes of this process; and as work fails.
+  // Runs work in this thread and waits for it. Fails with kSystem if the thread cannot be made, or the kernel
+  // knows no robust mutexes of this process; and as work fails.
   void call(const std::function<void()>& work);
 
   // There is a thread from now on. Fails as call().
