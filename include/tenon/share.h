@@ -166,10 +166,10 @@ TENON_API tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int
 
 /* ---------------------------------------------------------------------------------------- observers */
 
-/* Describes the shared memory that processes of this user have open: its participants, and what they hold and
- * wait for. The result is a JSON document in ASCII (docs/inspect.md). The function only reads: it joins no
- * segment, waits for no process, and reports what is wrong with damaged memory. Free *out with
- * tenon_text_free. Fails with NO_MEMORY, SYSTEM (no free file descriptor). */
+/* Describes the shared memory that processes of this user have open, its participants, and what they hold and
+ * wait for; and the feeds that have a memory file. The result is a JSON document in ASCII (docs/inspect.md).
+ * The function only reads: it joins no segment, waits for no process, and reports what is wrong with damaged
+ * memory. Free *out with tenon_text_free. Fails with NO_MEMORY, SYSTEM (no free file descriptor). */
 TENON_API tenon_status tenon_shared_describe(char** out, tenon_error* error);
 
 /* Releases what dead processes held in memory that other processes have: places, leases and handles. This is

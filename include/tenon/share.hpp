@@ -106,8 +106,7 @@ struct TextFree {
 inline std::string take_text(char* text) { return std::unique_ptr<char, TextFree>(text).get(); }
 }  // namespace detail
 
-// Describes the shared memory of this user and its participants as a JSON document. Fails as
-// tenon_shared_describe.
+// Describes the shared memory and the feeds of this user as a JSON document. Fails as tenon_shared_describe.
 inline std::string describe_shared() {
   char* text = nullptr;
   call(tenon_shared_describe, &text);

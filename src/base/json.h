@@ -1,71 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON (RFC 8259): writes documents, and checks the texts of others. Plug-ins read for themselves what such a
-// text says.
+// JSON (RFC 8259): a writer of documents, and a check of texts from callers. A plug-in reads its
+// configuration with tenon/plugin.h, which needs no library.
 #pragma once
 
 #include <concepts>
-#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace tenon::impl {
 
-// Writes one JSON document, in ASCII. A body writes what lies between the brackets.
+// Writes one JSON document, in ASCII.
 class Json {
  public:
-  template <class Body>
-  void object(Body body) {
-    enclose('{', '}', body);
+  // A number that is already written as text.
+  struct Number {
+    std::string text;
+  };
+
+  // Writes a value: a bool, an integer, a Number, a text, the value of an optional (null if it is empty), a
+  // list of values, an object whose members a function without parameters writes, or an object of a type that
+  // has a function write_json(Json&, const T&).
+  template <class T>
+  void value(const T& v) {
+    if constexpr (std::is_invocable_v<const T&>) {
+      enclose('{', '}', v);
+    } else if constexpr (std::same_as<T, bool>) {
+      raw(v ? "true" : "false");
+    } else if constexpr (std::integral<T>) {
+      raw(std::to_string(v));
+    } else if constexpr (std::same_as<T, Number>) {
+      raw(v.text);
+    } else if constexpr (std::convertible_to<const T&, std::string_view>) {
+      separate();
+      quote(v);
+    } else if constexpr (requires { v.has_value(); }) {
+      v.has_value() ? value(*v) : raw("null");
+    } else if constexpr (requires { v.begin(); }) {
+      enclose('[', ']', [&] {
+        for (const auto& item : v) value(item);
+      });
+    } else {
+      write_json(*this, v);
+    }
   }
-  template <class Body>
-  void array(Body body) {
-    enclose('[', ']', body);
-  }
-  // The name of the value that is written next.
-  Json& member(std::string_view name) {
+  // A member of an object.
+  template <class T>
+  Json& member(std::string_view name, const T& v) {
     separate();
     quote(name);
     text_ += ": ";
     needs_comma_ = false;
+    value(v);
     return *this;
   }
-  void text(std::string_view value) {
-    separate();
-    quote(value);
-  }
-  template <std::integral T>
-  void number(T value) {
-    separate();
-    text_ += std::to_string(value);
-  }
-  // A number that is written already.
-  void digits(std::string_view value) {
-    separate();
-    text_ += value;
-  }
-  void boolean(bool value) {
-    separate();
-    text_ += value ? "true" : "false";
-  }
-  void null() {
-    separate();
-    text_ += "null";
-  }
-  // An empty text is null.
-  void text_or_null(std::string_view value) { value.empty() ? null() : text(value); }
 
   std::string take() { return std::move(text_); }
 
  private:
   template <class Body>
-  void enclose(char open, char close, Body body) {
+  void enclose(char open, char close, const Body& body) {
     separate();
     text_ += open;
     needs_comma_ = false;
     body();
     text_ += close;
     needs_comma_ = true;
+  }
+  void raw(std::string_view text) {
+    separate();
+    text_ += text;
   }
   void separate() {
     if (needs_comma_) text_ += ", ";
@@ -77,7 +83,16 @@ class Json {
   bool needs_comma_ = false;
 };
 
-// One object and nothing else, nested at most 100 deep. Bytes beyond ASCII are taken for UTF-8.
+// For values that mean "unknown": written as null.
+inline std::optional<std::string_view> not_empty(const std::string& text) {
+  return text.empty() ? std::nullopt : std::optional<std::string_view>(text);
+}
+template <class T>
+std::optional<T> unless(std::type_identity_t<T> unknown, T value) {
+  return value == unknown ? std::nullopt : std::optional(value);
+}
+
+// True for exactly one object, nested at most 100 deep. Bytes beyond ASCII count as UTF-8.
 bool is_json_object(std::string_view text) noexcept;
 
 }  // namespace tenon::impl

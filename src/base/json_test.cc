@@ -3,12 +3,58 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace tenon::impl {
 namespace {
 
 std::string nested(int depth) { return std::string(static_cast<size_t>(depth), '['); }
+
+struct Point {
+  int x;
+  bool is_set;
+};
+void write_json(Json& json, const Point& point) {
+  json.value([&] { json.member("x", point.x).member("set", point.is_set); });
+}
+
+TEST(Json, ValuesAreWrittenByTheirType) {
+  Json json;
+  json.value([&] {
+    json.member("empty", [] {})
+        .member("number", Json::Number{"1.5"})
+        .member("least", INT64_MIN)
+        .member("points", std::vector<Point>{{1, true}, {-2, false}})
+        .member("none", std::optional<Point>())
+        .member("one", std::optional(Point{3, true}))
+        .member("unknown", unless(-1, int64_t{-1}))
+        .member("known", unless(-1, int64_t{0}))
+        .member("no text", not_empty(""))
+        .member("text", std::string_view("a"));
+  });
+  const std::string text = json.take();
+  EXPECT_EQ(text,
+            R"({"empty": {}, "number": 1.5, "least": -9223372036854775808, )"
+            R"("points": [{"x": 1, "set": true}, {"x": -2, "set": false}], "none": null, )"
+            R"("one": {"x": 3, "set": true}, "unknown": null, "known": 0, "no text": null, "text": "a"})");
+  EXPECT_TRUE(is_json_object(text));
+}
+
+TEST(Json, TextIsEscapedWhateverItHolds) {
+  Json json;
+  json.value(std::vector<std::string>{
+      "a\"b\\c\n\x7f",
+      "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80",  // characters of two, three and four bytes
+      "\xff\xc3|\xed\xa0\x80\xc0\xaf",         // only | is valid UTF-8
+  });
+  EXPECT_EQ(json.take(),
+            "[\"a\\\"b\\\\c\\u000a\\u007f\", \"\\u00e9\\u20ac\\ud83d\\ude00\", "
+            "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\"]");
+}
 
 TEST(Json, ObjectsAreTaken) {
   for (const char* text :

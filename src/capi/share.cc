@@ -6,11 +6,14 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "array/shape.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "capi/boundary.h"
 #include "capi/lease.h"
+#include "data/inspect_feeds.h"
 #include "ipc/collect.h"
 #include "ipc/inspect.h"
 #include "ipc/segments.h"
@@ -43,7 +46,11 @@ SharedOptions shared_options_in(const tenon_shared_options* given, const char* f
 
 namespace {
 
-char* text_out(const std::string& text) {
+// The document that docs/inspect.md describes.
+constexpr int kFormat = 1;
+
+char* document_out(Json json) {
+  const std::string text = json.take();
   auto* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
   std::memcpy(copy, text.c_str(), text.size() + 1);
@@ -128,14 +135,20 @@ int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return set_gate_timeout_ns(
 tenon_status tenon_shared_describe(char** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    *out = text_out(json_of(inspect()));
+    Json json;
+    json.value([&] {
+      json.member("format", kFormat).member("segments", inspect()).member("feeds", inspect_feeds());
+    });
+    *out = document_out(std::move(json));
   });
 }
 
 tenon_status tenon_shared_collect(char** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    *out = text_out(json_of(collect()));
+    Json json;
+    json.value([&] { json.member("format", kFormat).member("segments", collect()); });
+    *out = document_out(std::move(json));
   });
 }
 

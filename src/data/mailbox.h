@@ -7,8 +7,8 @@
 // writes its own words alone. Whoever waits polls for a while, says that it sleeps, and sleeps on the other
 // side's count.
 //
-// `tenon top` reads it from other processes, by the offsets in python/tenon/_feed_memory.py: what moves here
-// needs another kFeedVersion, and tests/python/test_top.py says so.
+// `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
+// another kFeedVersion.
 #pragma once
 
 #include <atomic>

@@ -24,7 +24,7 @@ struct Collected {
 // with kSystem (no file descriptor is left).
 std::vector<Collected> collect();
 
-// The document that docs/inspect.md describes.
-std::string json_of(const std::vector<Collected>& segments);
+// An object of the document that docs/inspect.md describes.
+void write_json(Json& json, const Collected& result);
 
 }  // namespace tenon::impl

@@ -56,16 +56,17 @@ int64_t age_of(int64_t since_ns) noexcept {
 // One segment, from its file.
 class Look {
  public:
-  Look(const os::File& file, SegmentReport* report) : file_(file), report_(*report) {}
+  Look(const MemoryFile& memory, SegmentReport* report)
+      : memory_(memory), file_(memory.file), report_(*report) {}
 
   // Fails with kValue: what is wrong with it.
   void run() {
     read_header();
     copy_ = std::make_unique<Copy>(control_end(header_.blocks));
     control_ = {copy_->data(), header_.blocks, nullptr};
-    read(0, copy_->data(), kSlotsAt);
+    memory_.read(0, copy_->data(), kSlotsAt);
     const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
-    read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
+    memory_.read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
     for (uint32_t p = 0; p < kParticipants; ++p) look_at_place(p);
     look_at_creator();
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
@@ -74,12 +75,6 @@ class Look {
   }
 
  private:
-  void read(uint64_t at, std::byte* to, size_t nbytes) const {
-    if (!os::read_at(file_, at, to, nbytes)) {
-      throw_error(Code::kValue, "bytes ", at, " to ", at + nbytes, " cannot be read");
-    }
-  }
-
   void read_header() {
     if (!os::is_sealed(file_)) {
       throw_error(Code::kValue, "it is being made, or its maker has ended over it: it is not sealed");
@@ -97,7 +92,7 @@ class Look {
   void look_at_place(uint32_t p) {
     if (!control_.has_slot(p)) return;
     const Slot& slot = control_.slot(p);
-    read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
+    memory_.read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
     const SlotState state = look(slot.state);
     const bool is_taken = state == SlotState::kReserved || state == SlotState::kLive;
     look_at_grants(p, slot, is_taken);
@@ -290,6 +285,7 @@ class Look {
     return !report_.arrays.empty() && report_.arrays[0].arena ? Kind::kArena : Kind::kArray;
   }
 
+  const MemoryFile& memory_;
   const os::File& file_;
   SegmentReport& report_;
   Header header_{};
@@ -299,56 +295,70 @@ class Look {
   std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
 };
 
-// False: it has vanished.
-bool look_at(const std::vector<os::Found>& openings, const os::FileFacts& known, SegmentReport* report) {
+// Opens the file that all of these openings show. False: it has vanished.
+bool open_any(const std::vector<os::Found>& openings, const os::FileFacts& known, MemoryFile* memory) {
   bool is_there = false;
   for (const os::Found& found : openings) {
-    os::FileFacts facts;
-    const os::File file = os::open_memory_of(found.pid, found.fd, found.name, false);
-    if (!file || !os::facts_of(file, &facts) || facts.inode != known.inode || facts.device != known.device) {
-      // It may have been closed; and of a file that nobody may read, nothing else is known.
-      is_there |= os::facts_of(found.pid, found.fd, &facts) && facts.inode == known.inode;
-      continue;
-    }
-    report->nbytes = facts.nbytes;
-    report->opened_of_pid = found.pid;
-    report->opened_fd = found.fd;
-    report->committed_nbytes = facts.committed_nbytes;
-    try {
-      Look(file, report).run();
-    } catch (const Error& e) {
-      report->damage = e.what();
-    }
-    return true;
+    memory->opening = found;
+    memory->file = os::open_memory_of(found.pid, found.fd, found.name, false);
+    os::FileFacts& facts = memory->facts;
+    const auto is_known = [&] { return facts.inode == known.inode && facts.device == known.device; };
+    if (memory->file && os::facts_of(memory->file, &facts) && is_known()) return true;
+    memory->file = {};
+    // The process may have closed it. Of a file that cannot be opened, nothing else is known.
+    is_there |= os::facts_of(found.pid, found.fd, &facts) && is_known();
+    facts = {};
   }
-  report->damage = "it cannot be opened";
   return is_there;
 }
 
 }  // namespace
 
-std::vector<SegmentReport> inspect() {
+void MemoryFile::read(uint64_t at, void* to, size_t nbytes) const {
+  if (os::read_at(file, at, to, nbytes)) return;
+  throw_error(Code::kValue, "bytes ", at, " to ", at + nbytes, " cannot be read");
+}
+
+void visit_memory_files(const std::string& prefix, const std::function<void(const MemoryFile&)>& visit) {
   std::map<std::pair<uint64_t, uint64_t>, std::vector<os::Found>> files;
-  for (os::Found& found : os::find_memory(kFilePrefix)) {
+  for (os::Found& found : os::find_memory(prefix)) {
     os::FileFacts facts;
     if (!os::facts_of(found.pid, found.fd, &facts) || !facts.is_regular) continue;
     files[{facts.device, facts.inode}].push_back(std::move(found));
   }
-  std::vector<SegmentReport> segments;
   for (const auto& [file, openings] : files) {
-    SegmentReport report;
+    MemoryFile memory;
     os::FileFacts known;
     known.device = file.first;
     known.inode = file.second;
-    if (!look_at(openings, known, &report)) continue;
-    report.file = openings[0].name;
+    if (!open_any(openings, known, &memory)) continue;
     for (const os::Found& found : openings) {
       const auto is_same = [&](const ProcessReport& process) { return process.pid == found.pid; };
-      if (std::ranges::any_of(report.processes, is_same)) continue;
-      report.processes.push_back(process_of(found.pid));
+      if (std::ranges::any_of(memory.processes, is_same)) continue;
+      memory.processes.push_back(process_of(found.pid));
+    }
+    visit(memory);
+  }
+}
+
+std::vector<SegmentReport> inspect() {
+  std::vector<SegmentReport> segments;
+  visit_memory_files(kFilePrefix, [&](const MemoryFile& memory) {
+    SegmentReport report;
+    report.file = memory.opening.name;
+    report.opened_of_pid = memory.opening.pid;
+    report.opened_fd = memory.opening.fd;
+    report.nbytes = memory.facts.nbytes;
+    report.committed_nbytes = memory.facts.committed_nbytes;
+    report.processes = memory.processes;
+    try {
+      if (!memory.file) throw_error(Code::kValue, "it cannot be opened");
+      Look(memory, &report).run();
+    } catch (const Error& e) {
+      report.damage = e.what();
     }
     segments.push_back(std::move(report));
-  }
+  });
   std::ranges::sort(segments, {}, [](const SegmentReport& s) {
     return std::tuple(s.name.empty(), s.name, s.created_ns, s.file);
   });

@@ -7,10 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
+#include "base/os.h"
 #include "ipc/layout.h"
 
 namespace tenon::impl {
@@ -123,10 +126,25 @@ struct SegmentReport {
   std::optional<ChannelReport> channel;
 };
 
+// A memory file that processes of this user have open.
+struct MemoryFile {
+  os::Found opening;    // one of its openings
+  os::File file;        // opened for reading; empty: it cannot be opened
+  os::FileFacts facts;  // of file
+  std::vector<ProcessReport> processes;
+
+  // Fails with kValue: the file does not have these bytes.
+  void read(uint64_t at, void* to, size_t nbytes) const;
+};
+
+// Visits the memory files whose names begin with prefix. Fails with kSystem (no file descriptor is left).
+void visit_memory_files(const std::string& prefix, const std::function<void(const MemoryFile&)>& visit);
+
 // In the order of their names. Fails with kSystem (no file descriptor is left).
 std::vector<SegmentReport> inspect();
 
-// The document that docs/inspect.md describes.
-std::string json_of(const std::vector<SegmentReport>& segments);
+// Objects of the document that docs/inspect.md describes.
+void write_json(Json& json, const ProcessReport& process);
+void write_json(Json& json, const SegmentReport& segment);
 
 }  // namespace tenon::impl

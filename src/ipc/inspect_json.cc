@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was seen of shared memory, and what was tidied up, as the JSON documents that docs/inspect.md
-// describes.
+// The reports as objects of the JSON documents that docs/inspect.md describes.
 #include "base/json.h"
 #include "ipc/collect.h"
 #include "ipc/inspect.h"
@@ -10,113 +9,24 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int kFormat = 1;
-
-void put_pids(Json& json, const std::vector<uint32_t>& pids) {
-  json.array([&] {
-    for (const uint32_t pid : pids) json.number(pid);
-  });
+const char* name_of(PlaceReport::State state) {
+  switch (state) {
+    case PlaceReport::State::kLive: return "live";
+    case PlaceReport::State::kDead: return "dead";
+    case PlaceReport::State::kReserved: break;
+  }
+  return "reserved";
 }
 
-void put_texts(Json& json, const std::vector<std::string>& texts) {
-  json.array([&] {
-    for (const std::string& text : texts) json.text(text);
-  });
-}
-
-void put_age(Json& json, int64_t age_ns) {
-  json.member("age_ns");
-  age_ns < 0 ? json.null() : json.number(age_ns);
-}
-
-void put_members(Json& json, const ProcessReport& process) {
-  json.member("pid").number(process.pid);
-  json.member("command").text_or_null(process.command);
-  json.member("alive").boolean(process.is_alive);
-  json.member("stopped").boolean(process.is_stopped);
-}
-
-void put(Json& json, const PlaceReport& place) {
-  json.object([&] {
-    json.member("place").number(place.index);
-    json.member("state");
-    switch (place.state) {
-      case PlaceReport::State::kLive: json.text("live"); break;
-      case PlaceReport::State::kDead: json.text("dead"); break;
-      case PlaceReport::State::kReserved: json.text("reserved"); break;
-    }
-    put_members(json, place.process);
-    put_age(json, place.age_ns);
-  });
-}
-
-void put(Json& json, const LeaseReport& lease) {
-  json.object([&] {
-    json.member("block").number(lease.block);
-    json.member("pid").number(lease.pid);
-    json.member("place").number(lease.place);
-    json.member("mode").text(infinitive(lease.access));
-    json.member("state").text(lease.is_granted ? "granted" : "waiting");
-    json.member("begin").number(lease.begin);
-    json.member("end").number(lease.end);
-    json.member("ticket").number(lease.ticket);
-    put_age(json, lease.age_ns);
-    json.member("task").number(lease.task);
-  });
-}
-
-void put(Json& json, const ArenaReport& arena) {
-  json.object([&] {
-    json.member("damaged").text_or_null(arena.damage);
-    json.member("layouts");
-    put_texts(json, arena.layouts);
-    json.member("active");
-    arena.active ? json.text(*arena.active) : json.null();
-    json.member("generation").number(arena.generation);
-  });
-}
-
-void put(Json& json, const ArrayReport& array) {
-  json.object([&] {
-    json.member("block").number(array.block);
-    json.member("begin").number(array.begin);
-    json.member("nbytes").number(array.nbytes);
-    json.member("dtype").text_or_null(array.dtype);
-    json.member("shape");
-    if (array.dtype.empty()) {
-      json.null();
-    } else {
-      json.array([&] {
-        for (const int64_t n : array.shape) json.number(n);
-      });
-    }
-    json.member("version").number(array.version);
-    json.member("users");
-    put_pids(json, array.users);
-    json.member("handles").array([&] {
-      for (const SentReport& sent : array.sent) {
-        json.object([&] {
-          json.member("pid");
-          sent.pid == 0 ? json.null() : json.number(sent.pid);
-          json.member("place").number(sent.place);
-          json.member("count").number(sent.count);
-        });
-      }
-    });
-    json.member("more_handles").number(array.sent_more);
-    json.member("deaths").array([&] {
-      for (const DeathReport& death : array.deaths) {
-        json.object([&] {
-          json.member("pid").number(death.pid);
-          json.member("begin").number(death.begin);
-          json.member("end").number(death.end);
-          json.member("several").boolean(death.is_joined);
-        });
-      }
-    });
-    json.member("arena");
-    array.arena ? put(json, *array.arena) : json.null();
-  });
+const char* name_of(SegmentReport::Kind kind) {
+  switch (kind) {
+    case SegmentReport::Kind::kPool: return "pool";
+    case SegmentReport::Kind::kArray: return "array";
+    case SegmentReport::Kind::kArena: return "arena";
+    case SegmentReport::Kind::kChannel: return "channel";
+    case SegmentReport::Kind::kUnknown: break;
+  }
+  return "unknown";
 }
 
 const char* mode_name(uint32_t mode) {
@@ -137,117 +47,144 @@ const char* when_full_name(uint32_t when_full) {
   }
 }
 
-void put(Json& json, const ChannelReport& channel) {
-  json.object([&] {
-    json.member("damaged").text_or_null(channel.damage);
-    json.member("mode").text(mode_name(channel.mode));
-    json.member("when_full").text(when_full_name(channel.when_full));
-    json.member("fields");
-    put_texts(json, channel.fields);
-    json.member("sent").number(channel.sent);
-    json.member("received").number(channel.received);
-    json.member("dropped").number(channel.dropped);
-    json.member("deaths").number(channel.deaths);
-    json.member("slots").array([&] {
-      for (const ChannelReport::Slot& slot : channel.slots) {
-        json.object([&] {
-          json.member("state").text(slot.sequence != 0 ? "ready" : slot.holders.empty() ? "free" : "held");
-          json.member("sequence").number(slot.sequence);
-          json.member("holders");
-          put_pids(json, slot.holders);
-        });
-      }
-    });
-    json.member("producers");
-    put_pids(json, channel.producers);
-    json.member("consumers").array([&] {
-      for (const ChannelReport::Consumer& consumer : channel.consumers) {
-        json.object([&] {
-          json.member("pid").number(consumer.pid);
-          json.member("cursor").number(consumer.cursor);
-        });
-      }
-    });
-  });
-}
-
-const char* kind_name(SegmentReport::Kind kind) {
-  switch (kind) {
-    case SegmentReport::Kind::kPool: return "pool";
-    case SegmentReport::Kind::kArray: return "array";
-    case SegmentReport::Kind::kArena: return "arena";
-    case SegmentReport::Kind::kChannel: return "channel";
-    case SegmentReport::Kind::kUnknown: break;
-  }
-  return "unknown";
-}
-
-void put(Json& json, const ProcessReport& process) {
-  json.object([&] { put_members(json, process); });
-}
-
-template <class Item>
-void put_all(Json& json, std::string_view name, const std::vector<Item>& items) {
-  json.member(name).array([&] {
-    for (const Item& item : items) put(json, item);
-  });
-}
-
-void put(Json& json, const SegmentReport& segment) {
-  json.object([&] {
-    json.member("id").text_or_null(segment.id);
-    json.member("name").text_or_null(segment.name);
-    json.member("kind").text(kind_name(segment.kind));
-    json.member("damaged").text_or_null(segment.damage);
-    json.member("file").text(segment.file);
-    json.member("nbytes").number(segment.nbytes);
-    json.member("committed_nbytes").number(segment.committed_nbytes);
-    json.member("created_ns");
-    segment.created_ns == 0 ? json.null() : json.number(segment.created_ns);
-    json.member("creator");
-    segment.creator.pid == 0 ? json.null() : put(json, segment.creator);
-    put_all(json, "processes", segment.processes);
-    put_all(json, "participants", segment.places);
-    put_all(json, "arrays", segment.arrays);
-    put_all(json, "leases", segment.leases);
-    json.member("channel");
-    segment.channel ? put(json, *segment.channel) : json.null();
-  });
-}
-
-void put(Json& json, const Collected& result) {
-  const SegmentReport& segment = result.before;
-  json.object([&] {
-    json.member("id").text_or_null(segment.id);
-    json.member("name").text_or_null(segment.name);
-    json.member("kind").text(kind_name(segment.kind));
-    json.member("damaged").text_or_null(segment.damage);
-    json.member("file").text(segment.file);
-    json.member("committed_nbytes").number(segment.committed_nbytes);
-    put_all(json, "processes", segment.processes);
-    put_all(json, "participants", result.places);
-    json.member("leases").number(result.leases);
-    json.member("handles").number(result.handles);
-    json.member("failure").text_or_null(result.failure);
-  });
-}
-
-// The items of the member "segments" of a document.
-template <class Item>
-std::string document(const std::vector<Item>& segments) {
-  Json json;
-  json.object([&] {
-    json.member("format").number(kFormat);
-    json.member("segments").array([&] {
-      for (const Item& segment : segments) put(json, segment);
-    });
-  });
-  return json.take();
+void write_members(Json& json, const ProcessReport& process) {
+  json.member("pid", process.pid)
+      .member("command", not_empty(process.command))
+      .member("alive", process.is_alive)
+      .member("stopped", process.is_stopped);
 }
 
 }  // namespace
 
-std::string json_of(const std::vector<SegmentReport>& segments) { return document(segments); }
-std::string json_of(const std::vector<Collected>& segments) { return document(segments); }
+// Json finds these by the types of their arguments.
+
+void write_json(Json& json, const ProcessReport& process) {
+  json.value([&] { write_members(json, process); });
+}
+
+static void write_json(Json& json, const PlaceReport& place) {
+  json.value([&] {
+    json.member("place", place.index).member("state", name_of(place.state));
+    write_members(json, place.process);
+    json.member("age_ns", unless(-1, place.age_ns));
+  });
+}
+
+static void write_json(Json& json, const LeaseReport& lease) {
+  json.value([&] {
+    json.member("block", lease.block)
+        .member("pid", lease.pid)
+        .member("place", lease.place)
+        .member("mode", infinitive(lease.access))
+        .member("state", lease.is_granted ? "granted" : "waiting")
+        .member("begin", lease.begin)
+        .member("end", lease.end)
+        .member("ticket", lease.ticket)
+        .member("age_ns", unless(-1, lease.age_ns))
+        .member("task", lease.task);
+  });
+}
+
+static void write_json(Json& json, const ArenaReport& arena) {
+  json.value([&] {
+    json.member("damaged", not_empty(arena.damage))
+        .member("layouts", arena.layouts)
+        .member("active", arena.active)
+        .member("generation", arena.generation);
+  });
+}
+
+static void write_json(Json& json, const SentReport& sent) {
+  json.value([&] {
+    json.member("pid", unless(0, sent.pid)).member("place", sent.place).member("count", sent.count);
+  });
+}
+
+static void write_json(Json& json, const DeathReport& death) {
+  json.value([&] {
+    json.member("pid", death.pid)
+        .member("begin", death.begin)
+        .member("end", death.end)
+        .member("several", death.is_joined);
+  });
+}
+
+static void write_json(Json& json, const ArrayReport& array) {
+  json.value([&] {
+    json.member("block", array.block)
+        .member("begin", array.begin)
+        .member("nbytes", array.nbytes)
+        .member("dtype", not_empty(array.dtype))
+        .member("shape", array.dtype.empty() ? std::nullopt : std::optional(array.shape))
+        .member("version", array.version)
+        .member("users", array.users)
+        .member("handles", array.sent)
+        .member("more_handles", array.sent_more)
+        .member("deaths", array.deaths)
+        .member("arena", array.arena);
+  });
+}
+
+static void write_json(Json& json, const ChannelReport::Slot& slot) {
+  const char* const state = slot.sequence != 0 ? "ready" : slot.holders.empty() ? "free" : "held";
+  json.value(
+      [&] { json.member("state", state).member("sequence", slot.sequence).member("holders", slot.holders); });
+}
+
+static void write_json(Json& json, const ChannelReport::Consumer& consumer) {
+  json.value([&] { json.member("pid", consumer.pid).member("cursor", consumer.cursor); });
+}
+
+static void write_json(Json& json, const ChannelReport& channel) {
+  json.value([&] {
+    json.member("damaged", not_empty(channel.damage))
+        .member("mode", mode_name(channel.mode))
+        .member("when_full", when_full_name(channel.when_full))
+        .member("fields", channel.fields)
+        .member("sent", channel.sent)
+        .member("received", channel.received)
+        .member("dropped", channel.dropped)
+        .member("deaths", channel.deaths)
+        .member("slots", channel.slots)
+        .member("producers", channel.producers)
+        .member("consumers", channel.consumers);
+  });
+}
+
+// The members with which each segment begins.
+static Json& write_title(Json& json, const SegmentReport& segment) {
+  return json.member("id", not_empty(segment.id))
+      .member("name", not_empty(segment.name))
+      .member("kind", name_of(segment.kind))
+      .member("damaged", not_empty(segment.damage))
+      .member("file", segment.file);
+}
+
+void write_json(Json& json, const SegmentReport& segment) {
+  json.value([&] {
+    write_title(json, segment)
+        .member("nbytes", segment.nbytes)
+        .member("committed_nbytes", segment.committed_nbytes)
+        .member("created_ns", unless(0, segment.created_ns))
+        .member("creator", segment.creator.pid == 0 ? std::nullopt : std::optional(segment.creator))
+        .member("processes", segment.processes)
+        .member("participants", segment.places)
+        .member("arrays", segment.arrays)
+        .member("leases", segment.leases)
+        .member("channel", segment.channel);
+  });
+}
+
+void write_json(Json& json, const Collected& result) {
+  json.value([&] {
+    write_title(json, result.before)
+        .member("committed_nbytes", result.before.committed_nbytes)
+        .member("processes", result.before.processes)
+        .member("participants", result.places)
+        .member("leases", result.leases)
+        .member("handles", result.handles)
+        .member("failure", not_empty(result.failure));
+  });
+}
 
 }  // namespace tenon::impl

@@ -241,20 +241,10 @@ TEST(Inspect, AnyBytesBehindAGoodHeaderAreSurvived) {
     const auto report = seen_file("tenon:inspect_any");
     ASSERT_TRUE(report);
     EXPECT_EQ(report->damage, "");
-    EXPECT_FALSE(json_of({*report}).empty());
+    Json json;
+    json.value(*report);
+    EXPECT_TRUE(is_json_object(json.take()));
   }
-}
-
-TEST(Json, TextIsEscapedWhateverItHolds) {
-  Json json;
-  json.array([&] {
-    json.text("a\"b\\c\n\x7f");
-    json.text("\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");  // two, three and four bytes
-    json.text("\xff\xc3|\xed\xa0\x80\xc0\xaf");         // none of it is UTF-8, but one
-  });
-  EXPECT_EQ(json.take(),
-            "[\"a\\\"b\\\\c\\u000a\\u007f\", \"\\u00e9\\u20ac\\ud83d\\ude00\", "
-            "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\"]");
 }
 
 }  // namespace

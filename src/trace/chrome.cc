@@ -32,11 +32,11 @@ struct Lane {
   friend auto operator<=>(const Lane&, const Lane&) = default;
 };
 
-std::string microseconds(int64_t ns) {
+Json::Number microseconds(int64_t ns) {
   char text[40];
   std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(ns / 1000),
                 static_cast<long long>(ns % 1000));
-  return text;
+  return {text};
 }
 
 // Empty: the thread has ended.
@@ -73,14 +73,14 @@ class Writer {
     for (const Record& record : recording_) write_record(record);
     write_names();
     Json about;
-    about.object([&] {
-      about.member("program").text("tenon");
-      about.member("pid").number(getpid());
-      about.member("capacity").number(recording_.capacity());
-      about.member("lost").number(recording_.lost);
-      about.member("kept").text("the first events, up to capacity");
-      about.member("seconds").digits(microseconds((recording_.ended_ns - recording_.began_ns) / 1'000'000));
-      about.member("began_monotonic_ns").number(recording_.began_ns);
+    about.value([&] {
+      about.member("program", "tenon")
+          .member("pid", getpid())
+          .member("capacity", recording_.capacity())
+          .member("lost", recording_.lost)
+          .member("kept", "the first events, up to capacity")
+          .member("seconds", microseconds((recording_.ended_ns - recording_.began_ns) / 1'000'000))
+          .member("began_monotonic_ns", recording_.began_ns);
     });
     append("\n], \"displayTimeUnit\": \"ms\", \"otherData\": " + about.take() + "}\n");
     if (!has_failed_) (void)put_(text_);
@@ -97,7 +97,7 @@ class Writer {
   template <class Body>
   void event(Body body) {
     Json json;
-    json.object([&] { body(json); });
+    json.value([&] { body(json); });
     append(is_first_ ? "\n" : ",\n");
     is_first_ = false;
     append(json.take());
@@ -109,12 +109,12 @@ class Writer {
 
   void common(Json& json, const char* phase, std::string_view name, const char* category, Lane lane,
               int64_t at_ns) {
-    json.member("ph").text(phase);
-    json.member("name").text(name);
-    json.member("cat").text(category);
-    json.member("pid").number(lane.process);
-    json.member("tid").number(lane.thread);
-    json.member("ts").digits(microseconds(from_begin(at_ns)));
+    json.member("ph", phase)
+        .member("name", name)
+        .member("cat", category)
+        .member("pid", lane.process)
+        .member("tid", lane.thread)
+        .member("ts", microseconds(from_begin(at_ns)));
     lanes_.insert(lane);
   }
 
@@ -124,10 +124,10 @@ class Writer {
              SpanOutcome outcome, Arguments arguments) {
     event([&](Json& json) {
       common(json, "X", name, category, lane, from_ns);
-      json.member("dur").digits(microseconds(std::max<int64_t>(from_begin(to_ns) - from_begin(from_ns), 0)));
+      json.member("dur", microseconds(std::max<int64_t>(from_begin(to_ns) - from_begin(from_ns), 0)));
       if (outcome == SpanOutcome::kFailed || outcome == SpanOutcome::kSkipped)
-        json.member("cname").text("terrible");
-      json.member("args").object([&] { arguments(json); });
+        json.member("cname", "terrible");
+      json.member("args", [&] { arguments(json); });
     });
   }
 
@@ -137,37 +137,36 @@ class Writer {
              int64_t to_ns, Arguments arguments) {
     event([&](Json& json) {
       common(json, "b", name, category, lane, from_ns);
-      json.member("id").text(concat("op ", id));
-      json.member("args").object([&] { arguments(json); });
+      json.member("id", concat("op ", id));
+      json.member("args", [&] { arguments(json); });
     });
     event([&](Json& json) {
       common(json, "e", name, category, lane, std::max(from_ns, to_ns));
-      json.member("id").text(concat("op ", id));
+      json.member("id", concat("op ", id));
     });
   }
 
   static void note(Json& json, const Record& record) {
-    json.member("outcome").text(outcome_text(record.outcome));
-    if (record.note[0] != '\0') json.member("error").text(record.note);
+    json.member("outcome", outcome_text(record.outcome));
+    if (record.note[0] != '\0') json.member("error", record.note);
   }
   static void site(Json& json, const Record& record) {
-    if (record.site[0] != '\0') json.member("site").text(record.site);
+    if (record.site[0] != '\0') json.member("site", record.site);
   }
   static void batch(Json& json, const Record& record) {
-    json.member("epoch").number(record.epoch);
-    json.member("batch").number(record.index);
+    json.member("epoch", record.epoch).member("batch", record.index);
   }
 
   void about_op(Json& json, const Record& record) {
-    json.member("op").number(record.index);
-    if (record.text[0] != '\0') json.member("arrays").text(record.text);
+    json.member("op", record.index);
+    if (record.text[0] != '\0') json.member("arrays", record.text);
     site(json, record);
-    json.member("pushed_us").digits(microseconds(from_begin(record.at_ns[kBegun])));
+    json.member("pushed_us", microseconds(from_begin(record.at_ns[kBegun])));
     const int64_t ready = record.at_ns[kReady], running = record.at_ns[kRunning];
     if (ready != 0) {
-      json.member("ready_us").digits(microseconds(from_begin(ready)));
-      json.member("waited_for_arrays_us").digits(microseconds(ready - record.at_ns[kBegun]));
-      if (running != 0) json.member("waited_for_thread_us").digits(microseconds(running - ready));
+      json.member("ready_us", microseconds(from_begin(ready)));
+      json.member("waited_for_arrays_us", microseconds(ready - record.at_ns[kBegun]));
+      if (running != 0) json.member("waited_for_thread_us", microseconds(running - ready));
     }
     note(json, record);
   }
@@ -196,9 +195,9 @@ class Writer {
     const int64_t granted = record.at_ns[kReady];
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const auto arguments = [&](Json& json) {
-      json.member("array").text(record.text);
+      json.member("array", record.text);
       site(json, record);
-      json.member("thread").number(record.thread);
+      json.member("thread", record.thread);
       note(json, record);
     };
     slice(concat("waits to ", infinitive(record.access)), "lease waits", lane, record.at_ns[kBegun],
@@ -213,12 +212,12 @@ class Writer {
     const bool is_fill = record.kind == SpanKind::kFill;
     slice(is_fill ? concat("batch ", record.index) : "no free slot", is_fill ? "fill" : "blocked", lane,
           record.at_ns[kBegun], or_end(record.at_ns[kEnded]), record.outcome, [&](Json& json) {
-            json.member("worker").number(record.worker);
+            json.member("worker", record.worker);
             if (is_fill) {
               batch(json, record);
-              json.member("slot").number(record.slot);
+              json.member("slot", record.slot);
             }
-            if (record.pid != 0) json.member("pid").number(record.pid);
+            if (record.pid != 0) json.member("pid", record.pid);
             note(json, record);
           });
   }
@@ -254,7 +253,7 @@ class Writer {
         return slice("starved", "starved", {kFirstFeed + record.group, kConsumer}, begun, ended,
                      SpanOutcome::kDone, [&](Json& json) {
                        batch(json, record);
-                       json.member("thread").number(record.thread);
+                       json.member("thread", record.thread);
                        note(json, record);
                      });
     }
@@ -294,22 +293,15 @@ class Writer {
     }
   }
 
-  void name(const char* what, Lane lane, std::string_view text) {
+  // What viewers show for a lane in place of its numbers: member is "name" or "sort_index".
+  template <class T>
+  void label(const char* what, Lane lane, const char* member, const T& value) {
     event([&](Json& json) {
-      json.member("ph").text("M");
-      json.member("name").text(what);
-      json.member("pid").number(lane.process);
-      json.member("tid").number(lane.thread);
-      json.member("args").object([&] { json.member("name").text(text); });
-    });
-  }
-  void order(const char* what, Lane lane, uint64_t index) {
-    event([&](Json& json) {
-      json.member("ph").text("M");
-      json.member("name").text(what);
-      json.member("pid").number(lane.process);
-      json.member("tid").number(lane.thread);
-      json.member("args").object([&] { json.member("sort_index").number(index); });
+      json.member("ph", "M")
+          .member("name", what)
+          .member("pid", lane.process)
+          .member("tid", lane.thread)
+          .member("args", [&] { json.member(member, value); });
     });
   }
 
@@ -338,11 +330,11 @@ class Writer {
     for (const Lane lane : lanes_) {
       if (lane.process != before) {
         before = lane.process;
-        name("process_name", {lane.process, 0}, name_of_process(lane.process));
-        order("process_sort_index", {lane.process, 0}, lane.process);
+        label("process_name", {lane.process, 0}, "name", name_of_process(lane.process));
+        label("process_sort_index", {lane.process, 0}, "sort_index", lane.process);
       }
-      name("thread_name", lane, name_of(lane));
-      order("thread_sort_index", lane, lane.thread);
+      label("thread_name", lane, "name", name_of(lane));
+      label("thread_sort_index", lane, "sort_index", lane.thread);
     }
   }
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._errors import TenonError
-from . import feed_memory as _feed_memory
 from . import observers as _observers
 from . import terminal as _terminal
 from .observers import nbytes_text, plain
@@ -39,15 +38,15 @@ class Top:
         """One frame: the object that ``--json`` prints."""
         now = time.monotonic()
         seconds = None if self._time is None else now - self._time
-        feeds = _feed_memory.feeds()
         damage = None
         try:
-            seen = json.loads(_observers.document())["segments"]
+            seen = json.loads(_observers.document())
+            feeds, shared = seen["feeds"], seen["segments"]
         except (TenonError, OSError, MemoryError, ValueError) as error:
-            seen, damage = [], str(error)
+            feeds, shared, damage = [], [], str(error)
         for feed in feeds:
             _rate_feed(feed, self._feeds.get(_identity(feed)), seconds)
-        segments = [_segment(segment, self._channels.get(segment["id"]), seconds) for segment in seen]
+        segments = [_segment(segment, self._channels.get(segment["id"]), seconds) for segment in shared]
         self._time = now
         self._feeds = {_identity(feed): feed for feed in feeds}
         self._channels = {segment["id"]: segment["channel"] for segment in segments if segment["channel"]}
@@ -125,7 +124,7 @@ def parts(frame: _Facts) -> Iterator[str | Table]:
     over = "" if frame["seconds"] is None else f", over {frame['seconds']:.2f} s"
     yield f"tenon top: {kinds}{over}"
     if frame["damaged"]:
-        yield f"  shared memory cannot be shown: {plain(frame['damaged'])}"
+        yield f"  feeds and shared memory cannot be shown: {plain(frame['damaged'])}"
     for feed in frame["feeds"]:
         yield ""
         yield from _feed_parts(feed)

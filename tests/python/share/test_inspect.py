@@ -307,6 +307,8 @@ KEYS = {
     "channel": "damaged mode when_full fields sent received dropped deaths slots producers consumers",
     "slot": "state sequence holders",
     "consumer": "pid cursor",
+    "feed": "file damaged pid command alive over nbytes rows slots slot_nbytes workers processes",
+    "worker": "worker state epoch index asked answered last_fill_ns",
 }
 
 
@@ -315,6 +317,7 @@ def test_the_names_of_the_document_s_members_stay(other, label):
     a = tn.zeros(10, "uint8", shared=label)
     channel = tn.Channel({"x": ("f4", (3,))}, slots=3, name=label + ".channel")
     arena = tn.Arena({"f": {"A": ("f4", (10,))}}, shared=label + ".arena")
+    feed = tn.Feed(str, tn.schema(x=("f4", (2,))), processes="fork")
     with channel.loan():
         pass
     item = channel.recv()
@@ -326,7 +329,7 @@ def test_the_names_of_the_document_s_members_stay(other, label):
     pickle.dumps(a)
     lease = a.lease("w", on_owner_died="ignore")
     document = json.loads(command("ls", "--json"))
-    assert set(document) == {"format", "segments"} and document["format"] == 1
+    assert set(document) == {"format", "segments", "feeds"} and document["format"] == 1
     met = set()
 
     def check(kind, value):
@@ -351,7 +354,13 @@ def test_the_names_of_the_document_s_members_stay(other, label):
             for kind in ("slot", "consumer"):
                 for value in found["channel"][kind + "s"]:
                     check(kind, value)
+    for found in document["feeds"]:
+        check("feed", found)
+        for kind, values in (("worker", found["workers"]), ("process", found["processes"])):
+            for value in values:
+                check(kind, value)
     assert met >= set(KEYS) - {"death"}
+    feed.close()
     del again, lease, item, arena
 
 

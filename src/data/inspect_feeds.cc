@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/inspect_feeds.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "base/error.h"
+#include "base/os.h"
+#include "data/mailbox.h"
+#include "data/slots.h"
+
+namespace tenon::impl {
+namespace {
+
+// A file with more than these is damaged: a sparse file of any size cannot keep the observer busy.
+constexpr int32_t kMostWorkers = 4096;
+
+FeedHead read_head(const MemoryFile& memory) {
+  FeedHead head{};
+  memory.read(0, &head, offsetof(FeedHead, version) + sizeof head.version);
+  if (head.magic == 0) throw_error(Code::kValue, "it is being made");
+  if (head.magic != kFeedMagic) {
+    throw_error(Code::kValue, "it begins with ", head.magic, " and not with ", kFeedMagic,
+                ": it is not the memory of a feed");
+  }
+  if (head.version != kFeedVersion) {
+    throw_error(Code::kValue, "its layout has version ", head.version, ", this library reads version ",
+                kFeedVersion);
+  }
+  memory.read(0, &head, sizeof head);
+  if (head.workers < 1 || head.workers > kMostWorkers || head.fields < 1 || head.slots < 1) {
+    throw_error(Code::kValue, "it has ", head.workers, " workers, ", head.slots, " slots and ", head.fields,
+                " fields");
+  }
+  const uint64_t nbytes = memory.facts.nbytes;
+  const size_t control = control_nbytes(static_cast<size_t>(head.fields), static_cast<size_t>(head.workers));
+  if (control > std::min(head.slots_at, nbytes)) {
+    throw_error(Code::kValue, head.workers, " workers do not fit into ", nbytes, " bytes with slots at ",
+                head.slots_at);
+  }
+  return head;
+}
+
+FeedReport::Worker worker_in(const Mailbox& box) {
+  FeedReport::Worker worker;
+  worker.asked = box.asked.load(std::memory_order_relaxed);
+  worker.answered = box.answered.load(std::memory_order_relaxed);
+  if (worker.answered != 0) worker.last_fill_ns = box.answers[(worker.answered - 1) % kDepth].fill_ns;
+  if (box.is_over.load(std::memory_order_relaxed) != 0) {
+    worker.state = "over";
+  } else if (worker.asked != worker.answered) {
+    const MailRequest& request = box.requests[worker.answered % kDepth];
+    worker.state = "busy";
+    worker.epoch = request.epoch;
+    worker.index = request.index;
+  } else {
+    worker.state = box.is_worker_asleep.load(std::memory_order_relaxed) != 0 ? "asleep" : "awake";
+  }
+  return worker;
+}
+
+void read_feed(const MemoryFile& memory, FeedReport* feed) {
+  const FeedHead head = read_head(memory);
+  const auto fields = static_cast<size_t>(head.fields);
+  feed->process = {head.pid, os::command_of(head.pid),
+                   head.start != 0 && os::start_of(head.pid) == head.start, os::is_stopped(head.pid)};
+  std::erase_if(feed->processes, [&](const ProcessReport& process) { return process.pid == head.pid; });
+  feed->rows = head.rows;
+  feed->slots = head.slots;
+  feed->slot_nbytes = head.layout.slot_nbytes;
+  feed->is_over = true;
+  for (int32_t i = 0; i < head.workers; ++i) {
+    Mailbox box{};
+    memory.read(mailboxes_at(fields) + static_cast<size_t>(i) * sizeof box, &box, sizeof box);
+    feed->workers.push_back(worker_in(box));
+    feed->workers.back().number = i;
+    feed->is_over &= box.is_over.load(std::memory_order_relaxed) != 0;
+  }
+}
+
+}  // namespace
+
+std::vector<FeedReport> inspect_feeds() {
+  std::vector<FeedReport> feeds;
+  visit_memory_files(kFeedFilePrefix, [&](const MemoryFile& memory) {
+    FeedReport feed;
+    feed.inode = memory.facts.inode;
+    feed.nbytes = memory.facts.nbytes;
+    feed.processes = memory.processes;
+    try {
+      if (!memory.file) throw_error(Code::kValue, "it cannot be opened");
+      read_feed(memory, &feed);
+    } catch (const Error& e) {
+      feed.damage = e.what();
+    }
+    feeds.push_back(std::move(feed));
+  });
+  std::ranges::sort(feeds, {},
+                    [](const FeedReport& feed) { return std::pair(feed.process.pid, feed.inode); });
+  return feeds;
+}
+
+static void write_json(Json& json, const FeedReport::Worker& worker) {
+  json.value([&] {
+    json.member("worker", worker.number)
+        .member("asked", worker.asked)
+        .member("answered", worker.answered)
+        .member("state", worker.state)
+        .member("epoch", worker.epoch)
+        .member("index", worker.index)
+        .member("last_fill_ns", worker.last_fill_ns);
+  });
+}
+
+void write_json(Json& json, const FeedReport& feed) {
+  json.value([&] {
+    json.member("file", feed.inode)
+        .member("damaged", not_empty(feed.damage))
+        .member("pid", unless(0, feed.process.pid))
+        .member("command", not_empty(feed.process.command))
+        .member("alive", feed.process.is_alive)
+        .member("nbytes", feed.nbytes)
+        .member("rows", feed.rows)
+        .member("slots", feed.slots)
+        .member("slot_nbytes", feed.slot_nbytes)
+        .member("over", feed.is_over)
+        .member("workers", feed.workers)
+        .member("processes", feed.processes);
+  });
+}
+
+}  // namespace tenon::impl
