@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The numbers of src/data/mailbox.h, for the test of what reads a feed's memory file in Python.
+// The numbers of src/data/request_ring.h, for the test of what reads a feed's memory file in Python.
 #include <cstddef>
 #include <cstdint>
 
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 
 using namespace tenon::impl;
 
@@ -15,7 +15,7 @@ extern "C" __attribute__((visibility("default"))) uint64_t feed_layout(const cha
   } kNumbers[] = {
       {"MAGIC", kFeedMagic},
       {"VERSION", kFeedVersion},
-      {"DEPTH", kDepth},
+      {"DEPTH", kRingEntries},
       {"PID", offsetof(FeedHead, pid)},
       {"START", offsetof(FeedHead, start)},
       {"NBYTES", offsetof(FeedHead, nbytes)},
@@ -27,18 +27,18 @@ extern "C" __attribute__((visibility("default"))) uint64_t feed_layout(const cha
       {"SLOT_NBYTES", offsetof(FeedHead, layout) + offsetof(SlotLayout, slot_nbytes)},
       {"HEAD_NBYTES", sizeof(FeedHead)},
       {"FIELD_NBYTES", sizeof(FieldPlace)},
-      {"MAILBOXES_AT_3", mailboxes_at(3)},
-      {"BOX_NBYTES", sizeof(Mailbox)},
-      {"ASKED", offsetof(Mailbox, asked)},
-      {"IS_OVER", offsetof(Mailbox, is_over)},
-      {"REQUESTS", offsetof(Mailbox, requests)},
-      {"REQUEST_NBYTES", sizeof(MailRequest)},
-      {"REQUEST_INDEX", offsetof(MailRequest, index)},
-      {"ANSWERED", offsetof(Mailbox, answered)},
-      {"IS_WORKER_ASLEEP", offsetof(Mailbox, is_worker_asleep)},
-      {"ANSWERS", offsetof(Mailbox, answers)},
-      {"ANSWER_NBYTES", sizeof(MailAnswer)},
-      {"ANSWER_FILL_NS", offsetof(MailAnswer, fill_ns)},
+      {"MAILBOXES_AT_3", rings_at(3)},
+      {"BOX_NBYTES", sizeof(RequestRing)},
+      {"ASKED", offsetof(RequestRing, asked)},
+      {"IS_OVER", offsetof(RequestRing, is_over)},
+      {"REQUESTS", offsetof(RequestRing, requests)},
+      {"REQUEST_NBYTES", sizeof(RingRequest)},
+      {"REQUEST_INDEX", offsetof(RingRequest, index)},
+      {"ANSWERED", offsetof(RequestRing, answered)},
+      {"IS_WORKER_ASLEEP", offsetof(RequestRing, is_worker_asleep)},
+      {"ANSWERS", offsetof(RequestRing, answers)},
+      {"ANSWER_NBYTES", sizeof(RingAnswer)},
+      {"ANSWER_FILL_NS", offsetof(RingAnswer, fill_ns)},
   };
   if (i < 0 || static_cast<size_t>(i) >= sizeof kNumbers / sizeof *kNumbers) {
     *name = nullptr;

@@ -5,7 +5,7 @@ Feeds with worker processes and feeds with Python generators have such a file. F
 threads have none.
 
 The module only reads: it joins nothing, takes no lock and writes nothing. Data that changes meanwhile may be
-read partly old and partly new. The offsets are those of src/data/mailbox.h; a test compares them.
+read partly old and partly new. The offsets are those of src/data/request_ring.h; a test compares them.
 """
 
 from __future__ import annotations
