@@ -45,18 +45,18 @@ std::string views_text(tenon_view_count views) {
 
 // A slot that is lent.
 struct Held {
-  TicketQueue::Delivery delivery;
+  TicketQueue::Use use;
   tenon_view_count views;
 };
 
 // Oldest first.
-std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::Delivery>& deliveries) {
+std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::Use>& uses) {
   std::vector<Held> held;
   for (int32_t slot = 0; slot < slots.count(); ++slot) {
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
-    if (storage) held.push_back({deliveries[static_cast<size_t>(slot)], storage->region().views()});
+    if (storage) held.push_back({uses[static_cast<size_t>(slot)], storage->region().views()});
   }
-  std::ranges::sort(held, {}, [](const Held& h) { return h.delivery.at_ns; });
+  std::ranges::sort(held, {}, [](const Held& h) { return h.use.since_ns; });
   return held;
 }
 
@@ -82,9 +82,9 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
   }
 }
 
-void work(Ref<Crew> crew, int32_t worker) {
+void work(Ref<Workers> workers, int32_t worker) {
   pthread_setname_np(pthread_self(), concat("tenon-feed-", worker).substr(0, 15).c_str());
-  crew->work(worker);
+  workers->work(worker);
 }
 
 }  // namespace
@@ -92,22 +92,22 @@ void work(Ref<Crew> crew, int32_t worker) {
 Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
     : options_((check(generator, options), options)),
       schema_(std::move(schema)),
-      crew_(Crew::make(generator, schema_, options)),
+      workers_(Workers::make(generator, schema_, options)),
       threads_(std::make_unique<std::vector<std::thread>>()) {
-  if (crew_->fleet() != nullptr) crew_->fleet()->start();
+  if (workers_->processes() != nullptr) workers_->processes()->start();
   start_workers();
-  crew_->take_over_generator();
+  workers_->take_over_generator();
 }
 
 void Feed::start_workers() {
-  const int32_t count = crew_->workers();
+  const int32_t count = workers_->count();
   threads_->reserve(static_cast<size_t>(count));
   const BlockedSignals blocked;
-  crew_->expect(count);
+  workers_->expect(count);
   try {
-    for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, crew_, worker);
+    for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, workers_, worker);
   } catch (const std::exception& e) {  // of the system, or std::bad_alloc
-    crew_->dismiss();
+    workers_->dismiss();
     for (std::thread& thread : *threads_) thread.join();
     throw_error(Code::kSystem, "feed: cannot start worker ", threads_->size() + 1, " of ", count, ": ",
                 e.what());
@@ -132,35 +132,35 @@ void Feed::check_process() const {
 
 void Feed::begin() {
   check_process();
-  crew_->queue().begin();
+  workers_->queue().begin();
 }
 
 void Feed::end() {
-  if (!process_.is_child()) crew_->queue().end();
+  if (!process_.is_child()) workers_->queue().end();
 }
 
-void Feed::seek(uint64_t epoch, uint64_t index) { crew_->queue().seek({epoch, index}); }
+void Feed::seek(uint64_t epoch, uint64_t index) { workers_->queue().seek({epoch, index}); }
 
-Ticket Feed::position() { return crew_->queue().position(); }
+Ticket Feed::position() { return workers_->queue().position(); }
 
-bool Feed::is_starved() const noexcept { return crew_->slots().lent() == crew_->slots().count(); }
+bool Feed::is_starved() const noexcept { return workers_->slots().lent() == workers_->slots().count(); }
 
 // The consumer holds every slot.
 void Feed::help_starved() {
   if (options_.on_starved == TENON_ON_STARVED_GROW) {
-    if (crew_->slots().grow()) return;
-    throw_error(Code::kLeaseConflict, held_text(crew_->queue().position().epoch),
+    if (workers_->slots().grow()) return;
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch),
                 "; there are as many slots as there may be");
   }
   if (options_.on_starved == TENON_ON_STARVED_RAISE) {
-    throw_error(Code::kLeaseConflict, held_text(crew_->queue().position().epoch));
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch));
   }
 }
 
 // Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
 // slots. False: the time has passed.
 bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBatch& outcome) {
-  const bool watches_fill = options_.fill_timeout_ns > 0 && !crew_->has_processes();
+  const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
     if (is_starved()) help_starved();
@@ -169,7 +169,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBa
       const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
       step = step < 0 ? look : std::min(step, look);
     }
-    outcome = crew_->queue().next(step, item);
+    outcome = workers_->queue().next(step, item);
     if (outcome != TicketQueue::NextBatch::kLate) return true;
     if (watches_fill) {
       TicketFailure failure;
@@ -177,24 +177,24 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBa
       failure.code = -1;
       failure.set_message("its thread is left behind");
       const bool skips = options_.on_error == TENON_ON_ERROR_SKIP;
-      if (crew_->queue().give_up(options_.fill_timeout_ns, skips, failure)) continue;
+      if (workers_->queue().give_up(options_.fill_timeout_ns, skips, failure)) continue;
     }
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }
 
 Ref<Batch> Feed::batch_of(const TicketQueue::Item& item) {
-  Slots& slots = crew_->slots();
+  Slots& slots = workers_->slots();
   const bool is_scarce =
-      options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + crew_->workers() > slots.count();
-  if (!is_scarce) return Batch::make(*schema_, crew_->layout(), slots, item.slot, item.ticket);
+      options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + workers_->count() > slots.count();
+  if (!is_scarce) return Batch::make(*schema_, workers_->layout(), slots, item.slot, item.ticket);
   copied_.fetch_add(1, std::memory_order_relaxed);
-  return Batch::copy(*schema_, crew_->layout(), slots, item.slot, item.ticket);
+  return Batch::copy(*schema_, workers_->layout(), slots, item.slot, item.ticket);
 }
 
 bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   check_process();
-  if (crew_->is_called_by_worker()) {
+  if (workers_->is_called_by_worker()) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
   TicketQueue::Item item;
@@ -221,11 +221,11 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
     case TicketQueue::NextBatch::kEnd: batch = {}; return true;
     case TicketQueue::NextBatch::kBatch: break;
   }
-  crew_->slots().mark(item.slot, trace::kRunning);
+  workers_->slots().mark(item.slot, trace::kRunning);
   try {
     batch = batch_of(item);
   } catch (...) {
-    crew_->queue().end();
+    workers_->queue().end();
     throw;
   }
   batches_.fetch_add(1, std::memory_order_relaxed);
@@ -236,7 +236,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
 std::string Feed::failure_text(const TicketQueue::Item& item) const {
   const TicketFailure& f = item.failure;
   const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
-  std::string text = concat("generator '", crew_->generator_name(), "' ");
+  std::string text = concat("generator '", workers_->generator_name(), "' ");
   switch (f.kind) {
     case TENON_DIED:
       text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
@@ -246,7 +246,7 @@ std::string Feed::failure_text(const TicketQueue::Item& item) const {
       } else {
         text += f.exit_code >= 0 ? concat("ended with exit code ", f.exit_code) : "could not be started";
       }
-      text += concat(" while generator '", crew_->generator_name(), "' filled ", ticket_text(item.ticket));
+      text += concat(" while generator '", workers_->generator_name(), "' filled ", ticket_text(item.ticket));
       break;
     case TENON_HUNG:
       text += concat("took longer than ", seconds_text(options_.fill_timeout_ns), " for ",
@@ -268,30 +268,30 @@ tenon_feed_failure Feed::failure() {
 }
 
 std::string Feed::waiting_text() {
-  const TicketQueue::Snapshot now = crew_->queue().snapshot();
+  const TicketQueue::Snapshot now = workers_->queue().snapshot();
   if (!now.wanted) return "the batch has just become ready";
   std::string text =
       concat("no ", ticket_text(*now.wanted), " for ", seconds_text(now_ns() - now.waiting_since_ns), ": ");
-  if (crew_->slots().lent() == crew_->slots().count()) return text + held_text(now.wanted->epoch);
+  if (workers_->slots().lent() == workers_->slots().count()) return text + held_text(now.wanted->epoch);
   if (!now.longest) return text + "no worker has begun it";
-  return concat(text, "generator '", crew_->generator_name(), "' has been busy with ",
+  return concat(text, "generator '", workers_->generator_name(), "' has been busy with ",
                 ticket_text(now.longest->ticket), " for ", seconds_text(now_ns() - now.longest->since_ns));
 }
 
 std::string Feed::held_text(uint64_t epoch) {
-  const std::vector<TicketQueue::Delivery> deliveries = crew_->queue().deliveries();
+  const std::vector<TicketQueue::Use> uses = workers_->queue().uses();
   const int64_t now = now_ns();
-  const std::vector<Held> held = held_slots(crew_->slots(), deliveries);
+  const std::vector<Held> held = held_slots(workers_->slots(), uses);
   std::string text =
-      concat("all ", crew_->slots().count(),
+      concat("all ", workers_->slots().count(),
              " slots hold delivered batches. Let go of those that are done with, and of arrays and "
              "tensors made from them, or use slots=",
-             held.size() + static_cast<size_t>(crew_->workers()) + 1, ". Held, oldest first: ");
+             held.size() + static_cast<size_t>(workers_->count()) + 1, ". Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
-    const Ticket& ticket = held[i].delivery.ticket;
+    const Ticket& ticket = held[i].use.ticket;
     text += concat(i > 0 ? ", " : "", ticket.index,
                    ticket.epoch != epoch ? concat(" of epoch ", ticket.epoch) : "", " (",
-                   seconds_text(now - held[i].delivery.at_ns), ", ", views_text(held[i].views), ")");
+                   seconds_text(now - held[i].use.since_ns), ", ", views_text(held[i].views), ")");
   }
   if (held.size() > kListed) text += concat(" and ", held.size() - kListed, " more");
   return text;
@@ -303,13 +303,13 @@ void Feed::close(int64_t timeout_ns) {
     return;
   }
   const std::scoped_lock lock(closing_);
-  crew_->dismiss();
-  const bool have_left = !crew_->is_called_by_worker() && crew_->wait_until_left(timeout_ns);
+  workers_->dismiss();
+  const bool have_left = !workers_->is_called_by_worker() && workers_->wait_until_left(timeout_ns);
   for (std::thread& thread : *threads_) have_left ? thread.join() : thread.detach();
   threads_->clear();
   if (have_left) return;
-  const TicketQueue::Snapshot now = crew_->queue().snapshot();
-  throw_error(Code::kTimeout, "the feed is closed, but generator '", crew_->generator_name(),
+  const TicketQueue::Snapshot now = workers_->queue().snapshot();
+  throw_error(Code::kTimeout, "the feed is closed, but generator '", workers_->generator_name(),
               "' has not returned",
               now.longest ? concat(" from ", ticket_text(now.longest->ticket), " for ",
                                    seconds_text(now_ns() - now.longest->since_ns))
@@ -318,18 +318,18 @@ void Feed::close(int64_t timeout_ns) {
 }
 
 void Feed::note_oldest(tenon_feed_statistics& s) {
-  const std::vector<Held> held = held_slots(crew_->slots(), crew_->queue().deliveries());
+  const std::vector<Held> held = held_slots(workers_->slots(), workers_->queue().uses());
   if (held.empty()) return;
-  s.oldest_epoch = held[0].delivery.ticket.epoch;
-  s.oldest_index = held[0].delivery.ticket.index;
-  s.oldest_ns = static_cast<uint64_t>(now_ns() - held[0].delivery.at_ns);
+  s.oldest_epoch = held[0].use.ticket.epoch;
+  s.oldest_index = held[0].use.ticket.index;
+  s.oldest_ns = static_cast<uint64_t>(now_ns() - held[0].use.since_ns);
 }
 
 tenon_feed_statistics Feed::statistics() {
-  const Slots& slots = crew_->slots();
+  const Slots& slots = workers_->slots();
   tenon_feed_statistics s{};
   s.struct_size = sizeof s;
-  s.workers = crew_->workers();
+  s.workers = workers_->count();
   s.slots = slots.count();
   s.slot_nbytes = slots.slot_nbytes();
   s.memory = slots.data(0);
@@ -338,18 +338,18 @@ tenon_feed_statistics Feed::statistics() {
   s.batches = batches_.load(std::memory_order_relaxed);
   s.nbytes = nbytes_.load(std::memory_order_relaxed);
   s.copied = copied_.load(std::memory_order_relaxed);
-  s.retried = crew_->retried();
+  s.retried = workers_->retried();
   s.slots_held = slots.lent();
   if (!process_.is_child()) {
-    const TicketQueue::Snapshot now = crew_->queue().snapshot();
+    const TicketQueue::Snapshot now = workers_->queue().snapshot();
     s.slots_filling = now.filling;
     s.slots_ready = now.ready;
     s.fill_ns = now.fill_ns;
     s.starved_ns = now.starved_ns;
-    s.blocked_ns = crew_->blocked_ns();
-    s.blocked_by_consumer_ns = crew_->blocked_by_consumer_ns();
+    s.blocked_ns = workers_->blocked_ns();
+    s.blocked_by_consumer_ns = workers_->blocked_by_consumer_ns();
     s.skipped = now.skipped;
-    if (Fleet* const fleet = crew_->fleet()) s.restarted = fleet->restarts();
+    if (WorkerProcesses* const processes = workers_->processes()) s.restarted = processes->restarts();
     note_oldest(s);
   }
   s.slots_free = std::max(0, s.slots - s.slots_held - s.slots_ready - s.slots_filling);
@@ -360,10 +360,10 @@ tenon_worker_statistics Feed::worker_statistics(int32_t worker) {
   tenon_worker_statistics s{};
   s.struct_size = sizeof s;
   s.worker = worker;
-  if (worker < 0 || worker >= crew_->workers()) return s;
-  const FillTimes& times = crew_->times(worker);
-  if (Fleet* const fleet = crew_->fleet(); fleet != nullptr && !process_.is_child())
-    s.pid = fleet->pid(worker);
+  if (worker < 0 || worker >= workers_->count()) return s;
+  const FillTimes& times = workers_->times(worker);
+  if (WorkerProcesses* const processes = workers_->processes(); processes != nullptr && !process_.is_child())
+    s.pid = processes->pid(worker);
   s.fills = times.count();
   s.fill_ns = times.sum_ns();
   s.fill_p50_ns = times.quantile_ns(0.5);

@@ -15,8 +15,8 @@
 #include "base/fork_mark.h"
 #include "base/ref.h"
 #include "data/batch.h"
-#include "data/crew.h"
 #include "data/schema.h"
+#include "data/workers.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -69,7 +69,7 @@ class Feed {
   const ForkMark process_;
   const tenon_feed_options options_;
   const Ref<Schema> schema_;
-  const Ref<Crew> crew_;
+  const Ref<Workers> workers_;
 
   // Shared: plain counters.
   std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};

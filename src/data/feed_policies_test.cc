@@ -58,7 +58,8 @@ enum class What {
   kWrongShape,
   kEnd,
   kNone,
-  kAttach
+  kAttach,
+  kSpoil
 };
 
 // Lies in memory that the worker processes see, too.
@@ -105,6 +106,10 @@ struct Source {
         static_cast<char*>(request.attachment)[*request.attachment_nbytes] = '!';
         ++*request.attachment_nbytes;
         break;
+      case What::kSpoil:
+        request.shapes[0][0] = request.shapes[1][0] = 5;
+        *request.attachment_nbytes = 0;
+        return 3;
       case What::kFill: break;
     }
     return 0;
@@ -401,6 +406,27 @@ class EitherWay : public testing::TestWithParam<bool> {
   }
   Source& source_ = Source::make();
 };
+
+TEST_P(EitherWay, ABatchThatIsFilledAgainBeginsAnew) {
+  source_.at = 1;
+  source_.what = What::kSpoil;
+  source_.times = 1;
+  source_.prepares = true;
+  tenon_feed_options o = options(1, 3);
+  o.on_error = TENON_ON_ERROR_RETRY;
+  o.retries = 1;
+  o.attachment_nbytes = 100;
+  Feed feed(source_.generator(), schema(), o);
+  feed.begin();
+  for (uint64_t i = 0; i < 3; ++i) {
+    const Ref<Batch> batch = next(feed);
+    EXPECT_TRUE(is_intact(*batch, 0, i));
+    EXPECT_EQ(batch->array(0)->shape()[0], 16);
+    EXPECT_EQ(batch->array(1)->shape()[0], 16);
+    EXPECT_FALSE(batch->attachment().empty());
+  }
+  EXPECT_EQ(feed.statistics().retried, 1u);
+}
 
 TEST_P(EitherWay, ABatchMayBeSmallerThanItsSchema) {
   source_.at = 1;

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/os.h"
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 #include "data/slots.h"
 
 namespace tenon::impl {
@@ -42,15 +42,15 @@ FeedHead read_head(const MemoryFile& memory) {
   return head;
 }
 
-FeedReport::Worker worker_in(const Mailbox& box) {
+FeedReport::Worker worker_in(const RequestRing& box) {
   FeedReport::Worker worker;
   worker.asked = box.asked.load(std::memory_order_relaxed);
   worker.answered = box.answered.load(std::memory_order_relaxed);
-  if (worker.answered != 0) worker.last_fill_ns = box.answers[(worker.answered - 1) % kDepth].fill_ns;
+  if (worker.answered != 0) worker.last_fill_ns = box.answers[(worker.answered - 1) % kRingEntries].fill_ns;
   if (box.is_over.load(std::memory_order_relaxed) != 0) {
     worker.state = "over";
   } else if (worker.asked != worker.answered) {
-    const MailRequest& request = box.requests[worker.answered % kDepth];
+    const RingRequest& request = box.requests[worker.answered % kRingEntries];
     worker.state = "busy";
     worker.epoch = request.epoch;
     worker.index = request.index;
@@ -71,8 +71,8 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->slot_nbytes = head.layout.slot_nbytes;
   feed->is_over = true;
   for (int32_t i = 0; i < head.workers; ++i) {
-    Mailbox box{};
-    memory.read(mailboxes_at(fields) + static_cast<size_t>(i) * sizeof box, &box, sizeof box);
+    RequestRing box{};
+    memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof box, &box, sizeof box);
     feed->workers.push_back(worker_in(box));
     feed->workers.back().number = i;
     feed->is_over &= box.is_over.load(std::memory_order_relaxed) != 0;

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/os.h"
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 
 namespace tenon::impl {
 namespace {
@@ -63,14 +63,14 @@ class Content {
     h.layout.slot_nbytes = kControlPage;
   }
   FeedHead& head() { return *reinterpret_cast<FeedHead*>(bytes.data()); }
-  Mailbox& mailbox(size_t worker) { return mailbox_of(bytes.data(), kFields, worker); }
+  RequestRing& ring(size_t worker) { return ring_of(bytes.data(), kFields, worker); }
 
   std::vector<std::byte> bytes;
 };
 
-void expect_state(const std::function<void(Mailbox&)>& change, const char* state) {
+void expect_state(const std::function<void(RequestRing&)>& change, const char* state) {
   Content content;
-  change(content.mailbox(1));
+  change(content.ring(1));
   const FeedReport feed = Planted(content.bytes).seen();
   ASSERT_EQ(feed.damage, "");
   ASSERT_EQ(feed.workers.size(), 2U);
@@ -80,11 +80,11 @@ void expect_state(const std::function<void(Mailbox&)>& change, const char* state
 
 TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   Content content;
-  Mailbox& box = content.mailbox(1);
+  RequestRing& box = content.ring(1);
   box.asked.store(5);
   box.answered.store(4);
-  box.requests[4 % kDepth] = {.slot = 0, .index = 17, .epoch = 3, .seed = 0};
-  box.answers[3 % kDepth].fill_ns = 1234;
+  box.requests[4 % kRingEntries] = {.slot = 0, .index = 17, .epoch = 3, .seed = 0};
+  box.answers[3 % kRingEntries].fill_ns = 1234;
   const FeedReport feed = Planted(content.bytes).seen();
   EXPECT_EQ(feed.damage, "");
   EXPECT_EQ(feed.process.pid, static_cast<uint32_t>(getpid()));
@@ -106,18 +106,18 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
 }
 
 TEST(InspectFeeds, AWorkerIsAwakeAsleepBusyOrOver) {
-  expect_state([](Mailbox&) {}, "awake");
-  expect_state([](Mailbox& box) { box.is_worker_asleep.store(1); }, "asleep");
-  expect_state([](Mailbox& box) { box.asked.store(1); }, "busy");
-  const auto ends = [](Mailbox& box) {
+  expect_state([](RequestRing&) {}, "awake");
+  expect_state([](RequestRing& box) { box.is_worker_asleep.store(1); }, "asleep");
+  expect_state([](RequestRing& box) { box.asked.store(1); }, "busy");
+  const auto ends = [](RequestRing& box) {
     box.asked.store(1);
     box.is_over.store(1);
   };
   expect_state(ends, "over");
   Content content;
-  ends(content.mailbox(0));
+  ends(content.ring(0));
   EXPECT_FALSE(Planted(content.bytes).seen().is_over) << "one worker goes on";
-  ends(content.mailbox(1));
+  ends(content.ring(1));
   EXPECT_TRUE(Planted(content.bytes).seen().is_over);
 }
 
@@ -175,7 +175,7 @@ TEST(InspectFeeds, AFileThatIsCutAnywhereIsDamaged) {
   const Content content;
   for (const size_t nbytes :
        {size_t{0}, size_t{4}, size_t{8}, sizeof(FeedHead) - 1, sizeof(FeedHead),
-        mailboxes_at(kFields) + sizeof(Mailbox), control_nbytes(kFields, kWorkers) - 1}) {
+        rings_at(kFields) + sizeof(RequestRing), control_nbytes(kFields, kWorkers) - 1}) {
     const std::vector<std::byte> cut(content.bytes.begin(),
                                      content.bytes.begin() + static_cast<std::ptrdiff_t>(nbytes));
     EXPECT_NE(Planted(cut).seen().damage, "") << nbytes;
@@ -189,7 +189,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
   int undamaged = 0;
   for (int times = 0; times < 200; ++times) {
     Content content;
-    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : mailboxes_at(kFields);
+    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : rings_at(kFields);
     for (int n = 0; n < 1 << times % 12; ++n) {
       content.bytes[from + random() % (content.bytes.size() - from)] = static_cast<std::byte>(random());
     }
@@ -199,7 +199,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
     json.value(feed);
     EXPECT_TRUE(is_json_object(json.take()));
   }
-  EXPECT_GE(undamaged, 100) << "noise in the mailboxes is read as a state of the workers";
+  EXPECT_GE(undamaged, 100) << "noise in the rings is read as a state of the workers";
 }
 
 }  // namespace

@@ -8,22 +8,21 @@
 
 namespace tenon::impl {
 
-TicketQueue::TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin, uint32_t feed)
+TicketQueue::TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin, uint32_t feed)
     : slots_(std::move(slots)),
       usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
       round_robin_(static_cast<uint64_t>(round_robin)),
       feed_(feed),
       ring_(static_cast<size_t>(slots_->most())),
-      filling_(static_cast<size_t>(lanes)),
-      deliveries_(ring_.size()) {}
+      uses_(ring_.size()) {}
 
-TicketQueue::TicketTake TicketQueue::take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket) {
+TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
   std::unique_lock lock(mutex_);
   if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
   if (is_stopped_) return TicketTake::kStopped;
   if (!has_ticket_for(worker)) return TicketTake::kNone;
   ticket = {epoch_, next_++};
-  filling_[static_cast<size_t>(lane)] = {ticket, now_ns(), true};
+  uses_[static_cast<size_t>(slot)] = {ticket, now_ns(), true};
   if (round_robin_ != 0) work_.notify_all();
   return TicketTake::kTicket;
 }
@@ -39,14 +38,14 @@ bool TicketQueue::is_turn_of(int32_t worker) {
   return has_ticket_for(worker);
 }
 
-void TicketQueue::note_filled(int32_t lane, uint64_t fill_ns) noexcept {
-  filling_[static_cast<size_t>(lane)].is_busy = false;
+void TicketQueue::note_filled(int32_t slot, uint64_t fill_ns) noexcept {
+  uses_[static_cast<size_t>(slot)].is_filling = false;
   fill_ns_ += fill_ns;
 }
 
-void TicketQueue::publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept {
+void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept {
   std::unique_lock lock(mutex_);
-  note_filled(lane, fill_ns);
+  note_filled(slot, fill_ns);
   if (!is_awaited(ticket)) {
     lock.unlock();
     slots_->give(slot);
@@ -55,7 +54,7 @@ void TicketQueue::publish(int32_t lane, const Ticket& ticket, int32_t slot, uint
   entry(ticket.index) = {State::kFilled, slot};
   ++ready_count_;
   const bool is_next = consumers_waiting_ > 0 && ticket.index == deliver_;
-  news_.fetch_add(1, std::memory_order_relaxed);
+  settled_.fetch_add(1, std::memory_order_relaxed);
   lock.unlock();
   if (is_next) ready_.notify_all();
 }
@@ -68,11 +67,10 @@ void TicketQueue::note_failed(uint64_t index, const TicketFailure& failure) noex
   tell_consumers();
 }
 
-void TicketQueue::fail(int32_t lane, const Ticket& ticket, int32_t slot,
-                       const TicketFailure& failure) noexcept {
+void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    note_filled(lane, 0);
+    note_filled(slot, 0);
     if (is_awaited(ticket)) note_failed(ticket.index, failure);
   }
   slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
@@ -85,10 +83,10 @@ void TicketQueue::note_skipped(uint64_t index) noexcept {
   tell_consumers();
 }
 
-void TicketQueue::skip(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+void TicketQueue::skip(const Ticket& ticket, int32_t slot) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    note_filled(lane, 0);
+    note_filled(slot, 0);
     if (is_awaited(ticket)) note_skipped(ticket.index);
   }
   slots_->give(slot);
@@ -103,10 +101,10 @@ void TicketQueue::drop_skipped() noexcept {
   work_.notify_all();  // there is room for tickets
 }
 
-void TicketQueue::finish(int32_t lane, const Ticket& ticket, int32_t slot) noexcept {
+void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    note_filled(lane, 0);
+    note_filled(slot, 0);
     if (is_awaited(ticket) && ticket.index < end_) {
       end_ = ticket.index;
       limit_ = std::min(limit_, end_);
@@ -128,7 +126,7 @@ void TicketQueue::end_epoch() noexcept {
 }
 
 void TicketQueue::tell_consumers() noexcept {
-  news_.fetch_add(1, std::memory_order_relaxed);
+  settled_.fetch_add(1, std::memory_order_relaxed);
   ready_.notify_all();
 }
 
@@ -164,10 +162,10 @@ bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailur
   const std::scoped_lock lock(mutex_);
   const Ticket wanted{epoch_, deliver_};
   if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
-  const auto lane = std::ranges::find_if(filling_, [&](const Filling& filling) {
-    return filling.is_busy && filling.ticket.epoch == wanted.epoch && filling.ticket.index == wanted.index;
+  const auto use = std::ranges::find_if(uses_, [&](const Use& u) {
+    return u.is_filling && u.ticket.epoch == wanted.epoch && u.ticket.index == wanted.index;
   });
-  if (lane == filling_.end() || now_ns() - lane->since_ns < longer_than_ns) return false;
+  if (use == uses_.end() || now_ns() - use->since_ns < longer_than_ns) return false;
   if (skips) {
     note_skipped(wanted.index);
   } else {
@@ -220,12 +218,12 @@ bool TicketQueue::wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeo
 
 bool TicketQueue::poll_settled(std::unique_lock<std::mutex>& lock) {
   const int64_t budget = short_wait_.budget_ns();
-  const uint64_t before = news_.load(std::memory_order_relaxed);
+  const uint64_t before = settled_.load(std::memory_order_relaxed);
   lock.unlock();
-  const bool has_news =
-      ShortWait::poll(budget, [&] { return news_.load(std::memory_order_relaxed) != before; });
+  const bool has_settled =
+      ShortWait::poll(budget, [&] { return settled_.load(std::memory_order_relaxed) != before; });
   lock.lock();
-  return has_news && is_settled();
+  return has_settled && is_settled();
 }
 
 bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
@@ -260,7 +258,7 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Item& item) {
   front = {};
   ++deliver_;
   drop_skipped();
-  deliveries_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns()};
+  uses_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns(), false};
   --ready_count_;
   return NextBatch::kBatch;
 }
@@ -275,12 +273,6 @@ bool TicketQueue::is_past(const Ticket& ticket) {
   return is_stopped_ || !is_awaited(ticket);
 }
 
-void TicketQueue::move(int32_t from, int32_t to) noexcept {
-  const std::scoped_lock lock(mutex_);
-  const Filling filling = std::exchange(filling_[static_cast<size_t>(from)], {});
-  filling_[static_cast<size_t>(to)] = filling;
-}
-
 TicketQueue::Snapshot TicketQueue::snapshot() {
   const std::scoped_lock lock(mutex_);
   Snapshot view;
@@ -292,17 +284,17 @@ TicketQueue::Snapshot TicketQueue::snapshot() {
     view.wanted = Ticket{epoch_, deliver_};
     view.waiting_since_ns = waiting_since_ns_;
   }
-  for (const Filling& filling : filling_) {
-    if (!filling.is_busy) continue;
+  for (const Use& use : uses_) {
+    if (!use.is_filling) continue;
     ++view.filling;
-    if (!view.longest || filling.since_ns < view.longest->since_ns) view.longest = filling;
+    if (!view.longest || use.since_ns < view.longest->since_ns) view.longest = use;
   }
   return view;
 }
 
-std::vector<TicketQueue::Delivery> TicketQueue::deliveries() {
+std::vector<TicketQueue::Use> TicketQueue::uses() {
   const std::scoped_lock lock(mutex_);
-  return deliveries_;
+  return uses_;
 }
 
 }  // namespace tenon::impl

@@ -18,7 +18,7 @@
 
 #include "base/ref.h"
 #include "base/trace.h"
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 #include "data/short_wait.h"
 #include "data/slots.h"
 
@@ -46,34 +46,32 @@ struct TicketFailure {
   }
 };
 
-// Threads: one thread for each lane, any threads as consumers. A lane is a place where a batch is being
-// filled: a worker thread has one, that of a worker process as many as it may ask for at a time.
+// Threads: whoever has a slot names it, so at most one thread at a time; any threads as consumers.
 // Invariants: deliver_ <= next_ <= deliver_ + most slots; each ticket in deliver_..next_ is being filled, or
 // lies in its entry of ring_ as filled, failed or skipped.
 class TicketQueue {
  public:
   // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
   // 0: whoever comes gets the next. feed: its number in a timeline.
-  TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
+  explicit TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
 
-  // For workers. A batch of a past epoch, or one that was given up, is dropped, and its slot is free.
+  // For workers: slot is the one that the caller has taken for the ticket. A batch of a past epoch, or one
+  // that was given up, is dropped, and its slot is free.
 
   enum class TicketTake { kTicket, kNone, kStopped };
-  // The next batch to be filled, into the slot that the caller has taken; else the slot stays the caller's.
+  // The next batch to be filled; without one, the slot stays the caller's.
   // kNone: there is none now, and the caller would not wait.
-  TicketTake take(int32_t lane, int32_t worker, bool may_wait, Ticket& ticket);
+  TicketTake take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket);
   // Waits until the next batch is this worker's. False after stop().
   bool wait_for_turn(int32_t worker);
   bool is_turn_of(int32_t worker);
-  void publish(int32_t lane, const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept;
+  void publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
-  void fail(int32_t lane, const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept;
+  void fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept;
   // The consumer gets the next batch in its place.
-  void skip(int32_t lane, const Ticket& ticket, int32_t slot) noexcept;
-  // It is being filled in another lane.
-  void move(int32_t from, int32_t to) noexcept;
+  void skip(const Ticket& ticket, int32_t slot) noexcept;
   // The epoch ends before it.
-  void finish(int32_t lane, const Ticket& ticket, int32_t slot) noexcept;
+  void finish(const Ticket& ticket, int32_t slot) noexcept;
 
   // For consumers.
 
@@ -93,8 +91,8 @@ class TicketQueue {
   Ticket position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Item& item);
-  // The batch for which a consumer waits, if a lane has been at it for so long; it is given up then: failed
-  // with failure, or skipped.
+  // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
+  // failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);
   // No more tickets and batches; wakes everybody.
   void stop();
@@ -105,10 +103,11 @@ class TicketQueue {
   // Nobody waits for this batch any more.
   bool is_past(const Ticket& ticket);
 
-  struct Filling {
+  // The batch that was last in a slot.
+  struct Use {
     Ticket ticket;
-    int64_t since_ns = 0;
-    bool is_busy = false;
+    int64_t since_ns = 0;  // when its ticket was taken; once delivered: when it was
+    bool is_filling = false;
   };
   struct Snapshot {
     int32_t filling = 0;
@@ -116,18 +115,12 @@ class TicketQueue {
     uint64_t skipped = 0;
     uint64_t fill_ns = 0;
     uint64_t starved_ns = 0;
-    std::optional<Ticket> wanted;    // for which a consumer waits
-    int64_t waiting_since_ns = 0;    // with wanted
-    std::optional<Filling> longest;  // the lane that has been filling longest
+    std::optional<Ticket> wanted;  // for which a consumer waits
+    int64_t waiting_since_ns = 0;  // with wanted
+    std::optional<Use> longest;    // that has been filled for the longest time
   };
   Snapshot snapshot();
-
-  // The batch that a slot was delivered with last.
-  struct Delivery {
-    Ticket ticket;
-    int64_t at_ns = 0;
-  };
-  std::vector<Delivery> deliveries();  // by slot
+  std::vector<Use> uses();  // by slot
 
  private:
   enum class State : uint8_t { kPending, kFilled, kFailed, kSkipped };
@@ -156,7 +149,7 @@ class TicketQueue {
   void drop_skipped() noexcept;
   void note_skipped(uint64_t index) noexcept;
   void note_failed(uint64_t index, const TicketFailure& failure) noexcept;
-  void note_filled(int32_t lane, uint64_t fill_ns) noexcept;
+  void note_filled(int32_t slot, uint64_t fill_ns) noexcept;
   void tell_consumers() noexcept;
   bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
   bool poll_settled(std::unique_lock<std::mutex>& lock);
@@ -168,8 +161,8 @@ class TicketQueue {
   const uint64_t round_robin_;
   const uint32_t feed_;
 
-  // Shared. Moves when something has settled: a hint for consumers that poll, who look under the mutex then.
-  std::atomic<uint64_t> news_{0};
+  // Shared. Counts what has settled: a hint for consumers that poll, who look under the mutex then.
+  std::atomic<uint64_t> settled_{0};
 
   std::mutex mutex_;
   std::condition_variable work_;   // tickets, or stopped
@@ -177,16 +170,15 @@ class TicketQueue {
 
   // Guarded by mutex_.
   std::vector<Entry> ring_;
-  TicketFailure failure_;             // of the entry that has failed: an epoch ends with its first one
-  std::vector<Filling> filling_;      // by lane
-  std::vector<Delivery> deliveries_;  // by slot
-  uint64_t epoch_ = UINT64_MAX;       // the first begin() makes it 0
-  Ticket start_;                      // what begin() is to begin with,
-  bool has_start_ = false;            // if somebody has said so
-  uint64_t end_ = 0;                  // of this epoch
-  uint64_t next_ = 0;                 // the next ticket
-  uint64_t limit_ = 0;                // no tickets from here on
-  uint64_t deliver_ = 0;              // the next batch for the consumer
+  TicketFailure failure_;        // of the entry that has failed: an epoch ends with its first one
+  std::vector<Use> uses_;        // by slot
+  uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
+  Ticket start_;                 // what begin() is to begin with,
+  bool has_start_ = false;       // if somebody has said so
+  uint64_t end_ = 0;             // of this epoch
+  uint64_t next_ = 0;            // the next ticket
+  uint64_t limit_ = 0;           // no tickets from here on
+  uint64_t deliver_ = 0;         // the next batch for the consumer
   int32_t ready_count_ = 0;
   uint64_t skipped_ = 0;
   int32_t consumers_waiting_ = 0;

@@ -24,21 +24,21 @@ using NextBatch = TicketQueue::NextBatch;
 
 // A queue and its slots, driven by one thread.
 struct Bench {
-  explicit Bench(int32_t slot_count, int64_t batches, int32_t workers = 4)
+  Bench(int32_t slot_count, int64_t batches)
       : slots(Slots::create({slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))})),
-        queue(slots, workers, batches) {}
+        queue(slots, batches) {}
 
   struct Job {
     Ticket ticket;
     int32_t slot;
   };
-  Job take(int32_t worker = 0) {
+  Job take() {
     Job job{{}, slots->try_take()};
     EXPECT_GE(job.slot, 0);
-    EXPECT_EQ(queue.take(worker, worker, true, job.ticket), TicketQueue::TicketTake::kTicket);
+    EXPECT_EQ(queue.take(job.slot, 0, true, job.ticket), TicketQueue::TicketTake::kTicket);
     return job;
   }
-  void publish(const Job& job, int32_t worker = 0) { queue.publish(worker, job.ticket, job.slot, 1); }
+  void publish(const Job& job) { queue.publish(job.ticket, job.slot, 1); }
   NextBatch next() { return queue.next(0, item); }
   int32_t free_slots() {
     std::vector<int32_t> taken;
@@ -114,7 +114,7 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   const auto first = bench.take();
   const auto failing = bench.take();
   const auto later = bench.take();
-  bench.queue.fail(1, failing.ticket, failing.slot, failure_of(7, "no more"));
+  bench.queue.fail(failing.ticket, failing.slot, failure_of(7, "no more"));
   bench.publish(later);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
@@ -135,11 +135,11 @@ TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
   Bench bench(4, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, ""));
+  bench.queue.fail(failing.ticket, failing.slot, failure_of(1, ""));
   bool took = true;
   std::thread worker([&] {
     Ticket ticket;
-    took = bench.queue.take(0, 0, true, ticket) == TicketQueue::TicketTake::kTicket;
+    took = bench.queue.take(bench.slots->try_take(), 0, true, ticket) == TicketQueue::TicketTake::kTicket;
   });
   bench.queue.stop();
   worker.join();
@@ -150,7 +150,7 @@ TEST(TicketQueue, ALongMessageIsCut) {
   Bench bench(2, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(0, failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
+  bench.queue.fail(failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
   ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.failure.message, std::string(kMessageSize - 1, 'x'));
 }
@@ -165,7 +165,9 @@ TEST(TicketQueue, StopWakesWorkersAndConsumers) {
   consumer.join();
   EXPECT_EQ(outcome, NextBatch::kStopped);
   Ticket ticket;
-  EXPECT_EQ(bench.queue.take(0, 0, true, ticket), TicketQueue::TicketTake::kStopped);
+  const int32_t slot = bench.slots->try_take();
+  EXPECT_EQ(bench.queue.take(slot, 0, true, ticket), TicketQueue::TicketTake::kStopped);
+  bench.slots->give(slot);
   bench.publish(busy);
   EXPECT_EQ(bench.free_slots(), 2);
   EXPECT_THROW(bench.queue.begin(), Error);
@@ -174,9 +176,9 @@ TEST(TicketQueue, StopWakesWorkersAndConsumers) {
 TEST(TicketQueue, ASnapshotTellsWhoIsBusyWithWhat) {
   Bench bench(4, -1);
   bench.queue.begin();
-  const auto oldest = bench.take(2);
-  bench.publish(bench.take(1), 1);
-  bench.take(0);
+  const auto oldest = bench.take();
+  bench.publish(bench.take());
+  bench.take();
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   const TicketQueue::Snapshot now = bench.queue.snapshot();
   EXPECT_EQ(now.filling, 2);
@@ -190,7 +192,7 @@ TEST(TicketQueue, ASnapshotTellsWhoIsBusyWithWhat) {
 // Oracle: each index must reach exactly one of the consumers, each consumer sees them rising.
 TEST(TicketQueue, SeveralConsumersShareTheBatches) {
   constexpr uint64_t kBatches = 20'000;
-  Bench bench(4, kBatches, 2);
+  Bench bench(4, kBatches);
   bench.queue.begin();
   std::vector<std::thread> threads;
   for (int32_t worker = 0; worker < 2; ++worker) {
@@ -199,8 +201,8 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
         const int32_t slot = bench.slots->take();
         Ticket ticket;
         if (slot < 0) return;
-        if (bench.queue.take(worker, worker, true, ticket) != TicketQueue::TicketTake::kTicket) return;
-        bench.queue.publish(worker, ticket, slot, 1);
+        if (bench.queue.take(slot, worker, true, ticket) != TicketQueue::TicketTake::kTicket) return;
+        bench.queue.publish(ticket, slot, 1);
       }
     });
   }

@@ -68,19 +68,19 @@ Worker::Worker(std::byte* memory, int32_t number)
     : memory_(memory),
       head_(*reinterpret_cast<const FeedHead*>(memory)),
       number_(number),
-      box_(mailbox_of(memory, fields_of(memory), static_cast<size_t>(number))),
+      ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(number))),
       fields_(fields_of(memory)),
       shapes_(fields_of(memory)),
       // What a predecessor was asked, and has not answered, is asked anew.
-      done_(box_.answered.load(std::memory_order_relaxed)) {
-  box_.has_left.store(0, std::memory_order_relaxed);
+      done_(ring_.answered.load(std::memory_order_relaxed)) {
+  ring_.has_left.store(0, std::memory_order_relaxed);
   // The pages are there: they are entered into this process' table now, not during the first fills.
   os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes, true);
 }
 
 Worker::~Worker() {
-  // pairs with: Fleet::await, "the worker has left"
-  box_.has_left.store(1, std::memory_order_release);
+  // pairs with: WorkerProcesses::await, "the worker has left"
+  ring_.has_left.store(1, std::memory_order_release);
   tell_feed();
   if (file_) os::unmap(memory_, head_.nbytes);
 }
@@ -89,37 +89,37 @@ bool Worker::is_feed_alive() const noexcept { return os::start_of(head_.pid) == 
 
 // False: it is late, or over.
 bool Worker::wait_for_request(int64_t timeout_ns) {
-  const auto has_mail = [this] {
-    // pairs with: Fleet::ask, "a request"
-    return box_.asked.load(std::memory_order_acquire) != done_ ||
-           box_.is_over.load(std::memory_order_relaxed) != 0;
+  const auto has_request = [this] {
+    // pairs with: WorkerProcesses::ask, "a request"
+    return ring_.asked.load(std::memory_order_acquire) != done_ ||
+           ring_.is_over.load(std::memory_order_relaxed) != 0;
   };
-  if (has_mail()) return true;
+  if (has_request()) return true;
   const int64_t began = now_ns();
-  bool has = ShortWait::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_mail);
+  bool has = ShortWait::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_request);
   const Deadline deadline(timeout_ns);
   while (!has && !deadline.has_passed()) {
-    // pairs with: Fleet::ask, "the worker sleeps"
-    box_.is_worker_asleep.store(1, std::memory_order_seq_cst);
-    // pairs with: Fleet::ask, "the worker sleeps"
-    if (box_.asked.load(std::memory_order_seq_cst) == done_) {
-      const os::Sleep sleep{&box_.asked, done_};
+    // pairs with: WorkerProcesses::ask, "the worker sleeps"
+    ring_.is_worker_asleep.store(1, std::memory_order_seq_cst);
+    // pairs with: WorkerProcesses::ask, "the worker sleeps"
+    if (ring_.asked.load(std::memory_order_seq_cst) == done_) {
+      const os::Sleep sleep{&ring_.asked, done_};
       os::sleep_on(&sleep, 1, std::min(deadline.left_ns(), kLookNs));
     }
-    box_.is_worker_asleep.store(0, std::memory_order_relaxed);
-    has = has_mail();
-    if (!has && !is_feed_alive()) box_.is_over.store(1, std::memory_order_relaxed);
+    ring_.is_worker_asleep.store(0, std::memory_order_relaxed);
+    has = has_request();
+    if (!has && !is_feed_alive()) ring_.is_over.store(1, std::memory_order_relaxed);
   }
   short_wait_.note(now_ns() - began);
-  return has || has_mail();
+  return has || has_request();
 }
 
 Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   if (!wait_for_request(timeout_ns)) return Received::kLate;
-  if (box_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
-  const MailRequest& mail = box_.requests[done_ % kDepth];
+  if (ring_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
+  const RingRequest& asked = ring_.requests[done_ % kRingEntries];
   std::byte* const slot =
-      memory_ + head_.slots_at + static_cast<size_t>(mail.slot) * head_.layout.slot_nbytes;
+      memory_ + head_.slots_at + static_cast<size_t>(asked.slot) * head_.layout.slot_nbytes;
   int64_t* shape = head_.layout.shapes(slot);
   for (size_t i = 0; i < fields_.size(); ++i) {
     fields_[i] = slot + head_.places[i].offset;
@@ -131,9 +131,9 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   request.worker = number_;
   request.fields = fields_.data();
   request.n = head_.rows;
-  request.index = mail.index;
-  request.epoch = mail.epoch;
-  request.seed = mail.seed;
+  request.index = asked.index;
+  request.epoch = asked.epoch;
+  request.seed = asked.seed;
   request.shapes = shapes_.data();
   request.attachment = head_.layout.attachment(slot);
   request.attachment_size = head_.layout.attachment_nbytes;
@@ -143,22 +143,22 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
 }
 
 void Worker::answer(int32_t code, const char* message) noexcept {
-  MailAnswer& answer = box_.answers[done_ % kDepth];
+  RingAnswer& answer = ring_.answers[done_ % kRingEntries];
   answer.code = code;
   answer.began_ns = since_ns_;
   answer.fill_ns = static_cast<uint64_t>(now_ns() - since_ns_);
   std::strncpy(answer.message, message != nullptr ? message : "", sizeof answer.message - 1);
   answer.message[sizeof answer.message - 1] = '\0';
-  // pairs with: Fleet::has_answer, "an answer"
-  box_.answered.store(++done_, std::memory_order_release);
+  // pairs with: WorkerProcesses::has_answer, "an answer"
+  ring_.answered.store(++done_, std::memory_order_release);
   tell_feed();
 }
 
 void Worker::tell_feed() noexcept {
-  // pairs with: Fleet::await, "the feed sleeps"
-  box_.news.fetch_add(1, std::memory_order_seq_cst);
-  // pairs with: Fleet::await, "the feed sleeps"
-  if (box_.is_feed_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(box_.news);
+  // pairs with: WorkerProcesses::await, "the feed sleeps"
+  ring_.changes.fetch_add(1, std::memory_order_seq_cst);
+  // pairs with: WorkerProcesses::await, "the feed sleeps"
+  if (ring_.is_feed_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring_.changes);
 }
 
 }  // namespace tenon::impl

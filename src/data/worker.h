@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/os.h"
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 #include "data/short_wait.h"
 #include "tenon/tenon.h"
 
@@ -51,7 +51,7 @@ class Worker {
   std::byte* const memory_;
   const FeedHead& head_;
   const int32_t number_;
-  Mailbox& box_;
+  RequestRing& ring_;
   std::vector<void*> fields_;
   std::vector<int64_t*> shapes_;
   uint32_t done_ = 0;     // requests so far

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds of other processes: the consumer's side of what `_serving` describes."""
+"""Feeds of other processes: the consumer's side of what `serving` describes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .serving import (
 _log = logging.getLogger("tenon")
 
 _LOOK_SECONDS = 0.02
-_SLICE_SECONDS = 1.0  # between two looks whether the server died when it had no part in the work
+_SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
 _REPORT_SECONDS = 5.0
 _MAKING_SECONDS = 2.0  # that a head may take to be made
 
@@ -86,10 +86,10 @@ class AttachedFeed(Forms):
         self.mode: str = about["mode"]
         self.pid: int = about["pid"]
         self._slots = _Slots(name, about, is_writable=self.mode == "queue")
-        self._work = open_channel(_core.open_array(bytes.fromhex(about["work"])))
-        self._news = open_channel(_core.open_array(bytes.fromhex(about["news"])))
+        self._batch_channel = open_channel(_core.open_array(bytes.fromhex(about["batch_channel"])))
+        self._end_channel = open_channel(_core.open_array(bytes.fromhex(about["end_channel"])))
         self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
-        self._note: Received | None = None
+        self._notice: Received | None = None
         self._is_over = False
         self._died: OwnerDied | None = None
         self._epoch: weakref.ref[_Epoch] | None = None
@@ -113,9 +113,9 @@ class AttachedFeed(Forms):
         live = self._live_epoch()
         if live is not None:
             live._end()
-        self._note = None
-        self._work.close()
-        self._news.close()
+        self._notice = None
+        self._batch_channel.close()
+        self._end_channel.close()
 
     def __enter__(self) -> AttachedFeed:
         return self
@@ -144,36 +144,36 @@ class AttachedFeed(Forms):
                 raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
             self._is_over = False
         if self._round is None:
-            # In this order: the news that come from now on are kept for this process, and what they tell of
-            # is this epoch, or one that ends now, of which something may be left.
-            self._look_at_news()
+            # In this order: the notices that come from now on are kept for this process, and what they tell
+            # of is this epoch, or one that ends now, of which something may be left.
+            self._look_for_end()
             self._round = int(self._words[ROUND_AT])
             try:
-                self._work._native.wait(0)
+                self._batch_channel._native.wait(0)
             except TimeoutError:
                 pass
         return self._round
 
-    def _look_at_news(self) -> None:
-        if self._note is not None:
+    def _look_for_end(self) -> None:
+        if self._notice is not None:
             return
         try:
-            note = self._news.recv(timeout=0)
+            notice = self._end_channel.recv(timeout=0)
         except (TimeoutError, EOFError):
             return
         except OwnerDied as error:
             raise self._owner_died(error.pid) from None
-        self._note = note
+        self._notice = notice
 
     def _has_ended(self) -> bool:
-        """Where nothing is left of what was sent before the news. They may be of an epoch that this consumer
+        """Where nothing is left of what was sent before the notice. It may be of an epoch that this consumer
         came too late for."""
-        if self._note is not None and self._note.head.numpy()[0] < self._round:
-            self._note = None
-        return self._note is not None
+        if self._notice is not None and self._notice.head.numpy()[0] < self._round:
+            self._notice = None
+        return self._notice is not None
 
     def _receive(self) -> Received | None:
-        """The next item of the work; None: the epoch is over, or the feed is not served any more."""
+        """The next item of the batch channel; None: the epoch is over, or the feed is not served any more."""
         began = time.monotonic()
         end = None if self.timeout is None else began + self.timeout
         next_report = began + _REPORT_SECONDS
@@ -181,16 +181,16 @@ class AttachedFeed(Forms):
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
-            is_told, is_closed = self._note is not None, bool(self._words[IS_CLOSED_AT])
+            is_told, is_closed = self._notice is not None, bool(self._words[IS_CLOSED_AT])
             try:
-                return self._work.recv(timeout=left)
+                return self._batch_channel.recv(timeout=left)
             except TimeoutError:
                 if is_told and self._has_ended():
                     return None
                 if is_closed:
                     self._is_over = True
                     return None
-                if collected < 2 and self._work.stats()["in_use"] == self._work.slots:
+                if collected < 2 and self._batch_channel.stats()["in_use"] == self._batch_channel.slots:
                     is_late = end is not None and time.monotonic() >= end
                     collected = 2 if collected or is_late else 1
                     gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
@@ -199,14 +199,14 @@ class AttachedFeed(Forms):
             except EOFError:
                 if self._key is None:
                     raise ValueError(f"feed {self.name!r} was closed here") from None
-                self._look_at_news()
+                self._look_for_end()
                 if self._has_ended():
                     return None
                 if self._words[IS_CLOSED_AT]:
                     self._is_over = True
                     return None
                 continue
-            self._look_at_news()
+            self._look_for_end()
             now = time.monotonic()
             if end is not None and now >= end:
                 raise TimeoutError(self._waiting_text(now - began))
@@ -215,7 +215,7 @@ class AttachedFeed(Forms):
                 next_report += _REPORT_SECONDS
 
     def _waiting_text(self, seconds: float) -> str:
-        slots, used = self._work.slots, self._work.stats()["in_use"]
+        slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]
         text = f"no batch of feed {self.name!r} (process {self.pid}) for {seconds:.1f} s: "
         if self._words[IS_FILLING_AT]:
             return text + "it waits for its generator"
@@ -235,15 +235,15 @@ class AttachedFeed(Forms):
         return self._died
 
     def _end_round(self) -> None:
-        """Of the epoch that the news tell of. Raises its failure."""
-        note, self._note = self._note, None
-        if note is None:
+        """Of the epoch that the notice tells of. Raises its failure."""
+        notice, self._notice = self._notice, None
+        if notice is None:
             return
-        told, nbytes = note.head.numpy().tolist()
-        text = note.text.numpy()[:nbytes].tobytes()
+        told, nbytes = notice.head.numpy().tolist()
+        text = notice.text.numpy()[:nbytes].tobytes()
         self._round = told + 1
-        note.release()
-        del note
+        notice.release()
+        del notice
         if text:
             raise failure_of(text)
 

@@ -34,8 +34,8 @@ class Epoch:
                     "the feed is being iterated already: finish or drop that iterator, or call feed.end()"
                 )
             live._end()
-        if feed._stage is not None and feed._stage.server is None:
-            feed._stage.reclaim()  # what consumers elsewhere had, and have let go of since
+        if feed._served is not None and feed._served.server is None:
+            feed._served.reclaim()  # what consumers elsewhere had, and have let go of since
         feed._native.begin()
         self._feed = feed
         if feed.progress is not None:

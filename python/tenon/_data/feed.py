@@ -16,7 +16,7 @@ from .epochs import Epoch
 from .forms import Forms, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
-from .serving import Server, Stage, name_for
+from .serving import ServedFeed, Server, name_for
 from .serving import check as check_serving
 from .statistics import FeedStatistics, Meter
 from .workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
@@ -170,7 +170,7 @@ class Feed(Forms):
         self._attachment_nbytes = attachment_nbytes
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
-        self._stage: Stage | None = None
+        self._served: ServedFeed | None = None
         source, constants, self._workers = _source_of(generator, schema, processes)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
@@ -268,9 +268,9 @@ class Feed(Forms):
             The feed is already being served or iterated.
         """
         check_serving(mode, epochs, consumers)
-        if self._stage is None:
-            self._stage = Stage(self, mode)
-        return self._stage.serve(mode, epochs, consumers, background)
+        if self._served is None:
+            self._served = ServedFeed(self, mode)
+        return self._served.serve(mode, epochs, consumers, background)
 
     @staticmethod
     def attach(name: str, timeout: float | None = None, wait: float = 0.0) -> AttachedFeed:
@@ -338,10 +338,10 @@ class Feed(Forms):
             that it uses stays allocated.
         """
         timeout = seconds(timeout, "timeout")
-        stage, self._stage = self._stage, None
+        served, self._served = self._served, None
         try:
-            if stage is not None:
-                stage.close()
+            if served is not None:
+                served.close()
         finally:
             self._native.close(timeout)
             closing.OPEN.discard(self)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds whose batches go to other processes: the side that has the feed. `_attached` is the other one.
+"""Feeds whose batches go to other processes: the side that has the feed. `attached` is the other one.
 
 Three objects are shared in addition to the slots, which lie in a memory file of the feed:
 
-* the *work*, a channel under the name of the feed. Its items contain the positions of batches in the slots.
+* the *batch channel*, under the name of the feed. Its items contain the positions of batches in the slots.
   The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
-* the *news*, a broadcast channel of one slot. Its item announces the end of an epoch. It can be sent again
+* the *end channel*, a broadcast of one slot. Its item announces the end of an epoch. It can be sent again
   when every consumer has received it.
 * the *head*, an array under ``<name>.feed``: a description of the feed, and two numbers that only the server
   writes.
 
-At the end of an epoch the server sends the news and closes its end of the work. A consumer that waits there,
-while no item is left, then reads the news. The server opens the work again when all consumers have done so.
+At the end of an epoch the server sends the item of the end channel and closes its end of the batch channel. A
+consumer that waits there, while no item is left, then receives from the end channel. The server opens the
+batch channel again when all consumers have done so.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ class Server:
         The number of batches that were sent.
     """
 
-    def __init__(self, stage: Stage, epochs: int | None, consumers: int) -> None:
-        self.name = stage.name
-        self.mode = stage.mode
+    def __init__(self, served: ServedFeed, epochs: int | None, consumers: int) -> None:
+        self.name = served.name
+        self.mode = served.mode
         self.epochs = 0
         self.batches = 0
-        self._stage = stage
+        self._served = served
         self._wanted = epochs
         self._consumers = consumers
         self._is_closing = False  # a threading.Event keeps its lock for ever if Ctrl-C comes as it is taken
@@ -114,8 +115,8 @@ class Server:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._epoch: Epoch | None = None
-        self._work: Channel | None = None
-        self._news: Channel | None = None
+        self._batch_channel: Channel | None = None
+        self._end_channel: Channel | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the epochs are over.
@@ -139,8 +140,8 @@ class Server:
         if self.is_running:
             with self._sending:
                 self._is_closing = True
-                self._stage.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
-                for channel in (self._work, self._news):
+                self._served.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
+                for channel in (self._batch_channel, self._end_channel):
                     if channel is not None:
                         channel.close()
             epoch = self._epoch
@@ -152,7 +153,7 @@ class Server:
     @property
     def is_running(self) -> bool:
         """Never in a forked child, whose end is none of the consumers' business."""
-        return self._stage.server is self and not self._stage.is_inherited
+        return self._served.server is self and not self._served.is_inherited
 
     def __enter__(self) -> Server:
         return self
@@ -179,22 +180,22 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._news = self._stage.open_news()
-            note = self._news.loan()
-            self._stage.withdraw()
-            self._work = self._stage.open_work()
+            self._end_channel = self._served.open_end_channel()
+            notice = self._end_channel.loan()
+            self._served.withdraw()
+            self._batch_channel = self._served.open_batch_channel()
             if not self._has_consumers(self._consumers, "its first batch"):
                 return
             while self._wanted is None or self.epochs < self._wanted:
                 failure = self._hand_out()
                 if self._is_closing:  # after each opening: close() has closed those that it saw
                     return
-                next_note = self._end_epoch(note, failure)
-                if next_note is None:
+                next_notice = self._end_epoch(notice, failure)
+                if next_notice is None:
                     return
-                note = next_note
+                notice = next_notice
                 self.epochs += 1
-                self._work = self._stage.open_work()
+                self._batch_channel = self._served.open_batch_channel()
         except ValueError:
             if not self._is_closing:  # a channel that was closed here
                 raise
@@ -204,14 +205,14 @@ class Server:
 
     def _end(self) -> None:
         self._is_closing = True
-        self._stage.words[IS_CLOSED_AT] = 1
+        self._served.words[IS_CLOSED_AT] = 1
         if self._epoch is not None:
             self._epoch._end()
-        for channel in (self._work, self._news):
+        for channel in (self._batch_channel, self._end_channel):
             if channel is not None:
                 channel.close()
-        self._stage.server = None
-        self._stage.reclaim()
+        self._served.server = None
+        self._served.reclaim()
 
     def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
         """False: the server is to end."""
@@ -231,19 +232,19 @@ class Server:
         return self._is_closing  # another thread sets it
 
     def _has_consumers(self, count: int, before: str) -> bool:
-        stage = self._stage
+        served = self._served
         return self._poll(
-            lambda: stage.consumers() >= count,
-            lambda: f"{count} consumers before {before}: {stage.consumers()} have attached",
+            lambda: served.consumers() >= count,
+            lambda: f"{count} consumers before {before}: {served.consumers()} have attached",
         )
 
     def _hand_out(self) -> OpError | None:
         """One epoch. The failure by which it has ended, if any."""
-        stage, work = self._stage, self._work
-        assert work is not None
-        batches = self._epoch = Epoch(stage.feed, itself)
+        served, channel = self._served, self._batch_channel
+        assert channel is not None
+        batches = self._epoch = Epoch(served.feed, itself)
         while not self._is_closing:
-            stage.reclaim(work)
+            served.reclaim(channel)
             try:
                 batch = self._next(batches)
             except StopIteration:
@@ -254,19 +255,19 @@ class Server:
             # In a broadcast that nobody listens to, a loan would take what the next one is to get.
             if self.mode == "broadcast" and not self._has_consumers(1, "the next batch"):
                 return None
-            loan = work.loan()
-            stage.note_free(loan)
+            loan = channel.loan()
+            served.note_free(loan)
             with self._sending:
                 if self._is_to_end():
                     loan.drop()
                     return None
-                stage.send(loan, batch)
+                served.send(loan, batch)
                 self.batches += 1
             del batch, loan
         return None
 
     def _next(self, batches: Epoch) -> Any:
-        words = self._stage.words
+        words = self._served.words
         words[IS_FILLING_AT] = 1
         try:
             while True:
@@ -277,40 +278,40 @@ class Server:
         finally:
             words[IS_FILLING_AT] = 0
 
-    def _end_epoch(self, note: Loan, failure: OpError | None) -> Loan | None:
+    def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
         """Tells all consumers, and waits until each of them knows. Of a queue, until everything was received.
 
         The loan for the next time; None: the server is to end.
         """
-        stage = self._stage
-        assert self._work is not None and self._news is not None
+        served = self._served
+        assert self._batch_channel is not None and self._end_channel is not None
         if failure is not None:
             _log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
-        told = stage.words[ROUND_AT]
-        stage.words[ROUND_AT] = told + 1  # first: of who comes now, this is not the epoch
+        told = served.words[ROUND_AT]
+        served.words[ROUND_AT] = told + 1  # first: of who comes now, this is not the epoch
         while True:
-            note.head[0] = told
+            notice.head[0] = told
             data = b"" if failure is None else describe(failure)
-            note.head[1] = len(data)
-            note.text[: len(data)] = memoryview(data)
-            note.send()
-            self._work.close()
+            notice.head[1] = len(data)
+            notice.text[: len(data)] = memoryview(data)
+            notice.send()
+            self._batch_channel.close()
             if self.mode == "queue" and not self._poll(
-                lambda: stage.consumers() > 0 or stage.unread() == 0,
-                lambda: f"a consumer: {stage.unread()} batches of the epoch are left",
+                lambda: served.consumers() > 0 or served.unread() == 0,
+                lambda: f"a consumer: {served.unread()} batches of the epoch are left",
             ):
                 return None
-            note = self._news.loan()
-            if self.mode == "broadcast" or stage.unread() == 0:
-                return note
+            notice = self._end_channel.loan()
+            if self.mode == "broadcast" or served.unread() == 0:
+                return notice
             # Who was to receive the rest has left. Whoever comes is told anew.
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return None
-            self._work = stage.open_work()
+            self._batch_channel = served.open_batch_channel()
 
 
-class Stage:
+class ServedFeed:
     """What a feed shares with its consumers, from its first `Feed.serve` until it is closed."""
 
     def __init__(self, feed: Feed, mode: str) -> None:
@@ -329,8 +330,10 @@ class Stage:
         room = max(1, feed._attachment_nbytes)
         fields = {"head": ("i8", (4 + len(axes) + sum(axes),)), "attachment": ("u1", (room,))}
         # Without ends: they are opened for each use, so that they can leave.
-        self._work = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
-        self._news = Channel({"head": ("i8", (2,)), "text": ("u1", (TEXT_NBYTES,))}, 1, None, "broadcast")
+        self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
+        self._end_channel = Channel(
+            {"head": ("i8", (2,)), "text": ("u1", (TEXT_NBYTES,))}, 1, None, "broadcast"
+        )
         file = os.fstat(fd)
         about = json.dumps(
             {
@@ -342,8 +345,8 @@ class Stage:
                 "file": (file.st_dev, file.st_ino),
                 "at": at,
                 "nbytes": self._nbytes,
-                "work": _core.send_array(self._work._native.memory()).hex(),
-                "news": _core.send_array(self._news._native.memory()).hex(),
+                "batch_channel": _core.send_array(self._batch_channel._native.memory()).hex(),
+                "end_channel": _core.send_array(self._end_channel._native.memory()).hex(),
             }
         ).encode()
         self._head = zeros(WORDS * 8 + len(about), "u1", shared=head_name(self.name))
@@ -381,17 +384,17 @@ class Stage:
                 server.close()
         finally:
             self._held.clear()
-            del self._work, self._news, self._head, self.words
+            del self._batch_channel, self._end_channel, self._head, self.words
 
     @property
     def is_inherited(self) -> bool:
         """This process is a forked child of the one that serves."""
         return os.getpid() != self._pid
 
-    def open_work(self) -> Channel:
+    def open_batch_channel(self) -> Channel:
         """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan
         takes what the next one is to get."""
-        channel = open_channel(self._work._native.memory())
+        channel = open_channel(self._batch_channel._native.memory())
         try:
             loan = channel.loan(timeout=0)
         except TimeoutError:
@@ -400,25 +403,25 @@ class Stage:
         loan.drop()
         return channel
 
-    def open_news(self) -> Channel:
-        return open_channel(self._news._native.memory())
+    def open_end_channel(self) -> Channel:
+        return open_channel(self._end_channel._native.memory())
 
     def consumers(self) -> int:
-        return self._work.stats()["consumers"]
+        return self._batch_channel.stats()["consumers"]
 
     def unread(self) -> int:
-        return self._work.stats()["ready"]
+        return self._batch_channel.stats()["ready"]
 
     def note_free(self, loan: Loan) -> None:
         """Notes that no consumer has the batch of this slot of the channel any more."""
         self._held.pop(loan.head.ctypes.data, None)
 
-    def reclaim(self, work: Channel | None = None) -> None:
+    def reclaim(self, opened: Channel | None = None) -> None:
         """Releases all batches that no consumer has any more. A broadcast without consumers keeps them for
         the next one."""
         if not self._held or (self.server and self.mode == "broadcast" and self.consumers() == 0):
             return
-        channel = self.open_work() if work is None else work
+        channel = self.open_batch_channel() if opened is None else opened
         free = []
         try:
             while self._held:
@@ -428,13 +431,13 @@ class Stage:
             pass
         for loan in free:
             loan.drop()
-        if work is None:
+        if opened is None:
             channel.close()
 
     def withdraw(self) -> None:
         """Takes back what was sent and not received."""
         if self.mode == "queue" and self.unread() > 0:
-            channel = open_channel(self._work._native.memory())
+            channel = open_channel(self._batch_channel._native.memory())
             try:
                 while True:
                     channel.recv(timeout=0)

@@ -55,7 +55,7 @@ def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, o
     def fail(*_):
         raise MemoryError("no room for a note")
 
-    monkeypatch.setattr(feed._stage, "send", fail)
+    monkeypatch.setattr(feed._served, "send", fail)
     other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
     assert other.ask("len(list(feed))") == 0
     with pytest.raises(MemoryError, match="no room"):

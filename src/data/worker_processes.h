@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/ref.h"
-#include "data/mailbox.h"
+#include "data/request_ring.h"
 #include "data/schema.h"
 #include "data/short_wait.h"
 #include "data/slots.h"
@@ -37,23 +37,23 @@ struct FillResult {
   std::string message;
 };
 
-// Threads: ask(), await() and replace() of one worker belong to one thread at a time; everything else may be
-// called by any.
-class Fleet {
+// Threads: ask(), await(), stop() and start() of one worker belong to one thread at a time; everything else
+// may be called by any.
+class WorkerProcesses {
  public:
   // The generator's functions are called as long as this lives. Starts nothing.
-  Fleet(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout, Ref<Slots> slots,
-        int32_t workers);
+  WorkerProcesses(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
+                  Ref<Slots> slots, int32_t workers);
   // Kills who has not left.
-  ~Fleet();
-  Fleet(const Fleet&) = delete;
-  Fleet& operator=(const Fleet&) = delete;
+  ~WorkerProcesses();
+  WorkerProcesses(const WorkerProcesses&) = delete;
+  WorkerProcesses& operator=(const WorkerProcesses&) = delete;
 
   // Starts all workers. Fails with kSystem, and with kOp as the generator's start fails.
   void start();
 
-  // At most kDepth requests may be open.
-  void ask(int32_t worker, const MailRequest& request) noexcept;
+  // At most kRingEntries requests may be open.
+  void ask(int32_t worker, const RingRequest& request) noexcept;
   // The answer to the oldest open request, or what became of its process. timeout_ns <= 0: for ever; a
   // process that takes longer is killed. False: the feed ends.
   bool await(int32_t worker, int64_t timeout_ns, FillResult& result);
@@ -62,13 +62,13 @@ class Fleet {
   void stop(int32_t worker);
   // How many requests the worker has answered.
   uint32_t answered(int32_t worker) const noexcept;
-  // The same, and starts it again: it is asked again what is open. Empty, or why it could not be started.
-  std::string replace(int32_t worker);
+  // Starts it, where none runs: it is asked again what is open. Empty, or why it could not be started.
+  std::string start(int32_t worker);
 
   int64_t pid(int32_t worker) const noexcept;  // 0: none runs, or a thread
   // It is no process, and cannot be killed.
   bool is_thread(int32_t worker) const noexcept {
-    return members_[static_cast<size_t>(worker)].is_thread.load(std::memory_order_relaxed);
+    return peers_[static_cast<size_t>(worker)].is_thread.load(std::memory_order_relaxed);
   }
   uint64_t restarts() const noexcept { return restarts_.load(std::memory_order_relaxed); }
 
@@ -78,7 +78,7 @@ class Fleet {
   bool end(int64_t timeout_ns);
 
  private:
-  struct Member {
+  struct Peer {
     std::atomic<int64_t> pid{0};
     std::atomic<bool> is_alive{false};
     std::atomic<bool> is_thread{false};
@@ -97,21 +97,20 @@ class Fleet {
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
   void kill_one(int32_t worker) noexcept;
-  bool has_answer(const Member& member, const Mailbox& box) const noexcept;
-  Mailbox& box(int32_t worker) const noexcept;
+  bool has_answer(const Peer& peer, const RequestRing& ring) const noexcept;
+  RequestRing& ring(int32_t worker) const noexcept;
   void take_end(int32_t worker, FillResult& result);
 
   const tenon_generator generator_;
   const Ref<Slots> slots_;
   const size_t fields_;
-  std::vector<Member> members_;
+  std::vector<Peer> peers_;
   std::atomic<uint64_t> restarts_{0};
-  std::atomic<bool> is_over_{false};
+  std::atomic<bool> is_over_{false};  // moves under mutex_
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<int32_t> to_start_;  // guarded by mutex_
-  bool is_ending_ = false;        // guarded by mutex_
   int wake_fd_ = -1;
   std::thread watcher_;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workers' side of a feed: the loop that each thread runs, and everything that it needs. A thread fills
-// batches itself, or has a worker process do it. The threads belong to data/feed.h, the processes to
-// data/fleet.h.
+// The workers of a feed: the loop that the thread of each worker runs, and everything that it needs. The
+// thread fills batches itself, or has a worker process do it. The threads belong to data/feed.h, the
+// processes to data/worker_processes.h.
 #pragma once
 
 #include <atomic>
@@ -16,10 +16,10 @@
 #include "base/ref.h"
 #include "base/trace.h"
 #include "data/fill_times.h"
-#include "data/fleet.h"
 #include "data/schema.h"
 #include "data/slots.h"
 #include "data/ticket_queue.h"
+#include "data/worker_processes.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -27,20 +27,20 @@ namespace tenon::impl {
 // Counted: the feed and each worker hold a reference, so that a generator that does not return can be left
 // behind with all that it uses. The last worker to leave drops the generator.
 // Threads: work(i) is run by one thread; everything else may be called by any.
-class Crew {
+class Workers {
  public:
   // The generator stays the caller's until take_over_generator(). options are checked.
-  static Ref<Crew> make(const tenon_generator& generator, Ref<Schema> schema,
-                        const tenon_feed_options& options);
+  static Ref<Workers> make(const tenon_generator& generator, Ref<Schema> schema,
+                           const tenon_feed_options& options);
 
-  int32_t workers() const noexcept { return workers_; }
+  int32_t count() const noexcept { return count_; }
   Slots& slots() const noexcept { return *slots_; }
   TicketQueue& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
   // Null: the workers are threads.
-  Fleet* fleet() noexcept { return fleet_ ? &*fleet_ : nullptr; }
+  WorkerProcesses* processes() noexcept { return processes_ ? &*processes_ : nullptr; }
   // Workers can be killed.
-  bool has_processes() const noexcept { return fleet_ && !fleet_->is_thread(0); }
+  bool has_processes() const noexcept { return processes_ && !processes_->is_thread(0); }
   const SlotLayout& layout() const noexcept { return layout_; }
   // Time that workers waited for a free slot; of that, while filled batches lay ready.
   uint64_t blocked_ns() const noexcept { return blocked_ns_.load(std::memory_order_relaxed); }
@@ -61,7 +61,7 @@ class Crew {
   void dismiss() noexcept;
   // True when all workers have left and the generator is dropped.
   bool wait_until_left(int64_t timeout_ns);
-  // The caller is one of this crew's workers.
+  // The caller is one of these workers.
   bool is_called_by_worker() const noexcept;
 
   void retain() noexcept { refs_.increment(); }
@@ -74,16 +74,16 @@ class Crew {
   struct Job {
     Ticket ticket;
     int32_t slot = -1;
-    int32_t lane = 0;
     int32_t retries = 0;
     std::vector<std::byte> attachment;  // to be there again when it is filled again
   };
   enum class JobTake { kJob, kNone, kOver };
 
-  Crew(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
+  Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
 
-  void work_here(int32_t worker);
-  void work_by_process(int32_t worker);
+  void fill_batches(int32_t worker);
+  void begin_fill(int32_t worker, const Job& job) noexcept;
+  bool end_fill(int32_t worker, const Job& job, FillResult& result);
   int32_t take_slot(int32_t worker, ShortWait& short_wait) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
@@ -91,7 +91,7 @@ class Crew {
   bool prepare(int32_t worker, Job& job);
   void describe(const Job& job, int32_t worker, tenon_fill_request& request);
   void put_back(const Job& job) noexcept;
-  FillResult fill_here(int32_t worker, const Job& job);
+  void fill_here(int32_t worker, const Job& job, FillResult& result);
   bool may_retry(const Job& job, const FillResult& result) noexcept;
   bool is_failure(const FillResult& result) const noexcept;
   void check_shapes(const Job& job, FillResult& result) const;
@@ -106,10 +106,10 @@ class Crew {
   const tenon_feed_options options_;
   const SlotLayout layout_;
   const Ref<Slots> slots_;
-  const int32_t workers_;
+  const int32_t count_;
 
   TicketQueue queue_;
-  std::optional<Fleet> fleet_;
+  std::optional<WorkerProcesses> processes_;
   // Shared: plain counters.
   std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0};
   std::vector<FillTimes> times_;  // by worker

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/fleet.h"
+#include "data/worker_processes.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -67,12 +67,12 @@ int32_t status_of(const siginfo_t& info) noexcept {
 
 }  // namespace
 
-Fleet::Fleet(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
-             Ref<Slots> slots, int32_t workers)
+WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema& schema,
+                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers)
     : generator_(generator),
       slots_(std::move(slots)),
       fields_(schema.fields().size()),
-      members_(static_cast<size_t>(workers)) {
+      peers_(static_cast<size_t>(workers)) {
   auto* const head = new (slots_->control()) FeedHead{};
   const os::Process process = os::this_process();
   head->version = kFeedVersion;
@@ -88,20 +88,20 @@ Fleet::Fleet(const tenon_generator& generator, const Schema& schema, const SlotL
   for (size_t i = 0; i < fields_; ++i) {
     head->places[i] = {schema.fields()[i].offset, static_cast<int32_t>(schema.fields()[i].shape.size())};
   }
-  for (int32_t i = 0; i < workers; ++i) new (&box(i)) Mailbox{};
+  for (int32_t i = 0; i < workers; ++i) new (&ring(i)) RequestRing{};
   head->magic = kFeedMagic;
 }
 
-Mailbox& Fleet::box(int32_t worker) const noexcept {
-  return mailbox_of(slots_->control(), fields_, static_cast<size_t>(worker));
+RequestRing& WorkerProcesses::ring(int32_t worker) const noexcept {
+  return ring_of(slots_->control(), fields_, static_cast<size_t>(worker));
 }
 
-Fleet::~Fleet() {
+WorkerProcesses::~WorkerProcesses() {
   (void)end(0);
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-void Fleet::start() {
+void WorkerProcesses::start() {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw_error(Code::kSystem, "feed: no eventfd: ", std::strerror(errno));
   try {
@@ -110,15 +110,15 @@ void Fleet::start() {
   } catch (const std::system_error& e) {
     throw_error(Code::kSystem, "feed: cannot start the thread that watches the workers: ", e.what());
   }
-  for (int32_t i = 0; i < static_cast<int32_t>(members_.size()); ++i) {
-    const std::string failure = replace(i);
+  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+    const std::string failure = start(i);
     if (!failure.empty()) throw_error(Code::kOp, failure);
   }
   restarts_ = 0;
 }
 
-void Fleet::start_one(int32_t worker) noexcept {
-  Member& member = members_[static_cast<size_t>(worker)];
+void WorkerProcesses::start_one(int32_t worker) noexcept {
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   int64_t pid = -1;
   std::string failure;
   char text[kMessageSize] = "";
@@ -135,9 +135,9 @@ void Fleet::start_one(int32_t worker) noexcept {
     }
     if (failure.empty() && pid == 0) {
       const std::scoped_lock lock(mutex_);
-      member.is_thread.store(true, std::memory_order_relaxed);
-      // pairs with: Fleet::await, "a process that lives"
-      member.is_alive.store(true, std::memory_order_release);
+      peer.is_thread.store(true, std::memory_order_relaxed);
+      // pairs with: WorkerProcesses::await, "a process that lives"
+      peer.is_alive.store(true, std::memory_order_release);
     } else if (failure.empty()) {
       const int pidfd = pidfd_open(pid);
       if (pidfd < 0) {
@@ -151,22 +151,22 @@ void Fleet::start_one(int32_t worker) noexcept {
         }
       } else {
         const std::scoped_lock lock(mutex_);
-        member.pidfd = pidfd;
-        member.pid.store(pid, std::memory_order_relaxed);
-        // pairs with: Fleet::await, "a process that lives"
-        member.is_alive.store(true, std::memory_order_release);
+        peer.pidfd = pidfd;
+        peer.pid.store(pid, std::memory_order_relaxed);
+        // pairs with: WorkerProcesses::await, "a process that lives"
+        peer.is_alive.store(true, std::memory_order_release);
       }
     }
   } catch (const std::exception& e) {
     failure = e.what();
   }
   const std::scoped_lock lock(mutex_);
-  member.failure = std::move(failure);
-  member.is_wanted = false;
+  peer.failure = std::move(failure);
+  peer.is_wanted = false;
   changed_.notify_all();
 }
 
-int64_t Fleet::fork_worker(int32_t worker) {
+int64_t WorkerProcesses::fork_worker(int32_t worker) {
   const pid_t feed = getpid();
   const pid_t pid = fork();
   if (pid == 0) live_as_worker(generator_, slots_->control(), worker, feed);
@@ -174,32 +174,32 @@ int64_t Fleet::fork_worker(int32_t worker) {
 }
 
 // Its process has ended: the pidfd says so.
-void Fleet::note_end(int32_t worker) noexcept {
-  Member& member = members_[static_cast<size_t>(worker)];
-  const int64_t pid = member.pid.load(std::memory_order_relaxed);
+void WorkerProcesses::note_end(int32_t worker) noexcept {
+  Peer& peer = peers_[static_cast<size_t>(worker)];
+  const int64_t pid = peer.pid.load(std::memory_order_relaxed);
   int32_t status = 0;
   if (generator_.start != nullptr && generator_.reap != nullptr) {
     generator_.reap(generator_.context, worker, pid, &status);
   } else {
     siginfo_t info{};
     constexpr idtype_t kPidfd = static_cast<idtype_t>(3);  // P_PIDFD
-    if (waitid(kPidfd, static_cast<id_t>(member.pidfd), &info, WEXITED) == 0) status = status_of(info);
+    if (waitid(kPidfd, static_cast<id_t>(peer.pidfd), &info, WEXITED) == 0) status = status_of(info);
   }
   {
     const std::scoped_lock lock(mutex_);
-    close(std::exchange(member.pidfd, -1));
-    member.status = status;
-    // pairs with: Fleet::await, "a process that lives"
-    member.is_alive.store(false, std::memory_order_release);
+    close(std::exchange(peer.pidfd, -1));
+    peer.status = status;
+    // pairs with: WorkerProcesses::await, "a process that lives"
+    peer.is_alive.store(false, std::memory_order_release);
     changed_.notify_all();
   }
-  Mailbox& box = this->box(worker);
-  // pairs with: Fleet::await, "the feed sleeps"
-  box.news.fetch_add(1, std::memory_order_seq_cst);
-  os::wake_all(box.news);
+  RequestRing& ring = this->ring(worker);
+  // pairs with: WorkerProcesses::await, "the feed sleeps"
+  ring.changes.fetch_add(1, std::memory_order_seq_cst);
+  os::wake_all(ring.changes);
 }
 
-void Fleet::run() noexcept {
+void WorkerProcesses::run() noexcept {
   (void)pthread_setname_np(pthread_self(), "tenon-feed-w");
   std::vector<pollfd> files;
   std::vector<int32_t> workers;
@@ -209,16 +209,16 @@ void Fleet::run() noexcept {
     int32_t to_start = -1;
     {
       const std::scoped_lock lock(mutex_);
-      for (int32_t i = 0; i < static_cast<int32_t>(members_.size()); ++i) {
-        const int fd = members_[static_cast<size_t>(i)].pidfd;
+      for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+        const int fd = peers_[static_cast<size_t>(i)].pidfd;
         if (fd < 0) continue;
         files.push_back({fd, POLLIN, 0});
         workers.push_back(i);
       }
-      if (is_ending_ && workers.size() == 1) return;
+      if (is_over_ && workers.size() == 1) return;
       // Not before its predecessor has been waited for.
       for (size_t k = 0; k < to_start_.size() && to_start < 0; ++k) {
-        if (members_[static_cast<size_t>(to_start_[k])].pidfd >= 0) continue;
+        if (peers_[static_cast<size_t>(to_start_[k])].pidfd >= 0) continue;
         to_start = to_start_[k];
         to_start_.erase(to_start_.begin() + static_cast<ptrdiff_t>(k));
       }
@@ -245,104 +245,103 @@ void signal_event(int fd) noexcept {
 
 }  // namespace
 
-void Fleet::kill_one(int32_t worker) noexcept {
+void WorkerProcesses::kill_one(int32_t worker) noexcept {
   const std::scoped_lock lock(mutex_);
-  const int fd = members_[static_cast<size_t>(worker)].pidfd;
+  const int fd = peers_[static_cast<size_t>(worker)].pidfd;
   if (fd >= 0) (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0);
 }
 
-void Fleet::stop(int32_t worker) {
+void WorkerProcesses::stop(int32_t worker) {
   kill_one(worker);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return members_[static_cast<size_t>(worker)].pidfd < 0; });
+  changed_.wait(lock, [&] { return peers_[static_cast<size_t>(worker)].pidfd < 0; });
 }
 
-uint32_t Fleet::answered(int32_t worker) const noexcept {
+uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
   // pairs with: Worker::answer, "an answer"
-  return box(worker).answered.load(std::memory_order_acquire);
+  return ring(worker).answered.load(std::memory_order_acquire);
 }
 
-std::string Fleet::replace(int32_t worker) {
-  kill_one(worker);
-  Member& member = members_[static_cast<size_t>(worker)];
+std::string WorkerProcesses::start(int32_t worker) {
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   std::unique_lock lock(mutex_);
-  if (is_ending_) return "the feed is closed";
-  member.is_wanted = true;
+  if (is_over_) return "the feed is closed";
+  peer.is_wanted = true;
   to_start_.push_back(worker);
   signal_event(wake_fd_);
-  changed_.wait(lock, [&] { return !member.is_wanted || is_ending_; });
-  if (member.is_wanted) return "the feed is closed";
+  changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
+  if (peer.is_wanted) return "the feed is closed";
   restarts_.fetch_add(1, std::memory_order_relaxed);
-  return member.failure;
+  return peer.failure;
 }
 
-void Fleet::ask(int32_t worker, const MailRequest& request) noexcept {
-  Mailbox& box = this->box(worker);
-  Member& member = members_[static_cast<size_t>(worker)];
-  box.requests[member.asked % kDepth] = request;
-  ++member.asked;
+void WorkerProcesses::ask(int32_t worker, const RingRequest& request) noexcept {
+  RequestRing& ring = this->ring(worker);
+  Peer& peer = peers_[static_cast<size_t>(worker)];
+  ring.requests[peer.asked % kRingEntries] = request;
+  ++peer.asked;
   // pairs with: Worker::wait_for_request, "a request" and "the worker sleeps"
-  box.asked.store(member.asked, std::memory_order_seq_cst);
+  ring.asked.store(peer.asked, std::memory_order_seq_cst);
   // pairs with: Worker::wait_for_request, "the worker sleeps"
-  if (box.is_worker_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(box.asked);
+  if (ring.is_worker_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring.asked);
 }
 
-bool Fleet::has_answer(const Member& member, const Mailbox& box) const noexcept {
+bool WorkerProcesses::has_answer(const Peer& peer, const RequestRing& ring) const noexcept {
   // pairs with: Worker::answer, "an answer"
-  return box.answered.load(std::memory_order_acquire) != member.seen;
+  return ring.answered.load(std::memory_order_acquire) != peer.seen;
 }
 
-bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
-  Mailbox& box = this->box(worker);
-  Member& member = members_[static_cast<size_t>(worker)];
+bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
+  RequestRing& ring = this->ring(worker);
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   const auto has_ended = [&] {
     // A process that leaves ends next, and its exit code tells more.
     // pairs with: Worker::~Worker, "the worker has left"
-    return is_thread(worker) && box.has_left.load(std::memory_order_acquire) != 0;
+    return is_thread(worker) && ring.has_left.load(std::memory_order_acquire) != 0;
   };
   const auto is_settled = [&] {
-    // pairs with: Fleet::note_end, "a process that lives"
-    return has_answer(member, box) || !member.is_alive.load(std::memory_order_acquire) || has_ended() ||
+    // pairs with: WorkerProcesses::note_end, "a process that lives"
+    return has_answer(peer, ring) || !peer.is_alive.load(std::memory_order_acquire) || has_ended() ||
            is_over_.load(std::memory_order_relaxed);
   };
   const int64_t began = now_ns();
   bool has_hung = false;
-  if (!is_settled() && !ShortWait::poll(member.short_wait.budget_ns(), is_settled)) {
+  if (!is_settled() && !ShortWait::poll(peer.short_wait.budget_ns(), is_settled)) {
     Deadline deadline(timeout_ns > 0 && !is_thread(worker) ? timeout_ns : -1);
     while (true) {
       // pairs with: Worker::answer, "the feed sleeps"
-      box.is_feed_asleep.store(1, std::memory_order_seq_cst);
+      ring.is_feed_asleep.store(1, std::memory_order_seq_cst);
       // pairs with: Worker::answer, "the feed sleeps"
-      const uint32_t seen = box.news.load(std::memory_order_seq_cst);
+      const uint32_t seen = ring.changes.load(std::memory_order_seq_cst);
       if (is_settled()) break;
       if (deadline.has_passed()) {
         has_hung = true;
         kill_one(worker);
         deadline = Deadline(-1);
       }
-      const os::Sleep sleep{&box.news, seen};
+      const os::Sleep sleep{&ring.changes, seen};
       os::sleep_on(&sleep, 1, std::min(deadline.left_ns(), kSecond));
     }
-    box.is_feed_asleep.store(0, std::memory_order_relaxed);
+    ring.is_feed_asleep.store(0, std::memory_order_relaxed);
   }
-  member.short_wait.note(now_ns() - began);
+  peer.short_wait.note(now_ns() - began);
   result = {};
-  result.pid = member.pid.load(std::memory_order_relaxed);
-  if (has_answer(member, box)) {  // also where the process has ended since
-    const MailAnswer& answer = box.answers[member.seen % kDepth];
+  result.pid = peer.pid.load(std::memory_order_relaxed);
+  if (has_answer(peer, ring)) {  // also where the process has ended since
+    const RingAnswer& answer = ring.answers[peer.seen % kRingEntries];
     result.code = answer.code;
     result.fill_ns = answer.fill_ns;
     result.began_ns = answer.began_ns;
     if (answer.code != 0) result.message = std::string(answer.message, strnlen(answer.message, kMessageSize));
-    ++member.seen;
+    ++peer.seen;
     return true;
   }
   if (is_over_.load(std::memory_order_relaxed)) return false;
   if (has_ended()) {
     result.code = -1;
     result.message = concat("the thread of worker ", worker, " has ended: make the feed anew");
-    ++member.seen;
-    box.answered.store(member.seen, std::memory_order_relaxed);  // nobody else writes it now
+    ++peer.seen;
+    ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
     return true;
   }
   take_end(worker, result);
@@ -356,52 +355,51 @@ bool Fleet::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
 }
 
 // What the process that has ended was busy with is answered in its place.
-void Fleet::take_end(int32_t worker, FillResult& result) {
-  Mailbox& box = this->box(worker);
-  Member& member = members_[static_cast<size_t>(worker)];
+void WorkerProcesses::take_end(int32_t worker, FillResult& result) {
+  RequestRing& ring = this->ring(worker);
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   const std::scoped_lock lock(mutex_);
   result.code = -1;
   result.kind = TENON_DIED;
-  result.message = member.failure;
-  if (!member.failure.empty()) {
+  result.message = peer.failure;
+  if (!peer.failure.empty()) {
     result.pid = 0;
-  } else if (WIFSIGNALED(member.status)) {
-    result.exit_signal = WTERMSIG(member.status);
+  } else if (WIFSIGNALED(peer.status)) {
+    result.exit_signal = WTERMSIG(peer.status);
   } else {
-    result.exit_code = WEXITSTATUS(member.status);
+    result.exit_code = WEXITSTATUS(peer.status);
   }
-  ++member.seen;
-  box.answered.store(member.seen, std::memory_order_relaxed);  // nobody else writes it now
+  ++peer.seen;
+  ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
 }
 
-int64_t Fleet::pid(int32_t worker) const noexcept {
-  const Member& member = members_[static_cast<size_t>(worker)];
-  return member.is_alive.load(std::memory_order_relaxed) ? member.pid.load(std::memory_order_relaxed) : 0;
+int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
+  const Peer& peer = peers_[static_cast<size_t>(worker)];
+  return peer.is_alive.load(std::memory_order_relaxed) ? peer.pid.load(std::memory_order_relaxed) : 0;
 }
 
-void Fleet::dismiss() noexcept {
-  is_over_.store(true, std::memory_order_relaxed);
+void WorkerProcesses::dismiss() noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    is_ending_ = true;
+    is_over_ = true;
     to_start_.clear();
     changed_.notify_all();
   }
   if (wake_fd_ >= 0) signal_event(wake_fd_);
-  for (int32_t i = 0; i < static_cast<int32_t>(members_.size()); ++i) {
-    Mailbox& box = this->box(i);
-    box.is_over.store(1, std::memory_order_relaxed);
+  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+    RequestRing& ring = this->ring(i);
+    ring.is_over.store(1, std::memory_order_relaxed);
     // Not a request: whoever sees it move looks whether it is over first.
     // pairs with: Worker::wait_for_request, "the worker sleeps"
-    box.asked.fetch_add(kDepth, std::memory_order_seq_cst);
-    os::wake_all(box.asked);
-    // pairs with: Fleet::await, "the feed sleeps"
-    box.news.fetch_add(1, std::memory_order_seq_cst);
-    os::wake_all(box.news);
+    ring.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
+    os::wake_all(ring.asked);
+    // pairs with: WorkerProcesses::await, "the feed sleeps"
+    ring.changes.fetch_add(1, std::memory_order_seq_cst);
+    os::wake_all(ring.changes);
   }
 }
 
-bool Fleet::end(int64_t timeout_ns) {
+bool WorkerProcesses::end(int64_t timeout_ns) {
   if (!watcher_.joinable()) return true;
   dismiss();
   const Deadline deadline(timeout_ns);
@@ -409,12 +407,12 @@ bool Fleet::end(int64_t timeout_ns) {
   {
     std::unique_lock lock(mutex_);
     const auto are_gone = [this] {
-      return std::ranges::all_of(members_, [](const Member& m) { return m.pidfd < 0; });
+      return std::ranges::all_of(peers_, [](const Peer& m) { return m.pidfd < 0; });
     };
     have_left = deadline.is_never() ? (changed_.wait(lock, are_gone), true)
                                     : changed_.wait_until(lock, deadline.time_point(), are_gone);
   }
-  for (int32_t i = 0; !have_left && i < static_cast<int32_t>(members_.size()); ++i) kill_one(i);
+  for (int32_t i = 0; !have_left && i < static_cast<int32_t>(peers_.size()); ++i) kill_one(i);
   signal_event(wake_fd_);
   watcher_.join();
   return have_left;

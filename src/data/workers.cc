@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/crew.h"
+#include "data/workers.h"
 
 #include <array>
 #include <cstring>
@@ -20,9 +20,9 @@ constexpr int32_t kMostGrowth = 16;
 // What a worker process gets to come to an end by itself.
 constexpr int64_t kGraceNs = 400'000'000;
 
-thread_local const Crew* working_for = nullptr;
+thread_local const Workers* working_for = nullptr;
 
-std::atomic<uint32_t> crews{0};
+std::atomic<uint32_t> feeds{0};
 
 bool wants_processes(const tenon_feed_options& options) { return (options.flags & TENON_PROCESSES) != 0; }
 
@@ -50,35 +50,34 @@ Ref<Slots> slots_for(const Schema& schema, const SlotLayout& layout, int32_t wor
 
 }  // namespace
 
-Ref<Crew> Crew::make(const tenon_generator& generator, Ref<Schema> schema,
-                     const tenon_feed_options& options) {
-  return Ref<Crew>::adopt(new Crew(generator, std::move(schema), options));
+Ref<Workers> Workers::make(const tenon_generator& generator, Ref<Schema> schema,
+                           const tenon_feed_options& options) {
+  return Ref<Workers>::adopt(new Workers(generator, std::move(schema), options));
 }
 
-Crew::Crew(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
+Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options)
     : generator_(generator),
       name_(generator.name != nullptr ? generator.name : "generator"),
-      number_(crews.fetch_add(1, std::memory_order_relaxed) + 1),
+      number_(feeds.fetch_add(1, std::memory_order_relaxed) + 1),
       schema_(std::move(schema)),
       options_(options),
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
       slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
-      workers_(workers_of(generator, options)),
-      queue_(slots_, workers_ * static_cast<int32_t>(kDepth), options.batches,
-             (options.flags & TENON_ROUND_ROBIN) != 0 ? workers_ : 0, number_),
-      times_(static_cast<size_t>(workers_)),
-      fields_(static_cast<size_t>(workers_), std::vector<void*>(schema_->fields().size())),
-      shapes_(static_cast<size_t>(workers_), std::vector<int64_t*>(schema_->fields().size())) {
-  if (wants_processes(options)) fleet_.emplace(generator, *schema_, layout_, slots_, workers_);
+      count_(workers_of(generator, options)),
+      queue_(slots_, options.batches, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_),
+      times_(static_cast<size_t>(count_)),
+      fields_(static_cast<size_t>(count_), std::vector<void*>(schema_->fields().size())),
+      shapes_(static_cast<size_t>(count_), std::vector<int64_t*>(schema_->fields().size())) {
+  if (wants_processes(options)) processes_.emplace(generator, *schema_, layout_, slots_, count_);
 }
 
-void Crew::take_over_generator() noexcept {
+void Workers::take_over_generator() noexcept {
   const std::scoped_lock lock(mutex_);
   owns_generator_ = true;
 }
 
-// job: null where there is none yet. The key is the crew's.
-trace::Span Crew::begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept {
+// job: null where there is none yet. The key is this object's.
+trace::Span Workers::begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept {
   return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
     record.group = number_;
     record.worker = worker;
@@ -90,8 +89,8 @@ trace::Span Crew::begin_span(trace::SpanKind kind, int32_t worker, const Job* jo
   });
 }
 
-// Of a worker that has a mailbox: the fill that it has answered.
-void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
+// Of a worker process: the fill that it has answered.
+void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
   const trace::Span span = begin_span(trace::SpanKind::kFill, worker, &job);
   trace::change(span, trace::key_of(this), [&](trace::Record& record) {
     record.at_ns[trace::kBegun] = result.began_ns;
@@ -102,7 +101,7 @@ void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) c
   });
 }
 
-int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
+int32_t Workers::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
   int32_t slot = slots_->try_take();
   if (slot != Slots::kNone) return slot;
   const trace::Span span = begin_span(trace::SpanKind::kBlocked, worker, nullptr);
@@ -122,7 +121,7 @@ int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
   return slot;
 }
 
-void Crew::describe(const Job& job, int32_t worker, tenon_fill_request& request) {
+void Workers::describe(const Job& job, int32_t worker, tenon_fill_request& request) {
   std::byte* const slot = slots_->data(job.slot);
   std::vector<void*>& fields = fields_[static_cast<size_t>(worker)];
   std::vector<int64_t*>& shapes = shapes_[static_cast<size_t>(worker)];
@@ -147,7 +146,7 @@ void Crew::describe(const Job& job, int32_t worker, tenon_fill_request& request)
 }
 
 // False: the batch is settled already.
-bool Crew::prepare(int32_t worker, Job& job) {
+bool Workers::prepare(int32_t worker, Job& job) {
   tenon_fill_request request;
   describe(job, worker, request);
   FillResult result;
@@ -166,7 +165,7 @@ bool Crew::prepare(int32_t worker, Job& job) {
   return true;
 }
 
-Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+Workers::JobTake Workers::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
   const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
     // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
@@ -183,7 +182,7 @@ Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wai
         return JobTake::kNone;
       }
     }
-    const TicketQueue::TicketTake taken = queue_.take(job.lane, worker, may_wait && !goes_round, job.ticket);
+    const TicketQueue::TicketTake taken = queue_.take(job.slot, worker, may_wait && !goes_round, job.ticket);
     if (taken != TicketQueue::TicketTake::kTicket) {
       slots_->give(job.slot);
       if (taken == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
@@ -197,17 +196,17 @@ Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wai
   }
 }
 
-bool Crew::is_failure(const FillResult& result) const noexcept {
+bool Workers::is_failure(const FillResult& result) const noexcept {
   return result.code != 0 && result.code != TENON_NO_BATCH && result.code != TENON_END_OF_EPOCH;
 }
 
-bool Crew::may_retry(const Job& job, const FillResult& result) noexcept {
+bool Workers::may_retry(const Job& job, const FillResult& result) noexcept {
   return is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries &&
          !queue_.is_past(job.ticket);
 }
 
 // As it was before it was filled.
-void Crew::put_back(const Job& job) noexcept {
+void Workers::put_back(const Job& job) noexcept {
   std::byte* const slot = slots_->data(job.slot);
   reset_slot(layout_, *schema_, slot);
   if (job.attachment.empty()) return;
@@ -215,7 +214,7 @@ void Crew::put_back(const Job& job) noexcept {
   layout_.attached(slot) = job.attachment.size();
 }
 
-void Crew::check_shapes(const Job& job, FillResult& result) const {
+void Workers::check_shapes(const Job& job, FillResult& result) const {
   if (result.code != 0) return;
   std::byte* const slot = slots_->data(job.slot);
   const Field* const wrong = find_wrong_shape(layout_, *schema_, slot);
@@ -232,16 +231,16 @@ void Crew::check_shapes(const Job& job, FillResult& result) const {
 }
 
 // worker: -1, it has not come to any.
-void Crew::settle(int32_t worker, const Job& job, const FillResult& result) noexcept {
+void Workers::settle(int32_t worker, const Job& job, const FillResult& result) noexcept {
   if (worker >= 0 && is_failure(result)) times_[static_cast<size_t>(worker)].note_failure();
   if (result.code == 0) {
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
-    queue_.publish(job.lane, job.ticket, job.slot, result.fill_ns);
+    queue_.publish(job.ticket, job.slot, result.fill_ns);
   } else if (result.code == TENON_END_OF_EPOCH) {
-    queue_.finish(job.lane, job.ticket, job.slot);
+    queue_.finish(job.ticket, job.slot);
   } else if (result.code == TENON_NO_BATCH || options_.on_error == TENON_ON_ERROR_SKIP) {
-    queue_.skip(job.lane, job.ticket, job.slot);
+    queue_.skip(job.ticket, job.slot);
   } else {
     TicketFailure failure;
     failure.kind = result.kind;
@@ -251,14 +250,13 @@ void Crew::settle(int32_t worker, const Job& job, const FillResult& result) noex
     failure.exit_signal = result.exit_signal;
     failure.exit_code = result.exit_code;
     failure.set_message(result.message.c_str());
-    queue_.fail(job.lane, job.ticket, job.slot, failure);
+    queue_.fail(job.ticket, job.slot, failure);
   }
 }
 
-FillResult Crew::fill_here(int32_t worker, const Job& job) {
+void Workers::fill_here(int32_t worker, const Job& job, FillResult& result) {
   tenon_fill_request request;
   describe(job, worker, request);
-  FillResult result;
   char message[kMessageSize];
   message[0] = '\0';
   const trace::Span span = begin_span(trace::SpanKind::kFill, worker, &job);
@@ -269,58 +267,53 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
   check_shapes(job, result);
   trace::close(span, trace::key_of(this),
                is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone, result.message);
-  return result;
 }
 
-void Crew::work_here(int32_t worker) {
-  ShortWait short_wait;
-  Job job;
-  job.lane = worker * static_cast<int32_t>(kDepth);
-  while (take_job(worker, true, short_wait, job) == JobTake::kJob) {
-    FillResult result = fill_here(worker, job);
-    while (may_retry(job, result)) {
-      ++job.retries;
-      retried_.fetch_add(1, std::memory_order_relaxed);
-      put_back(job);
-      result = fill_here(worker, job);
-    }
-    settle(worker, job, result);
+void Workers::begin_fill(int32_t worker, const Job& job) noexcept {
+  if (!processes_) return;
+  processes_->ask(worker, {job.slot, job.ticket.index, job.ticket.epoch,
+                           batch_seed(options_.seed, job.ticket.epoch, job.ticket.index)});
+}
+
+// Of the fill that was begun first. False: the feed ends.
+bool Workers::end_fill(int32_t worker, const Job& job, FillResult& result) {
+  if (!processes_) {
+    fill_here(worker, job, result);
+    return true;
   }
+  if (!processes_->await(worker, options_.fill_timeout_ns, result)) return false;
+  check_shapes(job, result);
+  if (trace::is_on()) note_fill(worker, job, result);
+  return true;
 }
 
-void Crew::work_by_process(int32_t worker) {
+void Workers::fill_batches(int32_t worker) {
+  const uint32_t most = processes_ ? kRingEntries : 1;  // fills that have begun
   ShortWait short_wait;
-  std::array<Job, kDepth> jobs;  // in order of the requests: number n lies at n % kDepth
-  uint32_t asked = 0, settled = 0;
-  const auto ask = [&](const Job& job) {
-    fleet_->ask(worker, {job.slot, job.ticket.index, job.ticket.epoch,
-                         batch_seed(options_.seed, job.ticket.epoch, job.ticket.index)});
-    ++asked;
-  };
+  std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
+  uint32_t begun = 0, settled = 0;
   bool is_over = false;
   while (true) {
-    while (!is_over && asked - settled < kDepth) {
-      Job& job = jobs[asked % kDepth];
-      job.lane = worker * static_cast<int32_t>(kDepth) + static_cast<int32_t>(asked % kDepth);
-      const JobTake taken = take_job(worker, asked == settled, short_wait, job);
+    while (!is_over && begun - settled < most) {
+      Job& job = jobs[begun % kRingEntries];
+      const JobTake taken = take_job(worker, begun == settled, short_wait, job);
       is_over = taken == JobTake::kOver;
       if (taken != JobTake::kJob) break;
-      ask(job);
+      begin_fill(worker, job);
+      ++begun;
     }
-    if (asked == settled) return;
+    if (begun == settled) return;
+    Job& job = jobs[settled % kRingEntries];
     FillResult result;
-    if (!fleet_->await(worker, options_.fill_timeout_ns, result)) break;
-    Job& job = jobs[settled % kDepth];
-    check_shapes(job, result);
-    if (trace::is_on()) note_fill(worker, job, result);
+    if (!end_fill(worker, job, result)) break;
     const bool is_again = may_retry(job, result);
-    if (!fleet_->is_thread(worker) && (result.kind != TENON_FAILED || is_again)) {
-      fleet_->stop(worker);
+    if (processes_ && !processes_->is_thread(worker) && (result.kind != TENON_FAILED || is_again)) {
+      processes_->stop(worker);
       // What it was at meanwhile begins anew.
-      for (uint32_t n = settled + 1; n != asked; ++n) {
-        if (static_cast<int32_t>(n - fleet_->answered(worker)) >= 0) put_back(jobs[n % kDepth]);
+      for (uint32_t n = settled + 1; n != begun; ++n) {
+        if (static_cast<int32_t>(n - processes_->answered(worker)) >= 0) put_back(jobs[n % kRingEntries]);
       }
-      const std::string failure = fleet_->replace(worker);
+      const std::string failure = processes_->start(worker);
       if (!failure.empty() && result.message.empty()) result.message = failure;
     }
     ++settled;
@@ -330,37 +323,32 @@ void Crew::work_by_process(int32_t worker) {
     }
     retried_.fetch_add(1, std::memory_order_relaxed);
     put_back(job);
-    // Behind those that were asked for meanwhile.
-    Job again = std::move(job);
-    ++again.retries;
-    again.lane = worker * static_cast<int32_t>(kDepth) + static_cast<int32_t>(asked % kDepth);
-    queue_.move(job.lane, again.lane);
-    jobs[asked % kDepth] = std::move(again);
-    ask(jobs[asked % kDepth]);
+    ++job.retries;
+    // Behind those that have begun meanwhile.
+    Job& again = jobs[begun % kRingEntries];
+    if (&again != &job) again = std::move(job);
+    begin_fill(worker, again);
+    ++begun;
   }
-  for (; settled != asked; ++settled) slots_->give(jobs[settled % kDepth].slot);
+  for (; settled != begun; ++settled) slots_->give(jobs[settled % kRingEntries].slot);
 }
 
-void Crew::work(int32_t worker) noexcept {
+void Workers::work(int32_t worker) noexcept {
   working_for = this;
   try {
-    if (fleet_) {
-      work_by_process(worker);
-    } else {
-      work_here(worker);
-    }
+    fill_batches(worker);
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
   }
   leave();
 }
 
-void Crew::leave() noexcept {
+void Workers::leave() noexcept {
   std::unique_lock lock(mutex_);
   if (--running_ > 0) return;
   if (owns_generator_ && generator_.drop != nullptr) {
     lock.unlock();
-    if (fleet_) (void)fleet_->end(kGraceNs);
+    if (processes_) (void)processes_->end(kGraceNs);
     generator_.drop(generator_.context);
     lock.lock();
   }
@@ -368,13 +356,13 @@ void Crew::leave() noexcept {
   left_.notify_all();
 }
 
-void Crew::dismiss() noexcept {
+void Workers::dismiss() noexcept {
   queue_.stop();
-  if (fleet_) fleet_->dismiss();
-  slots_->wake(workers_);
+  if (processes_) processes_->dismiss();
+  slots_->wake(count_);
 }
 
-bool Crew::wait_until_left(int64_t timeout_ns) {
+bool Workers::wait_until_left(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto left = [this] { return have_left_; };
   const Deadline deadline(timeout_ns);
@@ -383,6 +371,6 @@ bool Crew::wait_until_left(int64_t timeout_ns) {
   return true;
 }
 
-bool Crew::is_called_by_worker() const noexcept { return working_for == this; }
+bool Workers::is_called_by_worker() const noexcept { return working_for == this; }
 
 }  // namespace tenon::impl

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a feed's process and its worker processes write to each other: the control part of a feed's memory
-// file. A head, then a mailbox for each worker; behind them the slots.
+// file. A head, then a request ring for each worker; behind them the slots.
 //
-// A mailbox holds two requests, so that a worker finds the next one when it is done with one. Each side
-// writes its own words alone. Whoever waits polls for a while, says that it sleeps, and sleeps on the other
-// side's count.
+// A ring holds two requests, so that a worker finds the next one when it is done with one. Each side writes
+// its own words alone. Whoever waits polls for a while, says that it sleeps, and sleeps on the other side's
+// count.
 //
 // `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
 // another kFeedVersion.
@@ -20,35 +20,35 @@
 namespace tenon::impl {
 
 inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 2;
-inline constexpr uint32_t kDepth = 2;  // requests in a mailbox
+inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
 
-struct MailRequest {
+struct RingRequest {
   int32_t slot;
   uint64_t index, epoch, seed;
 };
 
-struct MailAnswer {
+struct RingAnswer {
   int32_t code;
   uint64_t fill_ns;
   int64_t began_ns;            // of now_ns(), which is the same in all processes
   char message[kMessageSize];  // ends with NUL
 };
 
-// Of one worker. Request and answer number n lie at n % kDepth.
-struct Mailbox {
+// Of one worker. Request and answer number n lie at n % kRingEntries.
+struct RequestRing {
   // Written by the feed.
   alignas(64) std::atomic<uint32_t> asked;  // requests so far; the worker sleeps on it
   std::atomic<uint32_t> is_feed_asleep;
   std::atomic<uint32_t> is_over;
-  MailRequest requests[kDepth];
+  RingRequest requests[kRingEntries];
   // Written by the worker; by the feed too when the worker has ended.
-  alignas(64) std::atomic<uint32_t> news;  // moves with each answer and with the end; the feed sleeps on it
-  std::atomic<uint32_t> answered;          // requests so far
+  alignas(64) std::atomic<uint32_t> changes;  // answers and ends of the worker; the feed sleeps on it
+  std::atomic<uint32_t> answered;             // requests so far
   std::atomic<uint32_t> is_worker_asleep;
   std::atomic<uint32_t> has_left;  // the worker reads no more requests
-  MailAnswer answers[kDepth];
+  RingAnswer answers[kRingEntries];
 };
 
 struct FieldPlace {
@@ -69,14 +69,14 @@ struct FeedHead {
 };
 
 // Where the parts lie; from the numbers of workers and fields.
-constexpr size_t mailboxes_at(size_t fields) {
+constexpr size_t rings_at(size_t fields) {
   return (sizeof(FeedHead) + fields * sizeof(FieldPlace) + 63) / 64 * 64;
 }
 constexpr size_t control_nbytes(size_t fields, size_t workers) {
-  return (mailboxes_at(fields) + workers * sizeof(Mailbox) + kControlPage - 1) / kControlPage * kControlPage;
+  return (rings_at(fields) + workers * sizeof(RequestRing) + kControlPage - 1) / kControlPage * kControlPage;
 }
-inline Mailbox& mailbox_of(std::byte* control, size_t fields, size_t worker) noexcept {
-  return reinterpret_cast<Mailbox*>(control + mailboxes_at(fields))[worker];
+inline RequestRing& ring_of(std::byte* control, size_t fields, size_t worker) noexcept {
+  return reinterpret_cast<RequestRing*>(control + rings_at(fields))[worker];
 }
 
 }  // namespace tenon::impl
