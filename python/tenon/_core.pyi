@@ -1167,6 +1167,11 @@ class NativeLease:
 
     def detach(self) -> None: ...
 
+    def open_block(self, block: object, task: object) -> Any:
+        """
+        The view of a block that is being entered, under this lease. The block keeps both until its end.
+        """
+
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
     """
     (kind, mode, is granted, thread, age in seconds, name, site) of what holds the memory or waits for it.
