@@ -30,7 +30,7 @@ CALLS = {
     EMPTY_LOOP: ["pass", "c_to_c.nop(x)"],
     "A NumPy array comes in": [
         "tn.from_numpy(x)",
-        "tn.from_numpy(x, keep='writable')",
+        "tn.from_numpy(x, mode='writable')",
         "tn.from_dlpack(x)",
         "np.from_dlpack(x)",
         "torch.from_numpy(x)",
@@ -83,8 +83,8 @@ IMPORT, LOOK = "A NumPy array comes in", "NumPy looks at it"
 GOALS = [
     Goal("import a NumPy array", IMPORT, "tn.from_numpy(x)", "np.from_dlpack(x)", 0.6),
     Goal("", IMPORT, "tn.from_numpy(x)", "torch.from_numpy(x)", 0.3),
-    Goal("import it, both may write", IMPORT, "tn.from_numpy(x, keep='writable')", "np.from_dlpack(x)", 0.6),
-    Goal("", IMPORT, "tn.from_numpy(x, keep='writable')", "torch.from_numpy(x)", 0.3),
+    Goal("import it, both may write", IMPORT, "tn.from_numpy(x, mode='writable')", "np.from_dlpack(x)", 0.6),
+    Goal("", IMPORT, "tn.from_numpy(x, mode='writable')", "torch.from_numpy(x)", 0.3),
     Goal("view by NumPy", LOOK, "np.asarray(a)", "np.asarray(b)", 1.3),
     Goal("C ABI: take and release", C_TAKE, "tenon_array_to_dlpack", "torch's table", 1.0),
     Goal("exchange table: take and release", C_TAKE, "Tenon's table", "torch's table", 1.0),

@@ -38,7 +38,7 @@ class Case:
         self.src = src
 
     def contenders(self):
-        src, dst = tn.from_numpy(self.src, keep="writable"), self.dst
+        src, dst = tn.from_numpy(self.src, mode="writable"), self.dst
         torch_src, torch_dst = as_torch(self.src), self.torch_dst
         return {
             "tenon": lambda: src.copyto(dst),

@@ -20,19 +20,20 @@ namespace tenon::python {
 namespace {
 
 // Under the GIL, but for the lease while it is waited for. Known to Python's garbage collector only when it
-// leads to what may lead back: to careful.
+// leads to what may lead back: to a function that repairs, or to a task.
 struct Block {
   PyObject_HEAD PyObject* array;  // an NDArray
-  PyObject* on_owner_died;        // a str that is interned
+  PyObject* on_owner_died;        // "raise" or "ignore", interned, or a function
   bool is_write;
   bool is_overwrite;
   // The parts above are constant; these are of the time from __enter__ on.
   bool is_entered;
-  PyObject* careful;  // null, or the tenon._sync.lease.Block to which everything is left
-  PyObject* root;     // with view; null, or the array on which all stand that are made of the view
+  PyObject* taken;  // null, or what keeps a lease that Python code took for the block
+  PyObject* root;   // with view; null, or the array on which all stand that are made of the view
   PyObject* view;
-  const char* site;  // of __enter__, a text that lives for ever
-  tenon_lease lease;
+  const char* site;    // of __enter__, a text that lives for ever
+  tenon_lease* lease;  // own, or that of taken
+  tenon_lease own;
 };
 
 PyTypeObject* block_type = nullptr;
@@ -74,15 +75,20 @@ PyObject* ignore_name() {
 
 bool release(Block& block) noexcept {
   const owners::Collector collector;
-  return tenon_lease_release(&block.lease) != 0;
+  return tenon_lease_release(block.lease) != 0;
+}
+
+void forget_taken(Block& block) noexcept {
+  block.lease = &block.own;
+  Py_CLEAR(block.taken);  // its lease is released with it
 }
 
 // Before anything was done under it.
 void take_back(Block& block) noexcept {
   const KeepError keep_error;
   const owners::Collector collector;
-  (void)tenon_lease_cancel(&block.lease);
-  (void)tenon_lease_release(&block.lease);
+  (void)tenon_lease_cancel(&block.own);
+  (void)tenon_lease_release(&block.own);
 }
 
 void free_block(PyObject* self) {
@@ -93,7 +99,8 @@ void free_block(PyObject* self) {
     release(block);
     Py_CLEAR(block.view);
     Py_CLEAR(block.root);
-    Py_CLEAR(block.careful);
+    forget_taken(block);
+    Py_CLEAR(block.on_owner_died);
     Py_CLEAR(block.array);
   }
   spare.give(self);
@@ -101,12 +108,15 @@ void free_block(PyObject* self) {
 
 int traverse_block(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  Py_VISIT(block_of(self)->careful);
+  Py_VISIT(block_of(self)->taken);
+  Py_VISIT(block_of(self)->on_owner_died);
   return 0;
 }
 
 int clear_block(PyObject* self) {
-  Py_CLEAR(block_of(self)->careful);
+  Block& block = *block_of(self);
+  forget_taken(block);
+  const nb::object function = nb::steal(std::exchange(block.on_owner_died, Py_NewRef(raise_name())));
   return 0;
 }
 
@@ -125,25 +135,21 @@ bool is_in_event_loop() {
               .is_none();
 }
 
-void check_not_entered(const Block& block) {
+void begin(Block& block) {
   if (block.is_entered) {
     raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
   }
-}
-
-nb::object careful_block(nb::handle array, bool is_write, bool is_overwrite, nb::handle on_owner_died) {
-  return callback(Callback::kBlock)(array, is_write, is_overwrite, on_owner_died);
-}
-
-nb::handle leave_to_careful(PyObject* self) {
-  Block& block = *block_of(self);
-  check_not_entered(block);
-  nb::object careful = careful_block(block.array, block.is_write, block.is_overwrite, block.on_owner_died);
-  check_not_entered(block);
   block.is_entered = true;
-  block.careful = careful.release().ptr();
-  PyObject_GC_Track(self);
-  return block.careful;
+  prepare_numpy_views();
+}
+
+// Python code takes the lease, and calls open_block().
+PyObject* enter_in_python(PyObject* self, Callback how) {
+  const Block& block = *block_of(self);
+  return nb::object(callback(how)(nb::handle(self), nb::handle(block.array), block.is_write,
+                                  block.is_overwrite, nb::handle(block.on_owner_died)))
+      .release()
+      .ptr();
 }
 
 void take_lease(Block& block, const Array& array, const char* site) {
@@ -154,7 +160,7 @@ void take_lease(Block& block, const Array& array, const char* site) {
   if (block.on_owner_died == ignore_name()) options.flags |= TENON_IGNORE_OWNER_DIED;
   options.timeout_ns = TENON_DEFAULT_TIMEOUT;
   options.site = site;
-  call(tenon_lease_acquire, &block.lease, array.get(), &options);
+  call(tenon_lease_acquire, &block.own, array.get(), &options);
   if (!may_have_buffer_calls()) return;
   try {
     wait_for_buffer_calls(array.get(), Access{options.access}, std::nullopt);
@@ -164,28 +170,34 @@ void take_lease(Block& block, const Array& array, const char* site) {
   }
 }
 
+// Under its lease: the view, a new reference.
+PyObject* open(Block& block, const Array& array) {
+  try {
+    RootedView views = rooted_numpy_view(array, !block.is_write, block.site);
+    block.root = views.root.release().ptr();
+    block.view = views.view.release().ptr();
+  } catch (...) {
+    const KeepError keep_error;
+    release(block);
+    throw;
+  }
+  return Py_NewRef(block.view);
+}
+
 PyObject* enter(PyObject* self, PyObject*) noexcept {
   return guarded([self]() -> PyObject* {
     Block& block = *block_of(self);
-    check_not_entered(block);
-    if (is_in_event_loop()) return nb::object(leave_to_careful(self).attr("__enter__")()).release().ptr();
-    block.is_entered = true;
-    const char* const site = block.site = current_site();
+    begin(block);
+    if (!PyUnicode_Check(block.on_owner_died) || is_in_event_loop()) {
+      return enter_in_python(self, Callback::kEnterBlock);
+    }
+    block.site = current_site();
     owners::drain();
     Array array = share(block.array);
-    take_lease(block, array, site);
+    take_lease(block, array, block.site);
     // While it waited, the NDArray may have got new memory.
     if (array.get() != array_of(block.array)) array = share(block.array);
-    try {
-      RootedView views = rooted_numpy_view(array, !block.is_write, site);
-      block.root = views.root.release().ptr();
-      block.view = views.view.release().ptr();
-    } catch (...) {
-      const KeepError keep_error;
-      release(block);
-      throw;
-    }
-    return Py_NewRef(block.view);
+    return open(block, array);
   });
 }
 
@@ -210,7 +222,7 @@ bool end_quickly(Block& block) noexcept {
   const nb::object view = nb::steal(std::exchange(block.view, nullptr));
   empty_numpy_view(view, true, block.site);
   drop_root(std::move(root));
-  return tenon_lease_release(&block.lease) != 0;
+  return tenon_lease_release(block.lease) != 0;
 }
 
 // The end of whatever else may stand on the root. True: nothing does any more.
@@ -231,7 +243,7 @@ void fail(Block& block, nb::handle error) {
   std::string message = "the block that wrote it ended with ";
   message += is_python_ending() ? "Python" : text_of(nb::object(callback(Callback::kTextOf)(error)));
   const owners::Collector collector;
-  tenon_lease_fail(&block.lease, message.c_str());
+  tenon_lease_fail(block.lease, message.c_str());
 }
 
 // error: None, or the exception that ended the block.
@@ -241,47 +253,46 @@ void end(Block& block, nb::handle error) {
     lives_on = end_quickly(block);
   } else {
     lives_on = !end_views(block, error);
-    if (!error.is_none() && block.is_write) return fail(block, error);
-    lives_on |= release(block);
+    if (error.is_none() || !block.is_write) {
+      lives_on |= release(block);
+    } else {
+      fail(block, error);
+    }
   }
+  if (block.taken != nullptr) forget_taken(block);
   if (lives_on && error.is_none() && !is_python_ending())
     callback(Callback::kHeedSurvivors)(nb::handle(block.array), "array");
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
   return guarded([=]() -> PyObject* {
-    Block& block = *block_of(self);
     if (n != 3) raise(PyExc_TypeError, "__exit__() takes 3 arguments, and got %zd", n);
-    if (block.careful != nullptr) {
-      const nb::handle careful = block.careful;
-      return nb::object(careful.attr("__exit__")(nb::handle(arguments[0]), nb::handle(arguments[1]),
-                                                 nb::handle(arguments[2])))
-          .release()
-          .ptr();
-    }
-    end(block, arguments[1]);
+    end(*block_of(self), arguments[1]);
     return Py_NewRef(Py_None);
   });
 }
 
 PyObject* enter_later(PyObject* self, PyObject*) noexcept {
-  return guarded([self] { return nb::object(leave_to_careful(self).attr("__aenter__")()).release().ptr(); });
+  return guarded([self] {
+    begin(*block_of(self));
+    return enter_in_python(self, Callback::kEnterLater);
+  });
 }
 
-PyObject* exit_later(PyObject* self, PyObject* arguments) noexcept {
-  return guarded([=] {
-    const nb::handle careful = block_of(self)->careful;
-    if (!careful.is_valid()) raise(PyExc_RuntimeError, "the block was not entered by `async with`");
-    const nb::object function = careful.attr("__aexit__");
-    return owned(PyObject_CallObject(function.ptr(), arguments)).release().ptr();
-  });
+// Ends the block here, not when the result is awaited: the innermost frame is that of the block.
+PyObject* exit_later(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
+  PyObject* const none = exit(self, arguments, n);
+  if (none == nullptr) return nullptr;
+  Py_DECREF(none);
+  return guarded([] { return nb::object(callback(Callback::kNothingLater)()).release().ptr(); });
 }
 
 PyMethodDef methods[] = {
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exit)), METH_FASTCALL, nullptr},
     {"__aenter__", enter_later, METH_NOARGS, nullptr},
-    {"__aexit__", exit_later, METH_VARARGS, nullptr},
+    {"__aexit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exit_later)), METH_FASTCALL,
+     nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots[] = {
@@ -303,18 +314,24 @@ namespace {
 PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died) {
   if (on_owner_died == nullptr) on_owner_died = raise_name();
   if (on_owner_died != raise_name() && on_owner_died != ignore_name()) {
-    return careful_block(array, is_write, is_overwrite, on_owner_died).release().ptr();
+    callback(Callback::kCheckOnDied)(nb::handle(on_owner_died));
+    if (PyUnicode_Check(on_owner_died)) {
+      const bool ignores = PyUnicode_CompareWithASCIIString(on_owner_died, "ignore") == 0;
+      on_owner_died = ignores ? ignore_name() : raise_name();
+    }
   }
   PyObject* const object = spare.take();
   Block& block = *block_of(object);
   block.array = Py_NewRef(array);
-  block.on_owner_died = on_owner_died;
+  block.on_owner_died = Py_NewRef(on_owner_died);
   block.is_write = is_write;
   block.is_overwrite = is_overwrite;
   block.is_entered = false;
-  block.careful = block.root = block.view = nullptr;
+  block.taken = block.root = block.view = nullptr;
   block.site = nullptr;
-  block.lease = TENON_LEASE_INIT;
+  block.lease = &block.own;
+  block.own = TENON_LEASE_INIT;
+  if (!PyUnicode_Check(on_owner_died)) PyObject_GC_Track(object);
   return object;
 }
 
@@ -359,6 +376,19 @@ void add_block_methods(Parts& parts) {
       "means that the array holds no value, until all of it is written.\n\n"
       "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "
       "where the array holds no value.\n"));
+}
+
+nb::object open_block(nb::handle object, tenon_lease& lease, nb::object keeper) {
+  if (!Py_IS_TYPE(object.ptr(), block_type)) raise(PyExc_TypeError, "open_block() takes a block");
+  Block& block = *block_of(object.ptr());
+  if (!block.is_entered || block.taken != nullptr) {
+    raise(PyExc_RuntimeError, "open_block() takes a block that is being entered");
+  }
+  block.taken = keeper.release().ptr();
+  block.lease = &lease;
+  if (PyObject_GC_IsTracked(object.ptr()) == 0) PyObject_GC_Track(object.ptr());
+  block.site = current_site();
+  return owned(open(block, share(block.array)));
 }
 
 void add_block(nb::module_& module) {

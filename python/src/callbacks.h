@@ -32,7 +32,10 @@ enum class Callback : size_t {
   // Leases, blocks and bodies.
   kLease,
   kLeases,
-  kBlock,
+  kEnterBlock,
+  kEnterLater,
+  kNothingLater,
+  kCheckOnDied,
   kGiveBack,
   kTextOf,
   kEndViews,

@@ -18,14 +18,14 @@ namespace tenon::python {
 namespace {
 
 constexpr const char* kDocumentation =
-    "from_numpy(x, zero_copy=True, keep='readonly')\n--\n\n"
+    "from_numpy(x, zero_copy=True, mode='readonly')\n--\n\n"
     "The memory of a NumPy array as an NDArray: both see each other's writes.\n\n"
     "Parameters\n----------\n"
     "x : numpy.ndarray\n"
     "    Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray.\n"
     "zero_copy : bool\n"
     "    False copies the elements into new memory, and leaves ``x`` as it is.\n"
-    "keep : {'readonly', 'writable', 'move'}\n"
+    "mode : {'readonly', 'writable', 'move'}\n"
     "    What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again "
     "when the last\n"
     "    array and view of the memory is gone. 'writable': both sides may write. 'move': only the call "
@@ -130,27 +130,34 @@ Array find_known(const tenon_adoption& adoption) {
 void check_movable(PyArrayObject* x) {
   if ((PyArray_FLAGS(x) & NPY_ARRAY_OWNDATA) == 0 && !has_moved_memory(reinterpret_cast<PyObject*>(x))) {
     raise(PyExc_ValueError,
-          "keep='move' takes an array that owns its memory, but x is a view: pass x.copy()");
+          "mode='move' takes an array that owns its memory, but x is a view: pass x.copy()");
   }
   constexpr Py_ssize_t kCallAndOneName = 2;
   const Py_ssize_t n = Py_REFCNT(reinterpret_cast<PyObject*>(x));
   if (n > kCallAndOneName) {
     raise(PyExc_ValueError,
-          "keep='move' takes an array without other references, but x has %zd references where the "
-          "call and one name make 2: drop its views and other names, or use keep='readonly'",
+          "mode='move' takes an array without other references, but x has %zd references where the "
+          "call and one name make 2: drop its views and other names, or use mode='readonly'",
           n);
   }
 }
 
-Keep keep_from(PyObject* text) {
+LendMode mode_from(PyObject* text) {
   static Name readonly("readonly"), writable("writable"), move("move");
-  if (text == readonly.get()) return Keep::kReadonly;
+  if (text == readonly.get()) return LendMode::kReadonly;
   if (PyUnicode_Check(text)) {
-    if (PyUnicode_Compare(text, readonly.get()) == 0) return Keep::kReadonly;
-    if (PyUnicode_Compare(text, writable.get()) == 0) return Keep::kWritable;
-    if (PyUnicode_Compare(text, move.get()) == 0) return Keep::kMove;
+    if (PyUnicode_Compare(text, readonly.get()) == 0) return LendMode::kReadonly;
+    if (PyUnicode_Compare(text, writable.get()) == 0) return LendMode::kWritable;
+    if (PyUnicode_Compare(text, move.get()) == 0) return LendMode::kMove;
   }
-  raise(PyExc_ValueError, "keep is %R: it must be 'readonly', 'writable' or 'move'", text);
+  raise(PyExc_ValueError, "mode is %R: it must be 'readonly', 'writable' or 'move'", text);
+}
+
+// The former name of the argument.
+LendMode mode_of_keep(PyObject* mode, PyObject* keep) {
+  if (mode != nullptr) raise(PyExc_TypeError, "from_numpy() got mode, and keep, its former name");
+  check_python(PyErr_WarnEx(PyExc_DeprecationWarning, "from_numpy(keep=) is now from_numpy(mode=)", 1));
+  return mode_from(keep);
 }
 
 bool has_odd_stride(PyArrayObject* x) noexcept {
@@ -182,10 +189,10 @@ bool is_numpy(nb::handle object) {
 }
 
 PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static Parameters<3> parameters("from_numpy", {"x", "zero_copy", "keep"}, 2, 1);
+  static Parameters<4> parameters("from_numpy", {"x", "zero_copy", "mode", "keep"}, 2, 1);
   need_numpy();
   PyObject* x = nullptr;
-  Keep keep = Keep::kReadonly;
+  LendMode mode = LendMode::kReadonly;
   bool is_zero_copy = true;
   if (n == 1 && keywords == nullptr) {
     x = arguments[0];
@@ -193,19 +200,20 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
     const auto values = parameters.parse(arguments, n, keywords);
     x = values[0];
     if (values[1] != nullptr) is_zero_copy = flag_from(values[1], "zero_copy");
-    if (values[2] != nullptr) keep = keep_from(values[2]);
+    if (values[2] != nullptr) mode = mode_from(values[2]);
+    if (values[3] != nullptr) mode = mode_of_keep(values[2], values[3]);
   }
   if (!is_numpy_array(x)) {
     raise(PyExc_TypeError,
           "x is of %R: from_numpy() takes a numpy.ndarray; tn.asarray() and tn.array() take other data",
           reinterpret_cast<PyObject*>(Py_TYPE(x)));
   }
-  return wrap(is_zero_copy ? lend_numpy(x, keep) : copied(lend_numpy(native(x), Keep::kWritable)));
+  return wrap(is_zero_copy ? lend_numpy(x, mode) : copied(lend_numpy(native(x), LendMode::kWritable)));
 }
 
 }  // namespace
 
-Array lend_numpy(nb::handle object, Keep keep) {
+Array lend_numpy(nb::handle object, LendMode mode) {
   PyArrayObject* const x = as_numpy(object.ptr());
   int64_t strides[NPY_MAXDIMS];
   tenon_adoption adoption;
@@ -218,23 +226,23 @@ Array lend_numpy(nb::handle object, Keep keep) {
   if (root.exporter != nullptr && may_view_ndarray(root.exporter)) {
     if (Array known = find_known(adoption)) return known;
   }
-  if (keep == Keep::kMove) check_movable(x);
-  OwnedNode owner(keep != Keep::kMove && !is_readonly ? lend(object.ptr(), keep == Keep::kReadonly)
-                                                      : OwnedNode(new owners::Object(object)));
+  if (mode == LendMode::kMove) check_movable(x);
+  OwnedNode owner(mode != LendMode::kMove && !is_readonly ? lend(object.ptr(), mode == LendMode::kReadonly)
+                                                          : OwnedNode(new owners::Object(object)));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);
   (void)owner.release();
-  if (keep == Keep::kMove) PyArray_CLEARFLAGS(x, NPY_ARRAY_WRITEABLE);
+  if (mode == LendMode::kMove) PyArray_CLEARFLAGS(x, NPY_ARRAY_WRITEABLE);
   return array;
 }
 
-Array share_if_numpy(nb::handle object, Keep keep) {
-  return is_numpy(object) ? lend_numpy(object, keep) : Array();
+Array share_if_numpy(nb::handle object, LendMode mode) {
+  return is_numpy(object) ? lend_numpy(object, mode) : Array();
 }
 
 Array read_if_numpy(nb::handle object) {
-  return is_numpy(object) ? lend_numpy(native(object), Keep::kWritable) : Array();
+  return is_numpy(object) ? lend_numpy(native(object), LendMode::kWritable) : Array();
 }
 
 bool overrides_dlpack(nb::handle object) {

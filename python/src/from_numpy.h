@@ -6,18 +6,18 @@
 namespace tenon::python {
 
 // Who may write to a NumPy array while its memory is lent.
-enum class Keep {
+enum class LendMode {
   kReadonly,  // the borrower: the array's flag is cleared while it is lent
   kWritable,  // both
   kMove,      // the borrower, for ever: nobody else refers to the array
 };
 
 // x's memory as an array. Requires: x is a NumPy array. Throws TypeError, ValueError.
-Array lend_numpy(nb::handle x, Keep keep);
+Array lend_numpy(nb::handle x, LendMode mode);
 
 // Both give an empty Array when object is no NumPy array, and import NumPy only if that could be. The first
 // shares the memory and refuses what cannot be shared; the second copies byte-swapped and unaligned arrays.
-Array share_if_numpy(nb::handle object, Keep keep = Keep::kWritable);
+Array share_if_numpy(nb::handle object, LendMode mode = LendMode::kWritable);
 Array read_if_numpy(nb::handle object);
 
 // object is of a subclass of numpy.ndarray that decides itself what __dlpack__ exports.

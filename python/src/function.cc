@@ -83,7 +83,7 @@ tenon_value argument_for(const Function& function, int32_t i, nb::handle value, 
   tenon_value argument{};
   argument.p = nullptr;
   if (value.is_none()) return argument;
-  const Array array = pointer_array(function, i, value, Keep::kWritable);
+  const Array array = pointer_array(function, i, value, LendMode::kWritable);
   pointers.add(array, function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite);
   argument.p = array.data();
   return argument;
@@ -153,8 +153,8 @@ nb::object result_object(const tenon_parameter& result, const tenon_value& value
   }
 }
 
-Array pointer_array(const Function& function, int32_t i, nb::handle value, Keep keep) {
-  Array array = array_for(function, i, value, keep);
+Array pointer_array(const Function& function, int32_t i, nb::handle value, LendMode mode) {
+  Array array = array_for(function, i, value, mode);
   const tenon_parameter parameter = function.parameter(i);
   if (!is_compatible(parameter, array.dtype())) {
     raise(PyExc_TypeError, "%s cannot take an array of %s: pass .astype(...) of it",
@@ -194,14 +194,14 @@ tenon_value number_for(const Function& function, int32_t i, nb::handle value) {
   return number;
 }
 
-Array array_for(const Function& function, int32_t i, nb::handle value, Keep keep) {
+Array array_for(const Function& function, int32_t i, nb::handle value, LendMode mode) {
   if (is_ndarray(value.ptr())) return share(value.ptr());
-  if (Array numpy = share_if_numpy(value, keep)) return numpy;
+  if (Array numpy = share_if_numpy(value, mode)) return numpy;
   if (PyObject_CheckBuffer(value.ptr()) != 0) {
     // NumPy reads every format, keeps the buffer open, and says whether it is writable. By way of a
     // memoryview it takes bytes as numbers and shares the memory of its own scalars.
     const nb::object buffer = owned(PyMemoryView_FromObject(value.ptr()));
-    return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer), keep);
+    return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer), mode);
   }
   if (has_dlpack(value)) return import_dlpack(value);
   raise(PyExc_TypeError, "%s takes an array, or None for NULL, not %R", parameter_text(function, i).c_str(),

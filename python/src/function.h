@@ -15,12 +15,12 @@ std::string parameter_text(const Function& function, int32_t i);
 // A number for a parameter that is no pointer. Throws TypeError, OverflowError.
 tenon_value number_for(const Function& function, int32_t i, nb::handle value);
 
-// An array for a pointer, sharing memory: any NDArray, NumPy array, buffer or DLPack tensor. keep: of a NumPy
+// An array for a pointer, sharing memory: any NDArray, NumPy array, buffer or DLPack tensor. mode: of a NumPy
 // array. Its dtype and layout are not checked. Throws TypeError.
-Array array_for(const Function& function, int32_t i, nb::handle value, Keep keep = Keep::kWritable);
+Array array_for(const Function& function, int32_t i, nb::handle value, LendMode mode = LendMode::kWritable);
 
 // The same, of the dtype and layout that the function takes. Throws TypeError, BufferError.
-Array pointer_array(const Function& function, int32_t i, nb::handle value, Keep keep);
+Array pointer_array(const Function& function, int32_t i, nb::handle value, LendMode mode);
 
 // Throws TypeError.
 void check_argument_count(const Function& function, size_t n);

@@ -56,6 +56,8 @@ int32_t usual_access(const Array& array) { return array.is_readonly() ? TENON_RE
 
 }  // namespace
 
+void prepare_numpy_views() { need_numpy(); }
+
 nb::object view_holder(const Array& array) { return holder_for(array, usual_access(array), current_site()); }
 
 namespace {

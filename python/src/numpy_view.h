@@ -8,6 +8,9 @@
 
 namespace tenon::python {
 
+// Imports NumPy, which takes long the first time: to be done before a lease is taken for a view.
+void prepare_numpy_views();
+
 // A NumPy array on the same memory, writable if array is, but not inside of the caller's own lease for
 // reading: a new reference. Throws TypeError (NumPy has no such dtype).
 nb::object numpy_view(const Array& array);

@@ -111,9 +111,8 @@ void check_original(const tenon_use& use, const char* name) {
       TENON_ERR_LEASE_CONFLICT,
       std::string("op '") + name + "' " + (writes ? "writes" : "reads") +
           " memory of a NumPy array x that was given to from_numpy() and is still referred to, or a base of "
-          "it: `del x` first, give it away with keep='move', or promise with host='idle' that no code uses "
-          "it "
-          "before the op is done");
+          "it: `del x` first, give it away with mode='move', or promise with on_conflict='ignore' that no "
+          "code uses it before the op is done");
 }
 
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,

@@ -83,7 +83,7 @@ void add_ownership(nb::module_& module) {
              "on the same\n"
              "memory, raises MovedError. Nothing is copied. Waits for ops that were pushed before.\n\n"
              "Returns\n-------\nnumpy.ndarray\n    Read-only if this array is. ``tn.from_numpy(x, "
-             "keep='move')`` takes "
+             "mode='move')`` takes "
              "it back.\n\n"
              "Raises\n------\nLeaseConflict\n    A view, lease or op holds the memory, or another array was "
              "imported "

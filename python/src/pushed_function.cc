@@ -75,7 +75,8 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
       values[i] = number_for(function, at, argument);
     } else if (!argument.is_none()) {
       const bool is_read = parameter.is_const != 0;
-      Array array = pointer_array(function, at, argument, is_read ? Keep::kReadonly : Keep::kWritable);
+      Array array =
+          pointer_array(function, at, argument, is_read ? LendMode::kReadonly : LendMode::kWritable);
       values[i].p = array.data();
       if (is_read || !is_written(uses, array.get())) {
         uses.add(std::move(array), is_read ? Access::kRead : Access::kWrite);

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _errors
+from ._array.share import check_on_owner_died
 from ._sync import endings, engine, holders, lease
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ _core.set_callbacks(
         "to_jax": _to_jax,
         "lease": lease.Lease,
         "leases": holders.leases,
-        "block": lease.Block,
+        "enter_block": lease.enter_block,
+        "enter_later": lease.enter_block_later,
+        "nothing_later": lease.nothing_later,
+        "check_on_died": check_on_owner_died,
         "give_back": lease.give_back,
         "text_of": _errors.text_of,
         "end_views": endings.end_views,

@@ -623,7 +623,7 @@ class NDArray:
         Returns
         -------
         numpy.ndarray
-            Read-only if this array is. ``tn.from_numpy(x, keep='move')`` takes it back.
+            Read-only if this array is. ``tn.from_numpy(x, mode='move')`` takes it back.
 
         Raises
         ------
@@ -823,7 +823,7 @@ def begin_trace(path: bytes, capacity: int) -> None: ...
 
 def end_trace() -> tuple[int, int]: ...
 
-def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, keep: str = "readonly") -> NDArray:
+def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "readonly") -> NDArray:
     """
     The memory of a NumPy array as an NDArray: both see each other's writes.
 
@@ -833,7 +833,7 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, keep: str = "r
         Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray.
     zero_copy : bool
         False copies the elements into new memory, and leaves ``x`` as it is.
-    keep : {'readonly', 'writable', 'move'}
+    mode : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
         array and view of the memory is gone. 'writable': both sides may write. 'move': only the call and one
         name may refer to ``x``, which must own its memory; its flag is cleared for good.
@@ -1166,6 +1166,11 @@ class NativeLease:
     def fail(self, message: str) -> _bool: ...
 
     def detach(self) -> None: ...
+
+    def open_block(self, block: object, task: object) -> Any:
+        """
+        The view of a block that is being entered, under this lease. The block keeps both until its end.
+        """
 
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:
     """

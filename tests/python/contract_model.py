@@ -408,7 +408,7 @@ class Model:
                 raises.add(MOVED)
                 continue
             is_original_used = memory.original is not None and (is_write or memory.is_original_writable)
-            if policy != "idle" and is_original_used:
+            if policy != "ignore" and is_original_used:
                 raises.add(CONFLICT)
             entry = Entry(None, memory, window.extent, is_write)
             if policy in ("raise", "copy") and self.is_host_in_the_way(entry):

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import gc
+import subprocess
 import sys
 import weakref
 
@@ -267,6 +268,49 @@ def test_arguments_of_read_and_write_are_checked():
     for call in (lambda: a.read(None, None), lambda: a.write(1), lambda: a.read(overwrite=True)):
         with pytest.raises((TypeError, ValueError)):
             call()
+
+
+@pytest.mark.parametrize("is_entered", [False, True])
+def test_a_block_to_which_its_own_function_refers_is_collected(is_entered):
+    class Repair:
+        def __call__(self, values, error):
+            pass
+
+    a, repair = tn.ones(3), Repair()
+    repair.block = a.write(on_owner_died=repair)
+    if is_entered:
+        repair.block.__enter__()
+    gone = weakref.ref(repair)
+    del repair
+    gc.collect()
+    assert gone() is None
+    assert a.leases() == []
+
+
+def test_a_block_that_has_ended_keeps_no_task():
+    block, tasks = tn.ones(3).write(), []
+
+    async def use():
+        tasks.append(weakref.ref(asyncio.current_task()))
+        async with block:
+            pass
+
+    asyncio.run(use())
+    gc.collect()
+    assert tasks[0]() is None
+
+
+def test_numpy_is_imported_before_a_block_takes_its_lease():
+    code = """
+import sys, tenon as tn
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "numpy": print([holder.kind for holder in a.leases()])
+a = tn.zeros(3)
+sys.meta_path.insert(0, Finder())
+with a.write(): pass
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_a_block_made_outside_of_a_loop_belongs_to_the_task_that_enters_it():

@@ -39,7 +39,7 @@ STEPS = 40
 MOST_ARRAYS = 8
 SHAPE = (4, 2)
 MODES = ("read", "inout", "out")
-KEEPS = ("readonly", "writable", "move")
+LENT = ("readonly", "writable", "move")
 
 
 @dataclasses.dataclass(eq=False)
@@ -199,15 +199,15 @@ class ContractMachine(RuleBasedStateMachine):
     def new_zeros(self):
         self.add_memory(tn.zeros(SHAPE, "i8"), np.zeros(SHAPE, "i8"))
 
-    @rule(value=values, keep=st.sampled_from((None, *KEEPS)))
-    def make(self, value, keep):
-        if keep is None:
+    @rule(value=values, mode=st.sampled_from((None, *LENT)))
+    def make(self, value, mode):
+        if mode is None:
             return self.new_zeros()
         x = np.full(SHAPE, value)
-        memory = self.add_memory(tn.from_numpy(x, keep=keep), x.copy())
-        if keep != "move":
+        memory = self.add_memory(tn.from_numpy(x, mode=mode), x.copy())
+        if mode != "move":
             memory.original = x
-            memory.is_original_writable = keep == "writable"
+            memory.is_original_writable = mode == "writable"
         return None
 
     @rule(n=numbers, part=st.sampled_from(["rows", "row", "column", "element", "readonly", "all"]), i=numbers)
@@ -454,7 +454,7 @@ class ContractMachine(RuleBasedStateMachine):
         picked=st.lists(
             st.tuples(numbers, st.sampled_from(["read", "inout", "out"])), min_size=1, max_size=3
         ),
-        policy=st.sampled_from(["raise", "raise", "raise", "wait", "copy", "idle"]),
+        policy=st.sampled_from(["raise", "raise", "raise", "wait", "copy", "ignore"]),
         is_failing=st.sampled_from([False] * 9 + [True]),
     )
     def push(self, picked, policy, is_failing):
@@ -470,7 +470,7 @@ class ContractMachine(RuleBasedStateMachine):
             {"read": lambda a: a, "inout": tn.inout, "out": tn.out}[mode](a.real)
             for mode, a in zip(modes, chosen)
         ]
-        options = {"host": "idle"} if policy == "idle" else {"on_conflict": policy}
+        options = {"on_conflict": policy}
 
         def submit():
             return tn.push(mix, salt, is_failing, modes, *wrapped, name=name, **options)
@@ -521,14 +521,14 @@ class ContractMachine(RuleBasedStateMachine):
         self.push([(n, mode)], "raise", False)
         gc.collect()
 
-    @rule(n=numbers, value=values, policy=st.sampled_from(["raise", "raise", "wait", "idle"]))
+    @rule(n=numbers, value=values, policy=st.sampled_from(["raise", "raise", "wait", "ignore"]))
     def push_native(self, n, value, policy):
         array = self.at(self.arrays, n)
         if not array.window.values.flags.c_contiguous:
             return
         self.count += 1
         name = f"op{self.count}"
-        options = {"host": "idle"} if policy == "idle" else {"on_conflict": policy}
+        options = {"on_conflict": policy}
 
         def submit():
             return tn.push(fill_label(), array.real, value, name=name, **options)
@@ -560,7 +560,7 @@ class ContractMachine(RuleBasedStateMachine):
             array.window = Window(memory, elements)
         windows = [array.window for array in chosen]
         uses = [(w, mode != "read", mode == "out") for w, mode in zip(windows, modes)]
-        op = OpClaim(name, lambda: body([w.values for w in windows]), is_failing, policy != "idle")
+        op = OpClaim(name, lambda: body([w.values for w in windows]), is_failing, policy != "ignore")
         self.real_ops[op] = real
         self.ops = [*self.ops[-4:], (real, op)]
         self.after(self.model.append(op, uses, policy))
@@ -625,17 +625,17 @@ class ContractMachine(RuleBasedStateMachine):
             self.moved.append((x, window.values))
 
     @precondition(lambda self: self.moved)
-    @rule(n=numbers, keep=st.sampled_from(KEEPS))
-    def come_back(self, n, keep):
+    @rule(n=numbers, mode=st.sampled_from(LENT))
+    def come_back(self, n, mode):
         x, elements = self.moved.pop(n % len(self.moved))
         is_readonly = not x.flags.writeable
         address = x.ctypes.data
-        real = tn.from_numpy(x, keep=keep)
+        real = tn.from_numpy(x, mode=mode)
         assert real.data_ptr == address
         memory = self.add_memory(real, elements, is_readonly)
-        if keep != "move" and not is_readonly:
+        if mode != "move" and not is_readonly:
             memory.original = x
-            memory.is_original_writable = keep == "writable"
+            memory.is_original_writable = mode == "writable"
 
     # --- what asks only
 

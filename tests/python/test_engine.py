@@ -332,7 +332,7 @@ def test_a_native_body_reads_a_numpy_array_which_is_read_only_meanwhile(engine):
     assert result.tolist() == [2.0] * 4
     with pytest.raises(tn.LeaseConflict, match="del x"):
         tn.push(scale, result, x, 4, 1.0)
-    tn.push(scale, result, x, 4, 3.0, host="idle").wait()
+    tn.push(scale, result, x, 4, 3.0, on_conflict="ignore").wait()
     assert x.tolist() == [6.0] * 4
     assert x.flags.writeable
 

@@ -82,12 +82,23 @@ def test_a_promise_that_views_stay_idle_lets_a_push_through():
             self.x = np.asarray(self.array)
 
         def fill(self, value):
-            tn.push(tn.fill, tn.out(self.array), value, host="idle").wait()
+            tn.push(tn.fill, tn.out(self.array), value, on_conflict="ignore").wait()
 
     recorder = Recorder()
     for value in range(5):
         recorder.fill(value)
         assert recorder.x.tolist() == [value] * 3
+
+
+def test_the_former_name_of_the_promise_warns():
+    a = tn.zeros(3)
+    x = np.asarray(a)
+    with pytest.warns(DeprecationWarning, match="on_conflict='ignore'") as warned:
+        tn.push(tn.fill, tn.out(a), 3, host="idle").wait()
+    assert warned[0].filename == __file__
+    assert x.tolist() == [3] * 3
+    with pytest.raises(ValueError, match="host is 'busy'"):
+        tn.push(tn.fill, tn.out(a), 3, host="busy")
 
 
 def test_an_op_that_may_wait_runs_when_the_view_is_gone():
@@ -384,10 +395,10 @@ def test_no_exchange_waits_for_nothing():
 def test_the_original_of_a_lent_array_is_a_view_while_somebody_else_holds_it():
     x = np.zeros(4)
     a = tn.from_numpy(x)
-    with pytest.raises(tn.LeaseConflict, match=r"`del x`.*keep="):
+    with pytest.raises(tn.LeaseConflict, match=r"`del x`.*mode="):
         tn.push(tn.fill, tn.out(a), 1)
     assert tn.push(lambda v: float(v.sum()), a).result() == 0
-    tn.push(tn.fill, tn.out(a), 2, host="idle").wait()
+    tn.push(tn.fill, tn.out(a), 2, on_conflict="ignore").wait()
     assert x.tolist() == [2] * 4
     del x
     tn.push(tn.fill, tn.out(a), 1)
@@ -396,7 +407,7 @@ def test_the_original_of_a_lent_array_is_a_view_while_somebody_else_holds_it():
 
 def test_the_original_of_an_array_that_both_may_write_conflicts_with_reads_too():
     x = np.zeros(4)
-    a, b = tn.from_numpy(x, keep="writable"), tn.from_numpy(x, keep="writable")
+    a, b = tn.from_numpy(x, mode="writable"), tn.from_numpy(x, mode="writable")
     with pytest.raises(tn.LeaseConflict, match="reads memory of a NumPy array"):
         tn.push(lambda v: None, a)
     del x
@@ -415,7 +426,7 @@ def test_a_writable_base_of_the_original_conflicts_as_well():
 
 def test_a_moved_array_is_in_nobody_s_way():
     x = np.zeros(4)
-    a = tn.from_numpy(x, keep="move")
+    a = tn.from_numpy(x, mode="move")
     del x
     tn.push(tn.fill, tn.out(a), 1).wait()
     assert a.tolist() == [1] * 4

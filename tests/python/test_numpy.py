@@ -4,6 +4,7 @@
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -141,9 +142,9 @@ def test_many_arrays_are_lent_at_a_time():
     assert all(x.flags.writeable for x in arrays)
 
 
-def test_keep_writable_leaves_the_flag():
+def test_mode_writable_leaves_the_flag():
     x = np.zeros(3)
-    a = tn.from_numpy(x, keep="writable")
+    a = tn.from_numpy(x, mode="writable")
     assert x.flags.writeable
     x[0] = 1
     a[1] = 2
@@ -151,12 +152,12 @@ def test_keep_writable_leaves_the_flag():
 
 
 def test_move_takes_an_array_that_nobody_else_has():
-    a = tn.from_numpy(np.arange(3.0), keep="move")
+    a = tn.from_numpy(np.arange(3.0), mode="move")
     assert a.writable
     assert a.tolist() == [0, 1, 2]
     x = np.arange(3.0)
     reference = weakref.ref(x)
-    b = tn.from_numpy(x, keep="move")
+    b = tn.from_numpy(x, mode="move")
     assert not x.flags.writeable
     b[0] = 5
     assert x[0] == 5
@@ -170,20 +171,35 @@ def test_move_refuses_arrays_that_others_have():
     x = np.arange(3.0)
     y = x
     with pytest.raises(ValueError, match=r"has \d references"):
-        pass_through(x, keep="move")
+        pass_through(x, mode="move")
     del y
     view = x[1:]
     with pytest.raises(ValueError, match="references"):
-        pass_through(x, keep="move")
+        pass_through(x, mode="move")
     with pytest.raises(ValueError, match="is a view"):
-        pass_through(view, keep="move")
+        pass_through(view, mode="move")
+
+
+def test_the_former_name_of_the_mode_warns():
+    x = np.arange(3.0)
+    with pytest.warns(DeprecationWarning, match="mode=") as warned:
+        a = tn.from_numpy(x, keep="writable")
+    assert warned[0].filename == __file__
+    assert x.flags.writeable
+    assert a.data_ptr == x.ctypes.data
+    with pytest.raises(TypeError, match="former name"):
+        tn.from_numpy(x, mode="writable", keep="writable")
+    with pytest.raises(DeprecationWarning), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tn.from_numpy(x, keep="readonly")
+    assert x.flags.writeable
 
 
 def test_readonly_input_gives_a_readonly_array():
     x = np.arange(3.0)
     x.flags.writeable = False
-    for keep in ("readonly", "writable"):
-        a = tn.from_numpy(x, keep=keep)
+    for mode in ("readonly", "writable"):
+        a = tn.from_numpy(x, mode=mode)
         assert not a.writable
         with pytest.raises(ValueError, match="read-only"):
             a[0] = 1
@@ -215,9 +231,9 @@ REFUSED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("x", "error", "text"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_lent_is_refused_by_name(x, error, text):
-    for keep in ("readonly", "writable", "move"):
+    for mode in ("readonly", "writable", "move"):
         with pytest.raises(error, match=text):
-            pass_through(x, keep=keep)
+            pass_through(x, mode=mode)
 
 
 @pytest.mark.parametrize("name", ["byte-swapped", "unaligned", "odd stride", "even odd stride"])
@@ -246,8 +262,8 @@ def test_other_things_than_arrays_are_refused():
         with pytest.raises(TypeError, match=r"numpy\.ndarray"):
             tn.from_numpy(x)
     x = np.zeros(2)
-    with pytest.raises(ValueError, match="keep"):
-        tn.from_numpy(x, keep="forever")
+    with pytest.raises(ValueError, match="mode is"):
+        tn.from_numpy(x, mode="forever")
     with pytest.raises(TypeError, match="positional"):
         tn.from_numpy(x, True, "readonly")
     with pytest.raises(TypeError, match="twice"):
@@ -311,7 +327,7 @@ def test_reference_counts_come_back():
     before = sys.getrefcount(x)
     for _ in range(100):
         a = tn.from_numpy(x)
-        np.asarray(a), a.numpy(), tn.from_numpy(x, keep="writable")
+        np.asarray(a), a.numpy(), tn.from_numpy(x, mode="writable")
         del a
     assert sys.getrefcount(x) == before
 
@@ -403,7 +419,7 @@ def test_an_argument_that_has_no_truth_is_an_error():
 def test_an_array_lent_as_read_only_may_be_lent_again_as_writable():
     x = np.zeros(3)
     a = tn.from_numpy(x)
-    b = tn.from_numpy(x, keep="writable")
+    b = tn.from_numpy(x, mode="writable")
     assert b.writable
     b[0] = 2
     assert a[0].item() == 2

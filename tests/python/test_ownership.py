@@ -60,7 +60,7 @@ def test_a_moved_array_can_come_back_without_a_copy():
     a = tn.array([0.0, 1.0, 2.0, 3.0])
     x = a.move_to_numpy()
     address = x.ctypes.data
-    b = tn.from_numpy(x, keep="move")
+    b = tn.from_numpy(x, mode="move")
     del x
     assert b.data_ptr == address
     assert b.tolist() == [0, 1, 2, 3]
@@ -147,7 +147,7 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
     with tn.from_numpy(x) as a:
         assert not x.flags.writeable
         gate = threading.Event()
-        op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a), host="idle")
+        op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a), on_conflict="ignore")
         threading.Timer(0.05, gate.set).start()
     assert x.flags.writeable and x.tolist() == [7, 7, 7]
     op.wait()
@@ -167,7 +167,7 @@ def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_
     del held
     other = tn.zeros(3)
     with other.write():
-        tn.push(lambda v, w: None, tn.inout(a), tn.inout(other), host="idle")
+        tn.push(lambda v, w: None, tn.inout(a), tn.inout(other), on_conflict="ignore")
         with pytest.raises(tn.DeadlockError), a:
             pass
         with pytest.raises(KeyError), a:
@@ -178,7 +178,7 @@ def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_
         raise ValueError("no data")
 
     with pytest.raises(tn.OpError, match="no data"), a:
-        tn.push(fail, tn.inout(a), host="idle")
+        tn.push(fail, tn.inout(a), on_conflict="ignore")
     assert x.flags.writeable
     with pytest.raises(ExceptionGroup):
         tn.waitall()
@@ -192,12 +192,12 @@ def test_the_debug_mode_finds_a_broken_promise(monkeypatch, is_native):
     held = np.asarray(a)
     lease = b.lease("w").detach()
     arguments = (clear, tn.out(a), 12) if is_native else (tn.fill, tn.out(a), 0)
-    broken = tn.push(*arguments, host="idle", reads=[b])
+    broken = tn.push(*arguments, on_conflict="ignore", reads=[b])
     held[0] = 5
     lease.release()
-    with pytest.raises(tn.OpError, match="the promise of host='idle' was broken"):
+    with pytest.raises(tn.OpError, match="the promise of on_conflict='ignore' was broken"):
         broken.wait()
-    tn.push(*arguments, host="idle", overwrites=[a]).wait()
+    tn.push(*arguments, on_conflict="ignore", overwrites=[a]).wait()
     assert held.tolist() == [0, 0, 0]
     with pytest.raises(ExceptionGroup):
         tn.waitall()

@@ -55,7 +55,7 @@ def test_a_conflict_names_the_variable_and_the_ways_out():
     message = str(caught.value)
     assert message.startswith("cannot push an op on the array of shape (4,)")
     assert f"ago. It hangs on: variable `x` of {here(-3)}. To go on: drop it (`del x`); or " in message
-    assert "host='idle'" in message and "with a.write()" in message
+    assert "on_conflict='ignore'" in message and "with a.write()" in message
     assert "readonly" not in message  # the op writes
     assert "drop_views" not in message  # nothing that it would clear
     assert "other" not in message

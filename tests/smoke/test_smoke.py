@@ -55,7 +55,7 @@ def test_numpy_lends_and_gets_back():
     gc.collect()
     x[0, 0] = -1
     assert x[0, 0] == -1
-    w = tn.from_numpy(x, keep="writable")
+    w = tn.from_numpy(x, mode="writable")
     w[1, 1] = 9
     assert x[1, 1] == 9
     with pytest.raises((TypeError, ValueError, BufferError)):

@@ -99,4 +99,4 @@ def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArra
 
 def _loaded(array: Any) -> NDArray:
     """The array read, without another copy where its byte order is the machine's."""
-    return _core.from_numpy(array, zero_copy=array.dtype.isnative, keep="writable")
+    return _core.from_numpy(array, zero_copy=array.dtype.isnative, mode="writable")

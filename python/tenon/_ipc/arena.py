@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
@@ -12,10 +13,9 @@ from typing import Any, Literal
 from .. import _core
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
-from .._errors import OwnerDied, text_of
+from .._errors import text_of
 from .._sync.endings import end_views
-from .._sync.lease import granted, heed_survivors, repair
-from .._sync.tasks import current_task, number_of
+from .._sync.lease import heed_survivors, taken, taken_later
 from .planner import Plan, plan
 
 Fields = Mapping[str, tuple[Any, Any]]
@@ -252,31 +252,20 @@ class Use:
             raise RuntimeError("a block cannot be entered a second time: call use() again")
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
-        self._task = current_task()
         return self._lease
 
     def __enter__(self) -> ArenaFields:
-        lease = self._begin()
-        while True:
-            try:
-                lease.use(self._arena._native, self._layout, self._timeout, number_of(self._task))
-                break
-            except OwnerDied as error:
-                repair(self._arena._data, error, self._on_owner_died)
+        lease, arena = self._begin(), self._arena
+        take = functools.partial(lease.use, arena._native, self._layout, self._timeout)
+        self._task = taken(take, arena._data, self._on_owner_died)
         return self._views(lease)
 
     async def __aenter__(self) -> ArenaFields:
         if self._timeout is not None:
             raise ValueError("async with waits without a timeout: use asyncio.timeout()")
-        lease = self._begin()
-        arena = self._arena
-        while True:
-            try:
-                await granted(lease, self._task, arena._native)
-                lease.enter(arena._native, self._layout)
-                break
-            except OwnerDied as error:
-                repair(arena._data, error, self._on_owner_died)
+        lease, arena = self._begin(), self._arena
+        enter = functools.partial(lease.enter, arena._native, self._layout)
+        self._task = await taken_later(lease, enter, arena._data, self._on_owner_died, arena._native)
         return self._views(lease)
 
     def _views(self, lease: NativeLease) -> ArenaFields:

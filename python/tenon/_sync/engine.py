@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -139,7 +140,7 @@ def push(
     writes: Iterable[NDArray] = (),
     overwrites: Iterable[NDArray] = (),
     name: str | None = None,
-    on_conflict: Literal["raise", "wait", "copy"] = "raise",
+    on_conflict: Literal["raise", "wait", "copy", "ignore"] = "raise",
     host: Literal["idle"] | None = None,
 ) -> Op:
     """Queues a function; a thread of the engine runs it when all of its arrays are available.
@@ -161,14 +162,15 @@ def push(
         Arrays that the function uses in addition to its arguments, or arguments that it writes.
     name : str, optional
         The name in messages.
-    on_conflict : {'raise', 'wait', 'copy'}
+    on_conflict : {'raise', 'wait', 'copy', 'ignore'}
         The behaviour if views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
         until the views are gone. 'copy': an array that is fully overwritten, and that ordinary code only
         reads, gets new memory. Views and slices that were made before keep the old memory and its values. A
-        view in a dead reference cycle that was not collected yet counts as a reader.
+        view in a dead reference cycle that was not collected yet counts as a reader. 'ignore': you promise
+        not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the op fails if
+        the memory was written between its push and its start.
     host : {'idle'}, optional
-        You promise not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the
-        op fails if the memory was written between its push and its start.
+        Deprecated: the former name of ``on_conflict="ignore"``.
 
     Raises
     ------
@@ -179,17 +181,20 @@ def push(
     ValueError, TypeError, BufferError
         Invalid arguments.
     """
-    if on_conflict not in ("raise", "wait", "copy"):
-        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait' or 'copy'")
-    if host not in (None, "idle"):
-        raise ValueError(f"host is {host!r}: it must be 'idle' or None")
+    if host is not None:
+        if host != "idle":
+            raise ValueError(f"host is {host!r}: it must be 'idle' or None")
+        warnings.warn("push(host='idle') is now push(on_conflict='ignore')", DeprecationWarning, 2)
+        on_conflict = "ignore"
+    if on_conflict not in ("raise", "wait", "copy", "ignore"):
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait', 'copy' or 'ignore'")
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}: an op runs a function")
     if name is not None:
         text_for_c(name, "name")
     uses = _Uses(reads, writes, overwrites)
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
-    policy = _IGNORE if host == "idle" else _WAIT if on_conflict == "wait" else _RAISE
+    policy = _IGNORE if on_conflict == "ignore" else _WAIT if on_conflict == "wait" else _RAISE
     work = _Work(fn, list(args), uses, name, policy)
     submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
     # A full collection can take a second: it is the last thing before the error.
@@ -211,9 +216,9 @@ def push(
 
 
 class _Promise:
-    """The promise of ``host="idle"`` that no code writes to the arrays of an op. In the debug mode, checksums
-    are taken when the op is pushed, and compared when its body begins. Arrays that other ops use are not
-    checked."""
+    """The promise of ``on_conflict="ignore"`` that no code writes to the arrays of an op. In the debug mode,
+    checksums are taken when the op is pushed, and compared when its body begins. Arrays that other ops use
+    are not checked."""
 
     def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
         self._sums = [
@@ -226,8 +231,8 @@ class _Promise:
         for array, checksum in self._sums:
             if _checksum(array) != checksum:
                 raise LeaseConflict(
-                    f"the promise of host='idle' was broken: the array of shape {array.shape} and dtype "
-                    f"{array.dtype} was written between the push and the op"
+                    f"the promise of on_conflict='ignore' was broken: the array of shape {array.shape} and "
+                    f"dtype {array.dtype} was written between the push and the op"
                 )
 
 

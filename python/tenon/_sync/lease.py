@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
-import importlib
 import os
-import sys
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Literal
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
-from .endings import end_views, settle
+from .endings import settle
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
@@ -62,13 +62,7 @@ class Lease:
         self.mode = mode
         check_on_owner_died(on_owner_died)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
-        self._task = current_task()
-        while True:
-            try:
-                self._native.acquire(timeout, number_of(self._task))
-                return
-            except OwnerDied as error:
-                repair(array, error, on_owner_died)
+        self._task = taken(functools.partial(self._native.acquire, timeout), array, on_owner_died)
 
     def release(self) -> None:
         """Releases the lease. Idempotent. May be called from any thread, and never waits."""
@@ -110,85 +104,25 @@ def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None
             del failure  # its traceback refers to this frame
 
 
-class Block:
-    """What ``with a.read() as v`` and ``with a.write() as v`` enter where more is to be done than taking
-    turns (python/src/block.cc has the usual one): in asyncio's tasks, and to call a function that repairs."""
+def enter_block(
+    block: object, array: NDArray, is_write: bool, is_overwrite: bool, on_died: OnOwnerDied
+) -> Any:
+    """Enters ``with a.read()`` or ``with a.write()`` (python/src/block.cc) in a task of asyncio, or with a
+    function that repairs. Returns the view."""
+    lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
+    return lease.open_block(block, taken(functools.partial(lease.acquire, None), array, on_died))
 
-    def __init__(
-        self, array: NDArray, is_write: bool, is_overwrite: bool, on_owner_died: OnOwnerDied
-    ) -> None:
-        self._array = array
-        self._on_owner_died = check_on_owner_died(on_owner_died)
-        self._is_write = is_write
-        self._is_overwrite = is_overwrite
-        self._lease: NativeLease | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._root: Any = None
-        self._view: Any = None
 
-    def _begin(self) -> NativeLease:
-        if self._lease is not None:
-            raise RuntimeError("a block cannot be entered a second time: call read() or write() again")
-        if "numpy" not in sys.modules:
-            importlib.import_module("numpy")  # takes long the first time: not while others wait for the lease
-        ignores = self._on_owner_died == "ignore"
-        self._lease = NativeLease(self._array, self._is_write, self._is_overwrite, ignores)
-        self._task = current_task()
-        return self._lease
+async def enter_block_later(
+    block: object, array: NDArray, is_write: bool, is_overwrite: bool, on_died: OnOwnerDied
+) -> Any:
+    """As enter_block, for ``async with``."""
+    lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
+    return lease.open_block(block, await taken_later(lease, lease.check, array, on_died))
 
-    def _view_of_array(self) -> Any:
-        array = self._array if self._is_write else self._array.readonly()
-        try:
-            # What is made of the view stands on the root, so that the view itself can let go of it.
-            self._root = array.numpy()
-        except BaseException:
-            self._end(None, None)
-            raise
-        self._view = self._root[...]
-        return self._view
 
-    def __enter__(self) -> Any:
-        lease = self._begin()
-        while True:
-            try:
-                lease.acquire(None, number_of(self._task))
-                return self._view_of_array()
-            except OwnerDied as error:
-                repair(self._array, error, self._on_owner_died)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(error, sys._getframe(1))
-
-    async def __aenter__(self) -> Any:
-        lease = self._begin()
-        while True:
-            try:
-                await granted(lease, self._task)
-                lease.check()
-                return self._view_of_array()
-            except OwnerDied as error:
-                repair(self._array, error, self._on_owner_died)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(error, sys._getframe(1))
-
-    def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
-        self._task = None
-        views = [self._view, self._root]
-        self._view = self._root = None
-        is_free = views[1] is None or end_views(views, frame, error)
-        del frame, views
-        assert self._lease is not None
-        if error is not None and self._is_write:
-            has_escaped = self._lease.fail(f"the block that wrote it ended with {text_of(error)}")
-        else:
-            has_escaped = self._lease.release()
-        if (has_escaped or not is_free) and error is None:
-            heed_survivors(self._array, "array")
+async def nothing_later() -> None:
+    pass
 
 
 def heed_survivors(array: NDArray, what: str) -> None:
@@ -223,6 +157,38 @@ def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -
     if found:
         text += f"; they hang on: {'; '.join(found[:_MAX_NAMED])}"
     return text
+
+
+def taken(
+    take: Callable[[int], object], array: NDArray, on_owner_died: OnOwnerDied
+) -> asyncio.Task[Any] | None:
+    """Calls ``take`` with the number of the caller's task, again after each repair. Returns the task, which
+    has to live as long as its lease."""
+    task = current_task()
+    while True:
+        try:
+            take(number_of(task))
+            return task
+        except OwnerDied as error:
+            repair(array, error, on_owner_died)
+
+
+async def taken_later(
+    lease: NativeLease,
+    check: Callable[[], None],
+    array: NDArray,
+    on_owner_died: OnOwnerDied,
+    arena: _core.NativeArena | None = None,
+) -> asyncio.Task[Any] | None:
+    """As taken(), of a lease that is asked for now; ``check`` is called when it has been granted."""
+    task = current_task()
+    while True:
+        try:
+            await granted(lease, task, arena)
+            check()
+            return task
+        except OwnerDied as error:
+            repair(array, error, on_owner_died)
 
 
 async def granted(

@@ -115,7 +115,7 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
         if not any(is_write for is_write, _ in found):
             ways.append("take it from `a.readonly()`, for the op only reads")
         ways.append("take it in a block (`with a.write() as v:`), behind which ops queue")
-        ways.append("promise with host='idle' that no code uses it before the op is done")
+        ways.append("promise with on_conflict='ignore' that no code uses it before the op is done")
     if any(place.is_leftover for _, place in found):
         ways.append("call `a.drop_views()`, which clears what notebooks and tracebacks keep")
     if ways:

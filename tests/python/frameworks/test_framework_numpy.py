@@ -45,7 +45,7 @@ OUT = {
 }
 IN = {
     "from_numpy": tn.from_numpy,
-    "from_numpy writable": lambda x: tn.from_numpy(x, keep="writable"),
+    "from_numpy writable": lambda x: tn.from_numpy(x, mode="writable"),
     "from_dlpack": tn.from_dlpack,
     "asarray": tn.asarray,
 }
@@ -165,9 +165,9 @@ def test_a_read_only_way_back_stays_read_only():
 
 def test_views_of_a_lent_array_are_one_region():
     x = np.arange(24.0).reshape(4, 6)
-    whole = tn.from_numpy(x, keep="writable")
-    part = tn.from_numpy(x[1:3], keep="writable")
-    other = tn.from_numpy(x.reshape(-1)[20:], keep="writable")
+    whole = tn.from_numpy(x, mode="writable")
+    part = tn.from_numpy(x[1:3], mode="writable")
+    other = tn.from_numpy(x.reshape(-1)[20:], mode="writable")
     part[...] = -1
     other[...] = -2
     assert (np.asarray(whole)[1:3] == -1).all()

@@ -13,7 +13,7 @@ a = tn.from_numpy(x)
 b = tn.from_numpy(y).numpy()
 del y
 """,
-    "moved": "x = np.zeros(4); a = tn.from_numpy(x, keep='move')",
+    "moved": "x = np.zeros(4); a = tn.from_numpy(x, mode='move')",
     "buffers": """
 import mmap
 r = bytearray(8)

@@ -19,8 +19,8 @@ ERRORS = (BufferError, IndexError, OverflowError, TypeError, ValueError, MemoryE
 # Each entry: a call on a NumPy array that works, and whose result owns x.
 BORROW = {
     "from_numpy": tn.from_numpy,
-    "keep readonly": lambda x: tn.from_numpy(x, keep="readonly"),
-    "keep writable": lambda x: tn.from_numpy(x, keep="writable"),
+    "mode readonly": lambda x: tn.from_numpy(x, mode="readonly"),
+    "mode writable": lambda x: tn.from_numpy(x, mode="writable"),
     "from_dlpack": tn.from_dlpack,
     "from_dlpack copy=False": lambda x: tn.from_dlpack(x, copy=False),
     "asarray": tn.asarray,
@@ -44,14 +44,14 @@ BORROW = {
 }
 # Each entry: a call that fails, at whatever depth.
 FAIL = {
-    "keep": lambda x: tn.from_numpy(x, keep="nonsense"),
-    "keep None": lambda x: tn.from_numpy(x, keep=None),
-    "keep number": lambda x: tn.from_numpy(x, keep=3),
+    "mode": lambda x: tn.from_numpy(x, mode="nonsense"),
+    "mode None": lambda x: tn.from_numpy(x, mode=None),
+    "mode number": lambda x: tn.from_numpy(x, mode=3),
     "keyword": lambda x: tn.from_numpy(x, unknown=1),
     "twice": lambda x: tn.from_numpy(x, x=x),
     "too many": lambda x: tn.from_numpy(x, True, "readonly", 1),
-    "move with two names": lambda x: tn.from_numpy(x, keep="move"),
-    "move of a view": lambda x: tn.from_numpy(x[:], keep="move"),
+    "move with two names": lambda x: tn.from_numpy(x, mode="move"),
+    "move of a view": lambda x: tn.from_numpy(x[:], mode="move"),
     "device": lambda x: tn.from_dlpack(x, device="cuda"),
     "device type": lambda x: tn.from_dlpack(x, device=object()),
     "byte order": lambda x: tn.from_numpy(x.astype(">f8")),

@@ -94,8 +94,8 @@ def test_one_numpy_array_lent_by_all():
     def work(i):
         numbers = random.Random(seed + i)
         for _ in range(ROUNDS):
-            keep = numbers.choice(("readonly", "readonly", "writable"))
-            a = tn.from_numpy(x if numbers.random() < 0.5 else x[i:], keep=keep)
+            mode = numbers.choice(("readonly", "readonly", "writable"))
+            a = tn.from_numpy(x if numbers.random() < 0.5 else x[i:], mode=mode)
             del a
 
     run(work)
@@ -179,7 +179,7 @@ def test_threads_of_c_let_go_while_threads_of_python_import():
     def importing():
         while not stop.is_set():
             a = tn.from_numpy(x)
-            b = tn.from_numpy(x[3:], keep="writable")
+            b = tn.from_numpy(x[3:], mode="writable")
             del a, b
 
     importer = threading.Thread(target=importing)

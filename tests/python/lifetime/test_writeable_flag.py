@@ -150,7 +150,7 @@ def test_the_owner_s_own_change_of_the_flag_while_lent_does_no_harm(x):
 
 
 def test_the_flag_is_untouched_where_nothing_is_lent_for_writing(x):
-    for keep in (tn.from_dlpack, tn.asarray, lambda y: tn.from_numpy(y, keep="writable"), tn.array):
+    for keep in (tn.from_dlpack, tn.asarray, lambda y: tn.from_numpy(y, mode="writable"), tn.array):
         a = keep(x)
         assert x.flags.writeable
         del a
@@ -162,8 +162,8 @@ def test_the_flag_is_untouched_where_nothing_is_lent_for_writing(x):
     del a
 
 
-def test_mixed_keeps(x):
-    a = tn.from_numpy(x, keep="writable")
+def test_mixed_modes(x):
+    a = tn.from_numpy(x, mode="writable")
     assert x.flags.writeable
     b = tn.from_numpy(x)
     assert not x.flags.writeable
@@ -178,7 +178,7 @@ def test_move_gives_the_memory_away_for_good():
     x = np.zeros(8)
     reference = weakref.ref(x)
     address = x.ctypes.data
-    a = tn.from_numpy(x, keep="move")
+    a = tn.from_numpy(x, mode="move")
     assert not x.flags.writeable
     del x
     assert reference() is not None
@@ -192,11 +192,11 @@ def test_a_move_that_is_refused_changes_nothing(x):
     y = x[1:]
     for source in (x, y):
         with pytest.raises(ValueError, match="move"):
-            tn.from_numpy(source, keep="move")
+            tn.from_numpy(source, mode="move")
         assert x.flags.writeable and y.flags.writeable
     frozen = np.frombuffer(bytes(8), "u1")
     with pytest.raises(ValueError, match="move"):
-        tn.from_numpy(frozen, keep="move")
+        tn.from_numpy(frozen, mode="move")
 
 
 # ------------------------------------------------------------------------------------ ways to let go
