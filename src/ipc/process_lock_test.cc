@@ -253,7 +253,7 @@ TEST_F(Lock, OneOfTwoThatWaitForEachOtherIsTold) {
   EXPECT_GE(refused, 1);
 }
 
-TEST_F(Lock, OneOfThreeInACircleIsToldAndAWaitWithoutACircleIsNot) {
+TEST_F(Lock, OneOfThreeInACycleIsToldAndAWaitWithoutACycleIsNot) {
   const uint32_t third = a_.take(kNbytes);
   ASSERT_TRUE(b_.use(third) && c_.use(third));
   std::atomic<int> held{0}, refused{0};
