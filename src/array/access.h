@@ -17,7 +17,7 @@
 
 namespace tenon::impl {
 
-// The error that a conflict means for the caller who wanted to do something to array (may be null).
+// The error that a conflict means for a caller that wanted to do something to array (may be null).
 Error error_of(const Conflict& conflict, const char* doing, const Array* array);
 [[noreturn]] inline void throw_conflict(const Conflict& conflict, const char* doing, const Array* array) {
   throw error_of(conflict, doing, array);

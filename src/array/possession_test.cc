@@ -82,7 +82,7 @@ class Possession : public testing::Test {
   StandInGate there_{turns_, 2, reinterpret_cast<uintptr_t>(values_.data()), waiter_};
 };
 
-TEST_F(Possession, AViewIsRefusedWithoutALeaseAndKeepsThePassAfterIt) {
+TEST_F(Possession, AViewIsRefusedWithoutALeaseAndKeepsTheGrantAfterIt) {
   const Ref<Array> a = array(&gate_);
   std::string message;
   HostView view;

@@ -13,7 +13,7 @@ namespace tenon::impl {
 namespace {
 
 constexpr const char* kDefault = "pool";
-constexpr size_t kMostFailures = 1000;  // that are remembered for whoever waits for all ops
+constexpr size_t kMostFailures = 1000;  // that are remembered for those that wait for all ops
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
 const Runner kRunner{[]() noexcept {
@@ -193,7 +193,7 @@ void Engine::note_failure(const Ref<Failure>& failure) noexcept {
     if (failures_.size() == kMostFailures) failures_.pop_front();
     failures_.push_back(failure);
   } catch (const std::bad_alloc&) {
-    // Whoever waits for the op or its memory still learns of it.
+    // A caller that waits for the op or its memory still learns of it.
   }
 }
 

@@ -114,7 +114,7 @@ class Engine {
   std::atomic<uint64_t> seen_finished_{0};  // what a pusher has last seen of finished_
   alignas(64) std::atomic<uint64_t> finished_{0};
 
-  // Held by whoever changes the executor, also while it waits; before change_.
+  // Held by the thread that changes the executor, also while it waits; before change_.
   alignas(64) std::mutex changers_;
   std::mutex change_;  // held while executors are exchanged
   // Guarded by change_.

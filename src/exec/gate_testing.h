@@ -292,7 +292,7 @@ class StandInGate final : public Gate {
   StandInWaiter& waiter_;
 };
 
-// Some who wait have their turn now. Requests may learn then that an owner has died.
+// Some that wait have their turn now. Requests may learn then that an owner has died.
 inline void Turns::grant_next() {
   for (auto it = grants_.begin(); it != grants_.end();) {
     const auto grant = it++;

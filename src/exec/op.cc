@@ -198,8 +198,8 @@ void Op::end_body(uint32_t part) noexcept {
   release();  // the engine's
 }
 
-// The memory first, because what comes after may give it back; then whoever waits. The engine's reference is
-// left to the caller. What it returns is ready to run next.
+// The memory first, because what comes after may give it back; then the waiting threads. The engine's
+// reference is left to the caller. What it returns is ready to run next.
 Task* Op::finish() noexcept {
   if (span_ != trace::kNoSpan) [[unlikely]]
     note_end();
@@ -247,7 +247,7 @@ void Op::note_end() const noexcept {
                failure_->message);
 }
 
-// Tells whoever ends the op of something. False: it is done.
+// Leaves a mark for the thread that ends the op. False: it is done.
 bool Op::set_bit(uint32_t bit) noexcept {
   uint32_t state = state_.load(std::memory_order_relaxed);
   while ((state & kStateBits) != kDone) {

@@ -34,7 +34,7 @@ struct DoneCall {
   DoneCall* next = nullptr;
 };
 
-// Counted: by those who hold a handle, by the engine until it is done, by the executor while it is posted.
+// Counted: by the owners of handles, by the engine until it is done, by the executor while it is posted.
 // Threads: any; wait() not from inside of a body.
 class Op final : public Request, public Task {
  public:
@@ -126,7 +126,7 @@ class Op final : public Request, public Task {
   Work work_;
   uint64_t number_ = 0;
   uint32_t size_ = 0;  // of its block
-  // Of the thread that runs the body, then of whoever finishes.
+  // Of the thread that runs the body, then of the one that finishes the op.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;
 

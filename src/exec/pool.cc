@@ -200,7 +200,7 @@ Task* ThreadPool::poll(size_t self, int64_t budget_ns) noexcept {
   }
 }
 
-// Relaxed: who sees this searcher counts on its later looks, in end_search() or sleep().
+// Relaxed: a thread that sees this searcher counts on its later looks, in end_search() or sleep().
 bool ThreadPool::try_start_search() noexcept {
   const auto most = static_cast<uint64_t>(std::max(workers_ / 2, 1));
   uint64_t idle = idle_.load(std::memory_order_relaxed);

@@ -16,20 +16,20 @@
 
 namespace tenon::impl {
 
-// Where tasks are. post() puts a task in front of inbox_. Who needs work looks into its own list, then takes
-// the whole inbox and turns it round (oldest first), then takes half of another's list from its front. It
-// keeps the first task to run and puts the rest into its own list. List i belongs to worker i, the last
-// one to all threads that call try_run_one(). Tasks are nowhere else, but in hand for that moment.
+// Where tasks are. post() puts a task in front of inbox_. A thread that needs work looks into its own list,
+// then takes the whole inbox and turns it round (oldest first), then takes half of another's list from its
+// front. It keeps the first task to run and puts the rest into its own list. List i belongs to worker i, the
+// last one to all threads that call try_run_one(). Tasks are nowhere else, but in hand for that moment.
 //
-// Who sleeps. Each worker works, searches or sleeps; idle_ counts those who search and those who sleep. Who
-// finds nothing becomes a searcher, unless half of the workers are: it polls for a while, and then sleeps.
+// Sleep. Each worker works, searches or sleeps; idle_ counts the searchers and the sleepers. One that finds
+// nothing becomes a searcher, unless half of the workers are: it polls for a while, and then sleeps.
 // The protocol (each look and each change named here is sequentially consistent, except the change in
 // which a worker becomes a searcher, on which nothing rests):
 //
-//   S1 Who puts tasks in sight (into the inbox, or the rest into a list) looks at idle_ afterwards. If
-//      nobody searches and somebody sleeps, it turns one sleeper into a searcher (in idle_: a claim) and
-//      then adds a token to tokens_ and wakes one thread that waits for a token. post() gives those who
-//      work a moment before it claims: if it sees the inbox empty, its task is in hand, and the duty gone.
+//   S1 A thread that puts tasks in sight (into the inbox, or the rest into a list) looks at idle_ afterwards.
+//      If none searches and one sleeps, it turns one sleeper into a searcher (in idle_: a claim) and
+//      then adds a token to tokens_ and wakes one thread that waits for a token. post() gives the
+//      workers a moment before it claims: if it sees the inbox empty, its task is in hand, and the duty gone.
 //   S2 A searcher that has found a task stops counting as one before it runs it. If it was the last, it looks
 //      whether there are tasks in sight, and does as in S1 if there are.
 //   S3 A worker that has found nothing counts itself asleep (and no longer searching, in one step) and then
@@ -40,15 +40,15 @@ namespace tenon::impl {
 // Invariants: workers between S3's count and the end of its wait = sleepers in idle_ + tokens + claims whose
 // token is still to come. So each claim ends exactly one wait, whichever, and no token is lost.
 // Why no task is left behind: let a task come in sight. If the look of S1 finds a searcher, that one, or the
-// last that searches with it, looks again later, in S2 or S3. If it finds nobody idle, each worker will look
-// before it sleeps (S3). Otherwise it wakes one. Who takes tasks into hand and not into sight runs
+// last that searches with it, looks again later, in S2 or S3. If it finds none idle, each worker will look
+// before it sleeps (S3). Otherwise it wakes one. A thread that takes tasks into hand and not into sight runs
 // the first and brings the rest in sight: S1 again.
 //
 // The end. stop() sets kStopping in idle_ and then does as in S1, so that some worker passes S3 later. The
 // worker whose change in S3 finds kStopping set and makes all sleep, and that then sees nothing in sight,
-// sets kOver and turns all sleepers into searchers, with a token for each; so does who finds kOver set in
-// S3. A worker leaves after a wait when it finds no task and sees kOver. Tasks that still come are posted by
-// a worker, which does not leave before it has found nothing itself.
+// sets kOver and turns all sleepers into searchers, with a token for each; so does a worker that finds kOver
+// set in S3. A worker leaves after a wait when it finds no task and sees kOver. Tasks that still come are
+// posted by a worker, which does not leave before it has found nothing itself.
 //
 // Owner: make_executor's caller. A pool that is there at the end of the process is never destroyed: its
 // threads touch nothing but the pool and the tasks. Threads: as Executor; the workers block all signals but
@@ -129,7 +129,7 @@ class ThreadPool final : public Executor {
   const std::unique_ptr<TaskList[]> lists_;  // workers_ + 1
   std::vector<std::thread> threads_;         // and until stop()
 
-  // Shared and atomic. The first two on one line of the cache: who posts needs both.
+  // Shared and atomic. The first two on one line of the cache: a thread that posts needs both.
   alignas(64) std::atomic<Task*> inbox_{nullptr};  // newest first
   std::atomic<uint64_t> idle_{0};
   alignas(64) std::atomic<uint32_t> tokens_{0};

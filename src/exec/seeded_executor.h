@@ -14,8 +14,8 @@
 namespace tenon::impl {
 
 // Runs nothing by itself. Threads: as Executor. While one thread runs tasks, others wait in try_run_one()
-// for their turn. They are not sent away with false: nobody else would run what is left when the first
-// thread has seen enough, and who waits for a task must be able to run it. From inside of a task
+// for their turn. They are not sent away with false: no other thread would run what is left when the first
+// thread has seen enough, and a thread that waits for a task must be able to run it. From inside of a task
 // try_run_one() runs another one, there and then.
 // The draw walks through what is posted, so its cost grows with that.
 class SeededExecutor final : public Executor {

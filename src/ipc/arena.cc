@@ -177,7 +177,7 @@ int32_t Arena::active() const noexcept {
 
 uint64_t Arena::generation() const noexcept { return state_->generation.load(std::memory_order_relaxed); }
 
-// Whoever still uses the layout that is left would see the bytes of the other one: views that live on, and
+// Code that still uses the layout that is left would see the bytes of the other one: views that live on, and
 // the leases under which the caller's own was taken.
 void Arena::check_users(int32_t layout) const {
   Holder holder;
@@ -241,7 +241,7 @@ void Arena::enter(Lease* lease, int32_t layout) {
   lease->declare_overwrite();
 }
 
-// Whoever ends between these two stores, leaves the layout that was, and the mark of a writer's death.
+// A process that ends between these two stores leaves the layout that was, and the mark of a writer's death.
 void Arena::change(int32_t layout) {
   store(state_->generation, generation() + 1);
   store(state_->active, static_cast<uint32_t>(layout) + 1);

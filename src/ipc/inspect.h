@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What shared memory there is, and who has it: of every segment that some process of this user has open, as
-// an observer sees it. The observer reads the files and stores nothing, joins nothing, takes no lock and
-// waits for nobody; so what it sees may be between two states of others, and every number in it is checked
-// before it is used.
+// Which shared memory there is, and which processes have it: of every segment that some process of this user
+// has open, as an observer sees it. The observer reads the files and stores nothing, joins nothing, takes no
+// lock and waits for nobody; so what it sees may be between two states of others, and every number in it is
+// checked before it is used.
 #pragma once
 
 #include <cstdint>
@@ -51,11 +51,11 @@ struct LeaseReport {
 // Handles that were sent and not opened yet.
 struct SentReport {
   uint32_t place = 0;
-  uint32_t pid = 0;  // 0: of nobody who is there
+  uint32_t pid = 0;  // 0: of no process that is there
   uint32_t count = 0;
 };
 
-// A writer that died, of whom nobody was told yet.
+// The death of a writer that no process was told yet.
 struct DeathReport {
   uint32_t pid = 0;
   uint64_t begin = 0;
@@ -79,7 +79,7 @@ struct ArrayReport {
   uint64_t version = 0;
   std::vector<uint32_t> users;  // numbers of processes
   std::vector<SentReport> sent;
-  uint32_t sent_more = 0;  // handles of which it is not known who sent them
+  uint32_t sent_more = 0;  // handles whose sender is not known
   std::vector<DeathReport> deaths;
   std::optional<ArenaReport> arena;
 };

@@ -5,8 +5,8 @@
 //   header          constant from creation on; may come from anyone, so it is copied, then checked
 //   lives           one robust mutex for each participant, which wakes others when its process begins to end;
 //                   that it has ended is told by the lock of its place (place_locks.h)
-//   slots           what each participant holds and waits for; written by itself, or by who reaps it
-//   blocks          one for each storage: its lock, and who has it
+//   slots           what each participant holds and waits for; written by it, or by the process that reaps it
+//   blocks          one for each storage: its lock, and the participants that have it
 //   data            the bytes
 //
 // All numbers are offsets, never addresses. Every store leaves a state from which others can go on, because
@@ -141,13 +141,14 @@ struct Grant {
   std::atomic<uint64_t> end;
   std::atomic<uint64_t> ticket;  // in the order of requests for the block
   std::atomic<int64_t> since_ns;
-  std::atomic<uint32_t> thread;  // that owns it; 0: nobody
+  std::atomic<uint32_t> thread;  // that owns it; 0: none
   // The task of an asynchronous program on that thread, 0: none; of a death the number of the process.
   std::atomic<uint32_t> task_or_dead_pid;
 };
 static_assert(sizeof(Grant) == 48);
 
-// What the process says of one of its leases, for those who wait for that. Written by the process alone.
+// What the process says of one of its leases, for the processes that wait for it. Written by the process
+// alone.
 constexpr size_t kNoteWords = 48;
 struct Note {
   std::atomic<uint64_t> lease;             // which one; 0: of none, or the text is being written
@@ -171,7 +172,7 @@ constexpr size_t kSlotStride = 8192;
 
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
-// Something to wait for: a futex, and who may sleep on it.
+// Something to wait for: a futex, and the participants that may sleep on it.
 struct SharedEvent {
   std::atomic<uint32_t> turn;
   std::atomic<uint32_t> reserved;
@@ -185,7 +186,7 @@ constexpr uint32_t kSent = 24;
 constexpr uint32_t kDeaths = 3;  // of one process on one block; more are joined
 
 struct alignas(64) Block {
-  std::atomic<uint32_t> turn;  // moves when who waits should look again: a futex
+  std::atomic<uint32_t> turn;  // moves when those that wait should look again: a futex
   std::atomic<BlockState> state;
   std::atomic<uint32_t> generation;     // moves when the block is given to another storage
   std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another grant
@@ -203,13 +204,13 @@ struct alignas(64) Block {
   // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
   // sender.
   std::atomic<uint32_t> sent[kSent];
-  Mask sent_more_by;  // who sent those for which there was no place
+  Mask sent_more_by;  // participants that sent those for which there was no place
 };
 static_assert(sizeof(Block) <= 320);
 
 constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
 
-// The number of a handle tells who sent it. 0: of none.
+// The number of a handle tells its sender. 0: of none.
 struct SentNumber {
   static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
     return nth << 8 | (participant + 1);
@@ -253,7 +254,7 @@ void store(std::atomic<T>& word, T value) noexcept {
   note_store();
   word.store(value, std::memory_order_relaxed);
 }
-// What was stored before is seen by who looks at the word.
+// A thread that looks at the word sees what was stored before.
 template <class T>
 void publish(std::atomic<T>& word, T value) noexcept {
   note_store();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that lives as long as its process and holds the mutexes that call other processes when it ends:
-// the kernel marks them and wakes who sleeps on them, in whatever way the process ends. It runs no code of
-// others: whoever calls it may hold any lock.
+// A thread that lives as long as its process and holds robust mutexes: when the process ends, in whatever
+// way, the kernel marks them and wakes the processes that sleep on them. It runs no code of others: its
+// callers may hold any lock.
 #pragma once
 
 #include <chrono>

@@ -7,8 +7,9 @@
 //   byte 0   written to: the section in which a process makes, finds or removes the name
 //   byte 1   read: a process keeps the name, because it has the segment
 //
-// So a file that nobody keeps is what dead processes have left, whatever it says, and whoever finds it
-// removes it. Only the process that has byte 0 of the file that the directory names removes that file.
+// So a file that no process keeps is what dead processes have left, whatever it says, and each process that
+// finds it removes it. Only the process that has byte 0 of the file that the directory names removes that
+// file.
 #pragma once
 
 #include <cstdint>

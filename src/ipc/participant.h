@@ -47,10 +47,10 @@ std::atomic<uint32_t>& life_word(Life& life) noexcept;
 bool is_dead(uint32_t life_word) noexcept;
 // The same, for paths that run often; of one that is marked the kernel is asked.
 bool is_alive(const Control& control, uint32_t participant) noexcept;
-// Tells the kernel that somebody will sleep on the word; the value with which to do so.
+// Tells the kernel that a thread will sleep on the word; the value with which to do so.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
-// Who a participant is, as far as its slot says.
+// The process of a participant, as far as its slot says.
 struct Identity {
   uint32_t pid = 0;
   uint64_t start = 0;
@@ -62,14 +62,14 @@ Identity identity_of(const Slot& slot);
 // were sent without a number none is dropped while another participant has sent such ones, too.
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
 
-// If this participant has died, all of it: drops what it held, in all blocks, wakes who waits there, and
-// frees its slot. True: it did, now. Any thread of any process; whoever comes second does nothing. Asks the
-// kernel, marked or not.
+// If this participant has died, all of it: drops what it held, in all blocks, wakes the waiters there, and
+// frees its slot. True: it did, now. Any thread of any process; the second one does nothing. Asks the kernel,
+// marked or not.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
 
-// Something was given back: who waits for it looks again.
+// Something was given back: the processes that wait look again.
 inline void note_change(Block& block) noexcept {
   (void)add(block.turn, 1u);
   if (!is_empty(block.waiting)) os::wake_all(block.turn);

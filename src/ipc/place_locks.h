@@ -25,7 +25,7 @@ class PlaceLocks {
   // False: another process has it, or another thread of this one.
   bool try_lock(uint32_t place) noexcept;
   void unlock(uint32_t place) noexcept;
-  // No process has it: who had the place, has ended. A system call.
+  // No process has it: the one that had the place has ended. A system call.
   bool is_free(uint32_t place) const noexcept;
 
   // The file has a new opening, which holds no lock.

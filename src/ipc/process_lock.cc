@@ -27,34 +27,34 @@ constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
 constexpr int kPolls = 200;
 constexpr size_t kCommandRoom = sizeof Slot().command;  // of the name of a holder
 
-// Ops take a grant for each memory that they use, one after the other. So that none of them keeps some while
-// it waits for others that wait for these, only as many begin as all their grants are there for.
-class Shares {
+// The grants that ops may have at a time. An op takes one for each memory that it uses, one after the other.
+// Only as many ops begin as there are grants for; else two could keep some and wait for each other's.
+class OpQuota {
  public:
-  static Shares& instance() { return one_per_process<Shares>(); }
+  static OpQuota& instance() { return one_per_process<OpQuota>(); }
 
-  // Of all grants of an op, once. False: it is to be tried again after a call of the proxy waiter.
+  // For all grants of an op, once. False: it is to be tried again after a call of the proxy waiter.
   bool take(Request& request) noexcept {
-    if (request.gate_share != 0) return true;
+    if (request.gate_quota != 0) return true;
     const uint32_t wanted = std::min(count_memories(request), kAll);
     for (const bool is_announced : {false, true}) {
-      // pairs with: Shares::give, "shares that are free"
+      // pairs with: OpQuota::give, "a quota that is free"
       uint32_t free = free_.load(std::memory_order_seq_cst);
       while (free >= wanted) {
-        // pairs with: Shares::give, "shares that are free"
+        // pairs with: OpQuota::give, "a quota that is free"
         if (!free_.compare_exchange_weak(free, free - wanted, std::memory_order_seq_cst)) continue;
-        request.gate_share = wanted;
+        request.gate_quota = wanted;
         return true;
       }
-      // pairs with: Shares::give, "an op that waits for shares"
+      // pairs with: OpQuota::give, "an op that waits for a quota"
       if (!is_announced) is_awaited_.store(true, std::memory_order_seq_cst);
     }
     return false;
   }
   void give(Request& request) noexcept {
-    // pairs with: Shares::take, "shares that are free"
-    free_.fetch_add(std::exchange(request.gate_share, 0), std::memory_order_seq_cst);
-    // pairs with: Shares::take, "an op that waits for shares"
+    // pairs with: OpQuota::take, "a quota that is free"
+    free_.fetch_add(std::exchange(request.gate_quota, 0), std::memory_order_seq_cst);
+    // pairs with: OpQuota::take, "an op that waits for a quota"
     if (is_awaited_.exchange(false, std::memory_order_seq_cst)) ProxyWaiter::instance().call();
   }
 
@@ -127,7 +127,7 @@ Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
 }
 
 ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), index_(block) {
-  (void)Shares::instance();  // made here, where it may fail
+  (void)OpQuota::instance();  // made here, where it may fail
 }
 
 ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const RequestPart& part) const noexcept {
@@ -191,7 +191,7 @@ void ProcessLock::write_request(const Wanted& wanted, GrantId grant, bool is_bri
 }
 
 GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
-  if (request.kind == HolderKind::kOp && !Shares::instance().take(request)) return kNoGrant;
+  if (request.kind == HolderKind::kOp && !OpQuota::instance().take(request)) return kNoGrant;
   const GrantId grant = segment_.participant().take_grant();
   if (grant != kNoGrant) write_request(wanted_of(request, part), grant, false);
   return grant;
@@ -378,7 +378,7 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
   holder->is_ending = is_marked && holder->dead_pid == 0;
 }
 
-bool ProcessLock::is_circle(GrantId grant) noexcept {
+bool ProcessLock::is_cycle(GrantId grant) noexcept {
   return is_waiting_for_itself(segment_, segment_.participant().index(), grant);
 }
 
@@ -414,7 +414,7 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
       const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
       if (waited >= next_walk_ns || left <= 0) {
         next_walk_ns = waited + kSliceNs;
-        if (is_circle(grant)) {
+        if (is_cycle(grant)) {
           refuse(conflict, Conflict::Reason::kDeadlock);
           break;
         }
@@ -469,7 +469,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
     }
     if (!reap_dead(blockers)) break;
   }
-  if (request.kind != HolderKind::kOp && is_circle(grant)) {
+  if (request.kind != HolderKind::kOp && is_cycle(grant)) {
     refuse(conflict, Conflict::Reason::kDeadlock);
   } else if (ProxyWaiter::instance().add(*this, request, part, grant)) {
     return Appended::kWaiting;
@@ -496,7 +496,7 @@ void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}
 
 void ProcessLock::note_kept_view() noexcept { impl::note_kept_view(); }
 
-void ProcessLock::dismiss(Request& request) noexcept { Shares::instance().give(request); }
+void ProcessLock::return_quota(Request& request) noexcept { OpQuota::instance().give(request); }
 
 void ProcessLock::heal(const Extent& extent) noexcept {
   if (segment_.participant().index() == Participant::kNone) return;

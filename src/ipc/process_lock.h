@@ -40,7 +40,7 @@ class ProcessLock final : public Gate {
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
   void note_kept_view() noexcept override;
-  void dismiss(Request& request) noexcept override;
+  void return_quota(Request& request) noexcept override;
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
@@ -63,11 +63,11 @@ class ProcessLock final : public Gate {
   };
 
   // Enters a request into this process' slot, as a grant that waits. kNoGrant: no grant is free, or too many
-  // ops have requests already; then it is to be tried again when a grant has been given back, and after a call
-  // of the proxy waiter.
+  // ops have requests already; then it is to be tried again when a grant has been given back, and after a
+  // call of the proxy waiter.
   GrantId begin(Request& request, const RequestPart& part) noexcept;
-  // Gives the grant if nothing is in its way. kBlocked: the blockers are set, and the conflict's holder is one
-  // of them. kDied: the grant is free again, and the conflict names the process that has died.
+  // Gives the grant if nothing is in its way. kBlocked: the blockers are set, and the conflict's holder is
+  // one of them. kDied: the grant is free again, and the conflict names the process that has died.
   Look try_grant(const Request& request, const RequestPart& part, GrantId grant, Blockers* blockers,
                  Conflict* conflict) noexcept {
     return try_grant(grant, wanted_of(request, part).ignores_death, blockers, conflict);
@@ -96,7 +96,7 @@ class ProcessLock final : public Gate {
   Look try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
   void wake_others() noexcept;
   void end_wait(GrantId ended, uint64_t state) noexcept;
-  bool is_circle(GrantId grant) noexcept;
+  bool is_cycle(GrantId grant) noexcept;
   template <class Visit>
   void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
   bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;

@@ -271,7 +271,7 @@ TEST_F(Lock, OneOfTwoThatWaitForEachOtherIsTold) {
   EXPECT_GE(refused, 1);
 }
 
-TEST_F(Lock, OneOfThreeInACircleIsToldAndAWaitWithoutACircleIsNot) {
+TEST_F(Lock, OneOfThreeInACycleIsToldAndAWaitWithoutACycleIsNot) {
   const uint32_t third = a_.take(kNbytes);
   ASSERT_TRUE(b_.use(third) && c_.use(third));
   std::atomic<int> held{0}, refused{0};
@@ -407,6 +407,25 @@ TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirGrants) {
   }
   EXPECT_LE(count_grants(a_.segment(), block_, GrantState::kDied), kNbytes) << "the same bytes once";
   EXPECT_EQ(told(a_), Reason::kOwnerDied);
+}
+
+TEST_F(Lock, ATimeoutTellsTheStateOfTheProcessThatHoldsNotOfOneThatWaits) {
+  ASSERT_LT(b_.index(), c_.index()) << "the one that waits is seen first";
+  constexpr uint32_t kHolder = 1;  // as if it had another number
+  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  const uint32_t place = c_.index();
+  const Control& control = a_.segment().control();
+  control.slot(place).pid.store(kHolder, std::memory_order_relaxed);
+  std::thread waits = ask(b_, kWrite, [](Turn&) {});
+  c_.die();
+  ASSERT_TRUE(control.places->try_lock(place)) << "nobody cleans up";
+  Turn turn(in(a_), kRead);
+  EXPECT_FALSE(turn.acquire(1'000'000));
+  const std::string text = text_of(turn.conflict.holder);
+  EXPECT_EQ(text.find(concat("process ", kHolder, " (")), 0u) << text;
+  EXPECT_NE(text.find(", which is ending) that holds it for writing since "), std::string::npos) << text;
+  control.places->unlock(place);
+  waits.join();
 }
 
 // All stand-ins are of this process, so another one of them cleans up as another thread would.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that waits at process locks for those who must not sleep: ops, and tasks of asynchronous programs.
+// A thread that waits at process locks for ops and tasks of asynchronous programs, which must not sleep.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ class ProxyWaiter {
   ProxyWaiter(const ProxyWaiter&) = delete;
   ProxyWaiter& operator=(const ProxyWaiter&) = delete;
 
-  // Waits until the part has its grant; then arrive_at_gates(request, ...). grant: the one that waits; kNoGrant:
-  // none was free. False: there is no memory or no thread to wait.
+  // Waits until the part has its grant; then arrive_at_gates(request, ...). grant: the one that waits;
+  // kNoGrant: none was free. False: there is no memory or no thread to wait.
   bool add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept;
   // Takes it back. False: it has arrived, or does so now.
   bool cancel(const RequestPart& part) noexcept;

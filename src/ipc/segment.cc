@@ -161,7 +161,7 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   Block& b = block(index);
   const std::scoped_lock uses(uses_lock_);
   if (uses_[index] == 0) {
-    // First the bit, then the state; who frees it, does the opposite: one of both sees the other.
+    // First the bit, then the state; the process that frees it does the opposite: one of both sees the other.
     set_bit(b.users, participant_->index());
     const bool is_there =
         observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&

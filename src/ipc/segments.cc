@@ -4,10 +4,8 @@
 #include <time.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -23,16 +21,9 @@
 namespace tenon::impl {
 namespace {
 
-// Addresses, not memory: a pool grows into them.
-constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
-constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // where addresses are short
 constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
 
 constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1}, kWatchAgain{1000};
-constexpr int64_t kSweepNs = 100'000'000;
-constexpr size_t kSomeBlocks = 64;  // that a new array makes this process look at
-constexpr size_t kSomeSegments = 8;
-constexpr size_t kMostForks = 64;  // children that have not come yet, which are looked at
 constexpr int64_t kNameTimeoutNs = 5'000'000'000;
 
 void sleep_for_a_moment() noexcept {
@@ -55,12 +46,12 @@ void check_name(const std::string& name) {
 std::vector<const Segment*> open_segments(const Segment& at_least) {
   std::vector<const Segment*> all{&at_least};
   Segments& segments = Segments::instance();
-  // Whoever holds the lock may wait for the caller: to see less is better than to wait.
+  // The thread with the lock may wait for the caller: to see less is better than to wait.
   const std::unique_lock locked(segments.lock_, std::try_to_lock);
   if (!locked.owns_lock()) return all;
-  for (const auto& [id, segment] : segments.open_) {
-    if (segment.get() != &at_least) all.push_back(segment.get());
-  }
+  segments.open_.visit([&](const Segment& segment) {
+    if (&segment != &at_least) all.push_back(&segment);
+  });
   return all;
 }
 
@@ -89,13 +80,13 @@ void Segments::nudge() noexcept { MutexOwner::instance().nudge(sweep_in_mutex_ow
 
 std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
   Segments& self = instance();
-  // Not waited for: whoever has it may wait for this thread.
+  // Not waited for: the thread that has the lock may wait for this one.
   const std::unique_lock locked(self.lock_, std::try_to_lock);
   if (!locked.owns_lock()) return kSweepWhenBusy;
   try {
     const bool is_unfinished = self.sweep_all();
     AwaitedLook look;
-    for (const auto& [id, segment] : self.open_) look.look_at(*segment);
+    self.open_.visit([&](Segment& segment) { look.look_at(segment); });
     const bool is_watching = look.end_look();
     if (is_unfinished) return kSweepAgain;
     return is_watching ? kWatchAgain : std::chrono::milliseconds{0};
@@ -122,118 +113,27 @@ const Segments::Use* Segments::use_of(const Array& array) {
   return static_cast<const Use*>(array.storage().owner_with(end_use));
 }
 
-// Sorts the notes of uses that have ended: to the pools, and to the segments that may be left.
+// Takes the notes of uses that have ended.
 void Segments::look_at_ended_uses() {
   // pairs with: Segments::end_use, "a use and its note"
   Use* use = ended_uses_.exchange(nullptr, std::memory_order_acquire);
   while (use != nullptr) {
     const std::unique_ptr<Use> ended(use);
     use = ended->next;
-    note_left(ended->id, ended->block);
+    open_.note_left(ended->id, ended->block);
   }
 }
 
-void Segments::note_left(const SegmentId& id, uint32_t block) noexcept {
-  if (Pool* const pool = pool_of(id)) {
-    pool->note_left(block);
-  } else if (auto node = staying_.extract(id)) {
-    leaving_.insert(std::move(node));
-  }
-}
-
-// What costs the same however many arrays there are: for whoever makes or opens one.
 void Segments::sweep_some() {
   look_at_ended_uses();
-  if (!forks_.empty()) look_at_forks();
-  for (size_t n = std::min(kSomeSegments, leaving_.size()); n != 0; --n) {
-    auto at = leaving_.upper_bound(last_looked_at_);
-    if (at == leaving_.end()) at = leaving_.begin();
-    last_looked_at_ = *at;
-    (void)try_close(at);
-  }
-  if (pools_.empty()) return;
-  next_pool_ = (next_pool_ + 1) % pools_.size();
-  for (size_t i = 0; i < pools_.size(); ++i) {
-    if (i == next_pool_ || pools_[i]->is_any_new()) (void)pools_[i]->reclaim(kSomeBlocks);
-  }
+  if (!forks_.is_empty()) forks_.look(open_);
+  open_.sweep_some();
 }
 
-// All of it, unless it was done a moment ago: then what is new. True: something is left to be looked at
-// later.
+// True: something is left to be looked at later.
 bool Segments::sweep_all() {
   sweep_some();
-  const int64_t now = now_ns();
-  if (now - swept_at_ns_ < kSweepNs) return true;
-  swept_at_ns_ = now;
-  look_at_forks();
-  bool is_unfinished = !forks_.empty();
-  for (const auto& [id, segment] : open_) {
-    if (segment->has_limited()) is_unfinished |= segment->end_limited();
-  }
-  for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
-  for (auto at = leaving_.begin(); at != leaving_.end();) {
-    const auto next = std::next(at);
-    is_unfinished |= !try_close(at);
-    at = next;
-  }
-  return is_unfinished;
-}
-
-// Of leaving_. True: the segment is closed, or in use, so that it is not to be looked at any more.
-bool Segments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
-  const auto at = open_.find(*leaving);
-  Segment& segment = *at->second;
-  if (pool_of(*leaving) != nullptr || segment.users() != 0) {
-    staying_.insert(leaving_.extract(leaving));
-    return true;
-  }
-  if (!segment.participant().can_leave()) return false;
-  // What comes by a handle from a process that lives, comes again.
-  const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
-  if (comes_again || segment.has_sent()) return false;
-  leaving_.erase(leaving);
-  open_.erase(at);
-  return true;
-}
-
-Pool* Segments::pool_of(const SegmentId& id) noexcept {
-  const auto is_it = [&](const auto& pool) { return pool->segment().header().id == id; };
-  const auto at = std::find_if(pools_.begin(), pools_.end(), is_it);
-  return at != pools_.end() ? at->get() : nullptr;
-}
-
-Segment& Segments::add(std::unique_ptr<Segment> segment) {
-  const SegmentId id = segment->header().id;
-  std::set<SegmentId> leaving{id};  // first: what is open is in one of the sets
-  const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
-  if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
-  leaving_.merge(leaving);  // until it is used
-  added_ = id;
-  return *at->second;
-}
-
-// While an array is opened: a segment that was opened for it, and gave none, is closed again.
-class Segments::Opening {
- public:
-  explicit Opening(Segments& segments) noexcept : segments_(segments) { segments_.added_.reset(); }
-  Opening(const Opening&) = delete;
-  Opening& operator=(const Opening&) = delete;
-  ~Opening() {
-    if (!segments_.added_) return;
-    const auto at = segments_.open_.find(*segments_.added_);
-    if (at == segments_.open_.end() || at->second->users() != 0) return;
-    if (!at->second->participant().can_leave()) return;
-    segments_.leaving_.erase(at->first);
-    segments_.open_.erase(at);
-  }
-
- private:
-  Segments& segments_;
-};
-
-Segment* Segments::find(const SegmentId& id) noexcept {
-  const auto at = open_.find(id);
-  return at == open_.end() ? nullptr : at->second.get();
+  return open_.sweep_all() || !forks_.is_empty();
 }
 
 Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
@@ -284,13 +184,7 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
     commit();
   } catch (const Error& e) {
     // Perhaps with what the pools keep for later.
-    uint64_t idle_nbytes = 0;
-    for (const auto& pool : pools_) {
-      (void)pool->reclaim();
-      idle_nbytes += pool->idle_nbytes();
-      pool->trim(0);
-    }
-    if (e.code() != Code::kNoMemory || idle_nbytes == 0) throw;
+    if (!open_.trim_pools() || e.code() != Code::kNoMemory) throw;
     commit();
   }
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
@@ -300,7 +194,7 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
     fresh->take_block(block++, at, std::max<uint64_t>(size, 1));
     at += round_up(std::max<uint64_t>(size, 1), kPage);
   }
-  return add(std::move(fresh));
+  return open_.add(std::move(fresh));
 }
 
 // The array on a block whose use has begun, prepared; the use becomes the storage's, or ends.
@@ -311,7 +205,7 @@ Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Di
     Segment& segment;
     uint32_t block;
     ~End() {
-      if (segment.leave(block)) self.note_left(segment.header().id, block);
+      if (segment.leave(block)) self.open_.note_left(segment.header().id, block);
     }
   } const end{*this, segment, block};
   const Block& b = segment.block(block);
@@ -389,18 +283,7 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   const std::scoped_lock locked(lock_);
   sweep_some();
   if (options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) return create_alone();
-  Segment* segment = nullptr;
-  Pool::Place place;
-  for (const auto& pool : pools_) {
-    place = pool->allocate(nbytes);
-    segment = &pool->segment();
-    if (place.block != Segment::kNone) break;
-  }
-  if (place.block == Segment::kNone) {
-    Pool& pool = new_pool(nbytes);
-    place = pool.allocate(nbytes);
-    segment = &pool.segment();
-  }
+  const auto [segment, place] = open_.allocate(nbytes);
   std::byte* const data = segment->data() + place.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
   if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
@@ -446,28 +329,7 @@ ProcessLock& Segments::lock_of(const Array& array) noexcept {
   return *static_cast<ProcessLock*>(array.storage().memory().gate);
 }
 
-Pool& Segments::new_pool(uint64_t nbytes) {
-  const auto make = [&](uint64_t data_nbytes) {
-    SegmentPlan plan;
-    plan.data_nbytes = data_nbytes;
-    plan.blocks = kMostBlocks;
-    return Segment::create(plan, MutexOwner::instance());
-  };
-  std::unique_ptr<Segment> segment;
-  try {
-    segment = make(kPoolNbytes);
-  } catch (const Error& e) {
-    if (e.code() != Code::kNoMemory) throw;
-    segment = make(std::max(kSmallPoolNbytes, round_up(nbytes, kSmallPoolNbytes)));
-  }
-  // First what may fail: a segment of this process that has no pool would be of no use to anybody.
-  pools_.reserve(pools_.size() + 1);
-  auto pool = std::make_unique<Pool>(*segment);
-  (void)add(std::move(segment));
-  return *pools_.emplace_back(std::move(pool));
-}
-
-// The memory file of a segment, as some process has it open; empty: nobody who can be seen has.
+// The memory file of a segment, as some process has it open; empty: no process that can be seen has.
 os::File Segments::find_file(const std::string& prefix, const os::Process& sender, int fd) {
   os::File file;
   if (os::start_of(sender.pid) == sender.start) file = os::open_memory_of(sender.pid, fd, prefix);
@@ -488,7 +350,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
     throw_error(Code::kValue, "the file '", lock.path(), "' of the name '", name,
                 "' cannot be read: another version of Tenon keeps it");
   }
-  Segment* const here = find(record->segment);
+  Segment* const here = open_.find(record->segment);
   if (here != nullptr) {
     reap_all(here->control());
     return is_empty(here->block(0).users) ? nullptr : here;
@@ -513,13 +375,13 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
   reap_all(segment->control());
-  return is_empty(segment->block(0).users) ? nullptr : &add(std::move(segment));
+  return is_empty(segment->block(0).users) ? nullptr : &open_.add(std::move(segment));
 }
 
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
   return with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
-    const Opening opening(*this);
+    const OpenSegments::Opening opening(open_);
     Segment* const segment = lock.state() == NameLock::State::kLocked
                                  ? open_named(name, lock, !is_readonly, Code::kNotFound)
                                  : nullptr;
@@ -584,7 +446,7 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
   const Handle handle = Handle::decode(bytes);
   {
     const std::scoped_lock locked(lock_);
-    Segment* const segment = find(handle.segment);
+    Segment* const segment = open_.find(handle.segment);
     if (handle.sender != os::this_process()) {
       throw_error(Code::kValue, "process ", handle.sender.pid, " has sent this handle, not this process, ",
                   os::this_process().pid);
@@ -602,7 +464,7 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
 
 // The segment of a handle, opened here if it is not yet.
 Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd) {
-  if (Segment* const here = find(id)) return *here;
+  if (Segment* const here = open_.find(id)) return *here;
   os::File file = find_file(file_prefix(id), sender, fd);
   if (!file) {
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
@@ -615,7 +477,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
                 text_of(segment->header().id));
   }
   if (segment->header().name[0] != '\0') segment->keep_name(keep_name(segment->header().name, id));
-  return add(std::move(segment));
+  return open_.add(std::move(segment));
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
@@ -631,8 +493,8 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   }
   const std::scoped_lock locked(lock_);
   sweep_some();
-  const Opening opening(*this);
-  if (find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
+  const OpenSegments::Opening opening(open_);
+  if (open_.find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it was sent from another PID namespace "
                 "(another container?)");
@@ -665,58 +527,26 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
 
 void Segments::before_fork() noexcept {
   try {
-    (void)os::boot();  // whoever asks for it first, has it when this returns
+    (void)os::boot();  // a thread that asks for it now, has it when this returns
   } catch (const std::exception&) {
-    // Nobody has.
+    // No thread has it.
   }
   lock_.lock();
-  look_at_forks();
-  Fork fork;
-  for (const auto& [id, segment] : open_) {
-    const Participant::Reserved place = segment->before_fork();
-    try {
-      if (place.index != Participant::kNone) fork.places.emplace_back(id, place);
-    } catch (const std::bad_alloc&) {
-      // Of this place the age will say that the child has not come.
-    }
-  }
-  if (fork.places.empty() || forks_.size() == kMostForks) return;
-  if (!os::make_pipe(&fork.reader, &fork_writer_)) return;
-  try {
-    forks_.push_back(std::move(fork));
-  } catch (const std::bad_alloc&) {
-    fork_writer_ = os::File();
-  }
+  forks_.before(open_);
 }
 
 void Segments::after_fork() noexcept {
-  for (const auto& [id, segment] : open_) segment->after_fork();
-  fork_writer_ = os::File();
-  look_at_forks();
-  const bool is_awaited = !forks_.empty();
+  forks_.after(open_);
+  const bool is_awaited = !forks_.is_empty();
   lock_.unlock();
   if (is_awaited) nudge();
 }
 
 void Segments::become_child() noexcept {
   forget_watch();
-  pools_.clear();  // they are the parent's to give away
-  for (const auto& [id, segment] : open_) segment->become_child();
-  forks_.clear();
-  fork_writer_ = os::File();  // last: the parent sees that this child has come
-  leaving_.merge(staying_);
+  open_.become_child();
+  forks_.become_child();
   lock_.unlock();
-}
-
-// Gives back the places of children that have ended before they took them, and of forks that have failed.
-void Segments::look_at_forks() noexcept {
-  std::erase_if(forks_, [this](const Fork& fork) {
-    if (!os::has_no_writer(fork.reader)) return false;
-    for (const auto& [id, place] : fork.places) {
-      if (Segment* const segment = find(id)) segment->participant().free_reserved(place);
-    }
-    return true;
-  });
 }
 
 // The names of what no other process uses. After another end of the process the next one removes them.
@@ -726,14 +556,14 @@ void Segments::remove_names_at_exit() {
   std::unique_lock locked(self.lock_, std::defer_lock);
   for (int i = 0; i < kTries && !locked.try_lock(); ++i) sleep_for_a_moment();
   if (!locked.owns_lock()) return;
-  for (const auto& [id, segment] : self.open_) {
-    if (!segment->keeps_name()) continue;
-    reap_all(segment->control());
-    const uint32_t own = segment->participant().index();
+  self.open_.visit([](Segment& segment) {
+    if (!segment.keeps_name()) return;
+    reap_all(segment.control());
+    const uint32_t own = segment.participant().index();
     bool is_used = false;
-    visit_bits(segment->block(0).users, [&](uint32_t p) { is_used |= p != own; });
-    if (!is_used) remove_name(segment->header().name, id);
-  }
+    visit_bits(segment.block(0).users, [&](uint32_t p) { is_used |= p != own; });
+    if (!is_used) remove_name(segment.header().name, segment.header().id);
+  });
 }
 
 }  // namespace tenon::impl

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The segments that are open in this process, and the arrays on them.
+// The arrays of this process in shared memory, by name and by handle, and the blocks that they use.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "array/array.h"
 #include "ipc/handle.h"
 #include "ipc/names.h"
-#include "ipc/pool.h"
-#include "ipc/segment.h"
+#include "ipc/open_segments.h"
+#include "ipc/segment_forks.h"
 
 namespace tenon::impl {
 
@@ -77,7 +73,7 @@ class Segments {
   template <class Visit>
   void visit(Visit visit) {
     const std::scoped_lock locked(lock_);
-    for (const auto& [id, segment] : open_) visit(*segment);
+    open_.visit(visit);
   }
 
  private:
@@ -100,18 +96,11 @@ class Segments {
   template <class Create>
   Ref<Array> create_named(const std::string& name, Create create);
 
-  class Opening;
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
   // These require lock_.
   void look_at_ended_uses();
-  void note_left(const SegmentId& id, uint32_t block) noexcept;
   void sweep_some();
   bool sweep_all();
-  bool try_close(std::set<SegmentId>::iterator leaving) noexcept;
-  Pool* pool_of(const SegmentId& id) noexcept;
-  Pool& new_pool(uint64_t nbytes);
-  Segment& add(std::unique_ptr<Segment> segment);
-  Segment* find(const SegmentId& id) noexcept;
   Segment& make_alone(const NamedArray& array, std::span<const uint64_t> sizes, const SharedOptions& options);
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
@@ -124,30 +113,13 @@ class Segments {
   void before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
-  void look_at_forks() noexcept;
   static void remove_names_at_exit();
-
-  // A child that has not taken its places yet: it has the other end of a pipe open until then. So its end,
-  // and a fork that has failed, are known.
-  struct Fork {
-    os::File reader;
-    std::vector<std::pair<SegmentId, Participant::Reserved>> places;
-  };
 
   std::mutex lock_;
   std::atomic<Use*> ended_uses_{nullptr};
   // Guarded by lock_.
-  std::map<SegmentId, std::unique_ptr<Segment>> open_;
-  std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process has made
-  // Each of open_ is in one of the two. It goes from one to the other with its node, which needs no memory.
-  std::set<SegmentId> leaving_;  // those that nothing here may use any more
-  std::set<SegmentId> staying_;
-  int64_t swept_at_ns_ = 0;         // all of it
-  SegmentId last_looked_at_;        // of leaving_, by sweep_some()
-  std::optional<SegmentId> added_;  // the last one that was opened or made
-  size_t next_pool_ = 0;            // which the next call of sweep_some() looks at
-  std::vector<Fork> forks_;
-  os::File fork_writer_;  // between the handlers of a fork
+  OpenSegments open_;
+  SegmentForks forks_;
   bool has_cleaned_names_ = false;
 };
 

@@ -140,7 +140,7 @@ bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId
   try {
     const GrantAt from{&segment.control(), participant, grant};
     const std::vector<const Segment*> segments = open_segments(segment);
-    // Twice: leases that were given back and taken again during the first walk may have closed a circle that
+    // Twice: leases that were given back and taken again during the first walk may have closed a cycle that
     // never was. An edge that both walks have met was there at the moment between them.
     std::vector<Edge> first, second;
     return walk(from, segments, nullptr, &first) && walk(from, segments, &first, &second);

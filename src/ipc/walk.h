@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wait-for graph across processes, as their slots show it. A request is entered first, then it walks: along
-// the grants that are in its way, from the thread that holds each of them to what that thread waits for.
+// The wait-for graph across processes, as their slots show it. A request is entered first, then it walks:
+// along the grants that are in its way, from the thread that holds each of them to what that thread waits
+// for.
 #pragma once
 
 #include "ipc/segment.h"

@@ -3,8 +3,9 @@
 // The interval map of known memory: which region a byte belongs to. It owns all regions and storages.
 //
 // A release must never wait for an import, so releasing takes no lock: a dead storage is put on a
-// lock-free list before its deleter runs. Whoever next takes the lock sweeps that list first. So memory
-// that is used again after its deleter has run is always unknown to the map by the time it is imported.
+// lock-free list before its deleter runs. The next thread that takes the lock sweeps that list first. So
+// memory that is used again after its deleter has run is always unknown to the map by the time it is
+// imported.
 #pragma once
 
 #include <array>

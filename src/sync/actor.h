@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who acts: a thread, or a task of an asynchronous program on it, or the op that the thread runs.
+// The owner of a request: a thread, or a task of an asynchronous program on it, or the op that the thread
+// runs.
 #pragma once
 
 #include <cstdint>

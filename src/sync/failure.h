@@ -78,7 +78,7 @@ class Failure {
 
 namespace tenon::impl {
 
-// What a caller gets who wants a value that a failed op was to make.
+// The error of a caller that wants a value which a failed op was to make.
 class OpFailure : public Error {
  public:
   explicit OpFailure(const Ref<Failure>& failure)

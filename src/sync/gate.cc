@@ -152,9 +152,9 @@ void leave_gates(Request& request, bool has_written) noexcept {
     }
     e.queue->gate()->leave(grant, has_written && e.access == Access::kWrite);
   }
-  if (request.gate_share == 0) return;
+  if (request.gate_quota == 0) return;
   for (const RequestPart& e : request.parts) {
-    if (e.queue->gate() != nullptr) return e.queue->gate()->dismiss(request);
+    if (e.queue->gate() != nullptr) return e.queue->gate()->return_quota(request);
   }
 }
 
@@ -167,7 +167,7 @@ bool describe_at_gates(Request& request, Holder* holder) noexcept {
 void forget_gates(Request& request) noexcept {
   for (RequestPart& e : request.parts) e.grant = kNoGrant;
   request.waits_at_gate = false;
-  request.gate_share = 0;
+  request.gate_quota = 0;
   request.gates_lock.unlock();
 }
 

@@ -4,9 +4,9 @@
 // where the processes take turns.
 //
 // A request first gets its turn in all of its queues, then passes their gates one by one, in an order that is
-// the same in every process. So whoever waits at a gate waits for requests that are at this gate or a later
-// one, or run: never for one that waits in a queue. Of one memory a request asks for everything at once: with
-// another process between two turns at one gate, it and the request would wait for each other.
+// the same in every process. So a request that waits at a gate waits for requests that are at this gate or a
+// later one, or run: never for one that waits in a queue. Of one memory a request asks for everything at
+// once: with another process between two turns at one gate, it and the request would wait for each other.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ class Gate {
   virtual void leave(GrantId grant, bool has_written) noexcept = 0;
   // A view has outlived its lease, and keeps its grant.
   virtual void note_kept_view() noexcept {}
-  // A request with a gate_share has left all of its gates, and takes none of it any more.
-  virtual void dismiss(Request&) noexcept {}
+  // A request with a gate_quota has left all of its gates, and takes none of it any more.
+  virtual void return_quota(Request&) noexcept {}
   // What holds it belongs to nobody from now on: any thread may end it.
   virtual void disown(GrantId grant) noexcept = 0;
 

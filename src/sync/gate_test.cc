@@ -113,7 +113,7 @@ TEST_P(GatesOn, OfOneMemoryAClaimTakesOneTurnForAllThatItUses) {
   EXPECT_EQ(late_.grants(), 0U);
 }
 
-TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsPassAndKeepsIt) {
+TEST_P(GatesOn, WhatIsTakenUnderALeaseSharesItsGrantAndKeepsIt) {
   Conflict conflict;
   std::optional<Sight> view;
   CellLease outer(write(here_[0]));
@@ -197,7 +197,7 @@ TEST_P(GatesOn, ACallTakesItsTurnOrActsUnderWhatThereIs) {
   EXPECT_EQ(late_.turns_taken(), before + 1);
 }
 
-TEST_P(GatesOn, AnOpWaitsAtTheGatesWithoutAThreadAndRunsWithItsPasses) {
+TEST_P(GatesOn, AnOpWaitsAtTheGatesWithoutAThreadAndRunsWithItsGrants) {
   std::optional<Elsewhere> there(std::in_place, write(there_[0]));
   std::atomic<int> ran{0};
   std::vector<Ref<Op>> ops;

@@ -358,12 +358,12 @@ TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
   lease.release();
 }
 
-TEST_F(BoundView, ACircleOverAViewOfAnotherThreadIsADeadlock) {
+TEST_F(BoundView, ACycleOverAViewOfAnotherThreadIsADeadlock) {
   Sight view(write(cell));
   bind(view, write(cell));
   std::atomic<bool> has_other{false};
   std::atomic<bool> is_told{false};
-  // The one that closes the circle is told: which one that is, depends on their speed.
+  // The one that closes the cycle is told: which one that is, depends on their speed.
   const auto is_deadlock = [](CellLease& lease) {
     Conflict r;
     if (lease.acquire(&r, kWatchdogNs)) return false;

@@ -243,23 +243,23 @@ RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const
 
 const View* Queue::granted_view(Access access, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if (v->grant == kNoGrant || v->grant == kInheritedGrant) continue;
-    if (includes(v->access, access) && v->extent.contains(extent)) return v;
+    if (v->grant != kNoGrant && includes(v->access, access) && v->extent.contains(extent)) return v;
   }
   return nullptr;
 }
 
 void Queue::mark_views_inherited() noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
-    if (v->grant == kNoGrant || v->grant == kInheritedGrant) continue;
-    v->grant = kInheritedGrant;
+    if (v->grant == kNoGrant) continue;
+    v->grant = kNoGrant;  // it was the parent's
+    v->is_inherited = true;
     ++inherited_views_;
   }
 }
 
 const View* Queue::inherited_view() const noexcept {
   const View* v = inherited_views_ != 0 ? views_ : nullptr;
-  while (v != nullptr && v->grant != kInheritedGrant) v = v->next;
+  while (v != nullptr && !v->is_inherited) v = v->next;
   return v;
 }
 
@@ -392,7 +392,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   view->queue = this;
   view->under = under;
   view->is_overwriting = under != nullptr && (under->is_overwrite || under->is_overwriting);
-  view->is_bound = view->is_reported = false;
+  view->is_bound = view->is_reported = view->is_inherited = false;
   ++(view->access == Access::kWrite ? writers_ : readers_);
   link_front(under != nullptr ? under->views : views_, view);
 }
@@ -401,7 +401,7 @@ void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   const bool is_of_host = view->under == nullptr;
   unlink_from(is_of_host ? views_ : view->under->views, view);
   view->queue = nullptr;
-  if (view->grant == kInheritedGrant) --inherited_views_;
+  if (view->is_inherited) --inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();
   if (view->is_bound) {

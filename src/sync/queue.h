@@ -36,12 +36,12 @@ struct FailedRange {
 // Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
 // anyone: requests that become ready are put on the caller's list.
 // Invariants: among unfinished parts that conflict, only the first is granted, but for parts that act
-// under another one of the same actor; whoever waits, waits for an earlier part or for the host.
+// under another one of the same actor; a part that waits, waits for an earlier part or for the host.
 class Queue {
  public:
   SpinLock lock;
 
-  // Shared. A hint for those without the lock, who have waited for what may have failed: look under the lock.
+  // Shared. A hint for callers without the lock, which have waited for what may have failed: look under it.
   std::atomic<bool> has_failures{false};
 
   // All of these require the lock.
@@ -52,11 +52,11 @@ class Queue {
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
-  // The queue of memory that is not there any more: whoever comes is refused.
+  // The queue of memory that is not there any more: each request is refused.
   void set_gone() noexcept { is_gone_ = true; }
   bool is_gone() const noexcept { return is_gone_; }
   // Of memory that other processes use, too (gate.h); null: of all other. Stays while a part or view with a
-  // grant stands here: those may ask for it without the lock.
+  // grant stands here: their owners may ask for it without the lock.
   Gate* gate() const noexcept { return gate_; }
   void set_gate(Gate* gate) noexcept {
     if (gate_ != gate) gate_ = gate;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a long wait says: who holds the memory, around the ops between, and on what the views in its way hang.
+// The report of a long wait: what holds the memory, past the ops between, and which variables refer to the
+// views in its way.
 // How the parts work together: docs/dev/turns.md.
 #pragma once
 
@@ -23,7 +24,7 @@ void set_view_finder(ViewFinder find) noexcept;
 
 // text_of(), and on what its views hang, if that is found.
 std::string found_text_of(const Holder& holder);
-// The same without ages: for others, who read it later.
+// The same without ages: for a reader at a later time.
 std::string lasting_text_of(const Holder& holder);
 // "a lease for writing, ...", or "the op 'b' that ..., which waits for a view of it, ...". "": nothing is in
 // the waiter's way any more.

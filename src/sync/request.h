@@ -19,12 +19,10 @@ class Request;
 struct Conflict;
 struct View;
 
-// What lets this process use some bytes beside other processes (gate.h): a number of the gate's own, counted
-// by the parts and views that stand on it.
+// The right of this process to use some bytes beside other processes (gate.h): a number that the gate gives
+// it, with a count of references, one for each part and view that relies on it.
 using GrantId = uint32_t;
 constexpr GrantId kNoGrant = 0;
-// Of a view that a forked child has inherited: it uses the memory without a grant of the child's.
-constexpr GrantId kInheritedGrant = UINT32_MAX;
 
 // The bytes begin..end of the address space.
 struct Extent {
@@ -52,7 +50,8 @@ struct RequestPart {
   Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
 
-  // In a gated queue: granted or not, nobody acts under it, for it has no grant. Guarded by the queue's lock.
+  // In a gated queue: it has no grant, so nothing is done under it, granted or not. Guarded by the queue's
+  // lock.
   bool needs_grant = false;
   // Means something to others under the queue's lock and where no grant is needed.
   GrantId grant = kNoGrant;
@@ -96,9 +95,10 @@ struct View {
   RequestPart* under = nullptr;  // the part under which it was taken; null: the host's own
   bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
-  bool is_reported = false;  // as bound, and in the way of others
-  GrantId grant = kNoGrant;  // in a gated queue
-  Actor actor;               // the thread that opened it; of a bound view: the owner of its lease
+  bool is_reported = false;   // as bound, and in the way of others
+  bool is_inherited = false;  // by a forked child: it uses the memory without a grant of the child's
+  GrantId grant = kNoGrant;   // in a gated queue
+  Actor actor;                // the thread that opened it; of a bound view: the owner of its lease
   int64_t opened_ms = 0;
 };
 
@@ -111,8 +111,8 @@ enum class HolderKind : uint8_t {
   kProcess = TENON_HOLDER_PROCESS,  // another one
 };
 
-// What is granted as a whole: all of its parts or none. Owned by whoever appended it, who keeps it until it
-// has been released or cancelled.
+// What is granted as a whole: all of its parts or none. Owned by the code that appended it, which keeps it
+// until it has been released or cancelled.
 class Request {
  public:
   Request(HolderKind request_kind, std::span<RequestPart> request_parts) noexcept
@@ -120,8 +120,8 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  // Called with no lock held when the last part has been granted by someone else than append(), and again
-  // when a gate at which it was waiting has let it pass, or refused it.
+  // Called with no lock held when the last part has been granted outside of append(), and again when a gate
+  // at which it was waiting has let it pass, or refused it.
   virtual void become_ready() noexcept = 0;
 
   // A gate has refused it: what comes next is become_ready(), without a grant. No queue's lock is held.
@@ -130,7 +130,8 @@ class Request {
   // Of an op; others have none.
   virtual uint64_t number() const noexcept { return 0; }
 
-  // Keep an op alive for a moment; called under a queue's lock. Others are kept by who waits for them.
+  // Keep an op alive for a moment; called under a queue's lock. Other requests are kept by the code that
+  // waits.
   virtual void hold() noexcept {}
   virtual void drop() noexcept {}
 
@@ -138,7 +139,7 @@ class Request {
   std::span<RequestPart> parts;
   const char* name = nullptr;  // for messages; lives as long as the request; may be null
   const char* site = nullptr;
-  Actor owner;  // of a lease; of a call: who makes it
+  Actor owner;  // of a lease; of a call: the actor that makes it
   int64_t since_ms = 0;
   const HolderKind kind;            // kOp, kLease or kCall
   bool heeds_host = false;          // an op that must not run beside conflicting host views
@@ -150,19 +151,19 @@ class Request {
 
   // Shared: parts that are not granted yet.
   std::atomic<uint32_t> missing{0};
-  // Shared: a lease that belongs to nobody.
+  // Shared: a lease without an owner.
   std::atomic<bool> is_detached{false};
 
   // On the way through the gates, without waiting; guarded by gates_lock.
   SpinLock gates_lock;
   bool waits_at_gate = false;
-  bool is_withdrawn = false;  // nobody waits for it any more
+  bool is_withdrawn = false;  // no caller waits for it any more
   bool is_refused = false;
-  uint32_t gate_share = 0;  // what a gate has granted it of what ops may ask for at a time
+  uint32_t gate_quota = 0;  // what a gate has reserved for it of its quota for ops
 
   uint64_t born_in = 0;           // the op whose body took it; 0: none
   uint64_t seen_by = 0;           // the last walk through the graph of waits that came here
-  Request* next_ready = nullptr;  // of whoever collects requests that have become ready
+  Request* next_ready = nullptr;  // in a list of requests that have become ready
 
  protected:
   ~Request() = default;

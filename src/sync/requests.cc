@@ -288,7 +288,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
 
 bool release(Request& request, ReadyList* ready) noexcept {
   bool has_escaped = false;
-  // Before those who come next here would meet it there.
+  // First, else those that come next here would meet it at the gate.
   if (request.is_gated) [[unlikely]]
     leave_gates(request, true);
   for (RequestPart& e : request.parts) {
@@ -459,8 +459,7 @@ void close_view(View& view) noexcept {
   queue.remove_view(&view, &ready);
   queue.lock.unlock();
   if (view.grant != kNoGrant) [[unlikely]] {
-    const GrantId grant = std::exchange(view.grant, kNoGrant);
-    if (grant != kInheritedGrant) queue.gate()->leave(grant, view.access == Access::kWrite);
+    queue.gate()->leave(std::exchange(view.grant, kNoGrant), view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
 }

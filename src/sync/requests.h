@@ -16,7 +16,7 @@ namespace tenon::impl {
 enum class OnHost : uint8_t {
   kRaise,   // it is not appended
   kWait,    // it waits until they are closed
-  kIgnore,  // the caller promises that nobody touches them meanwhile
+  kIgnore,  // the caller promises that they are not used meanwhile
 };
 
 enum class Appended : uint8_t {
@@ -34,14 +34,14 @@ struct Conflict {
     kWaitsForHost,  // the host would wait for work that waits for the host
     kInBody,        // the body of an op would have to wait
     kMoved,         // the memory was moved out
-    kHeld,          // it cannot be moved out: somebody holds it
+    kHeld,          // it cannot be moved out: it is held
     kShared,        // it cannot be moved out: another import uses the same bytes
     kTimeout,
     kDeadlock,
     kInterrupted,
     // Of memory that other processes use, too:
     kNoPossession,  // a view needs a lease that covers it
-    kOwnerDied,     // who wrote it has died, and may have left half of it
+    kOwnerDied,     // a process died while it was writing, and may have left half of it
     kInherited,     // a forked child's views from before the fork live
     kTooMany,       // the process holds as many leases of this memory as there is room for
   };
@@ -54,7 +54,7 @@ struct Conflict {
 // Requires: every part has home, extent, access; extents are not empty.
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
-// Gives a granted request back, or one that is waited for by nobody. True if a view that was taken under it
+// Gives a granted request back, or one for which no caller waits. True if a view that was taken under it
 // lives on: under a lease it is bound then, and others wait for it.
 bool release(Request& request) noexcept;
 
@@ -67,11 +67,11 @@ bool cancel(Request& request) noexcept;
 // Takes out a request that has been granted in its queues, but not used.
 void withdraw(Request& request) noexcept;
 
-// Says of a lease that it belongs to nobody from now on.
+// Takes the owner from a lease: any thread may end it.
 void detach(Request& request) noexcept;
 
 // This thread, whose actor waits for a request (null: for all ops), holds no lease, no call and no bound
-// view: it is in no circle of waits. False also where that is not known.
+// view: it is in no cycle of waits. False also where that is not known.
 bool has_empty_hands(const Request* awaited) noexcept;
 
 // Opens a view if nothing is in its way. may_weaken: under a lease for reading a writable view becomes one

@@ -109,8 +109,8 @@ bool WaitGraph::is_deadlock(const Waiter& waiter, Holder* holder, bool* is_throu
   if (has_empty_hands(waiter.request)) return false;
   const std::scoped_lock lock(lock_);
   try {
-    // Twice: a lease that a third kind gave back during the first walk may have closed a circle that never
-    // was. An edge of a true circle stays.
+    // Twice: a lease that a third kind gave back during the first walk may have closed a cycle that never
+    // was. An edge of a true cycle stays.
     return has_cycle(waiter, holder, is_through_views) && has_cycle(waiter, holder, is_through_views);
   } catch (const std::bad_alloc&) {
     return false;  // without memory for the walk it waits; the report of long waits names the holder
@@ -280,7 +280,7 @@ bool WaitGraph::finds_host(const Waiter& waiter, Holder* holder) {
 
 namespace {
 
-// A circle through views that nobody refers to any more is none: those are closed first.
+// A cycle through views that nobody refers to any more is none: those are closed first.
 bool is_true_deadlock(const Waiter& waiter, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
@@ -349,7 +349,7 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ho
   return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(holder);
 }
 
-// As a rule once: a circle that closes later is seen by who closes it. But to the ops that a wait for all of
+// As a rule once: a cycle that closes later is seen by who closes it. But to the ops that a wait for all of
 // them waits for a body may add others.
 WaitEnd Sleep::look_at_own_leases(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as
-// a deadlock must have stood in a circle of leases that only their owners could open.
+// a deadlock must have stood in a cycle of leases that only their owners could open.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -48,7 +48,7 @@ class WaitGraphOf : public testing::Test {
   }
 };
 
-TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) {
+TEST_F(WaitGraphOf, ThreeThreadsInOneCycleIsADeadlockOfAtLeastOneAndNoneHangs) {
   History history;
   for (int round = 0; round < 500; ++round) {
     std::array<Cell, 3> cells;
@@ -83,7 +83,7 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCircleIsADeadlockOfAtLeastOneAndNoneHangs) 
   }
 }
 
-TEST_F(WaitGraphOf, ACircleThroughAnOpIsADeadlock) {
+TEST_F(WaitGraphOf, ACycleThroughAnOpIsADeadlock) {
   Cell a, b;
   Conflict conflict;
   CellLease lease(write(a));
@@ -155,7 +155,7 @@ TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
   wait(behind);
 }
 
-TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
+TEST_F(WaitGraphOf, ACycleThroughATaskOfASleepingThreadIsADeadlock) {
   Cell a, b;
   Conflict conflict;
   task_here = 1;
@@ -187,10 +187,10 @@ TEST_F(WaitGraphOf, ACircleThroughATaskOfASleepingThreadIsADeadlock) {
   EXPECT_GE(refused, 1);
 }
 
-// Thread A holds `a` and asks for `b`; thread B, which holds `b`, waits for `a`: a circle, but that a third
-// thread gives `b` back at some moment. If that was over before A asked, there never was a circle. And if the
+// Thread A holds `a` and asks for `b`; thread B, which holds `b`, waits for `a`: a cycle, but that a third
+// thread gives `b` back at some moment. If that was over before A asked, there never was a cycle. And if the
 // lease on `b` was detached, it is not B's, and there is none at all.
-TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
+TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCycleThatNeverWas) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -219,7 +219,7 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCircleThatNeverWas) {
       if (round % 2 == 1) lent->detach();
       set(turn, 4 * round + 1);
       CellLease crossed(write(a));
-      (void)crossed.acquire(&conflict);  // granted, or the one that finds the circle
+      (void)crossed.acquire(&conflict);  // granted, or the one that finds the cycle
       crossed.release_if_held();
       ++ended;
       ended.notify_all();
@@ -300,7 +300,7 @@ TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
 }
 
 // Oracle: a plain count that each thread changes under its lease. Half of the threads hold a lease of their
-// own meanwhile, so that each of them could close a circle.
+// own meanwhile, so that each of them could close a cycle.
 TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
   constexpr int kThreads = 600;
   Cell cell;

@@ -6,9 +6,9 @@
 // to the processes that block it there. It looks at one storage at a time, under that storage's mutex;
 // nothing holds the whole still. If the walk comes back, it is made once more over the edges that it has
 // seen: an edge counts if both grants are still the ones of the first walk, which their tickets tell. Then
-// the circle was there as a whole between the two walks, and the walker raises and gives its grant back.
+// the cycle was there as a whole between the two walks, and the walker raises and gives its grant back.
 //
-// Law: nobody hangs; and who raises was part of a real circle at some moment of its two walks.
+// Law: nobody hangs; and who raises was part of a real cycle at some moment of its two walks.
 // variant: SOUND holds
 // variant: SOUND ends soak
 //
@@ -37,7 +37,7 @@ byte mode[6];            // 1 read, 2 write
 byte before[6];          // the processes whose grants waited when this one was registered, as bits
 byte waits_on[N] = NONE; // the storage
 short same[N];           // edges of walker p's first walk whose grants are still the same
-bool walking[N], circle_was[N];  // for the law
+bool walking[N], cycle_was[N];  // for the law
 
 #define FIRST(s, p, b) (state[R(s, b)] == waiting && (before[R(s, p)] & BIT(b)))
 #define IN_THE_WAY(s, p, b) (state[R(s, b)] == granted || FIRST(s, p, b))
@@ -62,23 +62,23 @@ inline register(s) {
     before[R(s, p)] = WAITS(s, 0) | (WAITS(s, 1) << 1) | (WAITS(s, 2) << 2);
     state[R(s, p)] = waiting;
     waits_on[p] = s;
-    note_circles()
+    note_cycles()
   }
 }
 
-inline note_circle(w) {
+inline note_cycle(w) {
   if
   :: walking[w] ->
      reach = EDGES_OF(w);
      reach = reach | FROM(0) | FROM(1) | FROM(2);
      reach = reach | FROM(0) | FROM(1) | FROM(2);
-     circle_was[w] = circle_was[w] || (reach & BIT(w));
+     cycle_was[w] = cycle_was[w] || (reach & BIT(w));
      reach = 0
   :: else
   fi
 }
 
-inline note_circles() { note_circle(0); note_circle(1); note_circle(2) }
+inline note_cycles() { note_cycle(0); note_cycle(1); note_cycle(2) }
 
 // p's grant for storage s is no more
 inline leave(s) {
@@ -146,7 +146,7 @@ inline walk() {
 }
 
 inline search() {
-  d_step { walking[p] = true; note_circles() }
+  d_step { walking[p] = true; note_cycles() }
   walk();
 #ifndef ONE_WALK
   if
@@ -155,9 +155,9 @@ inline search() {
   fi;
 #endif
   d_step {
-    assert(!found || circle_was[p]);
+    assert(!found || cycle_was[p]);
     raised = found;
-    walking[p] = false; circle_was[p] = false; same[p] = 0; found = false; is_second = false; seen = 0
+    walking[p] = false; cycle_was[p] = false; same[p] = 0; found = false; is_second = false; seen = 0
   }
 }
 

@@ -374,7 +374,7 @@ def test_crossed_leases_of_three_processes_end_in_a_deadlock_error(other, anothe
 
 
 def test_a_wait_that_a_queue_of_others_ends_is_no_deadlock(other, another):
-    """Waits that stand in each other's way without a circle: a chain of three processes."""
+    """Waits that stand in each other's way without a cycle: a chain of three processes."""
     a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
     lease = a.lease("w")
     other.ask("lease = b.lease('w')", a=a, b=b)

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/segment_forks.h"
+
+#include <new>
+
+namespace tenon::impl {
+namespace {
+
+constexpr size_t kMostForks = 64;  // children that have not come yet, which are looked at
+
+}  // namespace
+
+void SegmentForks::before(OpenSegments& segments) noexcept {
+  look(segments);
+  Fork fork;
+  segments.visit([&](Segment& segment) {
+    const Participant::Reserved place = segment.before_fork();
+    try {
+      if (place.index != Participant::kNone) fork.places.emplace_back(segment.header().id, place);
+    } catch (const std::bad_alloc&) {
+      // Of this place the age will say that the child has not come.
+    }
+  });
+  if (fork.places.empty() || forks_.size() == kMostForks) return;
+  if (!os::make_pipe(&fork.reader, &writer_)) return;
+  try {
+    forks_.push_back(std::move(fork));
+  } catch (const std::bad_alloc&) {
+    writer_ = os::File();
+  }
+}
+
+void SegmentForks::after(OpenSegments& segments) noexcept {
+  segments.visit([](Segment& segment) { segment.after_fork(); });
+  writer_ = os::File();
+  look(segments);
+}
+
+void SegmentForks::become_child() noexcept {
+  forks_.clear();
+  writer_ = os::File();  // last: the parent sees that this child has come
+}
+
+void SegmentForks::look(OpenSegments& segments) noexcept {
+  std::erase_if(forks_, [&](const Fork& fork) {
+    if (!os::has_no_writer(fork.reader)) return false;
+    for (const auto& [id, place] : fork.places) {
+      if (Segment* const segment = segments.find(id)) segment->participant().free_reserved(place);
+    }
+    return true;
+  });
+}
+
+}  // namespace tenon::impl
