@@ -25,6 +25,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -243,10 +244,10 @@ class Server:
         served, channel = self._served, self._batch_channel
         assert channel is not None
         batches = self._epoch = Epoch(served.feed, itself)
+        batches._next = partial(served.take, channel, batches._next)
         while not self._is_closing:
-            served.reclaim(channel)
             try:
-                batch = self._next(batches)
+                batch = next(batches)
             except StopIteration:
                 return None
             except OpError as error:
@@ -265,18 +266,6 @@ class Server:
                 self.batches += 1
             del batch, loan
         return None
-
-    def _next(self, batches: Epoch) -> Any:
-        words = self._served.words
-        words[IS_FILLING_AT] = 1
-        try:
-            while True:
-                try:
-                    return next(batches)
-                except TimeoutError:  # the feed's own timeout: the consumers have theirs
-                    continue
-        finally:
-            words[IS_FILLING_AT] = 0
 
     def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
         """Tells all consumers, and waits until each of them knows. Of a queue, until everything was received.
@@ -433,6 +422,26 @@ class ServedFeed:
             loan.drop()
         if opened is None:
             channel.close()
+
+    def take(
+        self, channel: Channel, take: Callable[..., Any], _: float | None, warn: Callable[[str], object]
+    ) -> Any:
+        """In the place of ``take``, the function of an epoch. Before it waits, it releases what consumers
+        have let go of: the generator may lack slots."""
+        try:
+            return take(0.0, warn)
+        except TimeoutError:
+            pass
+        self.words[IS_FILLING_AT] = 1
+        try:
+            while True:
+                self.reclaim(channel)
+                try:
+                    return take(None, warn)
+                except TimeoutError:  # batches that this process keeps have all slots
+                    continue
+        finally:
+            self.words[IS_FILLING_AT] = 0
 
     def withdraw(self) -> None:
         """Takes back what was sent and not received."""
