@@ -44,12 +44,11 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from tenon.demo import DemoError, Options, run
+    from tenon.demo import DemoError, run
     from tenon.demo.report import table
 
-    options = Options(arguments.framework, arguments.workers, arguments.seed, arguments.quick)
     try:
-        result = run(options)
+        result = run(arguments.framework, arguments.workers, arguments.seed, arguments.quick)
     except DemoError as error:
         print(f"tenon demo: {error}", file=sys.stderr)
         return 1

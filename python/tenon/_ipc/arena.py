@@ -14,7 +14,7 @@ from .. import _core
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
-from .._sync.endings import end_views
+from .._sync.endings import Views
 from .._sync.lease import heed_survivors, taken, taken_later
 from .planner import Plan, plan
 
@@ -244,8 +244,7 @@ class Use:
         self._on_owner_died = check_on_owner_died(on_owner_died)
         self._lease: NativeLease | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._fields: ArenaFields | None = None
-        self._roots: list[Any] = []
+        self._views = Views()
 
     def _begin(self) -> NativeLease:
         if self._lease is not None:
@@ -258,7 +257,7 @@ class Use:
         lease, arena = self._begin(), self._arena
         take = functools.partial(lease.use, arena._native, self._layout, self._timeout)
         self._task = taken(take, arena._data, self._on_owner_died)
-        return self._views(lease)
+        return self._fields(lease)
 
     async def __aenter__(self) -> ArenaFields:
         if self._timeout is not None:
@@ -266,29 +265,22 @@ class Use:
         lease, arena = self._begin(), self._arena
         enter = functools.partial(lease.enter, arena._native, self._layout)
         self._task = await taken_later(lease, enter, arena._data, self._on_owner_died, arena._native)
-        return self._views(lease)
+        return self._fields(lease)
 
-    def _views(self, lease: NativeLease) -> ArenaFields:
+    def _fields(self, lease: NativeLease) -> ArenaFields:
         index, fields = self._arena._layouts[self._layout]
-        views = {}
         try:
             for k, name in enumerate(fields):
                 array = self._arena._native.array(index, k)
-                # As of a block on an array: what is made of the view stands on the root.
                 try:
-                    root = (array if self._is_write else array.readonly()).numpy()
+                    self._views.add(name, array if self._is_write else array.readonly())
                 except TypeError as error:
                     raise TypeError(f"field {name!r} of layout {self._layout!r}: {error}") from None
-                self._roots.append(root)
-                views[name] = root[...]
         except BaseException:
-            root = None
-            views.clear()
-            self._roots.clear()
+            self._views.end(None)
             lease.release()
             raise
-        self._fields = ArenaFields(views)
-        return self._fields
+        return ArenaFields(self._views)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -301,14 +293,9 @@ class Use:
         self._end(error, sys._getframe(1))
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
-        assert self._lease is not None and self._fields is not None
+        assert self._lease is not None
         self._task = None
-        views = list(self._fields.__dict__.values())
-        self._fields.__dict__.clear()
-        self._fields = None
-        is_free = True
-        while views:
-            is_free &= end_views([views.pop(), self._roots.pop()], frame, error)
+        is_free = self._views.end(frame, error)
         del frame
         if error is not None and self._is_write:
             has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
@@ -322,7 +309,7 @@ class ArenaFields:
     """The arrays of the layout in use: ``f.A`` or ``f["A"]``. Empty after the block."""
 
     def __init__(self, views: dict[str, Any]) -> None:
-        self.__dict__.update(views)
+        self.__dict__ = views
 
     def __getitem__(self, name: str) -> Any:
         try:

@@ -14,7 +14,7 @@ from .. import _core
 from .._array.share import Shared, settings
 from .._core import NativeItem, NDArray, Schema
 from .._errors import LeaseEscaped
-from .._sync.endings import end_views, settle
+from .._sync.endings import Views, settle
 from .._sync.lease import where_views_hang
 from .._values import count
 
@@ -257,14 +257,10 @@ class Loan:
 
     def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
         self._native = native
-        self._roots = []
-        self._views: dict[str, Any] = {}
+        self._views = Views()
         self._n_fields = len(fields)
         for field, number in fields.items():
-            # What is made of the view stands on the root, so that the view itself can let go of it.
-            root = native.array(number).numpy()
-            self._roots.append(root)
-            self._views[field] = root[...]
+            self._views.add(field, native.array(number))
 
     def __getattr__(self, field: str) -> Any:
         try:
@@ -281,12 +277,12 @@ class Loan:
 
     def drop(self) -> None:
         """Frees the slot without sending it. Idempotent."""
-        self._let_go(sys._getframe(1))
+        self._views.end(sys._getframe(1))
         self._native.release()
 
     def _send(self, frame: Any) -> None:
         where = ""
-        if not self._let_go(frame):
+        if not self._views.end(frame):
             del frame
             gc.collect()  # what nobody refers to is no view that lives on
             settle(is_error_near=True)
@@ -297,15 +293,6 @@ class Loan:
             error.args = (f"{error}{where}", *error.args[1:])
             raise
 
-    def _let_go(self, frame: Any) -> bool:
-        """True: nothing stands on the item's memory any more."""
-        views = list(self._views.values())
-        self._views.clear()
-        is_free = True
-        while views:
-            is_free &= end_views([views.pop(), self._roots.pop()], frame)
-        return is_free
-
     def __enter__(self) -> Loan:
         return self
 
@@ -313,7 +300,7 @@ class Loan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._let_go(sys._getframe(1))
+            self._views.end(sys._getframe(1))
             self._native.release()
         elif self._native.sequence() == 0 and self._views:
             self._send(sys._getframe(1))

@@ -126,6 +126,28 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     return is_free
 
 
+class Views(dict[str, Any]):
+    """The NumPy arrays of a block, by name. What is made of one stands on its root, so that it can let go of
+    the memory itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._roots: list[Any] = []
+
+    def add(self, name: str, array: _core.NDArray) -> None:
+        self._roots.append(array.numpy())
+        self[name] = self._roots[-1][...]
+
+    def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
+        """As `end_views`, of all of them. They are taken out."""
+        views = list(self.values())
+        self.clear()
+        is_free = True
+        while views:
+            is_free &= end_views([views.pop(), self._roots.pop()], frame, error)
+        return is_free
+
+
 def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any, is_thorough: bool) -> bool:
     """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
     elements: late use is an error and never a race. Whatever else stands on the memory lives on.

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import collections
 import inspect
-import itertools
 import sys
 import threading
 import types
-from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -64,12 +62,11 @@ def frame_of_generator(generator: Any) -> Any:
     return next(getattr(generator, name) for name in names if hasattr(generator, name))
 
 
-def items_of(value: Any, limit: int) -> list[tuple[Any, Any]]:
-    """The first (key, item) of a dictionary, and (index, item) of another one of `CONTAINERS`."""
+def items_of(value: Any) -> list[tuple[Any, Any]]:
+    """(key, item) of a dictionary, and (index, item) of another one of `CONTAINERS`."""
     base = next(cls for cls in CONTAINERS if is_a(value, cls))
-    items: Iterable[Any] = dict.items(value) if base is dict else enumerate(base.__iter__(value))
     try:
-        return list(itertools.islice(items, limit))
+        return list(dict.items(value) if base is dict else enumerate(base.__iter__(value)))
     except RuntimeError:  # another thread has changed it
         return []
 

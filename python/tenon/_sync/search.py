@@ -51,7 +51,6 @@ _MAX_HOPS = 8  # from the variable to the view, in a text
 _MAX_NAMES = 4  # of one view in one object
 _MAX_VIEWS = 16  # of one object
 _MAX_FOUND = 64
-_MAX_FRAMES = 1_000  # of one thread
 _MAX_FUNCTIONS = 200  # of torch's graph of one tensor
 _OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
 
@@ -68,9 +67,6 @@ _KINDS: dict[Any, int] = {
     memoryview: _BUFFER,
 }
 
-_array_interface: Any = np.ndarray.__dict__["__array_interface__"].__get__
-_array_strides: Any = np.ndarray.__dict__["strides"].__get__
-_array_itemsize: Any = np.ndarray.__dict__["itemsize"].__get__
 _array_flags: Any = np.ndarray.__dict__["flags"].__get__
 _array_base: Any = np.ndarray.__dict__["base"].__get__
 
@@ -87,17 +83,9 @@ class Place:
 
 
 class Search:
-    """One search, breadth first. One thread; it refers to what it has seen until it is gone.
-
-    Parameters
-    ----------
-    extents : list of (int, int)
-        Where the bytes of each array begin and end, as `bytes_of` says.
-    budget : int
-        How many references it looks at.
-    first : int or None
-        The identity of the thread whose variables come first; None for this one.
-    """
+    """One search, breadth first, by one thread, for views of memory. ``extents``: where the bytes of each
+    array begin and end. ``budget``: how many references it looks at. ``first``: the thread whose variables
+    come first; None for this one. It refers to what it has seen until it is gone."""
 
     def __init__(self, extents: list[tuple[int, int]], budget: int, first: int | None = None) -> None:
         self._extents = extents
@@ -115,14 +103,12 @@ class Search:
         self._bases[id(getattr(self._torch, "Tensor", None))] = _TORCH
         self._bases[id(type)] = _OTHER if budget == THOROUGH else _LEAF
         self._kinds: dict[int, int] = {}
-        self._lengths: dict[int, Any] = {}  # functions that tell those of containers
         self._types: list[type] = []  # whose ids _kinds knows: none may be freed and its id used again
         # The identities of the frames of all threads, of the main module's variables and of the builtins.
         self.running = {id(builtins.__dict__), id(module_dict(sys.modules.get("__main__")))}
         self._frames: list[FrameType] = []
         tops = sys._current_frames()
-        first = threading.get_ident() if first is None else first
-        for thread in sorted(tops, key=lambda thread: thread != first):
+        for thread in sorted(tops, key=lambda thread: thread != (first or threading.get_ident())):
             self._frames += self._frames_from(tops[thread])
         tops.clear()  # it holds this frame, which holds it
         self._seen = set(self.running)
@@ -140,7 +126,8 @@ class Search:
         modules = {"__main__": module_dict(sys.modules.get("__main__"))}
         for frame in self._frames:
             self._add_root(frame)
-            modules.setdefault(_module_of(frame), frame.f_globals)
+            name = dict.get(frame.f_globals, "__name__")
+            modules.setdefault(name if type(name) is str else "?", frame.f_globals)
         self._run()
         self._add_modules(modules)
         self._run()
@@ -160,19 +147,16 @@ class Search:
         self._run()
         self._follow(self._queue, self._left)
         is_found = bool(self._found)
-        for known in (self._found, self._wholes, self._parents, self._queue):
-            known.clear()
+        self._found, self._wholes, self._parents, self._queue = [], [], [], deque()
         return is_found
 
     # --- where it begins
 
     def _frames_from(self, frame: FrameType | None) -> list[FrameType]:
         frames: list[FrameType] = []
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                break
+        while frame is not None:
             self.running.add(id(frame))
-            if _module_of(frame).partition(".")[0] not in _OTHERS_CODE:
+            if _package(dict.get(frame.f_globals, "__name__")) not in _OTHERS_CODE:
                 frames.append(frame)
             elif id(frame.f_code) in BODY_CODES:
                 frames.clear()  # what the body of an op uses is the op's
@@ -185,15 +169,15 @@ class Search:
 
     def _add_modules(self, modules: dict[str, dict[str, Any]]) -> None:
         for module, variables in modules.items():
-            if id(variables) in self._modules or module.partition(".")[0] in _OTHERS_CODE:
+            if id(variables) in self._modules or _package(module) in _OTHERS_CODE:
                 continue
             self._modules.add(id(variables))
             self._seen.add(id(variables))
             if "_oh" in variables and "Out" in variables:  # a notebook's
+                variables = dict(variables)  # which no other thread changes
                 self._add_root(variables["_oh"], "Out[{}]")
-                results = {name: value for name, value in list(variables.items()) if is_result_name(name)}
-                self._add_root(results, "`{}`")
-                variables = {name: value for name, value in list(variables.items()) if name not in results}
+                self._add_root({name: variables[name] for name in filter(is_result_name, variables)}, "`{}`")
+                variables = {name: variables[name] for name in variables if not is_result_name(name)}
             self._add_root(variables, f"variable `{{}}` of module {module}")
 
     def _add_heap(self) -> None:
@@ -221,17 +205,15 @@ class Search:
         """Looks into the roots, then follows a share of what hangs on each."""
         queues = [deque([root]) for root in self._roots]
         self._roots.clear()
-        for queue in queues:
-            self._follow(queue, 1)
-        for queue in queues:
-            self._follow(queue, _SHARE)
-            self._queue += queue
+        for n, queue in itertools.product((1, _SHARE), queues):
+            self._follow(queue, n)
+        self._queue += itertools.chain(*queues)
 
     def _follow(self, queue: deque[int], n: int) -> None:
         end = max(self._left - n, 0)
         while queue and self._left > end and len(self._found) < _MAX_FOUND:
             i = queue.popleft()
-            for part in self._parts_of(i):
+            for part in self._parts_of(i)[: self._budget // 10]:
                 self._left -= 1
                 kind = self._kind_of(type(part))
                 if kind >= _NUMPY:
@@ -254,9 +236,6 @@ class Search:
             return [frame_of_generator(whole)]
         if kind == _FUNCTION:
             return gc.get_referents(*(whole.__closure__ or ()))
-        most = self._budget // 10
-        if kind == _CONTAINER and self._lengths[id(type(whole))](whole) > most:
-            return [part for _, part in items_of(whole, most)]
         if kind == _TORCH:
             for tensor in self._saved_for(whole):
                 self._note(tensor, _TORCH, i)
@@ -267,18 +246,15 @@ class Search:
         if kind is not None:
             return kind
         base: Any = next((base for base in mro_of(cls) if id(base) in self._bases), None)
-        module = class_dict_of(cls).get("__module__")
-        module = module.partition(".")[0] if type(module) is str else ""
+        module = _package(class_dict_of(cls).get("__module__"))
         if base is not None:
             kind = self._bases[id(base)]
         elif module in _OTHERS_CODE:
             kind = _OWN
-        elif module.startswith("jax") and class_name_of(cls) == "ArrayImpl":
+        elif module in ("jax", "jaxlib") and class_name_of(cls) == "ArrayImpl":
             kind = _JAX
         else:
             kind = _OTHER if class_flags_of(cls) & HAS_REFERENTS else _LEAF
-        if kind == _CONTAINER:
-            self._lengths[id(cls)] = base.__len__
         self._types.append(cls)
         self._kinds[id(cls)] = kind
         return kind
@@ -309,8 +285,8 @@ class Search:
         array = np.asarray(value) if kind == _BUFFER else value
         while is_a(base := _array_base(array), np.ndarray):  # it keeps all of what it is a part of
             array = base
-        interface = _array_interface(array)
-        return _span(interface["data"][0], interface["shape"], _array_strides(array), _array_itemsize(array))
+        plain = np.ndarray.view(array, np.ndarray)
+        return _span(plain.__array_interface__["data"][0], plain.shape, plain.strides, plain.itemsize)
 
     def _saved_for(self, tensor: Any) -> list[Any]:
         """What torch has saved for the backward pass of a tensor. Hooks that unpack it are not called."""
@@ -399,7 +375,7 @@ def _names(whole: Any, part: Any) -> list[Any]:
     elif is_a(whole, type):
         pairs = list(class_dict_of(whole).items())
     elif is_a(whole, CONTAINERS):
-        pairs = items_of(whole, THOROUGH)
+        pairs = items_of(whole)
     else:
         pairs = attributes_of(whole)
     return [name for name, value in pairs if value is part][:_MAX_NAMES]
@@ -409,10 +385,8 @@ def _owner(value: Any, where: str) -> str:
     """An object on which others hang."""
     noun: str = class_name_of(type(value))
     if where.startswith("variable `"):
-        return noun + where[len("variable") :]
-    if where.startswith("that is"):
-        return f"the {noun} {where}"
-    return f"the {noun} in {where}" if where else f"a {noun}"
+        return noun + where.removeprefix("variable")
+    return f"the {noun} {'' if where.startswith('that is') else 'in '}{where}" if where else f"a {noun}"
 
 
 def _is_writable(value: Any) -> bool:
@@ -433,9 +407,8 @@ def _is_original(value: Any) -> bool:
     return is_a(value, np.ndarray) or type(value) in (bytes, bytearray)
 
 
-def _module_of(frame: FrameType) -> str:
-    name = dict.get(frame.f_globals, "__name__")
-    return name if type(name) is str else "?"
+def _package(module: Any) -> str:
+    return module.partition(".")[0] if type(module) is str else ""
 
 
 def is_result_name(name: Any) -> bool:

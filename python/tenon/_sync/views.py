@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,7 @@ from .._core import NDArray
 from .._errors import LeaseConflict
 from .endings import no_other_search, settle
 from .holders import Holder, leases
-from .objects import GENERATORS, frame_of_generator, is_a, module_dict, variables_of
+from .objects import GENERATORS, frame_of_generator, is_a, variables_of
 from .search import ONE_OBJECT, QUICK, THOROUGH, Place, Search, bytes_of, is_result_name
 
 _MAX_NAMED = 4
@@ -29,15 +29,8 @@ _set_object_of: Any = AttributeError.__dict__["obj"].__set__
 
 
 def places(array: NDArray, thorough: bool = False) -> list[Place]:
-    """Where objects hang that look at the memory of an array.
-
-    Parameters
-    ----------
-    array : NDArray
-    thorough : bool
-        False: in variables of all threads and modules and what hangs on those, in the results of a notebook,
-        in tracebacks of exceptions found there; a bounded number of objects. True: in all the process.
-    """
+    """Where objects hang that look at the memory of an array: in variables of all threads and modules and
+    what hangs on those, a bounded number of objects; with ``thorough`` in all the process."""
     return [place for _, place in _search([array], thorough)]
 
 
@@ -81,33 +74,19 @@ def drop_views(array: NDArray) -> list[Holder]:
 
 def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) -> LeaseConflict:
     """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do.
-
-    Parameters
-    ----------
-    error : LeaseConflict
-        It is changed and returned.
-    uses : iterable of (NDArray, is write, is overwrite)
-        All that the op uses.
-    """
+    ``uses``: (array, is write, is overwrite) of all that the op uses."""
     text = str(error)
     is_original = "from_numpy()" in text
     if not is_original and "ordinary code holds" not in text:
         return error
-    rows = list(uses)
+    arrays, writes, _ = zip(*uses)
     try:
-        found = [
-            (rows[i][1], place)
-            for i, place in _search([row[0] for row in rows], False)
-            if rows[i][1] or place.is_writable
-        ]
+        found = [(writes[i], place) for i, place in _search(arrays, False) if writes[i] or place.is_writable]
     except Exception:  # whatever it is, the conflict is what the caller has to hear of
         return error
     if not found:
         return error
-    named = [place.text for _, place in found[:_MAX_NAMED]]
-    if len(found) > len(named):
-        named.append(f"and {len(found) - len(named)} more")
-    text += f". It hangs on: {'; '.join(named)}."
+    text += f". It hangs on: {_some([place.text for _, place in found])}."
     ways = []
     if not is_original:
         names = sorted({place.name for _, place in found if place.name})
@@ -125,22 +104,9 @@ def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) ->
 
 
 def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
-    """On what views of some memory hang, for messages of the library about waits.
-
-    Parameters
-    ----------
-    begin, end : int
-        The bytes that the holder in question holds.
-    is_write : bool
-        It holds them for writing.
-    thread : int
-        The kernel's number of its thread: what that one's functions refer to is named first.
-
-    Returns
-    -------
-    str
-        As 'variable `x` of main (train.py:12)'; empty if nothing is found.
-    """
+    """On what views of some memory hang, for messages of the library about waits, as 'variable `x` of main
+    (train.py:12)'; empty if nothing is found. ``is_write``: the holder in question holds the bytes for
+    writing. ``thread``: the kernel's number of its thread, whose variables are named first."""
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     with no_other_search():
@@ -150,13 +116,14 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views
-    texts = list(dict.fromkeys(place.text for place in views))
-    if len(texts) > _MAX_NAMED:
-        texts[_MAX_NAMED:] = [f"and {len(texts) - _MAX_NAMED} more"]
-    return "; ".join(texts)
+    return _some(list(dict.fromkeys(place.text for place in views)))
 
 
-def _search(arrays: list[NDArray], thorough: bool) -> list[tuple[int, Place]]:
+def _some(texts: list[str]) -> str:
+    return "; ".join(texts[:_MAX_NAMED] + [f"and {len(texts) - _MAX_NAMED} more"] * (len(texts) > _MAX_NAMED))
+
+
+def _search(arrays: Sequence[NDArray], thorough: bool) -> list[tuple[int, Place]]:
     """Each place with the number of its array, in the order of likelihood."""
     with no_other_search():
         return Search([bytes_of(array) for array in arrays], THOROUGH if thorough else QUICK).places()
@@ -181,29 +148,16 @@ def _forget_results(search: Search) -> None:
         shell = sys.modules["IPython"].get_ipython()
     except Exception:  # not there, or not that far
         pass
-    spaces = [module_dict(sys.modules.get("__main__"))]
-    if shell is not None:
-        spaces += [shell.user_ns, shell.user_ns_hidden]
-    for space in spaces:
-        if shell is None and not ("Out" in space and "_oh" in space):
-            continue
-        for name in [name for name in list(space) if is_result_name(name)]:
-            if search.leads_to_view(space[name]):
-                # IPython stops to set `_` where it finds it deleted.
-                if name.strip("_"):
-                    del space[name]
-                else:
-                    space[name] = ""
-        results = space.get("_oh")
-        if type(results) is dict:
-            for key in [key for key in list(results) if search.leads_to_view(results[key])]:
-                del results[key]
     if shell is None:
         return
-    display = shell.displayhook
-    for name in ("_", "__", "___"):
-        if search.leads_to_view(getattr(display, name, None)):
-            setattr(display, name, "")
+    for space in (shell.user_ns, shell.user_ns_hidden, shell.user_ns.get("_oh", {}), vars(shell.displayhook)):
+        for name in [name for name in list(space) if is_result_name(name) or type(name) is int]:
+            if not search.leads_to_view(space[name]):
+                continue
+            if type(name) is int or name.strip("_"):
+                del space[name]
+            else:  # IPython stops to set `_` where it finds it deleted
+                space[name] = ""
     last = getattr(shell, "last_execution_result", None)
     if last is not None and (search.leads_to_view(last.result) or search.leads_to_view(last.error_in_exec)):
         shell.last_execution_result = None

@@ -9,7 +9,7 @@ loop beside the same loop on data in memory and on PyTorch's DataLoader. ``tenon
 is the DataLoader; `speed` and `hand_over` measure; `report` prints.
 """
 
-from tenon.demo.run import Options, run
+from tenon.demo.run import run
 from tenon.demo.source import DemoError
 
-__all__ = ["DemoError", "Options", "run"]
+__all__ = ["DemoError", "run"]

@@ -7,7 +7,6 @@ batches of many megabytes, and what the same code writes for batches of one row 
 
 from __future__ import annotations
 
-import dataclasses
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -20,15 +19,6 @@ from tenon.demo.source import ROW_NBYTES, Source
 _PAUSE, _LONGEST_FILL = 50, 60_000  # milliseconds
 
 Batches = Callable[[tn.Feed], Iterator[Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Copies:
-    """Host copies per batch; `check` is the count when the loop adds one copy of its own."""
-
-    per_batch: float
-    check: float | None
-    method: str
 
 
 class _OneBatch:
@@ -85,18 +75,16 @@ def _copies_by_address(source: Source, batches: Batches, rows: int) -> float:
 
 def count_copies(
     source: Source, batches: Batches, copy: Callable[[Any], Any], rows: int, rounds: int
-) -> Copies:
-    """Host copies per batch between the C function's write and what `batches` yields.
-
-    `copy` copies an array: the check that the meter sees what it should.
-    """
+) -> tuple[float, float | None, str]:
+    """Host copies per batch between the C function's write and what `batches` yields; the same with a `copy`
+    of each array, to check that the meter sees what it should; and the method."""
     reason = why_unavailable()
     if reason is not None:
         method = f"pointer identity: the data's address lies in a slot ({reason})"
-        return Copies(_copies_by_address(source, batches, rows), None, method)
+        return _copies_by_address(source, batches, rows), None, method
     per_batch = _pages_written(source, batches, rows, rounds, None) - 1
     check = _pages_written(source, batches, rows, 1, copy) - 1
-    return Copies(per_batch, check, "page-write accounting: all writable memory of the process")
+    return per_batch, check, "page-write accounting: all writable memory of the process"
 
 
 def _touch(data: Any, label: Any) -> None:

@@ -7,19 +7,28 @@ thread needs to draw a batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import tenon as tn
-from tenon.demo.schedule import learning_rate
 from tenon.demo.source import CLASSES, SIDE
 
 HIDDEN = 384
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
+PEAK, WARM_UP = 0.01, 0.1
+
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def learning_rate(done: float) -> float:
+    """The rate when the share `done` (0 to 1) of the training is done: a linear rise, then half a cosine."""
+    if done < WARM_UP:
+        return PEAK * (0.05 + 0.95 * done / WARM_UP)
+    return PEAK * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))))
 
 
 class NumpyLearner:

@@ -4,21 +4,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol
+from typing import Any
 
 from tenon._tools.terminal import Table, lines
 
 
-class Progress(Protocol):
-    """What the demo asks of a progress bar; tqdm has it."""
-
-    def update(self, n: int) -> Any: ...
-    def set_postfix_str(self, s: str, refresh: bool) -> Any: ...
-    def close(self) -> Any: ...
-
-
 class OneLine:
-    """Without tqdm: one line, at the end."""
+    """In place of tqdm's bar: one line, at the end."""
 
     def __init__(self, total: int, text: str) -> None:
         self._text, self._total, self._done, self._postfix = text, total, 0, ""
@@ -33,15 +25,14 @@ class OneLine:
         print(f"{self._text}: {self._done}/{self._total} {self._postfix}".rstrip(), file=sys.stderr)
 
 
-def progress(total: int, text: str, unit: str) -> Progress:
+def progress(total: int, text: str, unit: str) -> Any:
     """A progress bar on standard error: tqdm's where it is installed."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:
         return OneLine(total, text)
     pause = 0.2 if sys.stderr.isatty() else 5.0
-    bar: Progress = tqdm(total=total, desc=text, unit=" " + unit, mininterval=pause, file=sys.stderr)
-    return bar
+    return tqdm(total=total, desc=text, unit=" " + unit, mininterval=pause, file=sys.stderr)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -63,8 +54,6 @@ def table(result: dict[str, Any]) -> str:
     notes = [f"copies: {result['host_copies_method']}"]
     if loader is None:
         notes.append(f"DataLoader: {result['dataloader_reason']}")
-    measured, timed = (
-        Table(("", "measured", "goal"), rows),
-        Table(("training loop on", "us per batch"), speeds),
-    )
+    measured = Table(("", "measured", "goal"), rows)
+    timed = Table(("training loop on", "us per batch"), speeds)
     return "\n".join(lines([head, "", measured, "", timed, "", *notes]))

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,23 +20,12 @@ import tenon as tn
 from tenon.demo import hand_over
 from tenon.demo.report import progress
 from tenon.demo.source import ROW_NBYTES, DemoError, Source, build_library, find_compiler, load_digits
-from tenon.demo.speed import Timings, race
+from tenon.demo.speed import race, speed
 
 ROWS = 512  # of a batch
 IN_MEMORY_BATCHES = 64
 IN_MEMORY, FEED, FEED_PROCESSES = "data in memory", "tenon.Feed", "tenon.Feed, processes"
 LOOK_EVERY = 50  # batches, at the feed
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """framework: "auto", "torch" or "numpy". workers: threads of the feed; None leaves one core to the
-    training. quick: a short run whose figures are rough."""
-
-    framework: str = "auto"
-    workers: int | None = None
-    seed: int = 0
-    quick: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +81,11 @@ def _one_compute_thread(framework: str) -> Iterator[None]:
 class _Run:
     """One run: the parts that every measurement needs."""
 
-    def __init__(self, options: Options, source: Source, learner_type: Any) -> None:
-        cores = len(os.sched_getaffinity(0))
-        self.seed = options.seed
-        self.plan = _QUICK if options.quick else _FULL
-        self.source = source
-        self.learner_type = learner_type
-        self.workers = options.workers or max(1, min(4, cores - 1))
+    def __init__(
+        self, plan: _Plan, workers: int | None, seed: int, source: Source, learner_type: Any
+    ) -> None:
+        self.seed, self.plan, self.source, self.learner_type = seed, plan, source, learner_type
+        self.workers = workers or max(1, min(4, len(os.sched_getaffinity(0)) - 1))
         self.slots = self.workers + 4
 
     def feed(self, batches: int | None, seed: int, processes: bool = False) -> tn.Feed:
@@ -174,15 +162,15 @@ class _Run:
 
     def hand_over(self) -> dict[str, Any]:
         plan, batches = self.plan, self.learner_type.batches
-        copies = hand_over.count_copies(
+        copies, check, method = hand_over.count_copies(
             self.source, batches, self.learner_type.copy, plan.copy_rows, plan.copy_rounds
         )
         with self.feed(None, self.seed + 3) as feed:
             faults = hand_over.count_faults(feed, batches, plan.fault_batches // 2, plan.fault_batches)
         return {
-            "host_copies_per_batch": max(0.0, round(copies.per_batch, 2)),
-            "host_copies_check": None if copies.check is None else round(copies.check, 2),
-            "host_copies_method": copies.method,
+            "host_copies_per_batch": max(0.0, round(copies, 2)),
+            "host_copies_check": None if check is None else round(check, 2),
+            "host_copies_method": method,
             "page_faults_per_batch": faults,
             "page_faults_method": "minor faults of all threads in a loop that reads every page of a batch",
         }
@@ -196,23 +184,24 @@ def _live(stats: Any, accuracy: float | None) -> str:
     return text if accuracy is None else f"{text}, held-out accuracy {accuracy:.1%}"
 
 
-def _speeds(timings: Timings, loaders: list[str], plan: _Plan) -> dict[str, Any]:
-    in_memory = timings.speed(FEED, IN_MEMORY)
+def _speeds(timings: dict[str, list[float]], loaders: list[str], plan: _Plan) -> dict[str, Any]:
+    seconds = {name: statistics.median(rounds) for name, rounds in timings.items()}
+    ratio, extremes = speed(timings, FEED, IN_MEMORY)
     result: dict[str, Any] = {
-        "in_memory_loop_ratio": in_memory.median,
-        "in_memory_loop_ratio_range": [in_memory.low, in_memory.high],
+        "in_memory_loop_ratio": ratio,
+        "in_memory_loop_ratio_range": extremes,
         "dataloader_ratio": None,
         "dataloader_reason": "only measured with PyTorch as the framework",
-        "us_per_batch": {name: 1e6 * timings.seconds(name) for name in timings.rounds},
+        "us_per_batch": {name: 1e6 * value for name, value in seconds.items()},
         "rounds": plan.rounds,
         "batches_per_round": plan.batches_per_round,
     }
     if loaders:
-        best = min(loaders, key=timings.seconds)
-        ratio = timings.speed(FEED, best)
+        best = min(loaders, key=lambda name: seconds[name])
+        ratio, extremes = speed(timings, FEED, best)
         result |= {
-            "dataloader_ratio": ratio.median,
-            "dataloader_ratio_range": [ratio.low, ratio.high],
+            "dataloader_ratio": ratio,
+            "dataloader_ratio_range": extremes,
             "dataloader_reason": None,
             "dataloader_best": best,
         }
@@ -229,8 +218,19 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Build, train, measure. Takes a minute on two cores, a few seconds with `quick`.
+def run(
+    framework: str = "auto", workers: int | None = None, seed: int = 0, quick: bool = False
+) -> dict[str, Any]:
+    """Builds, trains, measures. Takes a minute on two cores.
+
+    Parameters
+    ----------
+    framework : {'auto', 'torch', 'numpy'}
+    workers : int, optional
+        Threads of the feed. None leaves one core to the training.
+    seed : int
+    quick : bool
+        A run of a few seconds, whose figures are rough.
 
     Returns
     -------
@@ -244,14 +244,15 @@ def run(options: Options) -> dict[str, Any]:
     """
     begin = time.perf_counter()
     compiler = find_compiler()
-    learner_type = _learner_type(options.framework)
+    learner_type = _learner_type(framework)
     digits = load_digits()
     with tempfile.TemporaryDirectory(prefix="tenon-demo-") as folder, _one_compute_thread(learner_type.name):
-        work = _Run(options, Source(build_library(Path(folder), compiler), digits), learner_type)
+        source = Source(build_library(Path(folder), compiler), digits)
+        work = _Run(_QUICK if quick else _FULL, workers, seed, source, learner_type)
         result = {"framework": learner_type.name, **work.train(), **work.compare(), **work.hand_over()}
     return result | {
-        "seed": options.seed,
-        "quick": options.quick,
+        "seed": seed,
+        "quick": quick,
         "compute_threads": 1,
         "compiler": " ".join(compiler),
         "cores": len(os.sched_getaffinity(0)),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import tenon as tn
-from tenon.demo.schedule import learning_rate
+from tenon.demo.numpy_learner import learning_rate
 from tenon.demo.source import CLASSES, SIDE
 
 HIDDEN = 128
