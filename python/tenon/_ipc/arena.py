@@ -280,7 +280,7 @@ class Use:
             self._views.end(None)
             lease.release()
             raise
-        return ArenaFields(self._views)
+        return ArenaFields(self._views.named)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -264,12 +264,12 @@ class Loan:
 
     def __getattr__(self, field: str) -> Any:
         try:
-            return self._views[field]
+            return self._views.named[field]
         except KeyError:
             raise AttributeError(f"the item has no field {field!r}, or was sent or dropped") from None
 
     def __getitem__(self, field: str) -> Any:
-        return self._views[field]
+        return self._views.named[field]
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""
@@ -302,11 +302,11 @@ class Loan:
         if error is not None:
             self._views.end(sys._getframe(1))
             self._native.release()
-        elif self._native.sequence() == 0 and self._views:
+        elif self._native.sequence() == 0 and self._views.named:
             self._send(sys._getframe(1))
 
     def __repr__(self) -> str:
-        return f"<tenon.Loan of {', '.join(self._views) or 'an item that was sent or dropped'}>"
+        return f"<tenon.Loan of {', '.join(self._views.named) or 'an item that was sent or dropped'}>"
 
 
 class Received:

@@ -126,22 +126,22 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     return is_free
 
 
-class Views(dict[str, Any]):
+class Views:
     """The NumPy arrays of a block, by name. What is made of one stands on its root, so that it can let go of
     the memory itself."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.named: dict[str, Any] = {}
         self._roots: list[Any] = []
 
     def add(self, name: str, array: _core.NDArray) -> None:
         self._roots.append(array.numpy())
-        self[name] = self._roots[-1][...]
+        self.named[name] = self._roots[-1][...]
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
         """As `end_views`, of all of them. They are taken out."""
-        views = list(self.values())
-        self.clear()
+        views = list(self.named.values())
+        self.named.clear()
         is_free = True
         while views:
             is_free &= end_views([views.pop(), self._roots.pop()], frame, error)

@@ -13,6 +13,7 @@ import pytest
 from arena_cases import LAYOUTS, each_arena
 
 import tenon as tn
+from tenon._sync.views import places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -38,6 +39,16 @@ def test_what_is_not_there_cannot_be_read(make_arena):
     assert arena.active == "features"
     with arena.use("features", "r"):
         pass
+
+
+@each_arena
+def test_the_arrays_of_a_block_are_its_own(make_arena):
+    arena = make_arena()
+    with arena.use("features") as f:
+        assert places(arena._data, thorough=True) == []
+        held = next(iter(f.__dict__.values()))
+        assert [place.name for place in places(arena._data, thorough=True)] == ["held"]
+        del held
 
 
 @each_arena
