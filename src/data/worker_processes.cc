@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -96,14 +95,10 @@ RequestRing& WorkerProcesses::ring(int32_t worker) const noexcept {
   return ring_of(slots_->control(), fields_, static_cast<size_t>(worker));
 }
 
-WorkerProcesses::~WorkerProcesses() {
-  (void)end(0);
-  if (wake_fd_ >= 0) close(wake_fd_);
-}
+WorkerProcesses::~WorkerProcesses() { (void)end(0); }
 
 void WorkerProcesses::start() {
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) throw_error(Code::kSystem, "feed: no eventfd: ", std::strerror(errno));
+  wake_ = os::create_event();
   try {
     const BlockedSignals blocked;
     watcher_ = std::thread([this] { run(); });
@@ -204,7 +199,7 @@ void WorkerProcesses::run() noexcept {
   std::vector<pollfd> files;
   std::vector<int32_t> workers;
   while (true) {
-    files.assign(1, {wake_fd_, POLLIN, 0});
+    files.assign(1, {wake_.fd(), POLLIN, 0});
     workers.assign(1, -1);
     int32_t to_start = -1;
     {
@@ -228,22 +223,12 @@ void WorkerProcesses::run() noexcept {
       continue;
     }
     if (poll(files.data(), files.size(), -1) < 0) continue;
-    uint64_t count = 0;
-    if (files[0].revents != 0) (void)!read(wake_fd_, &count, sizeof count);
+    if (files[0].revents != 0) os::clear_event(wake_);
     for (size_t k = 1; k < files.size(); ++k) {
       if (files[k].revents != 0) note_end(workers[k]);
     }
   }
 }
-
-namespace {
-
-void signal_event(int fd) noexcept {
-  const uint64_t one = 1;
-  (void)!write(fd, &one, sizeof one);
-}
-
-}  // namespace
 
 void WorkerProcesses::kill_one(int32_t worker) noexcept {
   const std::scoped_lock lock(mutex_);
@@ -268,7 +253,7 @@ std::string WorkerProcesses::start(int32_t worker) {
   if (is_over_) return "the feed is closed";
   peer.is_wanted = true;
   to_start_.push_back(worker);
-  signal_event(wake_fd_);
+  os::signal_event(wake_);
   changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
   if (peer.is_wanted) return "the feed is closed";
   restarts_.fetch_add(1, std::memory_order_relaxed);
@@ -337,14 +322,15 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
     return true;
   }
   if (is_over_.load(std::memory_order_relaxed)) return false;
+  // The worker has ended: what it was busy with is answered in its place.
+  ++peer.seen;
+  ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
+  result.code = -1;
   if (has_ended()) {
-    result.code = -1;
     result.message = concat("the thread of worker ", worker, " has ended: make the feed anew");
-    ++peer.seen;
-    ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
     return true;
   }
-  take_end(worker, result);
+  describe_end(peer, result);
   if (has_hung) {
     result.kind = TENON_HUNG;
     result.exit_signal = 0;
@@ -354,12 +340,9 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
   return true;
 }
 
-// What the process that has ended was busy with is answered in its place.
-void WorkerProcesses::take_end(int32_t worker, FillResult& result) {
-  RequestRing& ring = this->ring(worker);
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+// How its process has ended.
+void WorkerProcesses::describe_end(const Peer& peer, FillResult& result) {
   const std::scoped_lock lock(mutex_);
-  result.code = -1;
   result.kind = TENON_DIED;
   result.message = peer.failure;
   if (!peer.failure.empty()) {
@@ -369,8 +352,6 @@ void WorkerProcesses::take_end(int32_t worker, FillResult& result) {
   } else {
     result.exit_code = WEXITSTATUS(peer.status);
   }
-  ++peer.seen;
-  ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
 }
 
 int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
@@ -385,7 +366,7 @@ void WorkerProcesses::dismiss() noexcept {
     to_start_.clear();
     changed_.notify_all();
   }
-  if (wake_fd_ >= 0) signal_event(wake_fd_);
+  if (wake_) os::signal_event(wake_);
   for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
     RequestRing& ring = this->ring(i);
     ring.is_over.store(1, std::memory_order_relaxed);
@@ -413,7 +394,7 @@ bool WorkerProcesses::end(int64_t timeout_ns) {
                                     : changed_.wait_until(lock, deadline.time_point(), are_gone);
   }
   for (int32_t i = 0; !have_left && i < static_cast<int32_t>(peers_.size()); ++i) kill_one(i);
-  signal_event(wake_fd_);
+  os::signal_event(wake_);
   watcher_.join();
   return have_left;
 }

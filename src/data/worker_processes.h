@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/os.h"
 #include "base/ref.h"
 #include "data/request_ring.h"
 #include "data/schema.h"
@@ -99,7 +100,7 @@ class WorkerProcesses {
   void kill_one(int32_t worker) noexcept;
   bool has_answer(const Peer& peer, const RequestRing& ring) const noexcept;
   RequestRing& ring(int32_t worker) const noexcept;
-  void take_end(int32_t worker, FillResult& result);
+  void describe_end(const Peer& peer, FillResult& result);
 
   const tenon_generator generator_;
   const Ref<Slots> slots_;
@@ -111,7 +112,7 @@ class WorkerProcesses {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<int32_t> to_start_;  // guarded by mutex_
-  int wake_fd_ = -1;
+  os::File wake_;
   std::thread watcher_;
 };
 
