@@ -2,7 +2,7 @@
 """What a plain C header declares, and its layout as the compiler sees it.
 
 Reads headers in the style of core.h and of the official dlpack.h: typedef'd structs and unions without
-nesting, enums, integer macros, functions. Not a C parser.
+nesting (but for unnamed unions after __extension__), enums, integer macros, functions. Not a C parser.
 """
 
 import re
@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-ABI_HEADERS = ("core.h", "feed.h", "share.h", "trace.h")
+ABI_HEADERS = ("core.h", "request.h", "feed.h", "share.h", "trace.h")
 
 
 def abi_text():
@@ -24,6 +24,7 @@ class Header:
 
     def __init__(self, text):
         code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).replace("\\\n", " ")
+        code = re.sub(r"__extension__\s+union\s*\{([^{}]*)\}\s*;", r"\1", code)
         self.macros = [
             name
             for name, value in re.findall(r"^#define (\w+)[ \t]+(\S.*)$", code, flags=re.M)

@@ -22,10 +22,11 @@ SEES["trace"] = {"base"}
 PUBLIC = {
     "version.h": set(),
     "dlpack.h": set(),
-    "plugin.h": {"version.h"},
+    "request.h": set(),
+    "plugin.h": {"request.h", "version.h"},
     "plugin.hpp": {"plugin.h"},
     "core.h": {"version.h"},
-    "feed.h": {"core.h"},
+    "feed.h": {"core.h", "request.h"},
     "share.h": {"core.h", "feed.h"},
     "trace.h": {"core.h"},
     "tenon.h": {"core.h", "feed.h", "share.h", "trace.h"},

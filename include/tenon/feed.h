@@ -12,6 +12,7 @@
 #define TENON_FEED_H_
 
 #include "tenon/core.h"
+#include "tenon/request.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,40 +40,14 @@ TENON_API uint64_t tenon_schema_nbytes(const tenon_schema* schema); /* payload b
 
 /* ---------------------------------------------------------------------------------- generators */
 
-/* A request to fill one batch. */
-typedef struct tenon_fill_request {
-  uint32_t struct_size;
-  int32_t worker;      /* counts from 0 */
-  void* const* fields; /* in schema order; C-contiguous, aligned to 256 bytes */
-  int64_t n;           /* requested rows */
-  uint64_t index;      /* of the batch in its epoch */
-  uint64_t epoch;      /* counts from 0 */
-  uint64_t seed;       /* depends only on the feed's seed, epoch and index */
-  /* The shape of each field, as in the schema. A generator may reduce entries; axis 0 must stay equal in all
-   * fields. The filled elements are then C-contiguous in the smaller shape. */
-  int64_t* const* shapes;
-  /* Bytes that are passed with the batch. fill reads what prepare wrote; the consumer gets what fill
-   * wrote. */
-  void* attachment;
-  uint64_t attachment_size;    /* capacity: attachment_nbytes of the feed's options */
-  uint64_t* attachment_nbytes; /* number of bytes used */
-} tenon_fill_request;
-
-/* Results of fill and prepare that are not failures. */
-enum {
-  TENON_NO_BATCH = -2147483647,    /* there is no batch with this index: the consumer gets the next one */
-  TENON_END_OF_EPOCH = -2147483646 /* the epoch ends before this index */
-};
-
-/* Fills slots. fill returns 0, one of the codes above, or another code, which means failure. For a failure it
- * may write a text to message (message_size bytes including the NUL). Without TENON_THREADSAFE one thread at
- * a time calls it, in the order of (epoch, index). In a feed with worker processes each process calls its own
- * copy, and the flag has no effect. The feed calls drop once, in its own process, after the last fill. */
+/* Fills slots. Without TENON_THREADSAFE one thread at a time calls fill, in the order of (epoch, index). In a
+ * feed with worker processes each process calls its own copy, and the flag has no effect. The feed calls drop
+ * once, in its own process, after the last fill. */
 typedef struct tenon_generator {
   uint32_t struct_size;
   uint32_t flags; /* TENON_THREADSAFE */
   void* context;
-  int32_t (*fill)(void* context, const tenon_fill_request* request, char* message, size_t message_size);
+  tenon_fill_function fill;
   void (*drop)(void* context); /* may be NULL */
   const char* name;            /* for messages; copied */
 
@@ -80,7 +55,7 @@ typedef struct tenon_generator {
 
   /* Called before each batch, one call at a time, in the order of (epoch, index). May write the
    * attachment. */
-  int32_t (*prepare)(void* context, const tenon_fill_request* request, char* message, size_t message_size);
+  tenon_fill_function prepare;
   /* Starts worker process number worker, which must call tenon_worker_join(link). Returns 0, or a code and a
    * text. *pid 0 means a thread of this process, which cannot be watched or killed. If start is NULL, the
    * feed forks, and the child calls fill. Called from a thread of the feed. */

@@ -85,7 +85,7 @@ class FillRequest {
   // Depends only on the feed's seed, epoch and index.
   uint64_t seed() const noexcept { return request_.seed; }
   int32_t worker() const noexcept { return request_.worker; }
-  int64_t rows() const noexcept { return request_.n; }
+  int64_t rows() const noexcept { return request_.rows; }
 
   // The elements of a field, for writing. Fails with NOT_FOUND (name), TYPE (dtype).
   template <class T>

@@ -22,9 +22,10 @@
  *    closed. The calling thread may be that of another worker.
  *  - A library is never unloaded.
  *
- * open, describe and fill return 0 on success. Otherwise they may write the reason to message (message_size
- * bytes including the NUL). A failure of fill or open is raised at the position of its batch. A worker whose
- * open has failed tries again at its next batch. C++ exceptions must not leave any of the functions.
+ * open, describe and fill return 0 on success; fill may also return TENON_NO_BATCH or TENON_END_OF_EPOCH.
+ * Otherwise they may write the reason to message (message_size bytes including the NUL). A failure of fill or
+ * open is raised at the position of its batch. A worker whose open has failed tries again at its next batch.
+ * C++ exceptions must not leave any of the functions.
  *
  * \since 0.1
  */
@@ -37,14 +38,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tenon/request.h"
 #include "tenon/version.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* The version of the table and of the structs below. A library with another version is refused. */
-#define TENON_PLUGIN_ABI 1
+/* The version of the table and of its structs. Since version 2, fill gets the request of all generators.
+ * Libraries that were compiled for version 1 still run; those of a later version are refused. */
+#define TENON_PLUGIN_ABI 2
 
 /* Several states may be used at the same time. */
 #define TENON_PLUGIN_THREADSAFE 1
@@ -76,18 +79,8 @@ typedef struct tenon_plugin_setup {
   int32_t reserved;
 } tenon_plugin_setup;
 
-/* A request to fill one batch. */
-typedef struct tenon_plugin_request {
-  uint32_t struct_size;
-  int32_t worker;
-  uint64_t index; /* of the batch in its epoch */
-  uint64_t epoch; /* counts from 0 */
-  uint64_t seed;  /* depends only on the feed's seed, epoch and index, not on the number of workers */
-  int64_t rows;
-  void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, with old contents */
-  int32_t n_fields;
-  int32_t reserved;
-} tenon_plugin_request;
+/* The name of the request in version 1. */
+typedef tenon_fill_request tenon_plugin_request;
 
 typedef struct tenon_plugin {
   uint32_t struct_size; /* struct_size and abi keep their offsets in every version */
@@ -101,7 +94,7 @@ typedef struct tenon_plugin {
    * describe may be NULL: then the user must give a schema. */
   int32_t (*describe)(void* state, const tenon_plugin_field** fields, int32_t* n_fields, char* message,
                       size_t message_size);
-  int32_t (*fill)(void* state, const tenon_plugin_request* request, char* message, size_t message_size);
+  tenon_fill_function fill; /* see tenon/request.h; the context is the state */
   void (*close)(void* state);
 } tenon_plugin;
 

@@ -22,7 +22,7 @@
 //   - a constructor that takes const Setup&, const Config& or nothing;
 //   - is_threadsafe = true: several objects may run at the same time. Otherwise there is one worker.
 // Its operator() takes the request and a view for each field, in order. Dtypes and numbers of axes are
-// checked when the object is made. It returns void, or an int32_t that is 0 for success.
+// checked when the object is made. It returns void, or an int32_t: see tenon_fill_function.
 #ifndef TENON_PLUGIN_HPP_
 #define TENON_PLUGIN_HPP_
 
@@ -258,13 +258,7 @@ struct Setup {
   std::span<const tenon_plugin_field> fields;
 };
 
-struct Request {
-  uint64_t index;  // of the batch in its epoch
-  uint64_t epoch;  // counts from 0
-  uint64_t seed;   // depends only on the feed's seed, epoch and index
-  int64_t rows;
-  int32_t worker;
-};
+using Request = tenon_fill_request;  // see tenon/request.h
 
 namespace detail {
 
@@ -351,10 +345,7 @@ class State {
 
   std::span<const tenon_plugin_field> described() const noexcept { return described_; }
 
-  int32_t fill(const tenon_plugin_request& given) {
-    const Request request{given.index, given.epoch, given.seed, given.rows, given.worker};
-    return fill(request, given.fields, std::make_index_sequence<kViews>());
-  }
+  int32_t fill(const Request& request) { return fill(request, std::make_index_sequence<kViews>()); }
 
  private:
   template <size_t... I>
@@ -387,9 +378,10 @@ class State {
   }
 
   template <size_t... I>
-  int32_t fill(const Request& request, void* const* memory, std::index_sequence<I...>) {
+  int32_t fill(const Request& request, std::index_sequence<I...>) {
     const auto run = [&] {
-      return (*generator_)(request, std::tuple_element_t<I, Views>(memory[I], setup_.fields[I].shape)...);
+      return (*generator_)(request,
+                           std::tuple_element_t<I, Views>(request.fields[I], setup_.fields[I].shape)...);
     };
     if constexpr (std::is_void_v<decltype(run())>) {
       run();
@@ -423,7 +415,7 @@ int32_t describe(void* state, const tenon_plugin_field** fields, int32_t* n_fiel
 }
 
 template <class Generator>
-int32_t fill(void* state, const tenon_plugin_request* request, char* message, size_t message_size) {
+int32_t fill(void* state, const Request* request, char* message, size_t message_size) {
   return guarded(message, message_size,
                  [&] { return static_cast<State<Generator>*>(state)->fill(*request); });
 }

@@ -49,7 +49,7 @@ tenon_value value_of(const Binding& binding, const tenon_fill_request& request) 
   switch (binding.source) {
     case Source::kConstant: return binding.value;
     case Source::kField: value.p = request.fields[binding.field]; break;
-    case Source::kRows: value.i = request.n; break;
+    case Source::kRows: value.i = request.rows; break;
     case Source::kIndex: value.u = request.index & binding.mask; break;
     case Source::kEpoch: value.u = request.epoch & binding.mask; break;
     case Source::kSeed: value.u = request.seed & binding.mask; break;

@@ -77,7 +77,7 @@ struct Source {
     words[2] = request.seed;
     for (uint64_t i = 3; i < 256; ++i) words[i] = split_mix(request.seed + i);
     auto* const label = static_cast<int32_t*>(request.fields[1]);
-    for (int64_t i = 0; i < request.n; ++i)
+    for (int64_t i = 0; i < request.rows; ++i)
       label[i] = static_cast<int32_t>(request.index * 100 + static_cast<uint64_t>(i));
     return 0;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of a generator's functions.
+// Calls of the functions of generators and plug-ins.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,25 @@
 
 namespace tenon::impl {
 
-using GeneratorEntry = int32_t (*)(void* context, const tenon_fill_request* request, char* message,
-                                   size_t message_size);
-
-// Calls fill or prepare of a generator. It may neither throw nor end its thread; where it does, the result is
-// -1 and the message says so.
-inline int32_t call_generator(GeneratorEntry entry, void* context, const tenon_fill_request& request,
-                              char* message, size_t message_size) noexcept {
+// Returns the result of call(). If it throws or ends its thread, the result is -1 and the message says so.
+template <class Call>
+int32_t call_checked(char* message, size_t message_size, Call call) noexcept {
   int32_t code = -1;
-  const auto run = [&] { code = entry(context, &request, message, message_size); };
+  const auto run = [&] { code = call(); };
   try {
     if (!has_returned(run)) std::snprintf(message, message_size, "%s", kEndedThread);
   } catch (...) {
-    std::snprintf(message, message_size, "a C++ exception left it, which no generator may let happen");
+    std::snprintf(message, message_size, "a C++ exception left it");
   }
   message[message_size - 1] = '\0';
   return code;
+}
+
+// Calls fill or prepare of a generator.
+inline int32_t call_generator(tenon_fill_function function, void* context, const tenon_fill_request& request,
+                              char* message, size_t message_size) noexcept {
+  return call_checked(message, message_size,
+                      [&] { return function(context, &request, message, message_size); });
 }
 
 }  // namespace tenon::impl

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/foreign_call.h"
 #include "base/fork_mark.h"
 #include "base/json.h"
+#include "data/generator_call.h"
 #include "data/library.h"
 
 namespace tenon::impl {
@@ -61,29 +61,32 @@ class Message {
  public:
   char* data() noexcept { return text_; }
   static constexpr size_t size() noexcept { return kMessageSize; }
-  std::string text() {
-    text_[kMessageSize - 1] = '\0';
-    return readable(text_);
-  }
+  std::string text() const { return readable(text_); }
 
  private:
   char text_[kMessageSize] = "";
 };
 
-// Runs an entry of the table. None may throw or end its thread; one that does fails.
+// Calls a function of the table.
 template <class Call>
 int32_t call_entry(Message& message, Call call) {
-  int32_t code = -1;
-  const auto run = [&] { code = call(); };
-  try {
-    if (!has_returned(run)) std::snprintf(message.data(), Message::size(), "%s", kEndedThread);
-    return code;
-  } catch (...) {
-    std::snprintf(message.data(), Message::size(),
-                  "a C++ exception left it, which no plug-in may let happen");
-    return -1;
-  }
+  return call_checked(message.data(), Message::size(), call);
 }
+
+// What fill of a plug-in of version 1 gets.
+struct RequestOfVersion1 {
+  uint32_t struct_size;
+  int32_t worker;
+  uint64_t index;
+  uint64_t epoch;
+  uint64_t seed;
+  int64_t rows;
+  void* const* fields;
+  int32_t n_fields;
+  int32_t reserved;
+};
+using FillOfVersion1 = int32_t (*)(void* state, const RequestOfVersion1* request, char* message,
+                                   size_t message_size);
 
 // The fields of a schema as plug-ins see them. Valid as long as the schema.
 class PluginFields {
@@ -181,19 +184,16 @@ class State {
     }
   }
 
-  int32_t fill(const tenon_fill_request& given, int32_t n_fields, char* text, size_t text_size) {
-    tenon_plugin_request request{};
-    request.struct_size = sizeof request;
-    request.worker = given.worker;
-    request.index = given.index;
-    request.epoch = given.epoch;
-    request.seed = given.seed;
-    request.rows = given.n;
-    request.fields = given.fields;
-    request.n_fields = n_fields;
+  int32_t fill(const tenon_fill_request& request, char* text, size_t text_size) {
     Message message;
-    const int32_t code =
-        call_entry(message, [&] { return table_->fill(state_, &request, message.data(), Message::size()); });
+    const int32_t code = call_entry(message, [&] {
+      if (table_->abi != 1) return table_->fill(state_, &request, message.data(), Message::size());
+      const RequestOfVersion1 old{sizeof old,     request.worker,  request.index,
+                                  request.epoch,  request.seed,    request.rows,
+                                  request.fields, setup_.n_fields, 0};
+      const auto fill = reinterpret_cast<FillOfVersion1>(table_->fill);
+      return fill(state_, &old, message.data(), Message::size());
+    });
     if (code != 0) put(message.text(), text, text_size);
     return code;
   }
@@ -201,7 +201,7 @@ class State {
   State* next = nullptr;  // constant once the state is in a list
 
  private:
-  [[noreturn]] void fail(const char* entry, int32_t code, Message& message) const {
+  [[noreturn]] void fail(const char* entry, int32_t code, const Message& message) const {
     throw Error(Code::kOp,
                 concat(entry, " of plug-in '", table_.name(), "'",
                        setup_.worker >= 0 ? concat(" for worker ", setup_.worker) : std::string(),
@@ -238,8 +238,7 @@ class PluginGenerator {
   int32_t fill(const tenon_fill_request& request, char* message, size_t message_size) noexcept {
     int32_t code = -1;
     try {
-      const auto n_fields = static_cast<int32_t>(fields_.get().size());
-      return state_of(request.worker).fill(request, n_fields, message, message_size);
+      return state_of(request.worker).fill(request, message, message_size);
     } catch (const Error& e) {
       if (e.op_code() != 0) code = e.op_code();
       put(e.what(), message, message_size);
@@ -291,7 +290,7 @@ PluginTable PluginTable::load(const char* path) {
     throw_error(Code::kValue, "plug-in '", path, "': ", reason...);
   };
   if (table == nullptr) refuse("tenon_plugin_table() returned NULL");
-  if (table->abi != TENON_PLUGIN_ABI) {
+  if (table->abi < 1 || table->abi > TENON_PLUGIN_ABI) {
     refuse("its ABI is ", table->abi, ", this library's is ", TENON_PLUGIN_ABI,
            ": compile it with the tenon/plugin.h of this version");
   }

@@ -201,33 +201,53 @@ TEST(Plugin, AForkedWorkerOpensItsOwnState) {
   EXPECT_EQ(owned->fill(0, 4)[kNth], 1u);
 }
 
-TEST(Plugin, AFeedRunsIt) {
-  const int64_t opened = count("telling", "count_opened");
-  {
-    OpenedPlugin opened_plugin = open("telling");
-    tenon_feed_options options{};
-    options.struct_size = sizeof options;
-    options.workers = 3;
-    options.slots = 8;
-    options.batches = 40;
-    options.seed = kSeed;
-    Feed feed(opened_plugin.generator, opened_plugin.schema, options);
-    for (uint64_t epoch = 0; epoch < 2; ++epoch) {
-      feed.begin();
-      Ref<Batch> batch;
-      for (uint64_t index = 0; index < 40; ++index) {
-        ASSERT_TRUE(feed.next(-1, batch));
-        const auto* const row = reinterpret_cast<const uint64_t*>(batch->array(0)->data());
-        EXPECT_EQ(row[kIndex], index);
-        EXPECT_EQ(row[kBatchSeed], batch_seed(kSeed, epoch, index));
-        EXPECT_EQ(row[kOpenWorker], row[kFillWorker]);
+tenon_feed_options options_of_40_batches() {
+  tenon_feed_options options{};
+  options.struct_size = sizeof options;
+  options.workers = 3;
+  options.slots = 8;
+  options.batches = 40;
+  options.seed = kSeed;
+  return options;
+}
+
+// version_1: the same plug-in, as it was compiled for version 1 of the table.
+TEST(Plugin, AFeedRunsItOfEachVersionOfTheTable) {
+  for (const char* const name : {"telling", "version_1"}) {
+    SCOPED_TRACE(name);
+    const int64_t opened = count(name, "count_opened");
+    {
+      OpenedPlugin opened_plugin = open(name);
+      Feed feed(opened_plugin.generator, opened_plugin.schema, options_of_40_batches());
+      for (uint64_t epoch = 0; epoch < 2; ++epoch) {
+        feed.begin();
+        Ref<Batch> batch;
+        for (uint64_t index = 0; index < 40; ++index) {
+          ASSERT_TRUE(feed.next(-1, batch));
+          const auto* const row = reinterpret_cast<const uint64_t*>(batch->array(0)->data());
+          EXPECT_EQ(row[kIndex], index);
+          EXPECT_EQ(row[kEpoch], epoch);
+          EXPECT_EQ(row[kBatchSeed], batch_seed(kSeed, epoch, index));
+          EXPECT_EQ(row[kOpenWorker], row[kFillWorker]);
+        }
       }
+      feed.close(-1);
+      EXPECT_EQ(count(name, "count_open"), 0) << "closing the feed closes the states";
     }
-    feed.close(-1);
-    EXPECT_EQ(count("telling", "count_open"), 0) << "closing the feed closes the states";
+    EXPECT_LE(count(name, "count_opened"), opened + 4);
+    EXPECT_EQ(count(name, "count_overlaps"), 0);
   }
-  EXPECT_LE(count("telling", "count_opened"), opened + 4);
-  EXPECT_EQ(count("telling", "count_overlaps"), 0);
+}
+
+TEST(Plugin, ItMayReduceABatchAndEndTheEpoch) {
+  OpenedPlugin opened = open("telling", R"({"shrink_at": 1, "end_at": 3})");
+  Feed feed(opened.generator, opened.schema, options_of_40_batches());
+  feed.begin();
+  std::vector<int64_t> rows;
+  Ref<Batch> batch;
+  while (feed.next(-1, batch) && batch) rows.push_back(batch->array(0)->shape()[0]);
+  EXPECT_EQ(rows, (std::vector<int64_t>{4, 1, 4}));
+  feed.close(-1);
 }
 
 TEST(Plugin, AFailureComesWithItsTextAndCode) {
@@ -270,7 +290,8 @@ TEST(Plugin, TextsOfAnyBytesAreReadable) {
 
 TEST(Plugin, TablesThatCannotServeAreRefused) {
   const auto refused = [](const char* name) { return error_of(Code::kValue, [&] { (void)table(name); }); };
-  expect_text(refused("other_abi"), "its ABI is 7, this library's is 1");
+  expect_text(refused("other_abi"), "its ABI is 8, this library's is 2");
+  expect_text(refused("no_version"), "its ABI is 0, this library's is 2");
   expect_text(refused("short_table"), "struct_size of its table is 24, at least ");
   expect_text(refused("unknown_flags"), "its table has unknown flags: 512");
   expect_text(refused("no_open"), "open is NULL in its table");

@@ -16,7 +16,7 @@ inline tenon_fill_request request_of(int32_t worker, void* const* fields, uint64
   request.struct_size = sizeof request;
   request.worker = worker;
   request.fields = fields;
-  request.n = 4;
+  request.rows = 4;
   request.index = index;
   request.epoch = epoch;
   request.seed = seed;

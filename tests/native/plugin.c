@@ -16,7 +16,9 @@ typedef struct state {
   uint64_t fills;
   int busy;
   int64_t rows;
-  int64_t fail_at; /* -1: at none */
+  int64_t fail_at;   /* -1: at none */
+  int64_t end_at;    /* likewise */
+  int64_t shrink_at; /* likewise: a batch of one row */
   char lie[32];
   char text[700];
   int64_t data_shape[2];
@@ -45,7 +47,7 @@ static void enter(state* self) {
 static void leave(state* self) { __atomic_store_n(&self->busy, 0, __ATOMIC_SEQ_CST); }
 
 /* Configuration: rows, fail_open (a text; for workers only), fail_at (an index), text (of that failure),
- * lie. */
+ * end_at, shrink_at, lie. */
 static int32_t plugin_open(const tenon_plugin_setup* setup, void** out, char* message, size_t message_size) {
   state* self;
   char fail_open[64] = "";
@@ -61,7 +63,7 @@ static int32_t plugin_open(const tenon_plugin_setup* setup, void** out, char* me
   self->worker = setup->worker;
   self->seed = setup->seed;
   self->rows = 4;
-  self->fail_at = -1;
+  self->fail_at = self->end_at = self->shrink_at = -1;
   self->given = setup->fields;
   self->n_given = setup->n_fields;
   if (tenon_plugin_integer(setup->config, "rows", &self->rows) < 0 || self->rows < 1 ||
@@ -71,6 +73,8 @@ static int32_t plugin_open(const tenon_plugin_setup* setup, void** out, char* me
     return 3;
   }
   tenon_plugin_integer(setup->config, "fail_at", &self->fail_at);
+  tenon_plugin_integer(setup->config, "end_at", &self->end_at);
+  tenon_plugin_integer(setup->config, "shrink_at", &self->shrink_at);
   tenon_plugin_string(setup->config, "lie", self->lie, sizeof self->lie);
   tenon_plugin_string(setup->config, "text", self->text, sizeof self->text);
   add(&open_states, 1);
@@ -117,7 +121,7 @@ static int32_t plugin_describe(void* context, const tenon_plugin_field** fields,
   return 0;
 }
 
-static int32_t plugin_fill(void* context, const tenon_plugin_request* request, char* message,
+static int32_t plugin_fill(void* context, const tenon_fill_request* request, char* message,
                            size_t message_size) {
   state* const self = context;
   uint64_t* const data = request->fields[0];
@@ -125,9 +129,8 @@ static int32_t plugin_fill(void* context, const tenon_plugin_request* request, c
   int64_t row;
   int32_t code = 0;
   enter(self);
-  if (request->struct_size < sizeof *request || request->n_fields != 2 || request->rows != self->rows ||
-      self->n_given != 2 || strcmp(self->given[1].dtype, "int64") != 0 ||
-      self->given[0].shape[1] != COLUMNS) {
+  if (request->struct_size < sizeof *request || request->rows != self->rows || self->n_given != 2 ||
+      strcmp(self->given[1].dtype, "int64") != 0 || self->given[0].shape[1] != COLUMNS) {
     code = 8;
   }
   for (row = 0; code == 0 && row < request->rows; ++row) {
@@ -143,6 +146,8 @@ static int32_t plugin_fill(void* context, const tenon_plugin_request* request, c
     label[row] = (int64_t)request->index * 100 + row;
   }
   ++self->fills;
+  if ((int64_t)request->index == self->end_at) code = TENON_END_OF_EPOCH;
+  if ((int64_t)request->index == self->shrink_at) request->shapes[0][0] = request->shapes[1][0] = 1;
   if ((int64_t)request->index == self->fail_at) {
     code = 7;
     if (is_lie(self, "endless text")) {
@@ -168,6 +173,30 @@ static void plugin_close(void* context) {
 
 #define ENTRIES plugin_open, plugin_describe, plugin_fill, plugin_close
 
+/* A library that was compiled for version 1, with the request of that version. */
+typedef struct old_request {
+  uint32_t struct_size;
+  int32_t worker;
+  uint64_t index, epoch, seed;
+  int64_t rows;
+  void* const* fields;
+  int32_t n_fields, reserved;
+} old_request;
+
+static int32_t old_fill(void* context, const old_request* old, char* message, size_t message_size) {
+  tenon_fill_request request;
+  if (old->struct_size < 56 || old->n_fields != 2) return 9;
+  memset(&request, 0, sizeof request);
+  request.struct_size = sizeof request;
+  request.worker = old->worker;
+  request.index = old->index;
+  request.epoch = old->epoch;
+  request.seed = old->seed;
+  request.rows = old->rows;
+  request.fields = old->fields;
+  return plugin_fill(context, &request, message, message_size);
+}
+
 static const tenon_plugin tables[] = {
     {sizeof(tenon_plugin), TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE, 0, "telling", ENTRIES},
     /* 1: of another ABI, which may not be read any further */
@@ -181,12 +210,17 @@ static const tenon_plugin tables[] = {
     {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, NULL, plugin_close},
     {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, plugin_fill, NULL},
     /* 7: does not describe itself, has no name, is not thread-safe */
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, NULL, plugin_open, NULL, plugin_fill, plugin_close}};
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, NULL, plugin_open, NULL, plugin_fill, plugin_close},
+    /* 8: of version 1 */
+    {sizeof(tenon_plugin), 1, TENON_PLUGIN_THREADSAFE, 0, "version 1", plugin_open, plugin_describe,
+     (tenon_fill_function)(void (*)(void))old_fill, plugin_close},
+    /* 9: of no version */
+    {sizeof(tenon_plugin), 0, 0, 0, "none", ENTRIES}};
 
-#if TABLE == 8
+#if TABLE == 10
 TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_tabel(void) { return tables; }
 #else
 TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) {
-  return TABLE < 8 ? &tables[TABLE % 8] : NULL;
+  return TABLE < 10 ? &tables[TABLE % 10] : NULL;
 }
 #endif

@@ -129,14 +129,15 @@ def test_texts_of_any_bytes_are_text():
 @pytest.mark.parametrize(
     ("table", "error", "text"),
     [
-        (1, ValueError, "its ABI is 7, this library's is 1"),
+        (1, ValueError, "its ABI is 8, this library's is 2"),
         (2, ValueError, "struct_size of its table is 24"),
         (3, ValueError, "unknown flags: 512"),
         (4, ValueError, "open is NULL"),
         (5, ValueError, "fill is NULL"),
         (6, ValueError, "close is NULL"),
-        (8, FileNotFoundError, "did you mean 'tenon_plugin_tabel'"),
-        (9, ValueError, r"tenon_plugin_table\(\) returned NULL"),
+        (9, ValueError, "its ABI is 0"),
+        (10, FileNotFoundError, "did you mean 'tenon_plugin_tabel'"),
+        (11, ValueError, r"tenon_plugin_table\(\) returned NULL"),
     ],
 )
 def test_libraries_that_cannot_serve_are_refused(table, error, text):

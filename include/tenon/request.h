@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * request.h - the request to fill one batch, the same for generators of a process (tenon/feed.h) and for
+ * plug-ins (tenon/plugin.h). No linking is needed.
+ *
+ * \since 0.1; the member rows: 0.4
+ */
+#ifndef TENON_REQUEST_H_
+#define TENON_REQUEST_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tenon_fill_request {
+  uint32_t struct_size;
+  int32_t worker;      /* counts from 0 */
+  void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, with old contents */
+  __extension__ union {
+    int64_t rows; /* requested */
+    int64_t n;    /* an older name of rows */
+  };
+  uint64_t index; /* of the batch in its epoch */
+  uint64_t epoch; /* counts from 0 */
+  uint64_t seed;  /* depends only on the feed's seed, epoch and index, not on the number of workers */
+  /* The shape of each field, as in the schema. A generator may reduce entries; axis 0 must stay equal in all
+   * fields. The filled elements are then C-contiguous in the smaller shape. */
+  int64_t* const* shapes;
+  /* Bytes that are passed with the batch. fill reads what prepare wrote; the consumer gets what fill
+   * wrote. */
+  void* attachment;
+  uint64_t attachment_size;    /* capacity: attachment_nbytes of the feed's options */
+  uint64_t* attachment_nbytes; /* number of bytes used */
+} tenon_fill_request;
+
+/* Results of fill and prepare that are not failures. */
+enum {
+  TENON_NO_BATCH = -2147483647,    /* there is no batch with this index: the consumer gets the next one */
+  TENON_END_OF_EPOCH = -2147483646 /* the epoch ends before this index */
+};
+
+/* Fills one batch. Returns 0, one of the codes above, or another code, which means failure. For a failure it
+ * may write a text to message (message_size bytes including the NUL). C++ exceptions must not leave it.
+ * context: of the generator, or the state of a plug-in. */
+typedef int32_t (*tenon_fill_function)(void* context, const tenon_fill_request* request, char* message,
+                                       size_t message_size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENON_REQUEST_H_ */
