@@ -114,7 +114,7 @@ struct GrantState {
     kDied = 4,  // a writer died here: the bytes may be half written
   };
   static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
-  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no circle of waits
+  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no cycle of waits
   static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
     return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
