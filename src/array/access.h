@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How synchronous code gets at elements: by a view as long as somebody holds a pointer, by a call as long as
+// How synchronous code gets at elements: by a view as long as a pointer is held, by a call as long as
 // it runs. Both are known to the queue of the memory, wait for work that was pushed before, and act under a
 // lease of the caller's own if there is one.
 #pragma once

@@ -10,7 +10,7 @@ namespace tenon::impl {
 
 // Takes the memory out of the array's storage: the caller owns it now, and every array on the storage is
 // refused from then on (kMoved). Waits for work that was pushed before. site: as of a view, but lives for
-// ever. Fails with kLeaseConflict when anybody else holds the memory, was given it by another import or uses
+// ever. Fails with kLeaseConflict when another user holds the memory, was given it by another import or uses
 // it unchecked, kDeadlock, kInterrupted, kOp, kMoved.
 Memory move_out(Array& array, const char* site);
 
@@ -19,8 +19,8 @@ Memory move_out(Array& array, const char* site);
 // C order), kLeaseConflict (a writable view is open: its writes would be lost), kNoMemory.
 Ref<Array> renew(const Array& array);
 
-// The same window outside of the contract: on a queue of its own, so that it waits for nobody and nobody for
-// it. Keeps the memory alive, and from being moved out. Fails with kMoved.
+// The same window outside of the contract: on a queue of its own, so that it waits for nothing and nothing
+// for it. Keeps the memory alive, and from being moved out. Fails with kMoved.
 Ref<Array> unchecked(const Array& array);
 
 }  // namespace tenon::impl

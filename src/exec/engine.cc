@@ -143,9 +143,9 @@ bool Engine::has_room() const noexcept {
 bool Engine::has_room_in(const Engine& engine) noexcept { return engine.has_room(); }
 
 void Engine::note_done() noexcept {
-  // pairs with: Engine::wait_all, "somebody waits for all ops"
+  // pairs with: Engine::wait_all, "a thread waits for all ops"
   finished_.fetch_add(1, std::memory_order_seq_cst);
-  // pairs with: Engine::wait_for_turn, "somebody waits for all ops"
+  // pairs with: Engine::wait_for_turn, "a thread waits for all ops"
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
   const bool has_ended_wait =
       unfinished() == 0 || (pushers_.load(std::memory_order_relaxed) != 0 && has_room());
@@ -169,7 +169,7 @@ bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline
   waiter.is_pusher = is_over == has_room_in;
   const uint32_t is_pusher = waiter.is_pusher ? 1 : 0;
   pushers_.fetch_add(is_pusher, std::memory_order_relaxed);
-  // pairs with: Engine::note_done, "somebody waits for all ops"
+  // pairs with: Engine::note_done, "a thread waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);
   const auto is_over_now = [this, is_over](uint32_t) { return is_over(*this); };
   const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &conflict->holder);

@@ -29,8 +29,8 @@ class Engine {
   // at the process' end, and as set_executor.
   bool push(const Ref<Op>& op, OnHost on_host, Conflict* conflict);
 
-  // Waits until no op is unfinished, and runs ops meanwhile where nobody else does. False: the conflict says
-  // why.
+  // Waits until no op is unfinished, and runs ops meanwhile where no other thread does. False: the conflict
+  // says why.
   bool wait_all(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // The oldest failure that began with an op of its own and has not been taken; null: none.
@@ -52,7 +52,7 @@ class Engine {
   uint64_t byte_limit() const noexcept { return byte_limit_.load(std::memory_order_relaxed); }
   uint64_t unfinished() const noexcept {
     // In this order: nothing is finished that was not pushed.
-    // pairs with: Engine::note_done, "somebody waits for all ops"
+    // pairs with: Engine::note_done, "a thread waits for all ops"
     const uint64_t finished = finished_.load(std::memory_order_seq_cst);
     // pairs with: Engine::set_executor, "no push beside a change"
     return pushed_.load(std::memory_order_seq_cst) - finished;

@@ -222,7 +222,7 @@ Task* Op::finish() noexcept {
     request = after;
   }
   // pairs with: Op::is_done, "an op's result"
-  // pairs with: Op::set_bit, "somebody waits for an op"
+  // pairs with: Op::set_bit, "a thread waits for an op"
   const uint32_t before = state_.exchange(kDone, std::memory_order_acq_rel);
   if ((before & kHasWaiters) != 0) futex_wake_all(state_);
   DoneCall* calls = nullptr;
@@ -251,7 +251,7 @@ void Op::note_end() const noexcept {
 bool Op::set_bit(uint32_t bit) noexcept {
   uint32_t state = state_.load(std::memory_order_relaxed);
   while ((state & kStateBits) != kDone) {
-    // pairs with: Op::finish, "somebody waits for an op"
+    // pairs with: Op::finish, "a thread waits for an op"
     if ((state & bit) != 0 || state_.compare_exchange_weak(state, state | bit, std::memory_order_acq_rel,
                                                            std::memory_order_relaxed)) {
       return true;

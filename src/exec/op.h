@@ -51,12 +51,13 @@ class Op final : public Request, public Task {
   // The body has ended. Once; from any thread.
   void complete() noexcept;
   void fail(Ref<Failure> failure) noexcept;
-  // The body has ended its thread and will not return; within run. It has failed, unless somebody has ended
-  // it. Another thread may hold the op to end it later, which does nothing then: the op is kept for ever.
+  // The body has ended its thread and will not return; within run. It has failed, unless another thread has
+  // ended it. Another thread may hold the op to end it later, which does nothing then: the op is kept for
+  // ever.
   void fail_without_return(Ref<Failure> failure) noexcept;
 
-  // Waits until it is done; without a deadline it runs it here if it is ready and nobody else does. False:
-  // the conflict says why.
+  // Waits until it is done; without a deadline it runs it here if it is ready and no other thread does.
+  // False: the conflict says why.
   bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // The body has begun and not ended; a hint.
@@ -97,7 +98,7 @@ class Op final : public Request, public Task {
 
  private:
   friend class Engine;
-  // The states, and a bit that says that somebody sleeps on the word.
+  // The states, and a bit that says that a thread sleeps on the word.
   static constexpr uint32_t kQueued = 0;
   static constexpr uint32_t kReady = 1;
   static constexpr uint32_t kRunning = 2;

@@ -11,7 +11,7 @@ namespace {
 
 bool is_death(uint64_t word) noexcept { return GrantState::kind(word) == GrantState::kDied; }
 
-// Nobody takes bytes away from a death that has them all while the grant is still a lease for writing.
+// No process takes bytes away from a death that has them all while the grant is still a lease for writing.
 bool is_noted(const Control& control, uint32_t block, const Span& bytes) noexcept {
   bool is_noted = false;
   visit_grants(control, block, [&](const Grant& grant, uint64_t word) {

@@ -43,7 +43,7 @@ void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word)
 // These bytes hold values. Requires that this process holds them for writing.
 void heal(const Control& control, Participant& self, uint32_t block, const Span& bytes) noexcept;
 
-// Of a block that nobody uses any more.
+// Of a block that no process uses any more.
 void forget_deaths(const Control& control, uint32_t block) noexcept;
 
 }  // namespace tenon::impl

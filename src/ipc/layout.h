@@ -10,7 +10,7 @@
 //   data            the bytes
 //
 // All numbers are offsets, never addresses. Every store leaves a state from which others can go on, because
-// the process that stores may be killed or stopped after it. Nothing but a channel has a mutex, and nobody
+// the process that stores may be killed or stopped after it. Nothing but a channel has a mutex, and no thread
 // waits for that without a deadline.
 #pragma once
 
@@ -108,13 +108,13 @@ enum class SlotState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 struct GrantState {
   enum Kind : uint64_t {
     kFree = 0,
-    kArriving = 1,  // it has no ticket yet: everybody waits for it
+    kArriving = 1,  // it has no ticket yet: all others wait for it
     kWaiting = 2,
     kGranted = 3,
     kDied = 4,  // a writer died here: the bytes may be half written
   };
   static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
-  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no circle of waits
+  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no cycle of waits
   static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
     return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
@@ -134,7 +134,7 @@ struct GrantState {
 // The right to use some bytes of a block, which a participant has or waits for; or the death of a participant
 // that had it for writing, which stays in the slot when another process has it. All but the state is written
 // while the grant is free, and the ticket while it arrives. The bytes of a death become fewer: they change
-// under a lease for writing of those that are taken away, so that nobody else changes them there.
+// under a lease for writing of those that are taken away, so that no other process changes them there.
 struct Grant {
   std::atomic<uint64_t> state;
   std::atomic<uint64_t> begin;  // bytes of the block
@@ -179,7 +179,7 @@ struct SharedEvent {
   Mask waiting;
 };
 
-// kClosing: its creator looks whether anybody uses it.
+// kClosing: its creator looks whether a process uses it.
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
 
 constexpr uint32_t kSent = 24;

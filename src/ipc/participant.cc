@@ -88,7 +88,7 @@ bool is_alive(const Control& control, uint32_t participant) noexcept {
 
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
   uint32_t word = look(life_word);
-  // Only while somebody holds it: nobody can take a mutex of which nothing but this is set.
+  // Only while a thread holds it: none can take a mutex of which nothing but this is set.
   while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0) {
     if (exchange(life_word, word, word | FUTEX_WAITERS)) return word | FUTEX_WAITERS;
   }
@@ -178,7 +178,7 @@ uint32_t Participant::take_any_slot(const os::File& file) {
 
 namespace {
 
-// Deaths that nobody has healed leave a process few grants of its own.
+// Deaths that were not healed leave a process few grants of its own.
 bool has_room(const Slot& slot) noexcept {
   constexpr auto kLeast = static_cast<std::ptrdiff_t>(kGrants * 4 / 5);
   return std::ranges::count_if(slot.grants, [](const Grant& grant) {
@@ -324,7 +324,7 @@ bool Participant::take_back_deaths() noexcept {
       const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
       Grant& grant = slot().grants[i];
       uint64_t word = look(grant.state);
-      // One without bytes is nobody's to change but its slot's owner's.
+      // Only the owner of the slot changes one without bytes.
       const bool is_healed = word == GrantState::kFree || look(grant.begin) >= look(grant.end);
       if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
       if (word != GrantState::kFree) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});

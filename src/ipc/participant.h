@@ -109,7 +109,7 @@ class Participant {
     grant_waits_.fetch_add(1, std::memory_order_seq_cst);
   }
   void end_grant_wait() noexcept { grant_waits_.fetch_sub(1, std::memory_order_relaxed); }
-  // What moves when one is given and somebody waits for it, with its value: a futex.
+  // What moves when one is given back and a thread waits for it, with its value: a futex.
   os::Sleep grants_given() const noexcept {
     // pairs with: Participant::give_grant, "a grant that is free"
     return {&grants_given_, grants_given_.load(std::memory_order_acquire)};
@@ -147,7 +147,7 @@ class Participant {
   // Of those that are taken: they hold deaths, or did.
   std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> deaths_{};
   std::atomic<uint32_t> grant_waits_{0};   // threads
-  std::atomic<uint32_t> grants_given_{0};  // moves when a grant is given and somebody waits: a futex
+  std::atomic<uint32_t> grants_given_{0};  // moves when one is given back and a thread waits: a futex
   std::array<std::atomic<uint32_t>, kGrants> references_{};
 };
 

@@ -432,7 +432,7 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
       }
       os::sleep_on(blockers.words, blockers.word_count(), slice);
     }
-    // First: the kernel has told nobody else.
+    // First: the kernel has told no other thread.
     if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) wake_others();
     seen = look_again();
     if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;

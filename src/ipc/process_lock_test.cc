@@ -136,7 +136,7 @@ TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
   EXPECT_TRUE(is_granted_now(c_, kRead));
 }
 
-// The reader asks, behind the writer that waits for it, for no time: that is a circle for a moment alone.
+// The reader asks, behind the writer that waits for it, for no time: that is a cycle for a moment alone.
 TEST_F(Lock, ARequestThatDoesNotWaitIsNoPartOfADeadlock) {
   for (int i = 0; i < 100; ++i) {
     Turn reader(in(a_), kRead);

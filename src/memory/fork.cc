@@ -3,7 +3,7 @@
 // What a fork means for the contract. The child has one thread and all of the memory. Ops that were
 // unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
 // that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
-// are not there are void, and views that were bound to them are nobody's. Of memory that other processes use,
+// are not there are void, and views that were bound to them are unbound. Of memory that other processes use,
 // too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
 // for short sections only, never for ops. They need no memory: without it the child lives and its failures
 // are told in fewer words.
@@ -67,7 +67,7 @@ bool is_void(const Request& request) {
 // Takes out of a queue what belongs to threads that are not there; the ops, each once, are to be ended.
 void empty(Queue& queue, ReadyList* ops) {
   constexpr uint64_t kListed = UINT64_MAX;  // no walk has this number
-  ReadyList ready;  // nobody becomes ready: what waits is taken out before what it waits for
+  ReadyList ready;  // none becomes ready: what waits is taken out before what it waits for
   RequestPart* last = queue.first();
   while (last != nullptr && last->next != nullptr) last = last->next;
   for (RequestPart* part = last; part != nullptr;) {

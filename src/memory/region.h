@@ -30,7 +30,7 @@ class Region : public Queue {
 
   uintptr_t begin_ = 0;
   uintptr_t end_ = 0;
-  Storage* storages_ = nullptr;  // the storages on this region, the dead ones that nobody swept included
+  Storage* storages_ = nullptr;  // on this region, also dead ones that were not swept yet
   Region* next_spare_ = nullptr;
   Region* next_unlisted_ = nullptr;
   bool is_unlisted_ = false;  // of an unchecked storage

@@ -37,7 +37,7 @@ uint32_t thread_id_of(uint32_t number) noexcept;
 void lock_threads_for_fork() noexcept;
 void unlock_threads_after_fork(bool is_child) noexcept;
 
-// What owns a lease. A lease taken outside of tasks belongs to its thread; nobody == {} is the owner of a
+// What owns a lease. A lease taken outside of tasks belongs to its thread; Actor{} is the owner of a
 // detached one.
 struct Actor {
   uint32_t thread = 0;  // its id

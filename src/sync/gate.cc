@@ -96,7 +96,7 @@ Asked asked_of(const Request& request, const RequestPart& part) noexcept {
     asked.extent.begin = std::min(asked.extent.begin, e.extent.begin);
     asked.extent.end = std::max(asked.extent.end, e.extent.end);
     if (e.access == Access::kWrite) asked.access = Access::kWrite;
-    asked.overwrites = false;  // nobody has looked at the bytes between them
+    asked.overwrites = false;  // the bytes between them were not looked at
   }
   return asked;
 }

@@ -53,7 +53,7 @@ class Gate {
   virtual void note_kept_view() noexcept {}
   // A request with a gate_quota has left all of its gates, and takes none of it any more.
   virtual void return_quota(Request&) noexcept {}
-  // What holds it belongs to nobody from now on: any thread may end it.
+  // What holds it has no owner from now on: any thread may end it.
   virtual void disown(GrantId grant) noexcept = 0;
 
   // A request that has to pass several gates does so in this order, which is the same in every process.

@@ -207,7 +207,7 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
       view->is_bound = true;
       ++bound_views_;
       note_kept(1);
-      // A lease of nobody's is continued by the thread that took the view.
+      // A lease without an owner is continued by the thread that took the view.
       if (!request.is_detached.load(std::memory_order_relaxed)) view->actor = request.owner;
     }
     for (RequestPart* e = head_; e != nullptr; e = e->next) {

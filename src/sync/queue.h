@@ -88,7 +88,7 @@ class Queue {
     return includes(under.access, access) && under.extent.contains(extent);
   }
 
-  // In a gated queue: the lease that belongs to nobody, so that all of the process may act under it.
+  // In a gated queue: the lease without an owner, so that all of the process may act under it.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
   // A view of the host with a grant that covers extent and allows access, or null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
@@ -96,7 +96,7 @@ class Queue {
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
 
-  // After a fork, in the child: views of threads that are not there are nobody's.
+  // After a fork, in the child: views of threads that are not there are unbound.
   void unbind_views_of_others(uint32_t thread) noexcept;
 
   // The host's view that conflicts, or null.

@@ -268,7 +268,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
           e.next != nullptr ? e.queue->insert_before(&e, e.next) : e.queue->append(&e, &ready);
       granted += is_granted ? 1 : 0;
     } else {
-      // What is taken under a lease of nobody's outlives it, when another thread gives that back.
+      // What is taken under a lease without an owner outlives it, when another thread gives that back.
       const bool is_of_nobody = e.previous->request->is_detached.load(std::memory_order_relaxed);
       if (request.kind == HolderKind::kCall && !is_of_nobody) {
         e.is_appended = false;
