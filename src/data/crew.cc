@@ -102,13 +102,13 @@ void Crew::note_fill(int32_t worker, const Job& job, const FillResult& result) c
   });
 }
 
-int32_t Crew::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
+int32_t Crew::take_slot(int32_t worker, SpinBudget& short_wait) noexcept {
   int32_t slot = slots_->try_take();
   if (slot != Slots::kNone) return slot;
   const trace::Span span = begin_span(trace::SpanKind::kBlocked, worker, nullptr);
   const int64_t start = now_ns();
   const bool is_consumers = queue_.has_ready();
-  const bool is_found = ShortWait::poll(short_wait.budget_ns(), [&] {
+  const bool is_found = SpinBudget::poll(short_wait.budget_ns(), [&] {
     slot = slots_->try_take();
     return slot != Slots::kNone;
   });
@@ -166,7 +166,7 @@ bool Crew::prepare(int32_t worker, Job& job) {
   return true;
 }
 
-Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+Crew::JobTake Crew::take_job(int32_t worker, bool may_wait, SpinBudget& short_wait, Job& job) {
   const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
     // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
@@ -273,7 +273,7 @@ FillResult Crew::fill_here(int32_t worker, const Job& job) {
 }
 
 void Crew::work_here(int32_t worker) {
-  ShortWait short_wait;
+  SpinBudget short_wait;
   Job job;
   job.lane = worker * static_cast<int32_t>(kDepth);
   while (take_job(worker, true, short_wait, job) == JobTake::kJob) {
@@ -289,7 +289,7 @@ void Crew::work_here(int32_t worker) {
 }
 
 void Crew::work_by_process(int32_t worker) {
-  ShortWait short_wait;
+  SpinBudget short_wait;
   std::array<Job, kDepth> jobs;  // in order of the requests: number n lies at n % kDepth
   uint32_t asked = 0, settled = 0;
   const auto ask = [&](const Job& job) {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/spin_budget.h"
 #include "data/mailbox.h"
 #include "data/schema.h"
-#include "data/short_wait.h"
 #include "data/slots.h"
 #include "tenon/tenon.h"
 
@@ -89,7 +89,7 @@ class Fleet {
     std::string failure;  // why it could not be started
     // Of the thread that asks.
     uint32_t asked = 0, seen = 0;
-    ShortWait short_wait;
+    SpinBudget short_wait;
   };
 
   void run() noexcept;

@@ -223,7 +223,7 @@ bool TicketQueue::poll_settled(std::unique_lock<std::mutex>& lock) {
   const uint64_t before = news_.load(std::memory_order_relaxed);
   lock.unlock();
   const bool has_news =
-      ShortWait::poll(budget, [&] { return news_.load(std::memory_order_relaxed) != before; });
+      SpinBudget::poll(budget, [&] { return news_.load(std::memory_order_relaxed) != before; });
   lock.lock();
   return has_news && is_settled();
 }

@@ -10,9 +10,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/one_per_process.h"
+#include "base/spin_budget.h"
 #include "ipc/awaited.h"
-#include "ipc/hooked_sleep.h"
-#include "ipc/patience.h"
+#include "ipc/ending_pace.h"
 #include "ipc/porter.h"
 #include "ipc/walk.h"
 #include "sync/wait.h"
@@ -22,9 +22,7 @@ namespace {
 
 using RecordKind = RecordState::Kind;
 
-constexpr int64_t kSliceNs = 50'000'000;
-constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
-constexpr int kPolls = 200;
+constexpr int64_t kWalkNs = 1'000'000;                                   // most waits are over before that
 constexpr size_t kCommandRoom = sizeof Slot().command;                   // of the name of an holder;
 constexpr size_t kEndingRoom = sizeof Holder().name - kCommandRoom - 1;  // and for what is added to it
 
@@ -149,21 +147,18 @@ bool ProcessLock::take_record(Attempt* attempt, const Deadline& deadline, Confli
   if (attempt->record != Participant::kNone || deadline.has_passed()) {
     return attempt->record != Participant::kNone;
   }
-  HookedSleep sleep;
+  Waiter waiter(deadline);
   self.begin_record_wait();
-  while (true) {
+  WaitEnd end = WaitEnd::kOver;
+  while (end == WaitEnd::kOver) {
     const os::Sleep given = self.records_given();
     attempt->record = self.take_record();
     if (attempt->record != Participant::kNone) break;
-    const int64_t left = deadline.left_ns();
-    if (left <= 0) break;
-    if (sleep.is_interrupted()) {
-      refuse(conflict, Conflict::Reason::kInterrupted);
-      break;
-    }
-    os::sleep_on(&given, 1, std::min(kSliceNs, left));
-    sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
+    end = waiter.sleep_on(&given, 1, Waiter::kSliceNs, [] {
+      return std::string("for this process to hold fewer leases of shared memory");
+    });
   }
+  if (end == WaitEnd::kInterrupted) refuse(conflict, Conflict::Reason::kInterrupted);
   self.end_record_wait();
   return attempt->record != Participant::kNone;
 }
@@ -413,55 +408,50 @@ bool ProcessLock::enter(const Wanted& wanted, Attempt* wanted_attempt, const Dea
   Look seen = try_grant(attempt, &obstruction, &pid);
   // Who has died already will not end its turn while this one looks.
   if (seen == Look::kBlocked && reap_dead(obstruction, true)) seen = try_grant(attempt, &obstruction, &pid);
-  for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
-    relax_processor();
+  const auto is_over = [&] {
     const os::Sleep& turn = obstruction.words[0];
     if (look(*turn.word) != turn.value) seen = try_grant(attempt, &obstruction, &pid);
-  }
+    return seen != Look::kBlocked;
+  };
+  if (seen == Look::kBlocked) (void)spin(kBriefLooks, is_over);
   if (is_done(seen)) return seen == Look::kGranted;
 
-  HookedSleep sleep;
+  Waiter waiter(deadline);
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
+  WaitEnd end = WaitEnd::kOver;
   while (true) {
     const bool is_holder_ending = is_ending(obstruction);
     if (!reap_dead(obstruction)) {
       conflict->holder = obstruction.holder;
-      const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
-      if (waited >= next_walk_ns || left <= 0) {
-        next_walk_ns = waited + kSliceNs;
+      const int64_t waited = waiter.waited_ns();
+      if (waited >= next_walk_ns || deadline.has_passed()) {
+        next_walk_ns = waited + Waiter::kSliceNs;
         if (is_circle(attempt)) {
-          refuse(conflict, Conflict::Reason::kDeadlock);
+          end = WaitEnd::kDeadlock;
           break;
         }
       }
-      if (left <= 0) {
-        describe_state(obstruction.holder_participant, &conflict->holder);
-        refuse(conflict, Conflict::Reason::kTimeout);
-        break;
-      }
-      int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      int64_t slice = next_walk_ns - waited;
       if (is_holder_ending) {
         slice = pace.next_ns(slice);
       } else {
         pace.restart();
       }
-      os::sleep_on(obstruction.words, obstruction.word_count(), slice);
+      end = waiter.sleep_on(obstruction.words, obstruction.word_count(), slice, [&] {
+        Holder holder = obstruction.holder;
+        describe_state(obstruction.holder_participant, &holder);
+        return concat("behind ", text_of(holder));
+      });
+      if (end != WaitEnd::kOver) break;
     }
     // First: the kernel has told nobody else.
     if (!reap_dead(obstruction, true) && !is_holder_ending && is_ending(obstruction)) wake_others();
     seen = try_grant(attempt, &obstruction, &pid);
     if (is_done(seen)) return seen == Look::kGranted;
-    if (sleep.is_interrupted()) {
-      refuse(conflict, Conflict::Reason::kInterrupted);
-      break;
-    }
-    sleep.report([&] {
-      Holder holder = obstruction.holder;
-      describe_state(obstruction.holder_participant, &holder);
-      return concat("behind ", text_of(holder));
-    });
   }
+  if (end == WaitEnd::kTimeout) describe_state(obstruction.holder_participant, &conflict->holder);
+  (void)impl::is_over(end, conflict);
   withdraw(attempt);
   return false;
 }

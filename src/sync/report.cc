@@ -113,11 +113,11 @@ struct Way {
 
 // Calls visit with each request that waits on the way.
 template <class Visit>
-Way way_of(const Waiter& waiter, Visit visit) noexcept {
+Way way_of(const WaitNode& node, Visit visit) noexcept {
   Way way;
   Step step;
-  Request* request = waiter.request;
-  if (waiter.waits_for_all) {
+  Request* request = node.request;
+  if (node.waits_for_all) {
     request = any_op();
     step.set(request);
   }
@@ -141,8 +141,8 @@ Way way_of(const Waiter& waiter, Visit visit) noexcept {
   return way;
 }
 
-Way way_of(const Waiter& waiter) noexcept {
-  return way_of(waiter, [](const Request&) {});
+Way way_of(const WaitNode& node) noexcept {
+  return way_of(node, [](const Request&) {});
 }
 
 std::string found(const Holder& holder) {
@@ -163,8 +163,8 @@ std::string found_text_of(const Holder& holder) { return text_of(holder) + found
 
 std::string lasting_text_of(const Holder& holder) { return text_without_age(holder) + found(holder); }
 
-std::string text_of_wait(const Waiter& waiter) {
-  const Way way = way_of(waiter);
+std::string text_of_wait(const WaitNode& node) {
+  const Way way = way_of(node);
   std::string text;
   for (size_t i = 0; i < way.count; ++i) {
     if (i != 0)
@@ -176,9 +176,9 @@ std::string text_of_wait(const Waiter& waiter) {
 
 namespace detail {
 
-void describe_holder(const Waiter& waiter, Holder* holder) noexcept {
+void describe_holder(const WaitNode& node, Holder* holder) noexcept {
   if (holder == nullptr) return;
-  const Way way = way_of(waiter);
+  const Way way = way_of(node);
   if (way.count != 0) *holder = way.links[way.count - 1];
 }
 
@@ -195,11 +195,11 @@ void report_kept_view(const Holder& view) noexcept {
   }
 }
 
-void report_kept_views(const Waiter& waiter) noexcept {
+void report_kept_views(const WaitNode& node) noexcept {
   if (wait_hooks().report == nullptr) return;
   std::array<Holder, kMostViews> views;
   size_t n = 0;
-  (void)way_of(waiter, [&](const Request& request) {
+  (void)way_of(node, [&](const Request& request) {
     for (const RequestPart& part : request.parts) {
       if (part.sequence == 0) continue;
       const std::scoped_lock lock(part.queue->lock);
