@@ -29,7 +29,6 @@ using Clock = std::chrono::steady_clock;
 // again after a pause, which grows.
 constexpr std::chrono::nanoseconds kFirstPause = std::chrono::microseconds(50);
 constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(20);
-constexpr std::chrono::seconds kReportEvery{5};
 
 // A thread that waits: in the C library, or here for calls of others.
 struct WaitingThread {
@@ -308,8 +307,7 @@ void BufferCall::renew() {
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
   std::optional<BufferCalls::Found> found = find(array, access);
   if (!found) return;
-  const Clock::time_point began = Clock::now();
-  Clock::time_point next_report = began + kReportEvery;
+  ReportTimer timer;
   std::chrono::nanoseconds pause = kFirstPause;
   const Waiting waiting;
   Sleeper sleeper;
@@ -321,9 +319,8 @@ void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
                                          " the array of shape " + shape_text(*tenon_array_describe(array)) +
                                          " in the time given: " + text_of(*found));
     }
-    if (now >= next_report) {
-      next_report += kReportEvery;
-      const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - began).count();
+    if (timer.is_due()) {
+      const auto waited = timer.waited() / std::chrono::seconds(1);
       report_wait(("waiting for " + std::to_string(waited) + " s behind " + text_of(*found)).c_str());
     }
     sleeper.sleep(end ? std::clamp<std::chrono::nanoseconds>(*end - now, kFirstPause, pause) : pause);

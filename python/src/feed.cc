@@ -17,6 +17,7 @@
 #include "ndarray.h"
 #include "owners.h"
 #include "plugin.h"
+#include "waiting.h"
 
 namespace tenon::python {
 namespace {
@@ -24,7 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSliceNs = 100'000'000;  // between two looks for Ctrl-C
-constexpr int64_t kReportNs = 5'000'000'000;
 
 nb::tuple names_of(const Schema& schema) {
   nb::list names;
@@ -209,13 +209,11 @@ class NativeFeed {
  private:
   tenon_status wait(std::optional<double> timeout, const nb::object& warn, tenon_batch** batch,
                     tenon_error* error) {
-    const Clock::time_point start = Clock::now();
-    const auto waited = [&] { return (Clock::now() - start) / std::chrono::nanoseconds(1); };
+    ReportTimer timer;
     const int64_t limit = timeout ? static_cast<int64_t>(std::min(*timeout * 1e9, 9e18)) : INT64_MAX;
-    int64_t next_report = kReportNs;
     int collected = 0;  // the oldest generation that was: the young ones first, they take little time
     while (true) {
-      const int64_t slice = std::clamp<int64_t>(limit - waited(), 1, kSliceNs);
+      const int64_t slice = std::clamp<int64_t>(limit - timer.waited().count(), 1, kSliceNs);
       tenon_status status = TENON_OK;
       {
         const nb::gil_scoped_release released;
@@ -229,11 +227,9 @@ class NativeFeed {
         nb::module_::import_("gc").attr("collect")(++collected);
         continue;
       }
-      const int64_t now = waited();
-      if (now >= limit || (!timeout && now >= kReportNs && is_starved())) return status;
-      if (now < next_report) continue;
-      warn(error->message);
-      next_report += kReportNs;
+      const auto now = timer.waited();
+      if (now.count() >= limit || (!timeout && now >= ReportTimer::kInterval && is_starved())) return status;
+      if (timer.is_due()) warn(error->message);
     }
   }
 

@@ -252,6 +252,7 @@ void raise_noted_interrupt() {
 }
 
 void add_waiting(nb::module_& module) {
+  module.attr("REPORT_SECONDS") = std::chrono::duration<double>(ReportTimer::kInterval).count();
   tenon_wait_hooks hooks{};
   hooks.struct_size = sizeof hooks;
   hooks.begin = begin_wait;

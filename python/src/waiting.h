@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <string>
 
 #include "python.h"
@@ -28,6 +29,26 @@ bool is_in_body() noexcept;
 
 // Logs a warning about a long wait. Any thread.
 void report_wait(const char* text);
+
+// When the extension reports a wait of its own: every 5 s, as the library does. REPORT_SECONDS in Python.
+class ReportTimer {
+ public:
+  static constexpr std::chrono::seconds kInterval{5};
+
+  std::chrono::nanoseconds waited() const { return Clock::now() - began_; }
+  // Once in each interval.
+  bool is_due() {
+    if (waited() < next_) return false;
+    next_ += kInterval;
+    return true;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const Clock::time_point began_ = Clock::now();
+  std::chrono::nanoseconds next_ = kInterval;
+};
 
 // Ctrl-C has ended a body that the main thread ran, in a wait or a push: it was meant for the program, which
 // hears of it at the end of that, once. Nothing in other threads. Requires the GIL.

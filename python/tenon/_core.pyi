@@ -1055,6 +1055,8 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
         The capsule was consumed before; the device is unknown.
     """
 
+REPORT_SECONDS: float = 5.0
+
 def end_reports() -> None:
     """Threads of the library run no Python code from now on."""
 

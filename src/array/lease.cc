@@ -162,7 +162,7 @@ bool Lease::cancel() noexcept {
     return false;
   }
   end_span(trace::SpanOutcome::kCancelled);
-  WaitGraph::instance().leave(&pending_->waiter);
+  WaitGraph::instance().leave(&pending_->node);
   drop_request();
   storage_.store(nullptr, std::memory_order_relaxed);
   storage->release();

@@ -46,7 +46,7 @@ class Lease {
   // is to be released, and counts as not written.
   bool cancel() noexcept;
   // Of a request that has not been checked; null: there is none.
-  const Waiter* waiter() const noexcept { return pending_ != nullptr ? &pending_->waiter : nullptr; }
+  const WaitNode* node() const noexcept { return pending_ != nullptr ? &pending_->node : nullptr; }
   // After the grant. Fails with kOp when the memory holds no value, and as acquire when it was refused where
   // other processes take turns: then it is released.
   void check();

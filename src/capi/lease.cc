@@ -59,14 +59,14 @@ void call_finder(const Holder& holder, char* text, size_t size) noexcept {
 
 namespace tenon::impl::capi {
 
-int32_t report_wait(const Waiter* waiter, char* text, size_t size) noexcept {
+int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept {
   if (text != nullptr && size != 0) text[0] = '\0';
-  if (waiter == nullptr) return 0;
+  if (node == nullptr) return 0;
   bool is_waiting = false;
   (void)guarded(nullptr, [&] {
-    report_kept_views(*waiter);
+    report_kept_views(*node);
     if (text == nullptr || size == 0) return;
-    const std::string full = text_of_wait(*waiter);
+    const std::string full = text_of_wait(*node);
     text[full.copy(text, size - 1)] = '\0';
     is_waiting = !full.empty();
   });
@@ -121,7 +121,7 @@ tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const t
 int32_t tenon_lease_cancel(tenon_lease* lease) { return lease != nullptr && unwrap(lease)->cancel() ? 1 : 0; }
 
 int32_t tenon_lease_report(tenon_lease* lease, char* text, size_t size) {
-  return report_wait(lease != nullptr ? unwrap(lease)->waiter() : nullptr, text, size);
+  return report_wait(lease != nullptr ? unwrap(lease)->node() : nullptr, text, size);
 }
 
 tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error) {

@@ -18,8 +18,8 @@ struct LeaseRequest {
 // Fails with kValue for arguments that cannot work, and for a lease that is held.
 LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function);
 
-// As tenon_lease_report and tenon_await_report; waiter may be null.
-int32_t report_wait(const Waiter* waiter, char* text, size_t size) noexcept;
+// As tenon_lease_report and tenon_await_report; node may be null.
+int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept;
 
 // Fails with kValue.
 SharedOptions shared_options_in(const tenon_shared_options* given, const char* function);

@@ -52,7 +52,7 @@ struct PushedWork {
 // A task that waits for an op. Zero memory is one that has not begun.
 struct Await {
   Ref<Op> op;
-  Waiter waiter;
+  WaitNode node;
 };
 
 Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
@@ -218,12 +218,12 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
     if (this_thread.running != 0) throw_conflict(conflict, "wait for an op on", nullptr);
     auto* const fresh = new (await) Await;
     fresh->op = Ref<Op>::share(&self);
-    fresh->waiter.actor = actor_of_task(task);
-    fresh->waiter.is_thread = false;
-    fresh->waiter.request = &self;
+    fresh->node.actor = actor_of_task(task);
+    fresh->node.is_thread = false;
+    fresh->node.request = &self;
     WaitGraph& graph = WaitGraph::instance();
-    graph.enter(&fresh->waiter);
-    if (!graph.is_deadlock(fresh->waiter, &conflict.holder)) return;
+    graph.enter(&fresh->node);
+    if (!graph.is_deadlock(fresh->node, &conflict.holder)) return;
     tenon_await_end(await);
     conflict.reason = Conflict::Reason::kDeadlock;
     throw_conflict(conflict, "wait for an op on", nullptr);
@@ -232,13 +232,13 @@ tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, 
 
 void tenon_await_end(tenon_await* await) {
   if (await == nullptr || !unwrap(await)->op) return;
-  WaitGraph::instance().leave(&unwrap(await)->waiter);
+  WaitGraph::instance().leave(&unwrap(await)->node);
   unwrap(await)->op = {};
 }
 
 int32_t tenon_await_report(tenon_await* await, char* text, size_t size) {
   const bool has_begun = await != nullptr && unwrap(await)->op;
-  return report_wait(has_begun ? &unwrap(await)->waiter : nullptr, text, size);
+  return report_wait(has_begun ? &unwrap(await)->node : nullptr, text, size);
 }
 
 int32_t tenon_engine_help(void) {

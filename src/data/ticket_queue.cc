@@ -221,7 +221,7 @@ bool TicketQueue::poll_settled(std::unique_lock<std::mutex>& lock) {
   const uint64_t before = settled_.load(std::memory_order_relaxed);
   lock.unlock();
   const bool has_settled =
-      ShortWait::poll(budget, [&] { return settled_.load(std::memory_order_relaxed) != before; });
+      SpinBudget::poll(budget, [&] { return settled_.load(std::memory_order_relaxed) != before; });
   lock.lock();
   return has_settled && is_settled();
 }

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/spin_budget.h"
 #include "base/trace.h"
 #include "data/request_ring.h"
-#include "data/short_wait.h"
 #include "data/slots.h"
 
 namespace tenon::impl {
@@ -188,7 +188,7 @@ class TicketQueue {
   uint64_t starved_ns_ = 0;
   bool is_active_ = false;
   bool is_stopped_ = false;
-  ShortWait short_wait_;
+  SpinBudget short_wait_;
 };
 
 }  // namespace tenon::impl

@@ -96,7 +96,7 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
   };
   if (has_request()) return true;
   const int64_t began = now_ns();
-  bool has = ShortWait::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_request);
+  bool has = SpinBudget::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_request);
   const Deadline deadline(timeout_ns);
   while (!has && !deadline.has_passed()) {
     // pairs with: WorkerProcesses::ask, "the worker sleeps"

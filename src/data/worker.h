@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/os.h"
+#include "base/spin_budget.h"
 #include "data/request_ring.h"
-#include "data/short_wait.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -56,7 +56,7 @@ class Worker {
   std::vector<int64_t*> shapes_;
   uint32_t done_ = 0;     // requests so far
   int64_t since_ns_ = 0;  // when the current one was taken
-  ShortWait short_wait_;
+  SpinBudget short_wait_;
 };
 
 }  // namespace tenon::impl

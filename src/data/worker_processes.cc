@@ -291,7 +291,7 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
   };
   const int64_t began = now_ns();
   bool has_hung = false;
-  if (!is_settled() && !ShortWait::poll(peer.short_wait.budget_ns(), is_settled)) {
+  if (!is_settled() && !SpinBudget::poll(peer.short_wait.budget_ns(), is_settled)) {
     Deadline deadline(timeout_ns > 0 && !is_thread(worker) ? timeout_ns : -1);
     while (true) {
       // pairs with: Worker::answer, "the feed sleeps"

@@ -18,9 +18,9 @@
 
 #include "base/os.h"
 #include "base/ref.h"
+#include "base/spin_budget.h"
 #include "data/request_ring.h"
 #include "data/schema.h"
-#include "data/short_wait.h"
 #include "data/slots.h"
 #include "tenon/tenon.h"
 
@@ -90,7 +90,7 @@ class WorkerProcesses {
     std::string failure;  // why it could not be started
     // Of the thread that asks.
     uint32_t asked = 0, seen = 0;
-    ShortWait short_wait;
+    SpinBudget short_wait;
   };
 
   void run() noexcept;

@@ -101,13 +101,13 @@ void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result
   });
 }
 
-int32_t Workers::take_slot(int32_t worker, ShortWait& short_wait) noexcept {
+int32_t Workers::take_slot(int32_t worker, SpinBudget& short_wait) noexcept {
   int32_t slot = slots_->try_take();
   if (slot != Slots::kNone) return slot;
   const trace::Span span = begin_span(trace::SpanKind::kBlocked, worker, nullptr);
   const int64_t start = now_ns();
   const bool is_consumers = queue_.has_ready();
-  const bool is_found = ShortWait::poll(short_wait.budget_ns(), [&] {
+  const bool is_found = SpinBudget::poll(short_wait.budget_ns(), [&] {
     slot = slots_->try_take();
     return slot != Slots::kNone;
   });
@@ -165,7 +165,7 @@ bool Workers::prepare(int32_t worker, Job& job) {
   return true;
 }
 
-Workers::JobTake Workers::take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job) {
+Workers::JobTake Workers::take_job(int32_t worker, bool may_wait, SpinBudget& short_wait, Job& job) {
   const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
     // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
@@ -289,7 +289,7 @@ bool Workers::end_fill(int32_t worker, const Job& job, FillResult& result) {
 
 void Workers::fill_batches(int32_t worker) {
   const uint32_t most = processes_ ? kRingEntries : 1;  // fills that have begun
-  ShortWait short_wait;
+  SpinBudget short_wait;
   std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
   uint32_t begun = 0, settled = 0;
   bool is_over = false;

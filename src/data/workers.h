@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/ref.h"
+#include "base/spin_budget.h"
 #include "base/trace.h"
 #include "data/fill_times.h"
 #include "data/schema.h"
@@ -84,10 +85,10 @@ class Workers {
   void fill_batches(int32_t worker);
   void begin_fill(int32_t worker, const Job& job) noexcept;
   bool end_fill(int32_t worker, const Job& job, FillResult& result);
-  int32_t take_slot(int32_t worker, ShortWait& short_wait) noexcept;
+  int32_t take_slot(int32_t worker, SpinBudget& short_wait) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
-  JobTake take_job(int32_t worker, bool may_wait, ShortWait& short_wait, Job& job);
+  JobTake take_job(int32_t worker, bool may_wait, SpinBudget& short_wait, Job& job);
   bool prepare(int32_t worker, Job& job);
   void describe(const Job& job, int32_t worker, tenon_fill_request& request);
   void put_back(const Job& job) noexcept;

@@ -163,16 +163,16 @@ bool Engine::has_own_threads() noexcept {
 
 bool Engine::wait_for_turn(bool (*is_over)(const Engine& engine), const Deadline& deadline,
                            Conflict* conflict) noexcept {
-  Waiter waiter;
-  waiter.actor = current_actor();
-  waiter.waits_for_all = true;
-  waiter.is_pusher = is_over == has_room_in;
-  const uint32_t is_pusher = waiter.is_pusher ? 1 : 0;
+  WaitNode node;
+  node.actor = current_actor();
+  node.waits_for_all = true;
+  node.is_pusher = is_over == has_room_in;
+  const uint32_t is_pusher = node.is_pusher ? 1 : 0;
   pushers_.fetch_add(is_pusher, std::memory_order_relaxed);
   // pairs with: Engine::note_done, "a thread waits for all ops"
   waiters_.fetch_add(1, std::memory_order_seq_cst);
   const auto is_over_now = [this, is_over](uint32_t) { return is_over(*this); };
-  const WaitEnd end = wait(waiter, turns_, is_over_now, deadline, &conflict->holder);
+  const WaitEnd end = wait(node, turns_, is_over_now, deadline, &conflict->holder);
   waiters_.fetch_sub(1, std::memory_order_relaxed);
   pushers_.fetch_sub(is_pusher, std::memory_order_relaxed);
   return impl::is_over(end, conflict);

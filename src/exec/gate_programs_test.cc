@@ -248,7 +248,7 @@ class Program {
       const int64_t until = now_ns() + patience();
       while (told == 0 && now_ns() < until) std::this_thread::yield();
       if (told == 0 && lease.cancel()) {
-        WaitGraph::instance().leave(&pending->waiter);
+        WaitGraph::instance().leave(&pending->node);
         EXPECT_EQ(told, 0);
         ++withdrawn;
         return;

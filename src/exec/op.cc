@@ -286,12 +286,12 @@ bool Op::wait(const Deadline& deadline, Conflict* conflict) noexcept {
     if (is_done()) return true;
   }
   if (!set_bit(kHasWaiters)) return true;
-  Waiter waiter;
-  waiter.actor = current_actor();
-  waiter.request = this;
+  WaitNode node;
+  node.actor = current_actor();
+  node.request = this;
   // pairs with: Op::finish, "an op's result"
   const auto is_done_in = [](uint32_t value) { return (value & kStateBits) == kDone; };
-  return is_over(impl::wait(waiter, state_, is_done_in, deadline, &conflict->holder), conflict);
+  return is_over(impl::wait(node, state_, is_done_in, deadline, &conflict->holder), conflict);
 }
 
 void Op::abandon(Ref<Failure> failure) noexcept {

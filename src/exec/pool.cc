@@ -9,7 +9,6 @@
 #include <mutex>
 
 #include "base/blocked_signals.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
 
@@ -19,9 +18,6 @@ namespace {
 // How many tasks one thread takes from another at most: the lock is held while they are counted off.
 constexpr uint32_t kMostTaken = 32;
 
-constexpr int64_t kShortestPoll = 2'000;
-constexpr int64_t kLongestPoll = 50'000;
-constexpr int kRoundsBeforeYield = 16;
 constexpr int kLooksBeforeWaking = 24;
 
 }  // namespace
@@ -61,14 +57,6 @@ ThreadPool::Batch ThreadPool::TaskList::take_half() noexcept {
   first_ = batch.last->next_task;
   count_.store(count - batch.count, std::memory_order_relaxed);
   return batch;
-}
-
-int64_t ThreadPool::Patience::budget_ns() const noexcept {
-  return usual_ns > kLongestPoll ? kShortestPoll : 2 * usual_ns + kShortestPoll;
-}
-
-void ThreadPool::Patience::note(int64_t waited_ns) noexcept {
-  usual_ns += (std::min(waited_ns, 8 * kLongestPoll) - usual_ns) / 4;
 }
 
 ThreadPool::ThreadPool(int workers)
@@ -117,10 +105,10 @@ void ThreadPool::stop() noexcept {
 
 void ThreadPool::work(size_t self) noexcept {
   pthread_setname_np(pthread_self(), concat("tenon-", self).c_str());
-  Patience patience;
+  SpinBudget budget;
   while (true) {
     Task* task = find(self);
-    if (task == nullptr) task = wait_for_task(self, patience);
+    if (task == nullptr) task = wait_for_task(self, budget);
     if (task == nullptr) return;
     run_chain(task);
   }
@@ -170,34 +158,21 @@ bool ThreadPool::is_work_in_sight() const noexcept {
   return !std::all_of(&lists_[0], &lists_[0] + workers_ + 1, [](const TaskList& l) { return l.is_empty(); });
 }
 
-Task* ThreadPool::wait_for_task(size_t self, Patience& patience) noexcept {
+Task* ThreadPool::wait_for_task(size_t self, SpinBudget& budget) noexcept {
   const int64_t start = now_ns();
+  Task* task = nullptr;
+  const auto has_found = [&] { return (task = find(self)) != nullptr; };
   bool is_searching = try_start_search();
-  Task* task = is_searching ? poll(self, patience.budget_ns()) : nullptr;
-  while (task == nullptr) {
+  while (!is_searching || !SpinBudget::poll(budget.budget_ns(), has_found)) {
     sleep(is_searching ? kSearcher : 0);
     is_searching = true;
-    task = find(self);
+    if (has_found()) break;
     // pairs with: ThreadPool::end_all, "the end"
-    if (task == nullptr && (idle_.load(std::memory_order_acquire) & kOver) != 0) return nullptr;
-    if (task == nullptr) task = poll(self, patience.budget_ns());
+    if ((idle_.load(std::memory_order_acquire) & kOver) != 0) return nullptr;
   }
   end_search();
-  patience.note(now_ns() - start);
+  budget.note(now_ns() - start);
   return task;
-}
-
-Task* ThreadPool::poll(size_t self, int64_t budget_ns) noexcept {
-  const int64_t end = now_ns() + budget_ns;
-  for (int round = 0;; ++round) {
-    if (Task* const task = find(self)) return task;
-    if (round < kRoundsBeforeYield) {
-      for (int i = 0; i < 4; ++i) relax_processor();
-    } else {
-      sched_yield();
-      if (now_ns() >= end) return nullptr;
-    }
-  }
 }
 
 // Relaxed: a thread that sees this searcher counts on its later looks, in end_search() or sleep().

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/spin_budget.h"
 #include "base/spin_lock.h"
 #include "exec/executor.h"
 
@@ -89,15 +90,6 @@ class ThreadPool final : public Executor {
     Task* last_ = nullptr;
   };
 
-  // Of one worker: how long its waits are, and so for how long it polls (as data/short_wait.h, but never
-  // not at all).
-  struct Patience {
-    int64_t usual_ns = 0;
-
-    int64_t budget_ns() const noexcept;
-    void note(int64_t waited_ns) noexcept;
-  };
-
   static constexpr uint64_t kSearcher = 1;
   static constexpr uint64_t kSleeper = uint64_t{1} << 16;
   static constexpr uint64_t kStopping = uint64_t{1} << 32;
@@ -112,8 +104,7 @@ class ThreadPool final : public Executor {
   Batch take_inbox() noexcept;
   bool is_work_in_sight() const noexcept;
 
-  Task* wait_for_task(size_t self, Patience& patience) noexcept;
-  Task* poll(size_t self, int64_t budget_ns) noexcept;
+  Task* wait_for_task(size_t self, SpinBudget& budget) noexcept;
   bool try_start_search() noexcept;
   void end_search() noexcept;
   void sleep(uint64_t searching) noexcept;

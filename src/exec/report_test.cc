@@ -73,10 +73,10 @@ class ReportOfAWait : public testing::Test {
     }).join();
   }
   static std::string text_of_wait_for(Op& op) {
-    Waiter waiter;
-    waiter.actor = current_actor();
-    waiter.request = &op;
-    return text_of_wait(waiter);
+    WaitNode node;
+    node.actor = current_actor();
+    node.request = &op;
+    return text_of_wait(node);
   }
 
   Cell a, b, c;
@@ -130,15 +130,15 @@ TEST_F(ReportOfAWait, ForAllOpsNamesOneThatWaitsRatherThanOneThatRuns) {
   });
   const Ref<Op> behind = make({write(a)}, [](Op* self) { self->complete(); }, "behind");
   ASSERT_TRUE(submit(behind, OnHost::kWait));
-  Waiter waiter;
-  waiter.actor = current_actor();
-  waiter.waits_for_all = true;
+  WaitNode node;
+  node.actor = current_actor();
+  node.waits_for_all = true;
   cells = {&b, &a};
-  const std::string text = text_of_wait(waiter);
+  const std::string text = text_of_wait(node);
   EXPECT_EQ(text.find("the op 'behind' that writes it"), 0u) << text;
   EXPECT_NE(text.find("which waits for a writable view of it"), std::string::npos) << text;
-  report_kept_views(waiter);
-  report_kept_views(waiter);
+  report_kept_views(node);
+  report_kept_views(node);
   ASSERT_EQ(reports.size(), 1u) << "once for each view";
   EXPECT_NE(reports[0].find("train.py:12"), std::string::npos) << reports[0];
   EXPECT_NE(
@@ -161,9 +161,9 @@ TEST_F(ReportOfAWait, ALeaseUnderWhichAViewLivesIsSearchedForAndAnotherOneIsNot)
   const std::string text = text_of_wait_for(*op);
   EXPECT_NE(text.find("which waits for a lease for writing, taken by thread "), std::string::npos) << text;
   EXPECT_NE(text.find("; its view hangs on: variable `x`"), std::string::npos) << text;
-  Waiter waiter;
-  waiter.request = op.get();
-  report_kept_views(waiter);
+  WaitNode node;
+  node.request = op.get();
+  report_kept_views(node);
   EXPECT_TRUE(reports.empty()) << "its block has not ended";
   view.close();
   lease.release();

@@ -7,19 +7,19 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
-#include "base/spin_lock.h"
-#include "ipc/hooked_sleep.h"
+#include "ipc/ending_pace.h"
 #include "ipc/process_lock.h"
 #include "ipc/watcher.h"
+#include "sync/waiter.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = kMostBlocks - 1;
-constexpr int64_t kSliceNs = 50'000'000;
 constexpr uint32_t kNoSlot = UINT32_MAX;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
@@ -419,25 +419,30 @@ void Channel::throw_timeout(const char* doing) const {
 
 // Tries until it works: for a while by looking at the event, then asleep.
 template <class Try>
-void Channel::wait(SharedEvent& event, Patience& patience, const Deadline& deadline, const char* doing,
+void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
   uint32_t turn = look(event.turn);
   if (attempt()) return;
   if (deadline.has_passed()) {
-    if (try_once_more(event, attempt)) return;
-    throw_timeout(doing);
-  }
-  const uint32_t spins = patience.spins();
-  for (uint32_t i = 0; i < spins; ++i) {
-    relax_processor();
-    if (look(event.turn) == turn) continue;
-    turn = look(event.turn);
-    if (!attempt()) continue;
-    patience.note(spins, true);
+    if (!try_once_more(event, attempt)) throw_timeout(doing);
     return;
   }
-  patience.note(spins, false);
-  HookedSleep sleep;
+  const int64_t began = now_ns();
+  const auto has_come = [&] {
+    const uint32_t now = look(event.turn);
+    return now != std::exchange(turn, now) && attempt();
+  };
+  if (SpinBudget::poll(budget.budget_ns(), has_come, false)) {
+    budget.note(now_ns() - began);
+    return;
+  }
+  budget.note(SpinBudget::kInVain);
+  sleep_until(event, deadline, doing, attempt);
+}
+
+template <class Try>
+void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const char* doing, Try attempt) {
+  Waiter waiter(deadline);
   EndingPace pace;
   struct Waiting {
     Segment& segment;
@@ -447,22 +452,28 @@ void Channel::wait(SharedEvent& event, Patience& patience, const Deadline& deadl
     Waiting& operator=(const Waiting&) = delete;
     ~Waiting() { segment.end_wait(event); }
   } const waiting{*segment_, event};
+  const auto describe = [&] {
+    const ChannelStatistics now = statistics();
+    return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
+                  now.in_use, " are in use, ", now.producers, " producers and ", now.consumers, " consumers",
+                  stopped_text());
+  };
   while (true) {
-    turn = look(event.turn);
     os::Sleep words[os::kMostWords];
     size_t n = 0;
     bool has_died = false;
-    words[n++] = {&event.turn, turn};
+    words[n++] = {&event.turn, look(event.turn)};
     const bool will_be_woken = add_lives(words, &n, &has_died);
     if (will_be_woken) pace.restart();
     if (attempt()) return;
-    const int64_t left = deadline.left_ns();
-    if (left <= 0) {
-      if (try_once_more(event, attempt)) return;
-      throw_timeout(doing);
+    const int64_t slice = has_died ? 0 : will_be_woken ? Waiter::kSliceNs : pace.next_ns(Waiter::kSliceNs);
+    const WaitEnd end = waiter.sleep_on(words, n, slice, describe);
+    if (end == WaitEnd::kTimeout) {
+      if (!try_once_more(event, attempt)) throw_timeout(doing);
+      return;
     }
-    const int64_t slice = std::min(kSliceNs, left);
-    if (!has_died) os::sleep_on(words, n, will_be_woken ? slice : pace.next_ns(slice));
+    if (end == WaitEnd::kInterrupted)
+      throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel has told nobody else, and who died may have died before it signaled.
@@ -472,15 +483,6 @@ void Channel::wait(SharedEvent& event, Patience& patience, const Deadline& deadl
         signal_event(state_->room);
       }
     }
-    if (attempt()) return;
-    if (sleep.is_interrupted())
-      throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
-    sleep.report([&] {
-      const ChannelStatistics now = statistics();
-      return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
-                    now.in_use, " are in use, ", now.producers, " producers and ", now.consumers,
-                    " consumers", stopped_text());
-    });
   }
 }
 
@@ -492,7 +494,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or make it with more slots");
   }
-  wait(state_->room, loan_patience_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
+  wait(state_->room, loan_budget_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
   return item;
 }
 
@@ -521,7 +523,7 @@ void Channel::send(Item& item) {
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  wait(state_->items, receive_patience_, deadline, "receive from",
+  wait(state_->items, receive_budget_, deadline, "receive from",
        [&] { return try_receive(*item, deadline, site); });
   return item;
 }
@@ -534,7 +536,7 @@ void Channel::wait_for_item(const Deadline& deadline) {
     return slot_to_receive() != kNoSlot ||
            look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
   };
-  wait(state_->items, receive_patience_, deadline, "receive from", has_news);
+  wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
 Ref<Array> Item::array(int32_t field) {

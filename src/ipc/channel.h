@@ -12,9 +12,9 @@
 
 #include "array/lease.h"
 #include "base/ref.h"
+#include "base/spin_budget.h"
 #include "ipc/channel_state.h"
 #include "ipc/fields.h"
-#include "ipc/patience.h"
 #include "ipc/segments.h"
 
 namespace tenon::impl {
@@ -135,7 +135,9 @@ class Channel {
   bool try_once_more(const SharedEvent& event, Try attempt);
   [[noreturn]] void throw_timeout(const char* doing) const;
   template <class Try>
-  void wait(SharedEvent& event, Patience& patience, const Deadline& deadline, const char* doing, Try attempt);
+  void wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing, Try attempt);
+  template <class Try>
+  void sleep_until(SharedEvent& event, const Deadline& deadline, const char* doing, Try attempt);
 
   Fields fields_;
   ChannelPlan plan_;
@@ -146,8 +148,8 @@ class Channel {
   Place* places_ = nullptr;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
-  Patience loan_patience_;
-  Patience receive_patience_;
+  SpinBudget loan_budget_;
+  SpinBudget receive_budget_;
   std::atomic<uint32_t> roles_{0};        // of this opening; taken under the mutex
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};

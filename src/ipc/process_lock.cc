@@ -10,9 +10,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/one_per_process.h"
+#include "base/spin_budget.h"
 #include "ipc/awaited.h"
-#include "ipc/hooked_sleep.h"
-#include "ipc/patience.h"
+#include "ipc/ending_pace.h"
 #include "ipc/proxy_waiter.h"
 #include "ipc/walk.h"
 #include "sync/wait.h"
@@ -22,9 +22,7 @@ namespace {
 
 using GrantKind = GrantState::Kind;
 
-constexpr int64_t kSliceNs = 50'000'000;
-constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
-constexpr int kPolls = 200;
+constexpr int64_t kWalkNs = 1'000'000;                  // most waits are over before that
 constexpr size_t kCommandRoom = sizeof Slot().command;  // of the name of a holder
 
 // The grants that ops may have at a time. An op takes one for each memory that it uses, one after the other.
@@ -149,21 +147,18 @@ GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) no
   if (self.index() == Participant::kNone) return kNoGrant;
   GrantId grant = self.take_grant();
   if (grant != kNoGrant || deadline.has_passed()) return grant;
-  HookedSleep sleep;
+  Waiter waiter(deadline);
   self.begin_grant_wait();
-  while (true) {
+  WaitEnd end = WaitEnd::kOver;
+  while (end == WaitEnd::kOver) {
     const os::Sleep given = self.grants_given();
     grant = self.take_grant();
     if (grant != kNoGrant) break;
-    const int64_t left = deadline.left_ns();
-    if (left <= 0) break;
-    if (sleep.is_interrupted()) {
-      refuse(conflict, Conflict::Reason::kInterrupted);
-      break;
-    }
-    os::sleep_on(&given, 1, std::min(kSliceNs, left));
-    sleep.report([] { return std::string("for this process to hold fewer leases of shared memory"); });
+    end = waiter.sleep_on(&given, 1, Waiter::kSliceNs, [] {
+      return std::string("for this process to hold fewer leases of shared memory");
+    });
   }
+  if (end == WaitEnd::kInterrupted) refuse(conflict, Conflict::Reason::kInterrupted);
   self.end_grant_wait();
   return grant;
 }
@@ -398,54 +393,49 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
   Look seen = look_again();
   // A process that has died already will not end its turn while this one looks.
   if (seen == Look::kBlocked && reap_dead(blockers, true)) seen = look_again();
-  for (int i = 0; seen == Look::kBlocked && i < kPolls; ++i) {
-    relax_processor();
+  const auto is_over = [&] {
     const os::Sleep& turn = blockers.words[0];
     if (look(*turn.word) != turn.value) seen = look_again();
-  }
+    return seen != Look::kBlocked;
+  };
+  if (seen == Look::kBlocked) (void)spin(kBriefLooks, is_over);
   if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
 
-  HookedSleep sleep;
+  Waiter waiter(deadline);
   EndingPace pace;
   int64_t next_walk_ns = kWalkNs;
+  WaitEnd end = WaitEnd::kOver;
   while (true) {
     const bool is_holder_ending = is_ending(blockers);
     if (!reap_dead(blockers)) {
-      const int64_t waited = sleep.waited_ns(), left = deadline.left_ns();
-      if (waited >= next_walk_ns || left <= 0) {
-        next_walk_ns = waited + kSliceNs;
+      const int64_t waited = waiter.waited_ns();
+      if (waited >= next_walk_ns || deadline.has_passed()) {
+        next_walk_ns = waited + Waiter::kSliceNs;
         if (is_cycle(grant)) {
-          refuse(conflict, Conflict::Reason::kDeadlock);
+          end = WaitEnd::kDeadlock;
           break;
         }
       }
-      if (left <= 0) {
-        describe_state(blockers.participants[0], &conflict->holder);
-        refuse(conflict, Conflict::Reason::kTimeout);
-        break;
-      }
-      int64_t slice = std::min({kSliceNs, left, std::max<int64_t>(next_walk_ns - waited, 0)});
+      int64_t slice = next_walk_ns - waited;
       if (is_holder_ending) {
         slice = pace.next_ns(slice);
       } else {
         pace.restart();
       }
-      os::sleep_on(blockers.words, blockers.word_count(), slice);
+      end = waiter.sleep_on(blockers.words, blockers.word_count(), slice, [&] {
+        Holder holder = conflict->holder;
+        describe_state(blockers.participants[0], &holder);
+        return concat("behind ", text_of(holder));
+      });
+      if (end != WaitEnd::kOver) break;
     }
     // First: the kernel has told no other thread.
     if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) wake_others();
     seen = look_again();
     if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
-    if (sleep.is_interrupted()) {
-      refuse(conflict, Conflict::Reason::kInterrupted);
-      break;
-    }
-    sleep.report([&] {
-      Holder holder = conflict->holder;
-      describe_state(blockers.participants[0], &holder);
-      return concat("behind ", text_of(holder));
-    });
   }
+  if (end == WaitEnd::kTimeout) describe_state(blockers.participants[0], &conflict->holder);
+  (void)impl::is_over(end, conflict);
   free_grant(grant);
   return kNoGrant;
 }

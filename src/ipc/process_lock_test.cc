@@ -205,7 +205,7 @@ TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
   ASSERT_EQ(two.submit(&second, &second_told), Appended::kWaiting);
   ASSERT_EQ(waiting(a_.segment(), block_), 2U);
   ASSERT_TRUE(one.cancel());
-  WaitGraph::instance().leave(&first.waiter);
+  WaitGraph::instance().leave(&first.node);
   EXPECT_EQ(waiting(a_.segment(), block_), 1U);
   writer.release();
   ASSERT_TRUE(comes_true([&] { return second_told == 1; }));
@@ -240,7 +240,7 @@ TEST_F(Lock, WithoutAGrantALeaseWaitsAndARequestIsToldLater) {
   ASSERT_EQ(asked.submit(&pending, &told), Appended::kWaiting);
   ASSERT_EQ(withdrawn.submit(&second, &second_told), Appended::kWaiting);
   EXPECT_TRUE(withdrawn.cancel());
-  WaitGraph::instance().leave(&second.waiter);
+  WaitGraph::instance().leave(&second.node);
   turns.pop_back();
   ASSERT_TRUE(comes_true([&] { return told == 1; }));
   asked.arrived(pending);
@@ -661,7 +661,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
         const Appended appended = turn->submit(&pending, &told);
         if (appended == Appended::kWaiting) {
           if ((is_dying || random() % 2 == 0) && turn->cancel()) {
-            WaitGraph::instance().leave(&pending.waiter);
+            WaitGraph::instance().leave(&pending.node);
             continue;
           }
           ASSERT_TRUE(comes_true([&] { return told == 1; }));

@@ -13,10 +13,10 @@
 #include "base/error.h"
 #include "ipc/awaited.h"
 #include "ipc/handle.h"
-#include "ipc/hooked_sleep.h"
 #include "ipc/process_lock.h"
 #include "memory/fork.h"
 #include "memory/known_memory.h"
+#include "sync/waiter.h"
 
 namespace tenon::impl {
 namespace {
@@ -219,7 +219,7 @@ Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Di
 template <class Run>
 Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run run) {
   const Deadline deadline(kNameTimeoutNs);
-  std::optional<HookedSleep> sleep;
+  std::optional<Waiter> waiter;
   while (true) {
     {
       const std::scoped_lock locked(lock_);
@@ -230,15 +230,18 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
         if (Ref<Array> array = run(lock)) return array;
       }
     }
-    if (deadline.has_passed()) {
+    if (!waiter) waiter.emplace(deadline);
+    const auto sleep = [](int64_t) {
+      sleep_for_a_moment();
+      return false;
+    };
+    const WaitEnd end = waiter->sleep(Waiter::kSliceNs, sleep, [] { return std::string(); });
+    if (end == WaitEnd::kTimeout) {
       throw_error(Code::kTimeout, "cannot make or open '", name,
                   "' within 5 s: ", os::process_text(NameLock::holder(name)), " is making or opening it");
     }
-    if (!sleep) sleep.emplace();
-    sleep_for_a_moment();
-    if (sleep->is_interrupted()) {
+    if (end == WaitEnd::kInterrupted)
       throw_error(Code::kInterrupted, "the wait to make or open '", name, "' was interrupted");
-    }
   }
 }
 

@@ -13,8 +13,8 @@
 
 #include "base/error.h"
 #include "base/os.h"
-#include "base/spin_lock.h"
-#include "ipc/hooked_sleep.h"
+#include "base/spin_budget.h"
+#include "sync/waiter.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -73,26 +73,24 @@ bool TimedLock::note(int result) noexcept {
 }
 
 bool TimedLock::poll() noexcept {
-  // To be put asleep and woken costs much more than most sections take.
-  constexpr int kPolls = 100;
-  for (int i = 0; i < kPolls; ++i) {
-    const int result = pthread_mutex_trylock(&mutex_);
-    if (result != EBUSY) return note(result);
-    relax_processor();
-  }
-  return false;
+  int result = EBUSY;
+  const auto is_over = [&] { return (result = pthread_mutex_trylock(&mutex_)) != EBUSY; };
+  return spin(kBriefLooks, is_over) && note(result);
 }
 
 TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing) : mutex_(mutex) {
   is_held_ = poll();
   if (is_held_) return;
-  HookedSleep sleep;
+  Waiter waiter;
   while (true) {
     const int64_t left = deadline.left_ns();
-    const int64_t until = now_ns() + std::clamp<int64_t>(left, 1'000'000, kSliceNs);
-    is_held_ = note(lock_until(mutex_, until));
+    const WaitEnd end = waiter.sleep(
+        std::clamp<int64_t>(left, 1'000'000, kSliceNs),
+        [&](int64_t ns) { return is_held_ = note(lock_until(mutex_, now_ns() + ns)); },
+        [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " is at work on it"); });
     if (is_held_) return;
-    if (sleep.is_interrupted()) throw_error(Code::kInterrupted, "the wait to ", doing, " was interrupted");
+    if (end == WaitEnd::kInterrupted)
+      throw_error(Code::kInterrupted, "the wait to ", doing, " was interrupted");
     if (deadline.has_passed()) {
       const uint32_t holder = holder_of(mutex_);
       const bool is_stopped = holder != 0 && os::is_stopped(holder);
@@ -101,8 +99,6 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
                     " is at work on it", is_stopped ? ": continue or end that process" : "");
       }
     }
-    sleep.report(
-        [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " is at work on it"); });
   }
 }
 

@@ -265,7 +265,7 @@ TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {
     EXPECT_EQ(reason_of([&](Conflict* r) { return view.open(r); }), Conflict::Reason::kNoPossession)
         << "its own thread does not act under it yet";
     EXPECT_TRUE(lease.cancel());
-    WaitGraph::instance().leave(&pending.waiter);
+    WaitGraph::instance().leave(&pending.node);
     EXPECT_EQ(late_.grants(), 1U);
     EXPECT_FALSE(here_[0].queue.has_parts());
   }
@@ -319,7 +319,7 @@ TEST_P(GatesOn, ARequestThatIsTakenBackBetweenItsGatesDoesNotWaitAtTheNext) {
   while (!early_.holds(1, {0, 8}, Access::kWrite)) std::this_thread::yield();
   // It is on its way to the second gate, or waits there.
   if (cancel(both)) {
-    WaitGraph::instance().leave(&pending.waiter);
+    WaitGraph::instance().leave(&pending.node);
     EXPECT_EQ(told, 0);
   } else {
     while (told == 0) std::this_thread::yield();

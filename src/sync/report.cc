@@ -113,11 +113,11 @@ struct WaitPath {
 
 // Calls visit with each request that waits on the path.
 template <class Visit>
-WaitPath path_of(const Waiter& waiter, Visit visit) noexcept {
+WaitPath path_of(const WaitNode& node, Visit visit) noexcept {
   WaitPath path;
   KeptOp kept;
-  Request* request = waiter.request;
-  if (waiter.waits_for_all) {
+  Request* request = node.request;
+  if (node.waits_for_all) {
     request = any_op();
     kept.set(request);
   }
@@ -141,8 +141,8 @@ WaitPath path_of(const Waiter& waiter, Visit visit) noexcept {
   return path;
 }
 
-WaitPath path_of(const Waiter& waiter) noexcept {
-  return path_of(waiter, [](const Request&) {});
+WaitPath path_of(const WaitNode& node) noexcept {
+  return path_of(node, [](const Request&) {});
 }
 
 std::string found(const Holder& holder) {
@@ -163,8 +163,8 @@ std::string found_text_of(const Holder& holder) { return text_of(holder) + found
 
 std::string lasting_text_of(const Holder& holder) { return text_without_age(holder) + found(holder); }
 
-std::string text_of_wait(const Waiter& waiter) {
-  const WaitPath path = path_of(waiter);
+std::string text_of_wait(const WaitNode& node) {
+  const WaitPath path = path_of(node);
   std::string text;
   for (size_t i = 0; i < path.count; ++i) {
     if (i != 0)
@@ -176,9 +176,9 @@ std::string text_of_wait(const Waiter& waiter) {
 
 namespace detail {
 
-void describe_holder(const Waiter& waiter, Holder* holder) noexcept {
+void describe_holder(const WaitNode& node, Holder* holder) noexcept {
   if (holder == nullptr) return;
-  const WaitPath path = path_of(waiter);
+  const WaitPath path = path_of(node);
   if (path.count != 0) *holder = path.holders[path.count - 1];
 }
 
@@ -195,11 +195,11 @@ void report_kept_view(const Holder& view) noexcept {
   }
 }
 
-void report_kept_views(const Waiter& waiter) noexcept {
+void report_kept_views(const WaitNode& node) noexcept {
   if (wait_hooks().report == nullptr) return;
   std::array<Holder, kMostViews> views;
   size_t n = 0;
-  (void)path_of(waiter, [&](const Request& request) {
+  (void)path_of(node, [&](const Request& request) {
     for (const RequestPart& part : request.parts) {
       if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);

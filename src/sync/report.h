@@ -28,10 +28,10 @@ std::string found_text_of(const Holder& holder);
 std::string lasting_text_of(const Holder& holder);
 // "a lease for writing, ...", or "the op 'b' that ..., which waits for a view of it, ...". "": nothing is in
 // the waiter's way any more.
-std::string text_of_wait(const Waiter& waiter);
+std::string text_of_wait(const WaitNode& node);
 
 // Reports each view that outlived its lease and keeps this waiter waiting, once, by the hook.
-void report_kept_views(const Waiter& waiter) noexcept;
+void report_kept_views(const WaitNode& node) noexcept;
 void report_kept_view(const Holder& view) noexcept;
 
 // What holds a grant of this process: a view, else the innermost part. is_to_report: it is a view that

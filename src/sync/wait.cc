@@ -21,26 +21,13 @@ constinit thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]]
 
 namespace {
 
-constexpr int64_t kSliceNs = 50'000'000;
 constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
-constexpr int64_t kWalkNs = 1'000'000;         // most waits are over before that
-constexpr int64_t kViewsNs = kSliceNs;
+constexpr int64_t kViewsNs = 50'000'000;
 constexpr int64_t kBoundViewNs = 1'000'000'000;  // a block that ended so long ago
-constexpr int64_t kReportNs = 5'000'000'000;
 
 // Set once, when the binding is loaded.
-WaitHooks hooks;
 QueueVisitor queue_visitor = nullptr;
 std::atomic<const Runner*> runner{nullptr};
-
-// Each poll may take a lock of the language, so thousands of waiting threads poll less often. A signal wakes
-// its thread at once.
-std::atomic<int64_t> sleepers{0};
-
-int64_t slice_of_poll() noexcept {
-  constexpr int64_t kSleepersPerSlice = 64;
-  return kSliceNs * (1 + sleepers.load(std::memory_order_relaxed) / kSleepersPerSlice);
-}
 
 bool has_own_threads() noexcept {
   // pairs with: set_runner, "what runs ops"
@@ -49,10 +36,6 @@ bool has_own_threads() noexcept {
 }
 
 }  // namespace
-
-void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
-
-const WaitHooks& wait_hooks() noexcept { return hooks; }
 
 void set_queue_visitor(QueueVisitor visitor) noexcept { queue_visitor = visitor; }
 
@@ -71,7 +54,10 @@ bool help() noexcept {
   return r != nullptr && r->help();
 }
 
-uint64_t current_task() noexcept { return hooks.current_task != nullptr ? hooks.current_task() : 0; }
+uint64_t current_task() noexcept {
+  const auto current = wait_hooks().current_task;
+  return current != nullptr ? current() : 0;
+}
 
 int64_t coarse_now_ms() noexcept {
   timespec now;
@@ -94,51 +80,51 @@ WaitGraph& WaitGraph::instance() noexcept {
   return *graph;
 }
 
-void WaitGraph::enter(Waiter* waiter) noexcept {
+void WaitGraph::enter(WaitNode* node) noexcept {
   const std::scoped_lock lock(lock_);
-  Waiter*& first = chain_of(*waiter);
-  waiter->previous = nullptr;
-  waiter->next = first;
-  waiter->is_entered = true;
-  waiter->seen_by = 0;
-  if (first != nullptr) first->previous = waiter;
-  first = waiter;
+  WaitNode*& first = chain_of(*node);
+  node->previous = nullptr;
+  node->next = first;
+  node->is_entered = true;
+  node->seen_by = 0;
+  if (first != nullptr) first->previous = node;
+  first = node;
 }
 
-bool WaitGraph::is_deadlock(const Waiter& waiter, Holder* holder, bool* is_through_views) noexcept {
-  if (has_empty_hands(waiter.request)) return false;
+bool WaitGraph::is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views) noexcept {
+  if (has_empty_hands(node.request)) return false;
   const std::scoped_lock lock(lock_);
   try {
     // Twice: a lease that a third kind gave back during the first walk may have closed a cycle that never
     // was. An edge of a true cycle stays.
-    return has_cycle(waiter, holder, is_through_views) && has_cycle(waiter, holder, is_through_views);
+    return has_cycle(node, holder, is_through_views) && has_cycle(node, holder, is_through_views);
   } catch (const std::bad_alloc&) {
     return false;  // without memory for the walk it waits; the report of long waits names the holder
   }
 }
 
-bool WaitGraph::is_behind_host(const Waiter& waiter, Holder* holder) noexcept {
+bool WaitGraph::is_behind_host(const WaitNode& node, Holder* holder) noexcept {
   if (!Queue::may_wait_for_views()) return false;
   const std::scoped_lock lock(lock_);
   try {
-    return finds_host(waiter, holder);
+    return finds_host(node, holder);
   } catch (const std::bad_alloc&) {
     return false;
   }
 }
 
-void WaitGraph::leave(Waiter* waiter) noexcept {
+void WaitGraph::leave(WaitNode* node) noexcept {
   const std::scoped_lock lock(lock_);
-  if (!waiter->is_entered) return;
-  waiter->is_entered = false;
-  (waiter->previous != nullptr ? waiter->previous->next : chain_of(*waiter)) = waiter->next;
-  if (waiter->next != nullptr) waiter->next->previous = waiter->previous;
+  if (!node->is_entered) return;
+  node->is_entered = false;
+  (node->previous != nullptr ? node->previous->next : chain_of(*node)) = node->next;
+  if (node->next != nullptr) node->next->previous = node->previous;
 }
 
 void WaitGraph::clear_after_fork() noexcept {
-  sleepers.store(0, std::memory_order_relaxed);
-  for (Waiter*& first : chains_) {
-    for (Waiter* w = first; w != nullptr; w = w->next) w->is_entered = false;
+  Waiter::forget_others_after_fork();
+  for (WaitNode*& first : chains_) {
+    for (WaitNode* w = first; w != nullptr; w = w->next) w->is_entered = false;
     first = nullptr;
   }
 }
@@ -147,7 +133,7 @@ void WaitGraph::clear_after_fork() noexcept {
 // until it ends.
 class WaitGraph::Walk {
  public:
-  Walk(const Waiter& from, WaitGraph& graph) : from_(from), graph_(graph), number_(++graph.walks_) {}
+  Walk(const WaitNode& from, WaitGraph& graph) : from_(from), graph_(graph), number_(++graph.walks_) {}
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
@@ -174,7 +160,7 @@ class WaitGraph::Walk {
   bool is_through_views = false;    // it went over a bound view
 
  private:
-  void follow(const Waiter& waiter) { waiter.waits_for_all ? follow_all() : follow(*waiter.request); }
+  void follow(const WaitNode& node) { node.waits_for_all ? follow_all() : follow(*node.request); }
 
   // What waits in any queue, and so keeps an op from ending.
   void follow_all() {
@@ -223,13 +209,13 @@ class WaitGraph::Walk {
 
   // What this actor waits for is to be followed: as a task, and as a thread that sleeps.
   void add(Actor actor) noexcept {
-    Waiter* const of_thread = graph_.chain_of(actor.thread, 0);
-    for (Waiter* w = of_thread; w != nullptr; w = w->next) add_if(w, w->is_thread, actor);
-    for (Waiter* w = graph_.chain_of(actor.thread, actor.task); w != nullptr; w = w->next) {
+    WaitNode* const of_thread = graph_.chain_of(actor.thread, 0);
+    for (WaitNode* w = of_thread; w != nullptr; w = w->next) add_if(w, w->is_thread, actor);
+    for (WaitNode* w = graph_.chain_of(actor.thread, actor.task); w != nullptr; w = w->next) {
       add_if(w, !w->is_thread, actor);
     }
   }
-  void add_if(Waiter* w, bool is_of_kind, Actor actor) noexcept {
+  void add_if(WaitNode* w, bool is_of_kind, Actor actor) noexcept {
     if (!is_of_kind || w->seen_by == number_) return;
     if (w->is_thread ? w->actor.thread != actor.thread : !(w->actor == actor)) return;
     w->seen_by = number_;
@@ -260,51 +246,51 @@ class WaitGraph::Walk {
     return from_.is_thread ? owner.thread == from_.actor.thread : owner == from_.actor;
   }
 
-  const Waiter& from_;
+  const WaitNode& from_;
   WaitGraph& graph_;
   const uint64_t number_;
   std::vector<Request*> ops_;
-  Waiter* waiters_ = nullptr;  // to be followed
+  WaitNode* waiters_ = nullptr;  // to be followed
 };
 
-bool WaitGraph::has_cycle(const Waiter& waiter, Holder* holder, bool* is_through_views) {
-  Walk walk(waiter, *this);
+bool WaitGraph::has_cycle(const WaitNode& node, Holder* holder, bool* is_through_views) {
+  Walk walk(node, *this);
   const bool is_found = walk.meets(&Walk::own_lease, holder);
   if (is_through_views != nullptr) *is_through_views = walk.is_through_views;
   return is_found;
 }
 
-bool WaitGraph::finds_host(const Waiter& waiter, Holder* holder) {
-  return Walk(waiter, *this).meets(&Walk::host_view, holder);
+bool WaitGraph::finds_host(const WaitNode& node, Holder* holder) {
+  return Walk(node, *this).meets(&Walk::host_view, holder);
 }
 
 namespace {
 
 // A cycle through views that nobody refers to any more is none: those are closed first.
-bool is_true_deadlock(const Waiter& waiter, Holder* holder, void* token) noexcept {
+bool is_true_deadlock(const WaitNode& node, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
-  if (!graph.is_deadlock(waiter, holder, &is_through_views)) return false;
-  if (!is_through_views || hooks.is_alone == nullptr) return true;
-  (void)hooks.is_alone(token);
-  return graph.is_deadlock(waiter, holder);
+  if (!graph.is_deadlock(node, holder, &is_through_views)) return false;
+  if (!is_through_views || wait_hooks().is_alone == nullptr) return true;
+  (void)wait_hooks().is_alone(token);
+  return graph.is_deadlock(node, holder);
 }
 
 }  // namespace
 
 namespace detail {
 
-void Note::open(const Waiter& waiter) noexcept {
+void Note::open(const WaitNode& node) noexcept {
   span_ = trace::open(trace::SpanKind::kWait, trace::key_of(this), [&](trace::Record& record) {
     trace::Text name(record.name);
     const char* site = nullptr;
-    if (waiter.waits_for_all) {
-      name << (waiter.is_pusher ? "wait for room to push" : "wait for all ops");
-    } else if (waiter.request->is_for_view) {
+    if (node.waits_for_all) {
+      name << (node.is_pusher ? "wait for room to push" : "wait for all ops");
+    } else if (node.request->is_for_view) {
       name << "wait to take a view";
-      site = waiter.request->site;
+      site = node.request->site;
     } else {
-      const Request& request = *waiter.request;
+      const Request& request = *node.request;
       if (request.kind == HolderKind::kOp) {
         name << "wait for op '" << (request.name != nullptr ? request.name : "") << "'";
         record.index = request.number();
@@ -319,67 +305,42 @@ void Note::open(const Waiter& waiter) noexcept {
   });
 }
 
-Sleep::Sleep(const Waiter& waiter, const Deadline& deadline) noexcept
-    : waiter_(waiter), deadline_(deadline), began_ns_(now_ns()), next_look_ns_(began_ns_ + kWalkNs) {
-  sleepers.fetch_add(1, std::memory_order_relaxed);
-  if (hooks.begin != nullptr) token_ = hooks.begin();
-}
-
-Sleep::~Sleep() {
-  if (hooks.end != nullptr) hooks.end(token_);
-  sleepers.fetch_sub(1, std::memory_order_relaxed);
-}
-
 WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept {
-  const int64_t left = deadline_.left_ns();
-  if (left <= 0) {
-    if (walked_ns_ != 0) return WaitEnd::kTimeout;
-    return look_at_own_leases(holder) == WaitEnd::kDeadlock ? WaitEnd::kDeadlock : WaitEnd::kTimeout;
-  }
-  const int64_t slice = has_own_threads() ? slice_of_poll() : kHelperSliceNs;
-  const int64_t until_look = std::max<int64_t>(next_look_ns_ - now_ns(), 0);
-  const FutexWait woken = futex_wait_for(word, value, std::min({left, slice, until_look}));
-  if (woken == FutexWait::kWoken) return WaitEnd::kOver;
-  if (hooks.poll != nullptr && hooks.poll(token_) != 0) return WaitEnd::kInterrupted;
-  const int64_t now = now_ns();
-  const bool may_walk_again = waiter_.waits_for_all && now - walked_ns_ >= kSliceNs;
-  if (walked_ns_ == 0 ? now >= next_look_ns_ : may_walk_again) {
-    if (look_at_own_leases(holder) == WaitEnd::kDeadlock) return WaitEnd::kDeadlock;
-  }
-  return now < next_look_ns_ ? WaitEnd::kOver : look_at_views(holder);
+  const int64_t waited = waiter_.waited_ns();
+  const bool is_due = waited >= next_look_ns_;
+  const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed()
+                                          : node_.waits_for_all && waited - walked_ns_ >= kViewsNs;
+  if (is_to_walk && is_circle(holder)) return WaitEnd::kDeadlock;
+  if (waited >= next_look_ns_ && is_kept_by_views(holder)) return WaitEnd::kDeadlock;
+  const int64_t slice = has_own_threads() ? INT64_MAX : kHelperSliceNs;
+  return waiter_.sleep(
+      std::clamp<int64_t>(next_look_ns_ - waited, 0, slice),
+      [&](int64_t ns) { return futex_wait_for(word, value, ns) == FutexWait::kWoken; },
+      [&] {
+        std::string text = text_of_wait(node_);
+        return text.empty() ? text : "behind " + text;
+      });
 }
 
 // As a rule once: a cycle that closes later is seen by who closes it. But to the ops that a wait for all of
 // them waits for a body may add others.
-WaitEnd Sleep::look_at_own_leases(Holder* holder) noexcept {
-  if (walked_ns_ == 0) next_look_ns_ = began_ns_ + kViewsNs;
-  walked_ns_ = now_ns();
-  return is_true_deadlock(waiter_, holder, token_) ? WaitEnd::kDeadlock : WaitEnd::kOver;
+bool Sleep::is_circle(Holder* holder) noexcept {
+  if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
+  walked_ns_ = waiter_.waited_ns();
+  return is_true_deadlock(node_, holder, waiter_.token());
 }
 
-WaitEnd Sleep::look_at_views(Holder* holder) noexcept {
-  const int64_t waited_ns = now_ns() - began_ns_;
-  next_look_ns_ =
-      began_ns_ + (waited_ns < kBoundViewNs ? kBoundViewNs : (waited_ns / kReportNs + 1) * kReportNs);
+bool Sleep::is_kept_by_views(Holder* holder) noexcept {
+  const int64_t waited = waiter_.waited_ns();
+  next_look_ns_ = waited < kBoundViewNs ? kBoundViewNs : (waited / Waiter::kReportNs + 1) * Waiter::kReportNs;
   WaitGraph& graph = WaitGraph::instance();
-  if (hooks.is_alone != nullptr && graph.is_behind_host(waiter_, nullptr) && hooks.is_alone(token_) != 0 &&
-      graph.is_behind_host(waiter_, holder)) {
-    return WaitEnd::kDeadlock;
+  const auto is_alone = wait_hooks().is_alone;
+  if (is_alone != nullptr && graph.is_behind_host(node_, nullptr) && is_alone(waiter_.token()) != 0 &&
+      graph.is_behind_host(node_, holder)) {
+    return true;
   }
-  if (waited_ns >= kBoundViewNs) report_kept_views(waiter_);
-  if (waited_ns >= kReportNs) report(waited_ns);
-  return WaitEnd::kOver;
-}
-
-void Sleep::report(int64_t waited_ns) noexcept {
-  if (hooks.report == nullptr) return;
-  try {
-    const std::string text = text_of_wait(waiter_);
-    if (!text.empty())
-      hooks.report(concat("waiting for ", waited_ns / 1'000'000'000, " s behind ", text).c_str());
-  } catch (const std::bad_alloc&) {
-    // The next one may say it.
-  }
+  if (waited >= kBoundViewNs) report_kept_views(node_);
+  return false;
 }
 
 }  // namespace detail
@@ -391,7 +352,7 @@ void BlockingRequest::become_ready() noexcept {
     PendingRequest& pending = *pending_;
     // pairs with: BlockingRequest::submit, "a request and its grant"
     if (pending.steps_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    WaitGraph::instance().leave(&pending.waiter);
+    WaitGraph::instance().leave(&pending.node);
     trace::mark(span, trace::key_of(static_cast<Request*>(this)), trace::kReady);
     pending.done(pending.context);  // may end both requests
     return;
@@ -420,24 +381,25 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   const Appended appended = append(*this, OnHost::kIgnore, conflict);
   if (appended == Appended::kRefused) return false;
   if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, conflict);
-  Waiter waiter;
-  waiter.actor = owner;
-  waiter.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
-  waiter.request = this;
+  WaitNode node;
+  node.actor = owner;
+  node.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
+  node.request = this;
   // pairs with: BlockingRequest::become_ready, "what was waited for"
   const auto is_ready = [](uint32_t value) { return value == 1; };
   if (this_thread.running != 0) {
     conflict->reason = Conflict::Reason::kInBody;
-  } else if (impl::is_over(wait(waiter, is_ready_, is_ready, deadline, &conflict->holder), conflict)) {
+  } else if (impl::is_over(wait(node, is_ready_, is_ready, deadline, &conflict->holder), conflict)) {
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
   if (cancel(*this)) return false;
   // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
   // call it may first need the language's lock, for a request that became ready before.
-  void* const token = hooks.begin != nullptr ? hooks.begin() : nullptr;
-  // pairs with: BlockingRequest::become_ready, "what was waited for"
-  while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
-  if (hooks.end != nullptr) hooks.end(token);
+  {
+    const Waiter gives_lock_away;
+    // pairs with: BlockingRequest::become_ready, "what was waited for"
+    while (is_ready_.load(std::memory_order_acquire) == 0) relax_processor();
+  }
   if (conflict->reason != Conflict::Reason::kInterrupted) {
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
@@ -457,25 +419,25 @@ Appended BlockingRequest::submit(PendingRequest* pending, Conflict* conflict) no
   }
   if (appended != Appended::kWaiting) return appended;
   WaitGraph& graph = WaitGraph::instance();
-  pending->waiter.actor = owner;
-  pending->waiter.is_thread = false;
-  pending->waiter.request = this;
-  graph.enter(&pending->waiter);
+  pending->node.actor = owner;
+  pending->node.is_thread = false;
+  pending->node.request = this;
+  graph.enter(&pending->node);
   bool is_hopeless = true;
   if (this_thread.running != 0) {
     conflict->reason = Conflict::Reason::kInBody;
-  } else if (is_true_deadlock(pending->waiter, &conflict->holder, nullptr)) {
+  } else if (is_true_deadlock(pending->node, &conflict->holder, nullptr)) {
     conflict->reason = Conflict::Reason::kDeadlock;
   } else {
     is_hopeless = false;
   }
   if (is_hopeless && cancel(*this)) {
-    graph.leave(&pending->waiter);
+    graph.leave(&pending->node);
     return Appended::kRefused;
   }
   // pairs with: BlockingRequest::become_ready, "a request and its grant"
   if (pending->steps_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return Appended::kWaiting;
-  graph.leave(&pending->waiter);
+  graph.leave(&pending->node);
   return Appended::kGranted;
 }
 

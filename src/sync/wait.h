@@ -13,25 +13,13 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/spin_budget.h"
 #include "base/spin_lock.h"
 #include "base/trace.h"
 #include "sync/requests.h"
+#include "sync/waiter.h"
 
 namespace tenon::impl {
-
-// How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
-struct WaitHooks {
-  void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
-  int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; not 0 ends the wait
-  void (*end)(void* token) = nullptr;          // after it
-  uint64_t (*current_task)() = nullptr;        // see actor.h
-  void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
-  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those that
-  // nobody refers to, and says (not 0) whether no other thread could close the rest.
-  int32_t (*is_alone)(void* token) = nullptr;
-};
-void set_wait_hooks(const WaitHooks& hooks) noexcept;
-const WaitHooks& wait_hooks() noexcept;
 
 // Calls visit with every queue that may hold parts; set once by whoever owns the queues.
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
@@ -46,10 +34,8 @@ struct Runner {
 // The runner lives as long as the process; set once, by the engine.
 void set_runner(const Runner& runner) noexcept;
 
-enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
-
 // Who waits for what. Registered in the graph while it waits; never moves meanwhile.
-struct Waiter {
+struct WaitNode {
   Actor actor;
   bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
   Request* request = nullptr;  // one of both
@@ -58,10 +44,10 @@ struct Waiter {
 
   // Guarded by the graph's lock.
   bool is_entered = false;
-  Waiter* next = nullptr;
-  Waiter* previous = nullptr;
-  uint64_t seen_by = 0;         // the last walk that came here
-  Waiter* next_seen = nullptr;  // of that walk
+  WaitNode* next = nullptr;
+  WaitNode* previous = nullptr;
+  uint64_t seen_by = 0;           // the last walk that came here
+  WaitNode* next_seen = nullptr;  // of that walk
 };
 
 // One for the process, never destroyed. Threads: any.
@@ -69,17 +55,17 @@ class WaitGraph {
  public:
   static WaitGraph& instance() noexcept;
 
-  void enter(Waiter* waiter) noexcept;
-  void leave(Waiter* waiter) noexcept;  // nothing happens if it is not there
+  void enter(WaitNode* node) noexcept;
+  void leave(WaitNode* node) noexcept;  // nothing happens if it is not there
 
   // This waiter, which has entered and is an actor of this thread, waits for itself; holder is the lease or
   // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one that
   // nobody refers to. Does not walk if the thread holds nothing: hundreds of threads that wait for one array
   // would each go through all of the others.
-  bool is_deadlock(const Waiter& waiter, Holder* holder, bool* is_through_views = nullptr) noexcept;
+  bool is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views = nullptr) noexcept;
   // Something, on whose end this waiter's wait depends, waits for a view to be closed: holder. Does not
   // walk if nothing waits for views.
-  bool is_behind_host(const Waiter& waiter, Holder* holder) noexcept;
+  bool is_behind_host(const WaitNode& node, Holder* holder) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
@@ -89,21 +75,21 @@ class WaitGraph {
  private:
   class Walk;
   WaitGraph() = default;
-  bool has_cycle(const Waiter& waiter, Holder* holder, bool* is_through_views);
-  bool finds_host(const Waiter& waiter, Holder* holder);
+  bool has_cycle(const WaitNode& node, Holder* holder, bool* is_through_views);
+  bool finds_host(const WaitNode& node, Holder* holder);
 
   // Of the waiters: those whose thread sleeps are found by the thread, tasks that were put aside by both.
   static constexpr size_t kChains = 1024;
-  Waiter*& chain_of(uint32_t thread, uint64_t task) noexcept {
+  WaitNode*& chain_of(uint32_t thread, uint64_t task) noexcept {
     return chains_[(thread + (task * 0x9E3779B97F4A7C15u >> 32)) % kChains];
   }
-  Waiter*& chain_of(const Waiter& waiter) noexcept {
-    return chain_of(waiter.actor.thread, waiter.is_thread ? 0 : waiter.actor.task);
+  WaitNode*& chain_of(const WaitNode& node) noexcept {
+    return chain_of(node.actor.thread, node.is_thread ? 0 : node.actor.task);
   }
 
   SpinLock lock_;
   // Guarded by lock_.
-  std::array<Waiter*, kChains> chains_{};
+  std::array<WaitNode*, kChains> chains_{};
   uint64_t walks_ = 0;
 };
 
@@ -115,68 +101,61 @@ bool is_over(WaitEnd end, Conflict* conflict) noexcept;
 
 namespace detail {
 // What a waiter waits for in the end, or has waited for when it gives up.
-void describe_holder(const Waiter& waiter, Holder* holder) noexcept;
+void describe_holder(const WaitNode& node, Holder* holder) noexcept;
 
-// A sleeping thread's dealings with the hooks, in slices.
+// A sleep that looks for circles.
 class Sleep {
  public:
-  Sleep(const Waiter& waiter, const Deadline& deadline) noexcept;
-  Sleep(const Sleep&) = delete;
-  Sleep& operator=(const Sleep&) = delete;
-  ~Sleep();
+  Sleep(const WaitNode& node, const Deadline& deadline) noexcept
+      : node_(node), deadline_(deadline), waiter_(deadline) {}
 
   // Sleeps a slice while word == value. kOver: look again. With kDeadlock holder is set.
   WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept;
 
  private:
-  WaitEnd look_at_own_leases(Holder* holder) noexcept;
-  WaitEnd look_at_views(Holder* holder) noexcept;
-  void report(int64_t waited_ns) noexcept;
+  bool is_circle(Holder* holder) noexcept;
+  bool is_kept_by_views(Holder* holder) noexcept;
 
-  const Waiter& waiter_;
+  static constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
+
+  const WaitNode& node_;
   const Deadline& deadline_;
-  void* token_ = nullptr;
-  const int64_t began_ns_;
-  int64_t next_look_ns_;
+  Waiter waiter_;
+  // How long the wait had lasted then.
+  int64_t next_look_ns_ = kWalkNs;
   int64_t walked_ns_ = 0;  // 0: not yet
 };
 
 // A thread's wait in the timeline.
 class Note {
  public:
-  explicit Note(const Waiter& waiter) noexcept {
+  explicit Note(const WaitNode& node) noexcept {
     if (trace::is_on()) [[unlikely]]
-      open(waiter);
+      open(node);
   }
   Note(const Note&) = delete;
   Note& operator=(const Note&) = delete;
   ~Note() { trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone); }
 
  private:
-  [[gnu::cold]] void open(const Waiter& waiter) noexcept;
+  [[gnu::cold]] void open(const WaitNode& node) noexcept;
 
   trace::Span span_ = trace::kNoSpan;
 };
-
-// Polling before sleeping: to be put asleep and woken costs more than most ops take.
-constexpr int kPolls = 200;
 }  // namespace detail
 
 // Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. holder: with
 // kDeadlock the lease in the way.
 template <class IsOver>
-WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
+WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Holder* holder) noexcept {
-  const detail::Note note(waiter);
-  for (int i = 0; i < detail::kPolls; ++i) {
-    // pairs with: whoever changes the word, "what was waited for"
-    if (is_over(word.load(std::memory_order_acquire))) return WaitEnd::kOver;
-    relax_processor();
-  }
-  WaitGraph::instance().enter(&waiter);
+  const detail::Note note(node);
+  // pairs with: whoever changes the word, "what was waited for"
+  if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
+  WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
   {
-    detail::Sleep sleep(waiter, deadline);
+    detail::Sleep sleep(node, deadline);
     while (end == WaitEnd::kOver) {
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
@@ -184,8 +163,8 @@ WaitEnd wait(Waiter& waiter, const std::atomic<uint32_t>& word, IsOver is_over, 
       if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, holder);
     }
   }
-  WaitGraph::instance().leave(&waiter);
-  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_holder(waiter, holder);
+  WaitGraph::instance().leave(&node);
+  if (end != WaitEnd::kOver && end != WaitEnd::kDeadlock) detail::describe_holder(node, holder);
   return end;
 }
 
@@ -194,7 +173,7 @@ struct PendingRequest {
   void (*done)(void* context) = nullptr;
   void* context = nullptr;
 
-  Waiter waiter;                        // of the request
+  WaitNode node;                        // of the request
   std::atomic<uint32_t> steps_left{2};  // the end of submit() and the grant
   bool is_refused = false;              // by a gate, when it is done; then conflict says why
   Conflict conflict;
@@ -217,7 +196,7 @@ class BlockingRequest final : public Request {
 
   // Appends and does not wait. kWaiting: pending->done is called once, when it is granted, as the last thing
   // that is done to the request, perhaps before this returns; unless cancel() takes it back, after which
-  // pending->waiter has to leave the graph. Else it is not called. A gate may have refused what was granted:
+  // pending->node has to leave the graph. Else it is not called. A gate may have refused what was granted:
   // pending->is_refused; then it is not to be released. Requires as acquire.
   Appended submit(PendingRequest* pending, Conflict* conflict) noexcept;
 

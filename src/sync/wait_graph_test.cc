@@ -140,7 +140,7 @@ TEST_F(WaitGraphOf, ATaskThatItsThreadHasPutAsideWaitsForAnotherTaskOfIt) {
   ASSERT_TRUE(lease.acquire(&conflict));
   task_here = 2;
   const Ref<Op> behind = push({read(cell)}, [] {});
-  Waiter aside;
+  WaitNode aside;
   aside.actor = current_actor();
   aside.is_thread = false;
   aside.request = behind.get();
@@ -494,7 +494,7 @@ TEST_F(WaitGraphOf, ARequestIsGrantedAtOnceOrToldOfOnceOrTakenBackAndNeverTwoOfT
     goes = true;
     if (round % 3 == 2) other.join();
     const bool is_back = appended == Appended::kWaiting && requested.cancel();
-    if (is_back) WaitGraph::instance().leave(&pending.waiter);
+    if (is_back) WaitGraph::instance().leave(&pending.node);
     if (other.joinable()) other.join();
     ASSERT_NE(appended, Appended::kRefused);
     EXPECT_EQ(told, appended == Appended::kWaiting && !is_back ? 1 : 0);

@@ -16,7 +16,7 @@ import pytest
 
 import tenon as tn
 from tenon._core import NativeLease
-from tenon._sync import tasks as _tasks
+from tenon._sync import waits as _waits
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -368,7 +368,7 @@ def test_every_task_acts_under_the_lease_of_its_thread():
 
 
 def test_a_long_wait_of_a_task_is_reported(monkeypatch, caplog):
-    monkeypatch.setattr(_tasks, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.01)
     a = tn.zeros(3)
     lease = a.lease("w").detach()
 

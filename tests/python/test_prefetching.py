@@ -17,6 +17,7 @@ import pytest
 
 import tenon as tn
 from tenon._data import prefetching as _prefetching
+from tenon._sync import waits as _waits
 from tenon.io import DataBatch, DataDesc, DataIter, FeedIter, NDArrayIter, PrefetchingIter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
@@ -291,7 +292,7 @@ def test_a_dead_thread_is_told_and_not_waited_for(monkeypatch):
 
 def test_a_long_wait_says_for_whom(monkeypatch, caplog):
     monkeypatch.setattr(_prefetching, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(_prefetching, "_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.02)
     gate = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda _: gate.set()

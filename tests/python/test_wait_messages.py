@@ -18,6 +18,7 @@ import pytest
 import tenon as tn
 from tenon._sync import tasks as _tasks
 from tenon._sync import views as _views
+from tenon._sync import waits as _waits
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -240,7 +241,7 @@ def test_a_task_that_waits_names_the_holder_its_line_and_the_variable(
     kind, wait, reports, many_workers, monkeypatch
 ):
     monkeypatch.setattr(_tasks, "_KEPT_SECONDS", 0.005)
-    monkeypatch.setattr(_tasks, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.01)
     a = tn.zeros(8)
     holder = Holder(kind, a)
     waiter = threading.Thread(target=WAITS[wait], args=(a,), name="waiter", daemon=True)

@@ -19,6 +19,7 @@ from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError
 from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
+from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
 from .forms import Forms, itself
 from .serving import (
@@ -38,7 +39,6 @@ _log = logging.getLogger("tenon")
 
 _LOOK_SECONDS = 0.02
 _SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
-_REPORT_SECONDS = 5.0
 _MAKING_SECONDS = 2.0  # that a head may take to be made
 
 # By process and feed: of several in one process, each would take from the others what all are to be told.
@@ -174,9 +174,8 @@ class AttachedFeed(Forms):
 
     def _receive(self) -> Received | None:
         """The next item of the batch channel; None: the epoch is over, or the feed is not served any more."""
-        began = time.monotonic()
-        end = None if self.timeout is None else began + self.timeout
-        next_report = began + _REPORT_SECONDS
+        timer = ReportTimer()
+        end = None if self.timeout is None else time.monotonic() + self.timeout
         collected = 0  # the oldest generation that was: the young ones first, they take little time
         while True:
             now = time.monotonic()
@@ -207,12 +206,10 @@ class AttachedFeed(Forms):
                     return None
                 continue
             self._look_for_end()
-            now = time.monotonic()
-            if end is not None and now >= end:
-                raise TimeoutError(self._waiting_text(now - began))
-            if now >= next_report:
-                _log.warning("%s", self._waiting_text(now - began))
-                next_report += _REPORT_SECONDS
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(self._waiting_text(timer.seconds()))
+            if timer.is_due():
+                _log.warning("%s", self._waiting_text(timer.seconds()))
 
     def _waiting_text(self, seconds: float) -> str:
         slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]

@@ -11,6 +11,7 @@ import time
 import weakref
 from typing import Any
 
+from .._sync.waits import ReportTimer
 from .batches import NO_BATCH, DataBatch, DataDesc, DataIter
 
 _log = logging.getLogger("tenon")
@@ -18,7 +19,6 @@ _log = logging.getLogger("tenon")
 _CLOSED = "the PrefetchingIter is closed"
 _CLOSE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0  # between two looks whether the thread is still there
-_REPORT_SECONDS = 5.0
 
 _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
 
@@ -205,7 +205,7 @@ class _Helper:
 
     def wait(self) -> None:
         """Returns when the batch that was requested is there, or what came in its place."""
-        start = report = time.monotonic()
+        timer = ReportTimer()
         with self._changed:
             while self._outcome is None:
                 if self._is_stopped:
@@ -213,10 +213,8 @@ class _Helper:
                 if not self._thread.is_alive():
                     raise RuntimeError(f"the thread that takes the batches of {self._iterator!r} has ended")
                 self._changed.wait(_LOOK_SECONDS)
-                now = time.monotonic()
-                if self._outcome is None and now - report >= _REPORT_SECONDS:
-                    report = now
-                    _log.warning("waiting for a batch of %r since %.0f s", self._iterator, now - start)
+                if self._outcome is None and timer.is_due():
+                    _log.warning("waiting for a batch of %r since %.0f s", self._iterator, timer.seconds())
 
     def take(self) -> Any:
         with self._changed:

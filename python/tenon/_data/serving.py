@@ -34,6 +34,7 @@ from .._core import NDArray
 from .._errors import OpError, TenonError
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
+from .._sync.waits import ReportTimer
 from .epochs import Epoch
 from .forms import itself
 
@@ -49,7 +50,6 @@ MARK_AT, ROUND_AT, IS_CLOSED_AT, IS_FILLING_AT, NBYTES_AT = range(WORDS)
 TEXT_NBYTES = 16384  # of a failure
 
 _LOOK_SECONDS = 0.02
-_REPORT_SECONDS = 5.0
 _SUFFIX = ".feed"
 
 _numbers = itertools.count()
@@ -217,16 +217,13 @@ class Server:
 
     def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
         """False: the server is to end."""
-        began = time.monotonic()
-        next_report = began + _REPORT_SECONDS
+        timer = ReportTimer()
         while not is_met():
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return False
-            now = time.monotonic()
-            if now >= next_report:
-                _log.warning("feed %r has waited for %d s for %s", self.name, now - began, what())
-                next_report = now + _REPORT_SECONDS
+            if timer.is_due():
+                _log.warning("feed %r has waited for %d s for %s", self.name, timer.seconds(), what())
         return not self._is_closing
 
     def _is_to_end(self) -> bool:

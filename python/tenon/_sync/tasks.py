@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from .. import _core
+from . import waits
 
 _log = logging.getLogger("tenon")
 
-_REPORT_SECONDS = 5.0
 _KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for work, where the engine has no threads of its own
@@ -88,23 +88,19 @@ class Signal:
         self._report_timer = self._loop.call_at(began + seconds, self._report, began, seconds)
 
     def _report(self, began: float, seconds: float) -> None:
-        is_long = seconds >= _REPORT_SECONDS
-        behind = self._ask(is_long)
+        behind = self._ask(seconds >= waits.REPORT_SECONDS)
         waited = self._loop.time() - began
         if behind:
             _log.warning("waiting for %d s behind %s", waited, behind)
         if not self._is_over:
-            self._report_later(began, (waited // _REPORT_SECONDS + 1) * _REPORT_SECONDS)
+            self._report_later(began, waits.next_report(waited))
 
 
 async def until_empty(find: Callable[[], str]) -> None:
     """Polls until ``find`` returns an empty text. ``find``: what there is to wait for, in words."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    reported, pause = began, 0.0
+    timer, pause = waits.ReportTimer(), 0.0
     while found := find():
-        if loop.time() - reported >= _REPORT_SECONDS:
-            reported = loop.time()
-            _log.warning("waiting for %d s behind %s", reported - began, found)
+        if timer.is_due():
+            _log.warning("waiting for %d s behind %s", timer.seconds(), found)
         await asyncio.sleep(pause)
         pause = min(2 * pause + 0.0001, _MAX_POLL_SECONDS)

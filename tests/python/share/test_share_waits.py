@@ -15,7 +15,7 @@ import time
 import pytest
 
 import tenon as tn
-from tenon._sync import tasks as _tasks
+from tenon._sync import waits as _waits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -247,7 +247,7 @@ def test_of_several_leases_of_a_process_each_is_told(other):
 def test_the_report_of_a_task_and_of_a_thread_name_the_other_process_and_its_line(
     other, another, monkeypatch, caplog, patience
 ):
-    monkeypatch.setattr(_tasks, "_REPORT_SECONDS", 3.0)
+    monkeypatch.setattr(_waits, "REPORT_SECONDS", 3.0)
     # Two arrays, because of one the thread would wait for the task.
     a, b = tn.zeros(8, shared=True), tn.zeros(8, shared=True)
     expected = {}

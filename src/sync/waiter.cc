@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync/waiter.h"
+
+#include <atomic>
+
+namespace tenon::impl {
+namespace {
+
+// Set once, when the binding is loaded.
+WaitHooks hooks;
+
+// Each poll may take a lock of the language, so thousands of waiting threads poll less often. A signal wakes
+// its thread at once.
+std::atomic<int64_t> waiters{0};
+
+}  // namespace
+
+void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
+
+const WaitHooks& wait_hooks() noexcept { return hooks; }
+
+Waiter::Waiter(const Deadline* deadline) noexcept : deadline_(deadline), began_ns_(now_ns()) {
+  waiters.fetch_add(1, std::memory_order_relaxed);
+  if (hooks.begin != nullptr) token_ = hooks.begin();
+}
+
+Waiter::~Waiter() {
+  if (hooks.end != nullptr) hooks.end(token_);
+  waiters.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Waiter::forget_others_after_fork() noexcept { waiters.store(0, std::memory_order_relaxed); }
+
+int64_t Waiter::slice_ns() noexcept {
+  constexpr int64_t kWaitersPerSlice = 64;
+  return kSliceNs * (1 + waiters.load(std::memory_order_relaxed) / kWaitersPerSlice);
+}
+
+bool Waiter::is_interrupted() const noexcept { return hooks.poll != nullptr && hooks.poll(token_) != 0; }
+
+}  // namespace tenon::impl

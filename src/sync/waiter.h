@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a thread waits: it sleeps in slices. Between two of them the language may interrupt it, and every 5 s
+// it reports what it waits for.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/os.h"
+
+namespace tenon::impl {
+
+// How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
+struct WaitHooks {
+  void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
+  int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; not 0 ends the wait
+  void (*end)(void* token) = nullptr;          // after it
+  uint64_t (*current_task)() = nullptr;        // see actor.h
+  void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
+  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those that
+  // nobody refers to, and says (not 0) whether no other thread could close the rest.
+  int32_t (*is_alone)(void* token) = nullptr;
+};
+void set_wait_hooks(const WaitHooks& hooks) noexcept;
+const WaitHooks& wait_hooks() noexcept;
+
+enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
+
+// One wait that has come to sleep. While it lives, its thread does not have the language's lock.
+// Threads: one.
+class Waiter {
+ public:
+  static constexpr int64_t kSliceNs = 50'000'000;  // and more where many threads wait
+  static constexpr int64_t kReportNs = 5'000'000'000;
+
+  // The deadline lives as long as this.
+  explicit Waiter(const Deadline& deadline) noexcept : Waiter(&deadline) {}
+  Waiter() noexcept : Waiter(nullptr) {}
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  ~Waiter();
+
+  // Calls sleep(ns) once, for a slice of at most most_ns; kOver: look again. If sleep() returns false, nobody
+  // has woken the thread: then the next call, which comes when looking again was in vain, may be interrupted,
+  // and reports what describe() says, unless that is "".
+  template <class Sleep, class Describe>
+  WaitEnd sleep(int64_t most_ns, Sleep sleep, Describe describe) {
+    if (is_poll_due_ && is_interrupted()) return WaitEnd::kInterrupted;
+    if (is_poll_due_) report(describe);
+    const int64_t left = deadline_ != nullptr ? deadline_->left_ns() : INT64_MAX;
+    if (left <= 0) return WaitEnd::kTimeout;
+    is_poll_due_ = !sleep(std::min({most_ns, left, slice_ns()}));
+    return WaitEnd::kOver;
+  }
+  // The same while every word has its value; who has woken it is not known.
+  template <class Describe>
+  WaitEnd sleep_on(const os::Sleep* words, size_t n, int64_t most_ns, Describe describe) {
+    const auto sleep_so_long = [&](int64_t ns) {
+      os::sleep_on(words, n, ns);
+      return false;
+    };
+    return sleep(most_ns, sleep_so_long, describe);
+  }
+
+  int64_t waited_ns() const noexcept { return now_ns() - began_ns_; }
+  void* token() const noexcept { return token_; }  // of the hooks
+
+  static void forget_others_after_fork() noexcept;
+
+ private:
+  explicit Waiter(const Deadline* deadline) noexcept;
+  static int64_t slice_ns() noexcept;
+  bool is_interrupted() const noexcept;
+
+  template <class Describe>
+  void report(Describe describe) noexcept {
+    const int64_t waited = waited_ns();
+    if (waited < reported_ns_ + kReportNs) return;
+    reported_ns_ = waited / kReportNs * kReportNs;
+    if (wait_hooks().report == nullptr) return;
+    try {
+      const std::string text = describe();
+      if (!text.empty())
+        wait_hooks().report(concat("waiting for ", waited / 1'000'000'000, " s ", text).c_str());
+    } catch (const std::exception&) {
+      // The next one may say it.
+    }
+  }
+
+  const Deadline* const deadline_;  // null: never
+  const int64_t began_ns_;
+  int64_t reported_ns_ = 0;
+  bool is_poll_due_ = false;
+  void* token_ = nullptr;
+};
+
+}  // namespace tenon::impl
