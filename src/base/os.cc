@@ -92,7 +92,7 @@ std::optional<uint64_t> number_behind(const std::string& path, const std::string
   return std::nullopt;
 }
 
-// What may still be taken, and by whose word.
+// The memory that may still be taken, and the limit that says so.
 struct Headroom {
   uint64_t nbytes = UINT64_MAX;
   std::string limit = "no limit is known";

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looking a little before sleeping. To sleep and be woken costs two threads some 5 to 20 us together, many
-// times the hand-over of a small batch. So a thread whose waits are mostly short polls for about as long as
-// they usually take. A thread whose waits are long, or become long because the polling takes the core away
-// from those who work, sleeps at once.
+// Polling for a short time before sleeping. Sleeping and waking cost two threads some 5 to 20 us together,
+// many times the hand-over of a small batch. So a thread whose waits are mostly short polls for about as long
+// as they usually take. A thread whose waits are long, or become long because the polling takes the core away
+// from workers, sleeps at once.
 #pragma once
 
 #include <sched.h>

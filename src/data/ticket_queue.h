@@ -53,7 +53,7 @@ struct TicketFailure {
 class TicketQueue {
  public:
   // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
-  // 0: whoever comes gets the next. feed: its number in a timeline.
+  // 0: the next worker that asks gets the next batch. feed: its number in a timeline.
   TicketQueue(Ref<Slots> slots, int32_t lanes, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
 
   // For workers. A batch of a past epoch, or one that was given up, is dropped, and its slot is free.
@@ -102,7 +102,7 @@ class TicketQueue {
   // A look from outside.
 
   bool has_ready();
-  // Nobody waits for this batch any more.
+  // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket);
 
   struct Filling {
@@ -168,7 +168,7 @@ class TicketQueue {
   const uint64_t round_robin_;
   const uint32_t feed_;
 
-  // Shared. Moves when something has settled: a hint for consumers that poll, who look under the mutex then.
+  // Shared. Moves when something has settled: a hint for consumers that poll; they look under the mutex then.
   std::atomic<uint64_t> news_{0};
 
   std::mutex mutex_;
@@ -181,8 +181,8 @@ class TicketQueue {
   std::vector<Filling> filling_;      // by lane
   std::vector<Delivery> deliveries_;  // by slot
   uint64_t epoch_ = UINT64_MAX;       // the first begin() makes it 0
-  Ticket start_;                      // what begin() is to begin with,
-  bool has_start_ = false;            // if somebody has said so
+  Ticket start_;                      // where begin() begins,
+  bool has_start_ = false;            // if seek() has set it
   uint64_t end_ = 0;                  // of this epoch
   uint64_t next_ = 0;                 // the next ticket
   uint64_t limit_ = 0;                // no tickets from here on
