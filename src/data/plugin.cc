@@ -179,8 +179,7 @@ class State {
       }
       return Schema::make(described);
     } catch (const Error& e) {
-      throw_error(e.code(), "plug-in '", table_.name(),
-                  "' describes a batch that cannot be: ", readable(e.what()));
+      throw_error(e.code(), "plug-in '", table_.name(), "' describes an invalid batch: ", readable(e.what()));
     }
   }
 
