@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is done with memory: it is read or it is written; and the words for it in messages.
+// The kinds of access to memory, reading and writing, and their words in messages.
 #pragma once
 
 #include <cstdint>

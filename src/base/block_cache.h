@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory for small objects that one thread makes and another one ends, thousands of times: what malloc is
-// slow at. A thread keeps the blocks that it frees and takes from them; what it has too many of goes to a
-// list of all threads, from which whoever has none takes everything.
+// Memory for small objects that one thread makes and another thread ends, thousands of times; malloc is slow
+// there. A thread keeps the blocks that it frees and takes from them. Surplus blocks go to a list of all
+// threads; a thread without blocks takes that whole list.
 #pragma once
 
 #include <cstddef>
 
 namespace tenon::impl {
 
-// Blocks are used again and never given back to the system: as much memory stays taken as was in use at a
-// time.
+// Blocks are used again and never given back to the system: the memory that was in use at the peak stays
+// allocated.
 class BlockCache {
  public:
   // Throws std::bad_alloc. size: of the object; larger ones than kBlock come from the heap.

@@ -21,7 +21,7 @@ class Deadline {
   explicit Deadline(int64_t timeout_ns) noexcept : is_never_(timeout_ns < 0) {
     if (!is_never_) is_never_ = __builtin_add_overflow(now_ns(), timeout_ns, &at_ns_);
   }
-  // Its time begins when somebody asks how much is left: who need not wait does without the clock.
+  // Its time begins with the first query of the rest, so a caller that does not wait reads no clock.
   static Deadline from_first_look(int64_t timeout_ns) noexcept {
     Deadline deadline(-1);
     deadline.is_never_ = timeout_ns < 0;

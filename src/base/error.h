@@ -41,7 +41,7 @@ class Error : public std::exception {
       : code_(code), op_code_(op_code), message_(std::move(message)) {}
 
   Code code() const noexcept { return code_; }
-  // With Code::kOp what the user's function returned, with Code::kOwnerDied the number of the process.
+  // With Code::kOp the result of the user's function, with Code::kOwnerDied the pid of the process.
   int32_t op_code() const noexcept { return op_code_; }
   const char* what() const noexcept override { return message_.c_str(); }
 
@@ -61,7 +61,7 @@ std::string text_of(T value) {
 }
 }  // namespace detail
 
-// The parts, printed one after the other: strings, characters, numbers.
+// Joins strings, characters and numbers to one text.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::string text;

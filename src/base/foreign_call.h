@@ -2,15 +2,15 @@
 //
 // Calls of functions that others wrote, which may end their thread instead of returning.
 //
-// pthread_exit and pthread_cancel unwind the stack. An unwinding that a catch (...) swallows, or that meets a
-// noexcept function, ends the process; one that goes on ends a thread that others wait for. Here it ends at
-// the call. A handler that is left in the usual way would abort the process, so this one jumps, within its
-// own frame, and puts the thread's list of caught exceptions back. By then the frames of the function are
-// gone, with what they had to clean up. The thread goes on; only pthread_cancel has no effect on it any more.
-// Where a handler of exceptions calls, the function does not see what is handled there: to catch an unwinding
-// beside a caught exception would end the process.
+// pthread_exit and pthread_cancel unwind the stack. The process ends if a catch (...) swallows the unwinding
+// or if it reaches a noexcept function; otherwise a thread ends that others wait for. Here the unwinding
+// ends at the call. Leaving its handler in the usual way would abort the process, so the handler jumps within
+// its own frame and restores the thread's list of caught exceptions. The frames of the function have been
+// unwound by then. The thread continues; only pthread_cancel has no effect on it any more. If an exception
+// handler makes the call, the function does not see the exception that is being handled: catching an
+// unwinding beside a caught exception would end the process.
 //
-// Not seen: a function without unwind tables, and the C libraries whose pthread_exit does not unwind (musl).
+// Not covered: functions without unwind tables, and C libraries whose pthread_exit does not unwind (musl).
 #pragma once
 
 #include <cxxabi.h>
@@ -24,8 +24,8 @@ inline constexpr const char* kEndedThread =
 
 #if defined(__GLIBCXX__)
 
-// Calls function(). False: it did not return, but ended its thread. What it throws comes out. An unwinding
-// has no object: the handler's reference is null.
+// Calls function(). False: it ended its thread and did not return. Passes on the exceptions of function. An
+// unwinding has no object: the handler's reference is null.
 template <class Function>
 [[gnu::noinline, gnu::no_sanitize("null")]] bool has_returned(Function& function) {
   // Itanium C++ ABI, Exception Handling, 2.2.2.

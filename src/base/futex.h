@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one door to the futex system call (futex(2)): a thread sleeps while a word of memory has a value,
-// until another thread wakes it. Private to the process. Orders no memory: that is the business of the
-// operations on the word. A thread may return from a wait for no reason, so the caller looks again.
+// The only calls of futex(2): a thread sleeps while a word of memory has a value, until another thread wakes
+// it. Private to the process. A wait orders no memory; the operations on the word must do that. A wait may
+// return for no reason, so the caller must check the word again.
 #pragma once
 
 #include <errno.h>

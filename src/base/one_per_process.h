@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An object that each process has one of, for what runs threads: a forked child gets its own, because the
+// One object for each process, for classes that run threads: a forked child gets its own object, because the
 // parent's has no threads there.
 #pragma once
 
@@ -16,14 +16,14 @@
 
 namespace tenon::impl {
 
-// Made when it is first asked for, without an allocation, so that functions which must not fail may ask;
-// never destroyed. A child's takes the place of its parent's. Threads: any.
+// Made by the first use, without an allocation, so that functions that must not fail may use it; never
+// destroyed. In a child a new object replaces that of the parent. Threads: any.
 template <class T>
 T& one_per_process() noexcept {
   static_assert(std::is_nothrow_default_constructible_v<T>);
   alignas(T) static std::byte place[sizeof(T)];
-  // Twice the mark of the process that makes it; one more: it is made. No lock, which another thread could
-  // hold when this one forks.
+  // Twice the mark of the process that makes the object; plus 1: it is made. This is no lock, because another
+  // thread could hold a lock when this one forks.
   static std::atomic<uint64_t> state{0};
   const uint64_t made_here = 2 * ForkMark::current() + 1;
   while (true) {

@@ -92,7 +92,7 @@ std::optional<uint64_t> number_behind(const std::string& path, const std::string
   return std::nullopt;
 }
 
-// What may still be taken, and by whose word.
+// The memory that may still be taken, and the limit that says so.
 struct Headroom {
   uint64_t nbytes = UINT64_MAX;
   std::string limit = "no limit is known";
@@ -312,7 +312,7 @@ void check_byte_locks(const File& file) {
   const int error = errno;
   check_denied("fcntl(F_OFD_SETLK)", error);
   throw_error(Code::kSystem,
-              "shared memory needs locks of open files (fcntl F_OFD_SETLK), by which others see "
+              "shared memory needs locks of open files (fcntl F_OFD_SETLK), with which others see "
               "that a process has ended: ",
               system_text(error));
 }
@@ -583,7 +583,7 @@ File create_event() {
   if (!event) {
     const int error = errno;
     check_descriptors(error);
-    throw_error(Code::kSystem, "no event for a descriptor: ", system_text(error));
+    throw_error(Code::kSystem, "an event descriptor cannot be created: ", system_text(error));
   }
   return event;
 }

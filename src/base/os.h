@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The door to the operating system for memory that processes share: sealed memory files, what they cost, who
-// has them open, and sleeping on words of shared memory. Of this folder only names.cc calls the system, too.
+// The calls of the operating system for memory that processes share: sealed memory files, their size in
+// memory, the processes that have them open, and sleeping on words of shared memory.
 #pragma once
 
 #include <atomic>

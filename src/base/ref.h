@@ -17,7 +17,7 @@ namespace tenon::impl {
 class RefCount {
  public:
   RefCount() noexcept = default;
-  // Of an object that is born with several owners.
+  // Of an object that begins with several owners.
   explicit RefCount(uint64_t n) noexcept : count_(n) {}
 
   void increment(uint64_t n = 1) noexcept { count_.fetch_add(n, std::memory_order_relaxed); }
@@ -26,8 +26,8 @@ class RefCount {
   // pairs with: RefCount::decrement, "uses before destruction"
   bool decrement(uint64_t n = 1) noexcept { return count_.fetch_sub(n, std::memory_order_acq_rel) == n; }
 
-  // The same where no table can make a new reference (increment_if_alive): who holds all that there are stays
-  // alone, so that looking is enough, and an atomic change is saved.
+  // The same for objects of which no table makes new references (increment_if_alive). A caller that holds all
+  // references then stays the only one, so a load is enough, and an atomic change is saved.
   bool decrement_unlisted(uint64_t n = 1) noexcept {
     // pairs with: RefCount::decrement, "uses before destruction"
     return count_.load(std::memory_order_acquire) == n || decrement(n);
@@ -46,7 +46,7 @@ class RefCount {
     return false;
   }
 
-  // For recycled objects that nobody refers to.
+  // For recycled objects without references.
   void reset() noexcept { count_.store(1, std::memory_order_relaxed); }
 
  private:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A lock for short sections, as a rule of some nanoseconds, in which nothing waits and no code of the user
-// runs. One exchange to lock and one store to unlock make it half as dear as a mutex where nobody else is
-// there. A thread that finds it locked for long gives its core away, for the holder may have lost its own:
-// first to whoever is ready, then by sleeping, because a yield does not let a thread of lower priority run.
+// A lock for short sections, usually of some nanoseconds, in which nothing waits and no code of the user
+// runs. One exchange to lock and one store to unlock: without contention it costs half as much as a mutex. A
+// thread that finds it locked for long gives up its core, because the holder may have lost its own: first
+// with a yield, then by sleeping, because a yield does not let a thread of lower priority run.
 #pragma once
 
 #include <sched.h>

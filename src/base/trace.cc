@@ -22,7 +22,7 @@ constexpr uint32_t kPlaceBits = 22;
 constexpr uint32_t kPlaces = uint32_t{1} << kPlaceBits;
 constexpr uint32_t kTraces = (uint32_t{1} << (32 - kPlaceBits)) - 1;  // numbered from 1
 
-// Shared. Counts those who have a way to the records.
+// Shared. Counts the calls that have access to the records.
 alignas(64) constinit std::atomic<uint32_t> writers{0};
 // Shared: plain counters.
 alignas(64) constinit std::atomic<uint64_t> next_place{0};
@@ -115,7 +115,7 @@ void drop(Span span, uint64_t key) noexcept {
 
 Text& Text::operator<<(std::string_view text) noexcept {
   const size_t n = std::min(text.size(), static_cast<size_t>(end_ - at_));
-  at_ = std::copy_n(text.data(), n, at_);  // of no text, whose address may be null, nothing
+  at_ = std::copy_n(text.data(), n, at_);  // nothing of an empty text, whose address may be null
   *at_ = '\0';
   if (n < text.size() && end_ - begin_ >= 3) std::memcpy(end_ - 3, "...", 3);
   return *this;

@@ -39,12 +39,12 @@ enum class SpanOutcome : uint8_t {
   kDone,
   kFailed,     // note says why
   kSkipped,    // it was not run: what it reads has failed
-  kCancelled,  // nobody waits for it any more
+  kCancelled,  // no caller waits for it any more
 };
 
 struct Record {
-  std::array<int64_t, kMarks> at_ns;  // of now_ns(); 0: it did not come to that
-  uint64_t key;                       // of whoever opened it, so that no other span is closed instead
+  std::array<int64_t, kMarks> at_ns;  // of now_ns(); 0: not reached
+  uint64_t key;                       // of its opener; closing needs the same key
   uint64_t index, epoch;              // of a batch; index: also the number of an op
   uint64_t address;                   // of memory
   uint32_t thread;                    // that opened it
@@ -55,7 +55,7 @@ struct Record {
   SpanKind kind;
   SpanOutcome outcome;
   Access access;
-  char name[48];  // what each text is of: src/trace/chrome.cc
+  char name[48];  // src/trace/chrome.cc tells what each text is of
   char site[64];  // the end of it, if it is longer
   char text[112];
   char note[64];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way across the C boundary: guarded() runs the body of an entry point and turns whatever it
-// throws into a status and a message. Handle casts stand here too, so that the entry points hold no logic.
+// The C boundary: guarded() runs the body of an entry point and converts each exception to a status and a
+// message. Casts of handles are here too, so that the entry points hold no logic.
 #pragma once
 
 #include <new>
@@ -20,7 +20,7 @@ inline tenon_status report(tenon_error* error, const Error& e) noexcept {
   return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
 }
 
-// Fails with kValue unless a caller's struct is at least as long as the version that first had it.
+// Fails with kValue if a caller's struct is shorter than in its first version.
 void check_struct_size(uint32_t given, size_t least, const char* name);
 
 // Fails with kValue for bits outside of known.
@@ -42,7 +42,7 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 // Fails with kValue for anything but TENON_READ and TENON_WRITE.
 Access checked_access(int32_t access);
 
-// What tenon_failure_last gives next in this thread; null: nothing.
+// Sets the next result of tenon_failure_last in this thread; null: none.
 void remember_failure(Ref<Failure> failure) noexcept;
 
 template <class Body>

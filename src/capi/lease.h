@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What callers say of the leases and shared arrays that they want.
+// Checks the options of leases and shared arrays.
 #pragma once
 
 #include "array/lease.h"
@@ -15,7 +15,7 @@ struct LeaseRequest {
   Actor owner;
 };
 
-// Fails with kValue for arguments that cannot work, and for a lease that is held.
+// Fails with kValue for invalid arguments, and for a lease that is held.
 LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function);
 
 // As tenon_lease_report and tenon_await_report; node may be null.

@@ -17,14 +17,14 @@
 
 namespace tenon::impl {
 
-// Counted, immutable as a handle. One storage covers the slot; the batch, its arrays and every view of
-// them keep it, and when the last of them has gone, in whatever order, the slot is free again.
+// Counted, immutable as a handle. One storage covers the slot. The batch, its arrays and their views keep
+// the storage; the slot is free again when the last of them is gone, in any order.
 class Batch {
  public:
-  // Takes over the slot. Fails with std::bad_alloc; then the slot has been given back.
+  // Takes over the slot. Fails with std::bad_alloc; the slot is then free.
   static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                          const Ticket& ticket);
-  // The same in memory of its own; the slot is given back.
+  // The same with a copy in its own memory; the slot is free.
   static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                          const Ticket& ticket);
 

@@ -107,8 +107,8 @@ class Binder {
     if (number != kBatchNumbers.end()) return bind_number(parameter, number->source);
     const bool is_named = !parameter.name.empty();
     throw_error(Code::kValue, is_named ? concat("parameter '", parameter.name, "'") : "an unnamed parameter",
-                " of '", function_name(), "' binds to nothing: it is no field (", field_names(),
-                "), no constant and none of n, index, epoch, seed, worker");
+                " of '", function_name(), "' is not bound: it is neither a field (", field_names(),
+                "), nor a constant, nor one of n, index, epoch, seed, worker");
   }
 
   void bind_field(const Parameter& parameter, int32_t i) {

@@ -13,8 +13,8 @@
 
 namespace tenon::impl {
 
-// The generator owns references to the function and to the constant arrays, on which it holds views open;
-// its drop() gives them back. Failures: as tenon_function_bind in tenon.h.
+// The generator owns references to the function and to the constant arrays, and holds views on the arrays;
+// its drop() releases them. Failures: as tenon_function_bind in tenon.h.
 tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema,
                               std::span<const tenon_constant> constants);
 

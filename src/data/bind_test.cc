@@ -129,7 +129,7 @@ TEST(Bind, WhatDoesNotFitIsRefusedByName) {
     const char* result = "int";
   } cases[] = {
       {"float *data", {}, Code::kValue, "takes the field 'label'"},
-      {both + "int level", {}, Code::kValue, "parameter 'level' of 'fill' binds to nothing"},
+      {both + "int level", {}, Code::kValue, "parameter 'level' of 'fill' is not bound"},
       {"float *data, int64_t *, int n", {}, Code::kValue, "an unnamed parameter"},
       {"double *data, int64_t *label", {}, Code::kType, "field 'data' is float32"},
       {"float data, int64_t *label", {}, Code::kType, "make it a pointer"},

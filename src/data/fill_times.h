@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long the fills of a worker took: a count of each octave's eighths.
+// A histogram of the durations of a worker's fills: eight bins for each power of two.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace tenon::impl {
 
-// Threads: one that notes, any that read.
+// Threads: one writes, any read.
 class FillTimes {
  public:
   void note(uint64_t ns) noexcept {
@@ -25,7 +25,7 @@ class FillTimes {
   uint64_t sum_ns() const noexcept { return sum_ns_.load(std::memory_order_relaxed); }
   uint64_t failures() const noexcept { return failures_.load(std::memory_order_relaxed); }
 
-  // The time that this share of them did not exceed, up to an eighth; 0: there are none.
+  // The quantile for this share of the fills, with a precision of 1/8; 0: there are none.
   uint64_t quantile_ns(double share) const noexcept {
     uint64_t n = 0;
     for (const auto& count : counts_) n += count.load(std::memory_order_relaxed);

@@ -7,8 +7,8 @@
 
 namespace tenon::impl {
 
-// A handle of dlopen, for the whole process when path is null. The library stays loaded for ever: nobody can
-// know when its code is out of use. Fails with kNotFound and the loader's text.
+// A handle of dlopen; of the whole process if path is null. The library is never unloaded, because the end of
+// the use of its code cannot be known. Fails with kNotFound and the loader's text.
 void* open_library(const char* path);
 
 // A symbol of that handle. Fails with kNotFound, with names that are similar.

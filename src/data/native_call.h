@@ -2,11 +2,11 @@
 //
 // Calls a C function of any prototype that data/prototype.h reads, without a foreign-function library.
 //
-// It works because on the calling conventions below an argument's place depends on its class alone:
+// It works because with the calling conventions below an argument's place depends only on its class:
 // integers and pointers fill the integer registers in order, floating-point numbers fill the
-// floating-point registers in order, and what is left over goes to the stack, 8 bytes each, in order. A
-// call that fills all registers of both kinds and enough stack words is therefore right for every
-// prototype; a callee does not see what it does not expect, and the caller clears the stack.
+// floating-point registers in order, and the rest goes to the stack, 8 bytes each, in order. So a
+// call that fills all registers of both kinds and enough stack words is right for every prototype: a
+// callee does not read what it does not expect, and the caller cleans up the stack.
 //   x86-64: System V ABI, AMD64 supplement 1.0, 3.2.3 "Parameter Passing": 6 integer, 8 SSE registers.
 //   AArch64: AAPCS64 2024Q3, 6.8.2 "Parameter passing rules": 8 integer, 8 floating-point registers.
 #pragma once
@@ -28,8 +28,8 @@ class NativeCall {
   NativeCall(void* address, const Prototype& prototype);
 
   // arguments: one for each parameter, integers within the range of their type. Calls in this thread.
-  // Integer results come sign- or zero-extended, without a result the value is 0. Fails with kOp where the
-  // function ends its thread instead of returning.
+  // Integer results are sign- or zero-extended; without a result the value is 0. Fails with kOp if the
+  // function ends its thread and does not return.
   tenon_value operator()(const tenon_value* arguments) const;
 
  private:

@@ -13,9 +13,9 @@
 
 namespace tenon::impl {
 
-// Counted, immutable. The library stays loaded for ever: nobody can know when its code is out of use.
-// Threads: every function may be called from any thread; without is_threadsafe() one call runs at a
-// time, whoever makes it, and others wait. A forked child starts with no call running.
+// Counted, immutable. The library is never unloaded.
+// Threads: every function may be called from any thread; without is_threadsafe() one call of the process
+// runs at a time, and others wait. A forked child starts with no call running.
 class NativeFunction {
  public:
   // path == nullptr: a symbol that is already in the process. Fails with kNotFound (library, symbol;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call at a time: a mutex that refuses its own thread instead of hanging it, and that is free in a forked
+// One call at a time: a mutex that fails if its own thread locks it again, and that is free in a forked
 // child, where the thread that held it does not exist.
 #pragma once
 
@@ -23,7 +23,7 @@ class OneCall {
   OneCall& operator=(const OneCall&) = delete;
   ~OneCall();
 
-  // Held while it lives. Fails with kValue where this thread is inside already: function calls itself.
+  // Held as long as this object. Fails with kValue if this thread holds it already: function calls itself.
   class Turn {
    public:
     Turn(OneCall& one_call, std::string_view function);

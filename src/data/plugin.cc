@@ -19,12 +19,12 @@
 namespace tenon::impl {
 namespace {
 
-// The room for a plug-in's own words.
+// The size of the buffer for error texts.
 constexpr size_t kMessageSize = 512;
 // A description with more fields than this is a mistake.
 constexpr int32_t kMostFields = 1024;
 
-// How many bytes of text, at least one, are one character of UTF-8; 0: none, or a control character.
+// The size of the first character of a text in UTF-8; 0: it is malformed, or a control character.
 size_t character_size(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
   const auto goes_on = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
@@ -38,7 +38,7 @@ size_t character_size(std::string_view text) {
   return goes_on(3) && !(head == 0xF0 && second < 0x90) && !(head == 0xF4 && second > 0x8F) ? 4 : 0;
 }
 
-// What a plug-in wrote, as a message can hold it. A text that was cut may end within a character.
+// A text of a plug-in for a message: "?" for bytes that cannot be shown. A cut text may end in a character.
 std::string readable(std::string_view text) {
   std::string result;
   while (!text.empty()) {
@@ -49,14 +49,14 @@ std::string readable(std::string_view text) {
   return result;
 }
 
-// As much of the text as fits, in whole characters.
+// Copies the whole characters that fit.
 void put(std::string_view text, char* out, size_t size) {
   size_t n = std::min(text.size(), size - 1);
   while (n < text.size() && n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
   *std::copy_n(text.data(), n, out) = '\0';
 }
 
-// Room for a plug-in's words about a failure.
+// A buffer for the error text of a plug-in.
 class Message {
  public:
   char* data() noexcept { return text_; }
@@ -125,7 +125,7 @@ bool are_equal(const Schema& a, const Schema& b) {
 // One open state of a plug-in. One thread at a time uses it.
 class State {
  public:
-  // fields: null where the schema is not known yet. All lives as long as the state. Fails with kOp.
+  // fields: null if the schema is not known yet. All arguments must outlive the state. Fails with kOp.
   State(const PluginTable& table, int32_t worker, uint64_t seed, const char* config,
         const PluginFields* fields)
       : table_(table) {
@@ -145,7 +145,7 @@ class State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State() {
-    // In a forked child the state is the parent's: its files, threads and locks are not to be touched.
+    // In a forked child the state belongs to the parent: its files, threads and locks must not be used.
     if (process_.is_child()) return;
     Message message;
     (void)call_entry(message, [this] { return table_->close(state_), 0; });
@@ -154,7 +154,7 @@ class State {
   int32_t worker() const noexcept { return setup_.worker; }
   bool is_of_parent() const noexcept { return process_.is_child(); }
 
-  // Fails with kOp, and with kValue and kType for what cannot be the fields of a batch.
+  // Fails with kOp, and with kValue and kType for fields that a batch cannot have.
   Ref<Schema> describe() {
     const tenon_plugin_field* fields = nullptr;
     int32_t n = 0;
@@ -179,8 +179,7 @@ class State {
       }
       return Schema::make(described);
     } catch (const Error& e) {
-      throw_error(e.code(), "plug-in '", table_.name(),
-                  "' describes a batch that cannot be: ", readable(e.what()));
+      throw_error(e.code(), "plug-in '", table_.name(), "' describes an invalid batch: ", readable(e.what()));
     }
   }
 

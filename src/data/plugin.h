@@ -13,7 +13,7 @@
 
 namespace tenon::impl {
 
-// The table of a library, checked. The library stays loaded for ever.
+// The checked table of a library. The library is never unloaded.
 class PluginTable {
  public:
   // Fails with kNotFound (library, symbol), kValue (another ABI, a table that is damaged).
@@ -22,7 +22,7 @@ class PluginTable {
   const tenon_plugin& operator*() const noexcept { return *table_; }
   const tenon_plugin* operator->() const noexcept { return table_; }
   bool is_threadsafe() const noexcept { return (table_->flags & TENON_PLUGIN_THREADSAFE) != 0; }
-  // The plug-in's, or the file's.
+  // The name of the plug-in, or of its file.
   const std::string& name() const noexcept { return name_; }
 
  private:
@@ -37,7 +37,7 @@ struct OpenedPlugin {
   tenon_generator generator;
 };
 
-// schema: may be null where the plug-in describes itself; where it does, the two must agree. config: JSON, or
+// schema: may be null if the plug-in describes its fields; else both must be equal. config: a JSON object, or
 // null. Calls open, describe and close in this thread. Failures: as tenon_plugin_open in feed.h.
 OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t seed, Ref<Schema> schema);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads one C prototype, as "int fill(float *data, const int64_t *label, size_t n);". Understands what
+// Parses one C prototype, as "int fill(float *data, const int64_t *label, size_t n);". Accepts types that
 // can be passed as a pointer, an integer or a floating-point number: the arithmetic types of C99, the
 // names of stdint.h, size_t, ssize_t, ptrdiff_t, bool, pointers to them and void pointers, array
 // parameters, const and restrict. No other typedefs, no structs, no function pointers, no varargs, no
-// preprocessor. C11 6.7 is the grammar that it takes a part of.
+// preprocessor. The grammar is a part of C11 6.7.
 #pragma once
 
 #include <string>

@@ -48,7 +48,7 @@ void Schema::add(const tenon_field& given) {
   check_dtype(dtype);
   if (!dtype.is_byte_sized()) {
     throw_error(Code::kType, "schema: field '", name, "': elements of ", dtype.name(),
-                " are no whole number of bytes");
+                " are not a whole number of bytes");
   }
   const Dims shape = checked_shape(given.ndim, given.shape);
   if (shape.empty()) {

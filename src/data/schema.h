@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a batch consists of: named fields, each with a dtype and a shape whose axis 0 counts the rows, and
-// where they lie in a slot.
+// The fields of a batch, each with a name, a dtype and a shape whose axis 0 counts the rows, and their
+// places in a slot.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace tenon::impl {
 
-// Fields begin at multiples of this in a slot: no framework copies for alignment.
+// Fields begin at multiples of this in a slot, so that no framework makes a copy to align them.
 inline constexpr size_t kFieldAlignment = 256;
 
 struct Field {
@@ -44,7 +44,7 @@ class Schema {
   int64_t rows() const noexcept { return fields_.front().shape.front(); }
   // The payload of a batch, without the gaps between the fields.
   size_t nbytes() const noexcept { return nbytes_; }
-  // With the gaps: where they end in a slot.
+  // With the gaps: the end of the last field.
   size_t fields_nbytes() const noexcept { return fields_nbytes_; }
 
   void retain() noexcept { refs_.increment(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The seed of a batch: a function of the feed's seed, the epoch and the index alone, so that a batch is
-// the same whichever thread fills it, and can be made again.
+// The seed of a batch: a function of only the feed's seed, the epoch and the index, so that a batch does
+// not depend on the worker and can be made again.
 #pragma once
 
 #include <cstdint>

@@ -65,15 +65,15 @@ class Slots {
   int32_t try_take() noexcept;
   void give(int32_t slot) noexcept;
 
-  // Of whoever has the slot: the span that ends when it is free again, and its times before that.
+  // For the holder of the slot: the span that ends when it is free again, and its times before that.
   void begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept;
   void mark(int32_t slot, trace::Mark at) noexcept {
     const Link& link = links_[static_cast<size_t>(slot)];
     trace::mark(link.span, trace::key_of(&link), at);
   }
 
-  // Hands a taken slot out of the feed. The owner returned goes to end_loan(), exactly once, when nobody
-  // uses the slot any more; it then is free.
+  // Lends a taken slot to a user outside of the feed. The result must be passed to end_loan() exactly once,
+  // after the last use of the slot; the slot is then free.
   void* lend(int32_t slot) noexcept;
   static void end_loan(void* owner) noexcept;
   // How many slots are lent.
@@ -91,7 +91,7 @@ class Slots {
   struct Link {
     Slots* pool;
     std::atomic<uint32_t> next;
-    trace::Span span = trace::kNoSpan;  // of whoever has the slot
+    trace::Span span = trace::kNoSpan;  // of its holder
   };
 
   explicit Slots(const SlotsPlan& plan);

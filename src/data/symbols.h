@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looks through the functions that a loaded library exports, to help after a failed look-up.
+// Searches the functions that a loaded library exports, for the message of a failed look-up.
 #pragma once
 
 #include <string>

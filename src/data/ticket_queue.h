@@ -52,7 +52,7 @@ struct TicketFailure {
 class TicketQueue {
  public:
   // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
-  // 0: whoever comes gets the next. feed: its number in a timeline.
+  // 0: the next worker that asks gets the next batch. feed: its number in a timeline.
   explicit TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
 
   // For workers: slot is the one that the caller has taken for the ticket. A batch of a past epoch, or one
@@ -100,7 +100,7 @@ class TicketQueue {
   // A look from outside.
 
   bool has_ready();
-  // Nobody waits for this batch any more.
+  // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket);
 
   // The batch that was last in a slot.
@@ -161,7 +161,7 @@ class TicketQueue {
   const uint64_t round_robin_;
   const uint32_t feed_;
 
-  // Shared. Counts what has settled: a hint for consumers that poll, who look under the mutex then.
+  // Shared. Counts what has settled: a hint for consumers that poll; they look under the mutex then.
   std::atomic<uint64_t> settled_{0};
 
   std::mutex mutex_;
@@ -173,8 +173,8 @@ class TicketQueue {
   TicketFailure failure_;        // of the entry that has failed: an epoch ends with its first one
   std::vector<Use> uses_;        // by slot
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
-  Ticket start_;                 // what begin() is to begin with,
-  bool has_start_ = false;       // if somebody has said so
+  Ticket start_;                 // where begin() begins,
+  bool has_start_ = false;       // if seek() has set it
   uint64_t end_ = 0;             // of this epoch
   uint64_t next_ = 0;            // the next ticket
   uint64_t limit_ = 0;           // no tickets from here on

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tidies up behind dead processes without waiting for a process that needs what they held. There is never
-// much to do: the memory itself goes with the last process that has it open.
+// Releases what dead processes held, before another process needs it. There is never much to do: the kernel
+// frees the memory itself with the last process that has it open.
 #pragma once
 
 #include <cstdint>

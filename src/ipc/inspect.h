@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which shared memory there is, and which processes have it: of every segment that some process of this user
-// has open, as an observer sees it. The observer reads the files and stores nothing, joins nothing, takes no
-// lock and waits for nobody; so what it sees may be between two states of others, and every number in it is
-// checked before it is used.
+// Reports on the shared memory that processes of this user have open: its segments, their users, and what
+// these hold and wait for. The observer reads the files. It writes nothing, joins nothing, takes no lock and
+// does not wait. So the numbers may be from different moments, and each number is checked before it is
+// used.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The trace of the process: from the file's opening to its writing.
+// The trace of the process, from opening the file to writing it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct Counts {
 // Threads: any. A fork waits for the end of either.
 // Fails as tenon_trace_begin.
 void begin(const char* path, uint64_t capacity);
-// Fails as tenon_trace_end; none runs then.
+// Fails as tenon_trace_end. No trace runs afterwards.
 Counts end();
 
 }  // namespace tenon::impl::trace

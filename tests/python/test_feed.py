@@ -520,7 +520,7 @@ def test_numbers_that_cannot_work_are_refused(options, error, message):
             "int fill(float *data, int64_t *label, int gain)",
             {},
             ValueError,
-            "'gain' of 'fill' binds to nothing",
+            "'gain' of 'fill' is not bound",
         ),
         ("int fill(double *data, int64_t *label)", {}, TypeError, "field 'data' is float32"),
         ("int fill(const float *data, int64_t *label)", {}, TypeError, "could not fill the field"),
