@@ -29,7 +29,7 @@ TEST(SpinBudget, IsShortWhereWaitsAreLong) {
 
 TEST(SpinBudget, GrowsAgainWhenWaitsBecomeShort) {
   SpinBudget budget;
-  for (int i = 0; i < 100; ++i) budget.note(kLong);
+  for (int i = 0; i < 10; ++i) budget.note(kLong);
   for (int i = 0; i < 30; ++i) budget.note(SpinBudget::kMostNs / 4);
   EXPECT_GT(budget.budget_ns(), SpinBudget::kMostNs / 4);
 }

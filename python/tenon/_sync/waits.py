@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 
-from .._core import REPORT_SECONDS
+from .. import _core
+
+REPORT_SECONDS = _core.REPORT_SECONDS
 
 
 class ReportTimer:
