@@ -216,7 +216,7 @@ class WaitGraph::Walk {
     }
   }
   void add_if(WaitNode* w, bool is_of_kind, Actor actor) noexcept {
-    if (!is_of_kind || w->seen_by == number_) return;
+    if (!is_of_kind || w->is_brief || w->seen_by == number_) return;
     if (w->is_thread ? w->actor.thread != actor.thread : !(w->actor == actor)) return;
     w->seen_by = number_;
     w->next_seen = std::exchange(waiters_, w);

@@ -41,6 +41,7 @@ struct WaitNode {
   Request* request = nullptr;  // one of both
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
+  bool is_brief = false;       // waits for no time, and so is in no cycle of others
 
   // Guarded by the graph's lock.
   bool is_entered = false;
@@ -152,6 +153,7 @@ WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, 
   const detail::Note note(node);
   // pairs with: whoever changes the word, "what was waited for"
   if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
+  node.is_brief = deadline.has_passed();
   WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
   {

@@ -83,6 +83,36 @@ TEST_F(WaitGraphOf, ThreeThreadsInOneCycleIsADeadlockOfAtLeastOneAndNoneHangs) {
   }
 }
 
+// One thread asks for no time: that is a cycle for a moment alone.
+TEST_F(WaitGraphOf, ARequestThatDoesNotWaitIsNoPartOfADeadlockOfOthers) {
+  for (int round = 0; round < 100; ++round) {
+    Cell a, b;
+    std::latch both(2);
+    std::atomic<bool> is_done{false};
+    Conflict conflict;
+    CellLease mine(write(a));
+    ASSERT_TRUE(mine.acquire(&conflict));
+    std::thread other([&] {
+      Conflict of_other;
+      CellLease theirs(write(b));
+      ASSERT_TRUE(theirs.acquire(&of_other));
+      both.arrive_and_wait();
+      CellLease next(write(a));
+      EXPECT_TRUE(next.acquire(&of_other)) << "reason " << static_cast<int>(of_other.reason);
+      is_done = true;
+    });
+    both.arrive_and_wait();
+    const Deadline deadline(3'000'000);  // the other thread looks for deadlocks after 1 ms
+    while (!deadline.has_passed() && !is_done) {
+      CellLease next(write(b));
+      EXPECT_FALSE(next.acquire(&conflict, 0)) << "the other thread holds it while it waits";
+    }
+    mine.release();
+    other.join();
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
 TEST_F(WaitGraphOf, ACycleThroughAnOpIsADeadlock) {
   Cell a, b;
   Conflict conflict;
