@@ -30,6 +30,8 @@ class Deadline {
   }
   bool is_never() const noexcept { return is_never_; }
   bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns(); }
+  // The same, without looking at the clock where its time has not begun.
+  bool leaves_no_time() const noexcept { return pending_ns_ >= 0 ? pending_ns_ == 0 : has_passed(); }
   // Not more than some centuries.
   int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns() - now_ns(); }
   std::chrono::steady_clock::time_point time_point() const noexcept {

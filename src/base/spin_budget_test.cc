@@ -17,7 +17,7 @@ TEST(SpinBudget, IsLongerThanTheUsualWait) {
 }
 
 TEST(SpinBudget, IsShortWhereWaitsAreLong) {
-  SpinBudget budget;
+  SpinBudget budget(true);
   int64_t total = 0;
   constexpr int kWaits = 10'000;
   for (int i = 0; i < kWaits; ++i) {
@@ -37,7 +37,7 @@ TEST(SpinBudget, GrowsAgainWhenWaitsBecomeShort) {
 // A wait that is not caught takes as long as a wake-up, which is long here, and so says nothing.
 TEST(SpinBudget, FindsOutThatWaitsThatSleepWouldBeShort) {
   constexpr int64_t kNeeded = SpinBudget::kMostNs / 4;
-  SpinBudget budget;
+  SpinBudget budget(true);
   for (int i = 0; i < 20; ++i) budget.note(kLong);
   ASSERT_LT(budget.budget_ns(), kNeeded);
   int caught = 0;

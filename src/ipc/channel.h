@@ -148,8 +148,8 @@ class Channel {
   Place* places_ = nullptr;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
-  SpinBudget loan_budget_;
-  SpinBudget receive_budget_;
+  SpinBudget loan_budget_{true};
+  SpinBudget receive_budget_{true};
   std::atomic<uint32_t> roles_{0};        // of this opening; taken under the mutex
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has taken them, and its generation
   std::atomic<bool> is_closed_{false};

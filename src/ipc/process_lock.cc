@@ -387,7 +387,7 @@ bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadlin
 GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept {
   const GrantId grant = take_grant(deadline, conflict);
   if (grant == kNoGrant) return kNoGrant;
-  write_request(wanted, grant, deadline.has_passed());
+  write_request(wanted, grant, deadline.leaves_no_time());
   Blockers blockers;
   const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
   Look seen = look_again();

@@ -62,7 +62,13 @@ class Lease:
         self.mode = mode
         check_on_owner_died(on_owner_died)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
-        self._task = taken(functools.partial(self._native.acquire, timeout), array, on_owner_died)
+        self._task = current_task()
+        while True:  # as taken(), in line: a call takes a fifth of a lease
+            try:
+                self._native.acquire(timeout, number_of(self._task))
+                return
+            except OwnerDied as error:
+                repair(array, error, on_owner_died)
 
     def release(self) -> None:
         """Releases the lease. Idempotent. May be called from any thread, and never waits."""
