@@ -103,12 +103,12 @@ GOALS = [
 
 
 LEASE = "tenon_lease_acquire, _release: to write"
-CLAIM = "C++: a claim on one queue"
+REQUEST = "C++: a request on one queue"
 STEP_GOALS = [
     StepGoal("lease, C ABI", LEASE, 30),
-    StepGoal("lease, C++ without the array", CLAIM, 30),
+    StepGoal("lease, C++ without the array", REQUEST, 30),
 ]
-STEPS_WITHOUT_ALLOCATION = (LEASE, CLAIM)
+STEPS_WITHOUT_ALLOCATION = (LEASE, REQUEST)
 # What is known of others' steps, not of this run.
 KNOWN_STEPS = {
     "MXNet: wait for an array that is ready": 9.3,

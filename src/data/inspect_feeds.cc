@@ -42,20 +42,20 @@ FeedHead read_head(const MemoryFile& memory) {
   return head;
 }
 
-FeedReport::Worker worker_in(const RequestRing& box) {
+FeedReport::Worker worker_in(const RequestRing& ring) {
   FeedReport::Worker worker;
-  worker.asked = box.asked.load(std::memory_order_relaxed);
-  worker.answered = box.answered.load(std::memory_order_relaxed);
-  if (worker.answered != 0) worker.last_fill_ns = box.answers[(worker.answered - 1) % kRingEntries].fill_ns;
-  if (box.is_over.load(std::memory_order_relaxed) != 0) {
+  worker.asked = ring.asked.load(std::memory_order_relaxed);
+  worker.answered = ring.answered.load(std::memory_order_relaxed);
+  if (worker.answered != 0) worker.last_fill_ns = ring.answers[(worker.answered - 1) % kRingEntries].fill_ns;
+  if (ring.is_over.load(std::memory_order_relaxed) != 0) {
     worker.state = "over";
   } else if (worker.asked != worker.answered) {
-    const RingRequest& request = box.requests[worker.answered % kRingEntries];
+    const RingRequest& request = ring.requests[worker.answered % kRingEntries];
     worker.state = "busy";
     worker.epoch = request.epoch;
     worker.index = request.index;
   } else {
-    worker.state = box.is_worker_asleep.load(std::memory_order_relaxed) != 0 ? "asleep" : "awake";
+    worker.state = ring.is_worker_asleep.load(std::memory_order_relaxed) != 0 ? "asleep" : "awake";
   }
   return worker;
 }
@@ -69,14 +69,17 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->rows = head.rows;
   feed->slots = head.slots;
   feed->slot_nbytes = head.layout.slot_nbytes;
-  feed->is_over = true;
+  bool is_over = true;
+  std::vector<FeedReport::Worker> workers;
   for (int32_t i = 0; i < head.workers; ++i) {
-    RequestRing box{};
-    memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof box, &box, sizeof box);
-    feed->workers.push_back(worker_in(box));
-    feed->workers.back().number = i;
-    feed->is_over &= box.is_over.load(std::memory_order_relaxed) != 0;
+    RequestRing ring{};
+    memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof ring, &ring, sizeof ring);
+    workers.push_back(worker_in(ring));
+    workers.back().number = i;
+    is_over &= ring.is_over.load(std::memory_order_relaxed) != 0;
   }
+  feed->is_over = is_over;  // not before all has been read
+  feed->workers = std::move(workers);
 }
 
 }  // namespace

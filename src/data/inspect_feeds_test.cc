@@ -80,11 +80,11 @@ void expect_state(const std::function<void(RequestRing&)>& change, const char* s
 
 TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   Content content;
-  RequestRing& box = content.ring(1);
-  box.asked.store(5);
-  box.answered.store(4);
-  box.requests[4 % kRingEntries] = {.slot = 0, .index = 17, .epoch = 3, .seed = 0};
-  box.answers[3 % kRingEntries].fill_ns = 1234;
+  RequestRing& ring = content.ring(1);
+  ring.asked.store(5);
+  ring.answered.store(4);
+  ring.requests[4 % kRingEntries] = {.slot = 0, .index = 17, .epoch = 3, .seed = 0};
+  ring.answers[3 % kRingEntries].fill_ns = 1234;
   const FeedReport feed = Planted(content.bytes).seen();
   EXPECT_EQ(feed.damage, "");
   EXPECT_EQ(feed.process.pid, static_cast<uint32_t>(getpid()));
@@ -107,11 +107,11 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
 
 TEST(InspectFeeds, AWorkerIsAwakeAsleepBusyOrOver) {
   expect_state([](RequestRing&) {}, "awake");
-  expect_state([](RequestRing& box) { box.is_worker_asleep.store(1); }, "asleep");
-  expect_state([](RequestRing& box) { box.asked.store(1); }, "busy");
-  const auto ends = [](RequestRing& box) {
-    box.asked.store(1);
-    box.is_over.store(1);
+  expect_state([](RequestRing& ring) { ring.is_worker_asleep.store(1); }, "asleep");
+  expect_state([](RequestRing& ring) { ring.asked.store(1); }, "busy");
+  const auto ends = [](RequestRing& ring) {
+    ring.asked.store(1);
+    ring.is_over.store(1);
   };
   expect_state(ends, "over");
   Content content;

@@ -216,7 +216,7 @@ class WaitGraph::Walk {
     }
   }
   void add_if(WaitNode* w, bool is_of_kind, Actor actor) noexcept {
-    if (!is_of_kind || w->is_brief || w->seen_by == number_) return;
+    if (!is_of_kind || w->seen_by == number_) return;
     if (w->is_thread ? w->actor.thread != actor.thread : !(w->actor == actor)) return;
     w->seen_by = number_;
     w->next_seen = std::exchange(waiters_, w);
@@ -310,7 +310,7 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ho
   const bool is_due = waited >= next_look_ns_;
   const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed()
                                           : node_.waits_for_all && waited - walked_ns_ >= kViewsNs;
-  if (is_to_walk && is_circle(holder)) return WaitEnd::kDeadlock;
+  if (is_to_walk && is_cycle(holder)) return WaitEnd::kDeadlock;
   if (waited >= next_look_ns_ && is_kept_by_views(holder)) return WaitEnd::kDeadlock;
   const int64_t slice = has_own_threads() ? INT64_MAX : kHelperSliceNs;
   return waiter_.sleep(
@@ -324,7 +324,7 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ho
 
 // As a rule once: a cycle that closes later is seen by who closes it. But to the ops that a wait for all of
 // them waits for a body may add others.
-bool Sleep::is_circle(Holder* holder) noexcept {
+bool Sleep::is_cycle(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
   walked_ns_ = waiter_.waited_ns();
   return is_true_deadlock(node_, holder, waiter_.token());

@@ -41,7 +41,6 @@ struct WaitNode {
   Request* request = nullptr;  // one of both
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
-  bool is_brief = false;       // waits for no time, and so is in no cycle of others
 
   // Guarded by the graph's lock.
   bool is_entered = false;
@@ -59,7 +58,7 @@ class WaitGraph {
   void enter(WaitNode* node) noexcept;
   void leave(WaitNode* node) noexcept;  // nothing happens if it is not there
 
-  // This waiter, which has entered and is an actor of this thread, waits for itself; holder is the lease or
+  // This waiter, an actor of this thread, waits for itself; holder is the lease or
   // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one that
   // nobody refers to. Does not walk if the thread holds nothing: hundreds of threads that wait for one array
   // would each go through all of the others.
@@ -101,10 +100,10 @@ bool help() noexcept;
 bool is_over(WaitEnd end, Conflict* conflict) noexcept;
 
 namespace detail {
-// What a waiter waits for in the end, or has waited for when it gives up.
+// What a node waits for in the end, or has waited for when it gives up.
 void describe_holder(const WaitNode& node, Holder* holder) noexcept;
 
-// A sleep that looks for circles.
+// A sleep that looks for cycles.
 class Sleep {
  public:
   Sleep(const WaitNode& node, const Deadline& deadline) noexcept
@@ -114,7 +113,7 @@ class Sleep {
   WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept;
 
  private:
-  bool is_circle(Holder* holder) noexcept;
+  bool is_cycle(Holder* holder) noexcept;
   bool is_kept_by_views(Holder* holder) noexcept;
 
   static constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
@@ -153,8 +152,8 @@ WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, 
   const detail::Note note(node);
   // pairs with: whoever changes the word, "what was waited for"
   if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
-  node.is_brief = deadline.has_passed();
-  WaitGraph::instance().enter(&node);
+  // Without time to wait it is in no cycle of others, though it may find one of its own.
+  if (!deadline.has_passed()) WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
   {
     detail::Sleep sleep(node, deadline);

@@ -99,6 +99,8 @@ def test_the_former_name_of_the_promise_warns():
     assert x.tolist() == [3] * 3
     with pytest.raises(ValueError, match="host is 'busy'"):
         tn.push(tn.fill, tn.out(a), 3, host="busy")
+    with pytest.raises(TypeError, match="its former name"):
+        tn.push(tn.fill, tn.out(a), 3, host="idle", on_conflict="copy")
 
 
 def test_an_op_that_may_wait_runs_when_the_view_is_gone():

@@ -58,21 +58,21 @@ int64_t lease(int64_t n) {
   });
 }
 
-// What lies under a lease: a claim on one queue, without array, storage and the boundary of the C ABI.
-int64_t claim(int64_t n) {
+// What lies under a lease: a request on one queue, without array, storage and the boundary of the C ABI.
+int64_t request(int64_t n) {
   namespace impl = tenon::impl;
   impl::Queue queue;
   impl::Home home{&queue};
-  impl::Entry entry;
-  entry.home = &home;
-  entry.access = impl::Access::kWrite;
+  impl::RequestPart part;
+  part.home = &home;
+  part.access = impl::Access::kWrite;
   return timed(n, [&] {
-    impl::BlockingClaim claim(impl::Party::kLease, {&entry, 1});
-    claim.owner = impl::current_actor();
-    impl::Refusal refusal;
-    if (!claim.acquire(tenon::impl::Deadline(-1), &refusal))
-      throw std::runtime_error("a free queue refused a claim");
-    impl::release(claim);
+    impl::BlockingRequest request(impl::HolderKind::kLease, {&part, 1});
+    request.owner = impl::current_actor();
+    impl::Conflict conflict;
+    if (!request.acquire(tenon::impl::Deadline(-1), &conflict))
+      throw std::runtime_error("a free queue refused a request");
+    impl::release(request);
   });
 }
 
@@ -115,7 +115,7 @@ int64_t shared_mutex(int64_t n) {
 constexpr Step kSteps[] = {
     {"tenon_lease_acquire, _release: to write", lease<TENON_WRITE>},
     {"tenon_lease_acquire, _release: to read", lease<TENON_READ>},
-    {"C++: a claim on one queue", claim},
+    {"C++: a request on one queue", request},
     {"std::mutex", mutex},
     {"std::shared_mutex, shared", shared_mutex},
     {"tenon_op_wait: the op is done", wait_for_op},

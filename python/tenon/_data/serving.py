@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._array.creation import zeros
 from .._core import NDArray
-from .._errors import OpError, TenonError
+from .._errors import LeaseConflict, OpError, TenonError
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
@@ -427,7 +427,7 @@ class ServedFeed:
         have let go of: the generator may lack slots."""
         try:
             return take(0.0, warn)
-        except TimeoutError:
+        except (TimeoutError, LeaseConflict):  # there may be slots that consumers have let go of
             pass
         self.words[IS_FILLING_AT] = 1
         try:

@@ -135,8 +135,9 @@ class Views:
         self._roots: list[Any] = []
 
     def add(self, name: str, array: _core.NDArray) -> None:
-        self._roots.append(array.numpy())
-        self.named[name] = self._roots[-1][...]
+        root = array.numpy()
+        self.named[name] = root[...]
+        self._roots.append(root)
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
         """As `end_views`, of all of them. They are taken out."""

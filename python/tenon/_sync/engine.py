@@ -184,6 +184,10 @@ def push(
     if host is not None:
         if host != "idle":
             raise ValueError(f"host is {host!r}: it must be 'idle' or None")
+        if on_conflict != "raise":
+            raise TypeError(
+                f"on_conflict is {on_conflict!r}, and host, its former name, is {host!r}: pass one"
+            )
         warnings.warn("push(host='idle') is now push(on_conflict='ignore')", DeprecationWarning, 2)
         on_conflict = "ignore"
     if on_conflict not in ("raise", "wait", "copy", "ignore"):
