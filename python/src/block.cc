@@ -21,7 +21,7 @@ namespace {
 
 // Under the GIL, but for the lease while it is waited for. Known to Python's garbage collector only when it
 // leads to what may lead back: to a function that repairs, or to a task.
-struct Block {
+struct WithBlock {
   PyObject_HEAD PyObject* array;  // an NDArray
   PyObject* on_owner_died;        // "raise" or "ignore", interned, or a function
   bool is_write;
@@ -38,14 +38,14 @@ struct Block {
 
 PyTypeObject* block_type = nullptr;
 
-Block* block_of(PyObject* object) noexcept { return reinterpret_cast<Block*>(object); }
+WithBlock* block_of(PyObject* object) noexcept { return reinterpret_cast<WithBlock*>(object); }
 
 // Blocks of memory that go round: those of types that the garbage collector knows come from it alone.
 class Spare {
  public:
   PyObject* take() {
     if (n_ == 0)
-      return owned(reinterpret_cast<PyObject*>(PyObject_GC_New(Block, block_type))).release().ptr();
+      return owned(reinterpret_cast<PyObject*>(PyObject_GC_New(WithBlock, block_type))).release().ptr();
     return PyObject_Init(blocks_[--n_], block_type);
   }
   void give(PyObject* block) noexcept {
@@ -73,18 +73,18 @@ PyObject* ignore_name() {
   return name.get();
 }
 
-bool release(Block& block) noexcept {
+bool release(WithBlock& block) noexcept {
   const owners::Collector collector;
   return tenon_lease_release(block.lease) != 0;
 }
 
-void forget_taken(Block& block) noexcept {
+void forget_taken(WithBlock& block) noexcept {
   block.lease = &block.own;
   Py_CLEAR(block.taken);  // its lease is released with it
 }
 
 // Before anything was done under it.
-void take_back(Block& block) noexcept {
+void take_back(WithBlock& block) noexcept {
   const KeepError keep_error;
   const owners::Collector collector;
   (void)tenon_lease_cancel(&block.own);
@@ -93,7 +93,7 @@ void take_back(Block& block) noexcept {
 
 void free_block(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  Block& block = *block_of(self);
+  WithBlock& block = *block_of(self);
   {
     const KeepError keep_error;
     release(block);
@@ -114,7 +114,7 @@ int traverse_block(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_block(PyObject* self) {
-  Block& block = *block_of(self);
+  WithBlock& block = *block_of(self);
   forget_taken(block);
   const nb::object function = nb::steal(std::exchange(block.on_owner_died, Py_NewRef(raise_name())));
   return 0;
@@ -135,7 +135,7 @@ bool is_in_event_loop() {
               .is_none();
 }
 
-void begin(Block& block) {
+void begin(WithBlock& block) {
   if (block.is_entered) {
     raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
   }
@@ -145,14 +145,14 @@ void begin(Block& block) {
 
 // Python code takes the lease, and calls open_block().
 PyObject* enter_in_python(PyObject* self, Callback how) {
-  const Block& block = *block_of(self);
+  const WithBlock& block = *block_of(self);
   return nb::object(callback(how)(nb::handle(self), nb::handle(block.array), block.is_write,
                                   block.is_overwrite, nb::handle(block.on_owner_died)))
       .release()
       .ptr();
 }
 
-void take_lease(Block& block, const Array& array, const char* site) {
+void take_lease(WithBlock& block, const Array& array, const char* site) {
   tenon_lease_options options{};
   options.struct_size = sizeof options;
   options.access = block.is_write ? TENON_WRITE : TENON_READ;
@@ -171,7 +171,7 @@ void take_lease(Block& block, const Array& array, const char* site) {
 }
 
 // Under its lease: the view, a new reference.
-PyObject* open(Block& block, const Array& array) {
+PyObject* open(WithBlock& block, const Array& array) {
   try {
     RootedView views = rooted_numpy_view(array, !block.is_write, block.site);
     block.root = views.root.release().ptr();
@@ -186,7 +186,7 @@ PyObject* open(Block& block, const Array& array) {
 
 PyObject* enter(PyObject* self, PyObject*) noexcept {
   return guarded([self]() -> PyObject* {
-    Block& block = *block_of(self);
+    WithBlock& block = *block_of(self);
     begin(block);
     if (!PyUnicode_Check(block.on_owner_died) || is_in_event_loop()) {
       return enter_in_python(self, Callback::kEnterBlock);
@@ -209,14 +209,14 @@ bool is_variable(PyObject* view) noexcept {
 
 // Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
 // root.
-bool has_lone_view(const Block& block) noexcept {
+bool has_lone_view(const WithBlock& block) noexcept {
   if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;
   const Py_ssize_t names = Py_REFCNT(block.view) - 1;
   return names == 0 || (names == 1 && is_variable(block.view));
 }
 
 // Empties a lone view and gives the lease back. True: as tenon_lease_release.
-bool end_quickly(Block& block) noexcept {
+bool end_quickly(WithBlock& block) noexcept {
   const owners::Collector collector;
   nb::object root = nb::steal(std::exchange(block.root, nullptr));
   const nb::object view = nb::steal(std::exchange(block.view, nullptr));
@@ -226,7 +226,7 @@ bool end_quickly(Block& block) noexcept {
 }
 
 // The end of whatever else may stand on the root. True: nothing does any more.
-bool end_views(Block& block, nb::handle error) {
+bool end_views(WithBlock& block, nb::handle error) {
   if (block.root == nullptr) return true;
   if (is_python_ending()) {  // it has no modules any more
     empty_numpy_view(block.view, false, block.site);
@@ -239,7 +239,7 @@ bool end_views(Block& block, nb::handle error) {
   return nb::cast<bool>(callback(Callback::kEndViews)(views, frame.is_valid() ? frame : nb::none(), error));
 }
 
-void fail(Block& block, nb::handle error) {
+void fail(WithBlock& block, nb::handle error) {
   std::string message = "the block that wrote it ended with ";
   message += is_python_ending() ? "Python" : text_of(nb::object(callback(Callback::kTextOf)(error)));
   const owners::Collector collector;
@@ -247,7 +247,7 @@ void fail(Block& block, nb::handle error) {
 }
 
 // error: None, or the exception that ended the block.
-void end(Block& block, nb::handle error) {
+void end(WithBlock& block, nb::handle error) {
   bool lives_on = false;
   if (error.is_none() && has_lone_view(block)) {
     lives_on = end_quickly(block);
@@ -303,7 +303,7 @@ PyType_Slot slots[] = {
     {Py_tp_doc, const_cast<char*>("What `with a.read() as v` and `with a.write() as v` enter.")},
     {0, nullptr},
 };
-PyType_Spec spec = {"tenon._core.Block", sizeof(Block), 0,
+PyType_Spec spec = {"tenon._core.Block", sizeof(WithBlock), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 
 }  // namespace
@@ -321,7 +321,7 @@ PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject
     }
   }
   PyObject* const object = spare.take();
-  Block& block = *block_of(object);
+  WithBlock& block = *block_of(object);
   block.array = Py_NewRef(array);
   block.on_owner_died = Py_NewRef(on_owner_died);
   block.is_write = is_write;
@@ -380,7 +380,7 @@ void add_block_methods(Parts& parts) {
 
 nb::object open_block(nb::handle object, tenon_lease& lease, nb::object keeper) {
   if (!Py_IS_TYPE(object.ptr(), block_type)) raise(PyExc_TypeError, "open_block() takes a block");
-  Block& block = *block_of(object.ptr());
+  WithBlock& block = *block_of(object.ptr());
   if (!block.is_entered || block.taken != nullptr) {
     raise(PyExc_RuntimeError, "open_block() takes a block that is being entered");
   }

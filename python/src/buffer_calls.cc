@@ -88,13 +88,13 @@ class Sleeper {
   Sleeper* next_;
 };
 
-struct Extent {
+struct ByteRange {
   uintptr_t begin;
   uintptr_t end;
 };
 
-Extent extent_of(const tenon_array_desc& desc) noexcept {
-  Extent extent{reinterpret_cast<uintptr_t>(desc.data), reinterpret_cast<uintptr_t>(desc.data)};
+ByteRange extent_of(const tenon_array_desc& desc) noexcept {
+  ByteRange extent{reinterpret_cast<uintptr_t>(desc.data), reinterpret_cast<uintptr_t>(desc.data)};
   if (desc.size == 0) return extent;
   for (int32_t i = 0; i < desc.ndim; ++i) {
     const int64_t span = (desc.shape[i] - 1) * desc.strides[i] * static_cast<int64_t>(desc.itemsize);
@@ -149,20 +149,20 @@ class Stacks {
 // The list of those that run.
 class BufferCalls {
  public:
-  struct Found {
+  struct ViewPlace {
     const char* site;
     uint32_t thread;  // the kernel's number
   };
 
   // A call of another thread that is in the way of such an access. Those that are over leave the list.
-  static std::optional<Found> find(tenon_array* array, Access access) {
-    const Extent extent = extent_of(*tenon_array_describe(array));
+  static std::optional<ViewPlace> find(tenon_array* array, Access access) {
+    const ByteRange extent = extent_of(*tenon_array_describe(array));
     const unsigned long here = PyThread_get_thread_ident();
     const bool looks_at_all = n_ > kFew;
     Stacks stacks;
     BufferCall* call = first_buffer_call;
     while (call != nullptr) {
-      const BufferCall::Use& use = call->use_;
+      const BufferCall::BufferUse& use = call->use_;
       const bool conflicts = (use.access == Access::kWrite || access == Access::kWrite) &&
                              use.begin < extent.end && extent.begin < use.end;
       if (!conflicts && !looks_at_all) {
@@ -225,14 +225,14 @@ class BufferCalls {
   static constexpr size_t kFew = 16;
 
   // Among the views in the array's queue: memory that is used unchecked has another one.
-  static std::optional<Found> in_queue_of(tenon_array* array, const BufferCall& call) {
+  static std::optional<ViewPlace> in_queue_of(tenon_array* array, const BufferCall& call) {
     std::vector<tenon_holder> holders(static_cast<size_t>(tenon_array_holders(array, 0, nullptr)));
     const int32_t n = tenon_array_holders(array, static_cast<int32_t>(holders.size()), holders.data());
     holders.resize(std::min(holders.size(), static_cast<size_t>(n)));
     const char* const site = call.use_.site != nullptr ? call.use_.site : "";
     for (const tenon_holder& holder : holders) {
       if (holder.kind != TENON_HOLDER_VIEW) continue;
-      if (std::strncmp(holder.site, site, sizeof holder.site - 1) == 0) return Found{site, holder.thread};
+      if (std::strncmp(holder.site, site, sizeof holder.site - 1) == 0) return ViewPlace{site, holder.thread};
     }
     return std::nullopt;
   }
@@ -243,14 +243,14 @@ class BufferCalls {
 
 namespace {
 
-std::string text_of(const BufferCalls::Found& call) {
+std::string text_of(const BufferCalls::ViewPlace& call) {
   std::string text = "a call that uses a buffer of it, made";
   if (*call.site != '\0') text += std::string(" at ") + call.site;
   return text + " by thread " + std::to_string(call.thread);
 }
 
 // The body of an op may not wait.
-std::optional<BufferCalls::Found> find(tenon_array* array, Access access) {
+std::optional<BufferCalls::ViewPlace> find(tenon_array* array, Access access) {
   if (!may_have_buffer_calls() || is_in_body() || is_python_ending()) return std::nullopt;
   return BufferCalls::find(array, access);
 }
@@ -263,16 +263,16 @@ std::string shape_text(const tenon_array_desc& desc) {
 }
 
 // While the calling thread waits here.
-struct Waiting {
-  Waiting() noexcept { begin_waiting(); }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-  ~Waiting() { end_waiting(); }
+struct BufferWait {
+  BufferWait() noexcept { begin_waiting(); }
+  BufferWait(const BufferWait&) = delete;
+  BufferWait& operator=(const BufferWait&) = delete;
+  ~BufferWait() { end_waiting(); }
 };
 
 }  // namespace
 
-void BufferCall::begin(const Use& use, const Caller& caller) noexcept {
+void BufferCall::begin(const BufferUse& use, const Caller& caller) noexcept {
   if (caller.frame == nullptr || use.begin == use.end) return;
   use_ = use;
   caller_ = caller;
@@ -305,11 +305,11 @@ void BufferCall::renew() {
 }
 
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
-  std::optional<BufferCalls::Found> found = find(array, access);
+  std::optional<BufferCalls::ViewPlace> found = find(array, access);
   if (!found) return;
   ReportTimer timer;
   std::chrono::nanoseconds pause = kFirstPause;
-  const Waiting waiting;
+  const BufferWait waiting;
   Sleeper sleeper;
   while (found) {
     const Clock::time_point now = Clock::now();

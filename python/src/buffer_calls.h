@@ -24,7 +24,7 @@ namespace tenon::python {
 class BufferCall {
  public:
   // What the call may touch.
-  struct Use {
+  struct BufferUse {
     PyObject* array;  // an NDArray, which the buffer keeps alive
     uintptr_t begin;
     uintptr_t end;
@@ -36,7 +36,7 @@ class BufferCall {
 
   // Requires that the view of the buffer has been opened since the GIL was taken. Nothing happens outside of
   // Python's frames.
-  void begin(const Use& use, const Caller& caller) noexcept;
+  void begin(const BufferUse& use, const Caller& caller) noexcept;
   // The buffer is released.
   void end() noexcept {
     if (is_listed_) finish();
@@ -54,7 +54,7 @@ class BufferCall {
   bool is_listed_ = false;  // else it is no call, or has become a lasting view
   BufferCall* next_;
   BufferCall* previous_;
-  Use use_;
+  BufferUse use_;
   Caller caller_;
   unsigned long thread_;  // as Python's threading.get_ident()
 };

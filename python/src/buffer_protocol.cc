@@ -41,7 +41,7 @@ const char* format_of(DType dtype) {
 
 // What one Py_buffer holds: the view, and behind it the shape and the strides: the NDArray may have got new
 // memory before the buffer is released.
-struct Export {
+struct BufferExport {
   tenon_view view;
   BufferCall call;
   size_t ndim;
@@ -49,24 +49,24 @@ struct Export {
 };
 // Those of few axes go round. Made and freed under the GIL.
 constexpr size_t kFewAxes = 4;
-constexpr size_t size_of_export(size_t ndim) { return sizeof(Export) + 2 * ndim * sizeof(Py_ssize_t); }
-constinit Pool<size_of_export(kFewAxes)> exports;
+constexpr size_t size_of_export(size_t ndim) { return sizeof(BufferExport) + 2 * ndim * sizeof(Py_ssize_t); }
+constinit ObjectPool<size_of_export(kFewAxes)> exports;
 
-Export* make_export(size_t ndim) {
+BufferExport* make_export(size_t ndim) {
   void* const memory = ndim <= kFewAxes ? exports.take() : ::operator new(size_of_export(ndim));
-  auto* const made = static_cast<Export*>(memory);
+  auto* const made = static_cast<BufferExport*>(memory);
   made->view = TENON_VIEW_INIT;
   new (&made->call) BufferCall;
   made->ndim = ndim;
   return made;
 }
 
-void free_export(Export* held) noexcept {
+void free_export(BufferExport* held) noexcept {
   held->ndim <= kFewAxes ? exports.give(held) : ::operator delete(held);
 }
 
-struct Free {
-  void operator()(Export* held) const noexcept { free_export(held); }
+struct FreeExport {
+  void operator()(BufferExport* held) const noexcept { free_export(held); }
 };
 
 bool is_fortran_contiguous(const tenon_array_desc& desc) {
@@ -110,14 +110,14 @@ void check_request(PyObject* self, const tenon_array_desc& desc, int flags) {
   }
 }
 
-void close(Export& held) noexcept {
+void close(BufferExport& held) noexcept {
   held.call.end();
   const owners::Collector collector;
   tenon_view_close(&held.view);
 }
 
 // Throws; then it is closed.
-void renew(Export& held) {
+void renew(BufferExport& held) {
   try {
     held.call.renew();
   } catch (...) {
@@ -136,11 +136,11 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   }
   check_request(self, desc, flags);
   const auto ndim = static_cast<size_t>(desc.ndim);
-  std::unique_ptr<Export, Free> held(make_export(ndim));
+  std::unique_ptr<BufferExport, FreeExport> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   const auto data = reinterpret_cast<uintptr_t>(desc.data);
-  BufferCall::Use use{self, data, data, wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead,
-                      nullptr};
+  BufferCall::BufferUse use{self, data, data, wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead,
+                            nullptr};
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
@@ -205,7 +205,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
 }
 
 void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
-  auto* const held = static_cast<Export*>(buffer->internal);
+  auto* const held = static_cast<BufferExport*>(buffer->internal);
   close(*held);
   free_export(held);
 }

@@ -28,8 +28,8 @@ DType wide_type_of(DType dtype) {
 }
 
 // Contiguous elements of a wide type.
-struct Elements {
-  explicit Elements(const Array& source) : array(copied(source, wide_type_of(source.dtype()))) {}
+struct WideElements {
+  explicit WideElements(const Array& source) : array(copied(source, wide_type_of(source.dtype()))) {}
 
   nb::object at(int64_t i) const {
     const void* const data = array.data();
@@ -48,7 +48,7 @@ struct Elements {
   Array array;
 };
 
-nb::object nested_list(const Elements& elements, int32_t axis, int64_t* next) {
+nb::object nested_list(const WideElements& elements, int32_t axis, int64_t* next) {
   if (axis == elements.array.ndim()) return elements.at((*next)++);
   const auto n = static_cast<Py_ssize_t>(elements.array.shape()[static_cast<size_t>(axis)]);
   nb::object list = owned(PyList_New(n));
@@ -60,7 +60,7 @@ nb::object nested_list(const Elements& elements, int32_t axis, int64_t* next) {
 
 nb::object to_list(const Array& array) {
   int64_t next = 0;
-  return nested_list(Elements(array), 0, &next);
+  return nested_list(WideElements(array), 0, &next);
 }
 
 // The one element. what names the function in messages.
@@ -69,7 +69,7 @@ nb::object only_element(const Array& array, const char* what) {
     raise(PyExc_TypeError, "%s needs an array of one element, not of %lld", what,
           static_cast<long long>(array.size()));
   }
-  return Elements(array).at(0);
+  return WideElements(array).at(0);
 }
 
 nb::object item(const Array& array, const nb::args& at) {
@@ -78,7 +78,7 @@ nb::object item(const Array& array, const nb::args& at) {
       raise(PyExc_ValueError, "item() without an index needs an array of one element, not of %lld",
             static_cast<long long>(array.size()));
     }
-    return Elements(array).at(0);
+    return WideElements(array).at(0);
   }
   const nb::object key = at.size() == 1 ? nb::borrow(at[0]) : nb::borrow(at);
   const nb::object element = nb::cast(array)[key];
@@ -86,7 +86,7 @@ nb::object item(const Array& array, const nb::args& at) {
   if (selected.ndim() != 0) {
     raise(PyExc_ValueError, "item() needs an index for each of the array's %d axes", array.ndim());
   }
-  return Elements(selected).at(0);
+  return WideElements(selected).at(0);
 }
 
 int is_true(PyObject* self) noexcept {
@@ -97,7 +97,7 @@ int is_true(PyObject* self) noexcept {
             "the truth of an array of %lld elements is not defined: use numpy.any(a) or numpy.all(a)",
             static_cast<long long>(array.size()));
     }
-    const int truth = PyObject_IsTrue(Elements(array).at(0).ptr());
+    const int truth = PyObject_IsTrue(WideElements(array).at(0).ptr());
     check_python(truth);
     return truth;
   });
@@ -118,7 +118,7 @@ PyObject* to_index(PyObject* self) noexcept {
     if (array.ndim() != 0 || (code != TENON_INT && code != TENON_UINT)) {
       raise(PyExc_TypeError, "only an array of integers with no axes can be an index");
     }
-    return Elements(array).at(0).release().ptr();
+    return WideElements(array).at(0).release().ptr();
   });
 }
 

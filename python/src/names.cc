@@ -159,11 +159,11 @@ class Count {
 
   // has_known_owner: of a dictionary, that it is no other object's. parts: gets what the container refers to.
   void look_into(PyObject* container, bool has_known_owner, std::vector<PyObject*>* parts = nullptr) {
-    struct Part {
+    struct OwnedObject {
       PyObject* object;
       PyObject* owner;
     };
-    std::vector<Part> loose{{container, nullptr}};
+    std::vector<OwnedObject> loose{{container, nullptr}};
     while (!loose.empty()) {
       const auto [object, owner] = loose.back();
       loose.pop_back();

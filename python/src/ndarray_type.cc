@@ -31,7 +31,7 @@ constexpr const char* kDocumentation =
     "write to this memory, others return NumPy's results.\n\n"
     "Made by ``tenon.empty``, ``zeros``, ``from_numpy``, ``from_dlpack`` and their like.\n";
 
-constinit Pool<sizeof(NDArray)> pool;
+constinit ObjectPool<sizeof(NDArray)> pool;
 
 void free_memory(NDArray* array) {
   pool.give(array);

@@ -18,14 +18,14 @@ using Ternary = PyObject* (*)(PyObject*, PyObject*, PyObject*);
 
 // The name of a call, as an argument of a template.
 template <size_t N>
-struct Text {
-  consteval Text(const char (&given)[N]) {
+struct OperatorText {
+  consteval OperatorText(const char (&given)[N]) {
     std::copy_n(given, N, text);
   }  // NOLINT(google-explicit-constructor)
   char text[N];
 };
 
-template <Text name, class Apply, class... Operands>
+template <OperatorText name, class Apply, class... Operands>
 auto on_views(Apply apply, Operands... operands) {
   Turn turn;
   (turn.reads(operands), ...);
@@ -33,23 +33,23 @@ auto on_views(Apply apply, Operands... operands) {
   return apply(turn.view_of(operands).ptr()...);
 }
 
-template <Unary apply, Text name>
+template <Unary apply, OperatorText name>
 PyObject* unary(PyObject* self) noexcept {
   return guarded([&] { return on_views<name>(apply, self); });
 }
 
-template <Binary apply, Text name>
+template <Binary apply, OperatorText name>
 PyObject* binary(PyObject* left, PyObject* right) noexcept {
   return guarded([&] { return on_views<name>(apply, left, right); });
 }
 
-template <Ternary apply, Text name>
+template <Ternary apply, OperatorText name>
 PyObject* ternary(PyObject* left, PyObject* right, PyObject* third) noexcept {
   return guarded([&] { return on_views<name>(apply, left, right, third); });
 }
 
 // NumPy writes through the view; a result in other memory would be lost, so that is an error.
-template <Text name, class Apply, class... Operands>
+template <OperatorText name, class Apply, class... Operands>
 PyObject* on_views_in_place(Apply apply, PyObject* self, Operands... operands) {
   Turn turn;
   turn.writes(self);
@@ -61,12 +61,12 @@ PyObject* on_views_in_place(Apply apply, PyObject* self, Operands... operands) {
   return Py_NewRef(self);
 }
 
-template <Binary apply, Text name>
+template <Binary apply, OperatorText name>
 PyObject* in_place(PyObject* self, PyObject* right) noexcept {
   return guarded([&] { return on_views_in_place<name>(apply, self, right); });
 }
 
-template <Ternary apply, Text name>
+template <Ternary apply, OperatorText name>
 PyObject* in_place_ternary(PyObject* self, PyObject* right, PyObject* third) noexcept {
   return guarded([&] { return on_views_in_place<name>(apply, self, right, third); });
 }

@@ -11,7 +11,7 @@ namespace tenon::python {
 
 // A static object. Everything under the GIL. Keeps some free blocks for ever.
 template <size_t kSize>
-class Pool {
+class ObjectPool {
  public:
   // Throws std::bad_alloc.
   void* take() {
@@ -21,7 +21,7 @@ class Pool {
       return memory;
     }
     --n_spare_;
-    Block* const block = spare_;
+    SpareObject* const block = spare_;
     spare_ = block->next;
     return block;
   }
@@ -32,16 +32,16 @@ class Pool {
       return;
     }
     ++n_spare_;
-    spare_ = new (memory) Block{spare_};
+    spare_ = new (memory) SpareObject{spare_};
   }
 
  private:
-  struct Block {
-    Block* next;
+  struct SpareObject {
+    SpareObject* next;
   };
   static constexpr int kMaxSpare = 64;
 
-  Block* spare_ = nullptr;
+  SpareObject* spare_ = nullptr;
   int n_spare_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace tenon::python {
 namespace {
 
 // One place in a program. Keeps its code, so that the address means one code only.
-struct Place {
+struct CodePlace {
   Position position{nullptr, 0};
   bool is_library = false;
   const char* text = nullptr;
@@ -20,7 +20,7 @@ struct Place {
 
 // All under the GIL. Texts live as long as the process: views may name them at any time.
 constexpr int kPlaceBits = 10;
-std::array<Place, 1 << kPlaceBits> places;
+std::array<CodePlace, 1 << kPlaceBits> places;
 std::unordered_set<std::string>* texts = nullptr;
 
 std::string* package_folder = nullptr;
@@ -40,7 +40,7 @@ const char* kept_site(const std::string& site) {
 }
 
 // frame: null for the line where the code begins.
-void describe(nb::handle code, nb::handle frame, Place& place) {
+void describe(nb::handle code, nb::handle frame, CodePlace& place) {
   const std::string name(text_of(nb::object(code.attr("co_filename"))));
   const int line = frame.is_valid() ? PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.ptr()))
                                     : nb::cast<int>(code.attr("co_firstlineno"));
@@ -49,12 +49,12 @@ void describe(nb::handle code, nb::handle frame, Place& place) {
 }
 
 // Where it is remembered, if it is.
-Place& place_for(const Position& position) noexcept { return places[position.hash(kPlaceBits)]; }
+CodePlace& place_for(const Position& position) noexcept { return places[position.hash(kPlaceBits)]; }
 
-const Place& place_of(const Position& position, nb::handle frame) {
-  Place& place = place_for(position);
+const CodePlace& place_of(const Position& position, nb::handle frame) {
+  CodePlace& place = place_for(position);
   if (place.position != position) {
-    Place fresh;
+    CodePlace fresh;
     describe(position.code, frame, fresh);
     fresh.position = {Py_NewRef(position.code), position.instruction};
     const nb::object replaced = nb::steal(place.position.code);
@@ -69,7 +69,7 @@ const char* site_from(nb::object frame) {
   for (int depth = 0; depth < 64 && frame.is_valid(); ++depth) {
     const Position position = Position::of(frame);
     const nb::object code = nb::steal(position.code);
-    const Place& place = place_of(position, frame);
+    const CodePlace& place = place_of(position, frame);
     if (!place.is_library) return place.text;
     if (first == nullptr) first = place.text;
     frame = back_of(frame);
@@ -96,7 +96,7 @@ const char* site_of_function(nb::handle function) noexcept {
   try {
     const nb::object code = nb::getattr(function, "__code__", nb::none());
     if (is_code(code)) {
-      const Place& place = place_of({code.ptr(), kBegin}, nb::handle());
+      const CodePlace& place = place_of({code.ptr(), kBegin}, nb::handle());
       if (!place.is_library) return place.text;
     }
   } catch (...) {
@@ -116,7 +116,7 @@ const char* site_and_caller(Caller* caller) noexcept {
   // As a rule it is a line of the program itself that was here before: no error can come up then.
   const Position position = Position::of(innermost);
   *caller = {innermost.ptr(), position.instruction};
-  const Place& place = place_for(position);
+  const CodePlace& place = place_for(position);
   const bool is_known = place.position == position && !place.is_library;
   Py_DECREF(position.code);
   if (is_known) return place.text;

@@ -237,7 +237,7 @@ Ref<Array> Array::alias(const tenon_adoption& adoption) {
   return make(std::move(storage), layout);
 }
 
-void describe(const Array& array, trace::Text& text) noexcept {
+void describe(const Array& array, trace::SpanText& text) noexcept {
   try {
     text << "shape " << shape_text(array.shape()) << " and dtype " << array.dtype().name();
   } catch (const std::bad_alloc&) {

@@ -78,7 +78,7 @@ class Array {
 };
 
 // "shape (3, 4) and dtype float32".
-void describe(const Array& array, trace::Text& text) noexcept;
+void describe(const Array& array, trace::SpanText& text) noexcept;
 
 // Windows: array/views.cc. The failures are those of the functions of the same name in tenon.h.
 Ref<Array> index(Array& array, std::span<const tenon_index> indices);

@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "names such as '<f4' mean the native byte order");
 
-struct Entry {
+struct DTypeName {
   const char* name;
   const char* short_name;  // of the array interface; null: has none
   uint8_t code;
@@ -22,7 +22,7 @@ struct Entry {
 };
 
 // Every type with one lane. Names as NumPy, ml_dtypes and PyTorch spell them.
-constexpr Entry kEntries[] = {
+constexpr DTypeName kEntries[] = {
     {"bool", "b1", TENON_BOOL, 8},
     {"int8", "i1", TENON_INT, 8},
     {"int16", "i2", TENON_INT, 16},
@@ -52,16 +52,16 @@ constexpr Entry kEntries[] = {
     {"float4_e2m1fn", nullptr, TENON_FLOAT4_E2M1FN, 4},
 };
 
-const Entry* find(DType dtype) {
+const DTypeName* find(DType dtype) {
   const auto* entry = std::ranges::find_if(
-      kEntries, [&](const Entry& e) { return e.code == dtype.code && e.bits == dtype.bits; });
+      kEntries, [&](const DTypeName& e) { return e.code == dtype.code && e.bits == dtype.bits; });
   return entry == std::end(kEntries) ? nullptr : entry;
 }
 
 // Every import asks whether a type is listed: of each code a bit for each width of whole bytes.
 constexpr auto kByteWidths = [] {
   std::array<uint32_t, TENON_FLOAT4_E2M1FN + 1> widths{};
-  for (const Entry& entry : kEntries) {
+  for (const DTypeName& entry : kEntries) {
     if (entry.bits % 8 == 0) widths[entry.code] |= uint32_t{1} << entry.bits / 8;
   }
   return widths;
@@ -72,15 +72,15 @@ bool is_listed(DType dtype) noexcept {
   return dtype.code < kByteWidths.size() && (kByteWidths[dtype.code] >> dtype.bits / 8 & 1) != 0;
 }
 
-const Entry* find_name(std::string_view name) {
-  const auto* entry = std::ranges::find(kEntries, name, &Entry::name);
+const DTypeName* find_name(std::string_view name) {
+  const auto* entry = std::ranges::find(kEntries, name, &DTypeName::name);
   return entry == std::end(kEntries) ? nullptr : entry;
 }
 
-const Entry* find_short_name(std::string_view name) {
+const DTypeName* find_short_name(std::string_view name) {
   if (name == "?") name = "b1";
   const auto* entry = std::ranges::find_if(
-      kEntries, [&](const Entry& e) { return e.short_name != nullptr && name == e.short_name; });
+      kEntries, [&](const DTypeName& e) { return e.short_name != nullptr && name == e.short_name; });
   return entry == std::end(kEntries) ? nullptr : entry;
 }
 
@@ -95,7 +95,7 @@ int lanes_of(std::string_view digits) {
 
 [[noreturn]] void throw_unknown(std::string_view name) {
   std::string known;
-  for (const Entry& entry : kEntries) known.append(known.empty() ? "" : ", ").append(entry.name);
+  for (const DTypeName& entry : kEntries) known.append(known.empty() ? "" : ", ").append(entry.name);
   throw_error(Code::kType, "unknown dtype '", name, "': known are ", known,
               ", their short names such as f4 where NumPy has one, and vectors such as float32_x2");
 }
@@ -108,7 +108,7 @@ uint32_t DType::alignment() const {
 }
 
 std::string DType::name() const {
-  const Entry* entry = find(*this);
+  const DTypeName* entry = find(*this);
   std::string text = entry != nullptr ? entry->name : concat("dtype(code=", code, ", bits=", bits, ")");
   if (lanes != 1) text += concat("_x", lanes);
   return text;
@@ -126,7 +126,7 @@ DType dtype_from_name(std::string_view name) {
     base = name.substr(0, suffix);
   }
   const bool has_order = !base.empty() && std::string_view("<=|").find(base[0]) != std::string_view::npos;
-  const Entry* entry = has_order ? nullptr : find_name(base);
+  const DTypeName* entry = has_order ? nullptr : find_name(base);
   if (entry == nullptr) entry = find_short_name(has_order ? base.substr(1) : base);
   if (entry == nullptr || lanes == 0) throw_unknown(name);
   return DType(entry->code, entry->bits, lanes);
@@ -138,7 +138,7 @@ void check_dtype(DType dtype) {
   }
   if (is_listed(dtype)) return;
   std::string widths;
-  for (const Entry& entry : kEntries) {
+  for (const DTypeName& entry : kEntries) {
     if (entry.code != dtype.code) continue;
     widths.append(widths.empty() ? "" : ", ").append(std::to_string(entry.bits));
   }

@@ -30,9 +30,9 @@ int64_t steps_to_line(const std::byte* address, int64_t width) {
 void copy_bytes(std::byte* dst, const std::byte* src, size_t nbytes) { std::memcpy(dst, src, nbytes); }
 
 // One run over one loop.
-class Runner {
+class LoopRunner {
  public:
-  explicit Runner(const Conversion& conversion)
+  explicit LoopRunner(const Conversion& conversion)
       : kernels_(conversion.kernels),
         path_(conversion.path),
         stream_from_(conversion.stream_from),
@@ -258,6 +258,6 @@ class Runner {
 
 }  // namespace
 
-void run_loop(const Conversion& conversion, Loop& loop) { Runner(conversion).run(loop); }
+void run_loop(const Conversion& conversion, Loop& loop) { LoopRunner(conversion).run(loop); }
 
 }  // namespace tenon::impl

@@ -92,7 +92,7 @@ void Lease::begin_span(const Array& array, const char* site) noexcept {
     record.access = access();
     record.address = trace::key_of(array.storage().data());
     trace::copy_end(record.site, site);
-    trace::Text text(record.text);
+    trace::SpanText text(record.text);
     text << "array of ";
     tenon::impl::describe(array, text);
   });

@@ -17,14 +17,14 @@ constexpr bool kMayReuse = true;
 // How many blocks a thread keeps to itself, of each kind.
 constexpr int kMostKept = 64;
 
-struct Block {
-  Block* next;
+struct CachedBlock {
+  CachedBlock* next;
 };
 
-constinit std::atomic<Block*> common{nullptr};
+constinit std::atomic<CachedBlock*> common{nullptr};
 
-void give_to_all(Block* first, Block* last) noexcept {
-  Block* head = common.load(std::memory_order_relaxed);
+void give_to_all(CachedBlock* first, CachedBlock* last) noexcept {
+  CachedBlock* head = common.load(std::memory_order_relaxed);
   do {
     last->next = head;
     // pairs with: get_some, "a block that another thread has freed"
@@ -32,20 +32,20 @@ void give_to_all(Block* first, Block* last) noexcept {
 }
 
 // Takes all, and gives back what is too much for one thread.
-Block* get_some() noexcept {
+CachedBlock* get_some() noexcept {
   // pairs with: give_to_all, "a block that another thread has freed"
-  Block* const first = common.exchange(nullptr, std::memory_order_acquire);
-  Block* last = first;
+  CachedBlock* const first = common.exchange(nullptr, std::memory_order_acquire);
+  CachedBlock* last = first;
   for (int i = 1; i < kMostKept && last != nullptr; ++i) last = last->next;
   if (last == nullptr) return first;
-  Block* const rest = std::exchange(last->next, nullptr);
-  Block* none = nullptr;
+  CachedBlock* const rest = std::exchange(last->next, nullptr);
+  CachedBlock* none = nullptr;
   // pairs with: get_some, "a block that another thread has freed"
   if (rest == nullptr ||
       common.compare_exchange_strong(none, rest, std::memory_order_release, std::memory_order_relaxed)) {
     return first;
   }
-  Block* end = rest;
+  CachedBlock* end = rest;
   while (end->next != nullptr) end = end->next;
   give_to_all(rest, end);
   return first;
@@ -53,10 +53,10 @@ Block* get_some() noexcept {
 
 // The blocks of one thread: those that it has freed itself, and those that it got from the others.
 struct Kept {
-  Block* freed = nullptr;
-  Block* last_freed = nullptr;
+  CachedBlock* freed = nullptr;
+  CachedBlock* last_freed = nullptr;
   int n_freed = 0;
-  Block* got = nullptr;
+  CachedBlock* got = nullptr;
   bool has_ended = false;
 
   void give_freed() noexcept {
@@ -67,7 +67,7 @@ struct Kept {
     has_ended = true;
     give_freed();
     while (got != nullptr) {
-      Block* const block = std::exchange(got, got->next);
+      CachedBlock* const block = std::exchange(got, got->next);
       give_to_all(block, block);
     }
   }
@@ -91,7 +91,7 @@ void* BlockCache::take(size_t size) {
 
 void BlockCache::give(void* memory, size_t size) noexcept {
   if (!kMayReuse || size > kBlock) return ::operator delete(memory);
-  auto* const block = static_cast<Block*>(memory);
+  auto* const block = static_cast<CachedBlock*>(memory);
   Kept& mine = kept;
   if (mine.has_ended) return give_to_all(block, block);
   if (mine.freed == nullptr) mine.last_freed = block;

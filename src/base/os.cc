@@ -426,14 +426,14 @@ bool is_stopped(uint32_t pid) noexcept {
 }
 
 Process this_process() {
-  struct Known {
+  struct KnownProcess {
     ForkMark mark;
     Process process;
   };
-  thread_local std::optional<Known> known;
+  thread_local std::optional<KnownProcess> known;
   if (!known || known->mark.is_child()) {
     const auto pid = static_cast<uint32_t>(getpid());
-    known.emplace(Known{ForkMark(), {pid, start_of(pid)}});
+    known.emplace(KnownProcess{ForkMark(), {pid, start_of(pid)}});
   }
   return known->process;
 }

@@ -105,7 +105,7 @@ void detail::close(Span span, uint64_t key, SpanOutcome outcome, std::string_vie
     record.at_ns[kEnded] = now_ns();
     record.outcome = outcome;
     if (record.runner == 0) record.runner = this_thread();
-    Text(record.note) << last_line_of(note);
+    SpanText(record.note) << last_line_of(note);
   });
 }
 
@@ -113,7 +113,7 @@ void drop(Span span, uint64_t key) noexcept {
   change(span, key, [](Record& record) { record.kind = SpanKind::kNone; });
 }
 
-Text& Text::operator<<(std::string_view text) noexcept {
+SpanText& SpanText::operator<<(std::string_view text) noexcept {
   const size_t n = std::min(text.size(), static_cast<size_t>(end_ - at_));
   at_ = std::copy_n(text.data(), n, at_);  // nothing of an empty text, whose address may be null
   *at_ = '\0';

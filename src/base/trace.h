@@ -131,15 +131,15 @@ void drop(Span span, uint64_t key) noexcept;
 inline uint64_t key_of(const void* object) noexcept { return reinterpret_cast<uintptr_t>(object); }
 
 // Texts of records: they end with NUL, and what does not fit is cut at the end; with "..." in place of it.
-class Text {
+class SpanText {
  public:
   template <size_t size>
-  explicit Text(char (&to)[size]) noexcept : begin_(to), at_(to), end_(to + size - 1) {
+  explicit SpanText(char (&to)[size]) noexcept : begin_(to), at_(to), end_(to + size - 1) {
     *at_ = '\0';
   }
-  Text& operator<<(std::string_view text) noexcept;
+  SpanText& operator<<(std::string_view text) noexcept;
   template <std::integral T>
-  Text& operator<<(T value) noexcept {
+  SpanText& operator<<(T value) noexcept {
     char digits[24];
     char* first = digits + sizeof digits;
     const bool is_negative = value < 0;

@@ -107,9 +107,9 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
 [[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
   return trace::open(trace::SpanKind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
-    trace::Text(record.name) << (op.name != nullptr ? op.name : "");
+    trace::SpanText(record.name) << (op.name != nullptr ? op.name : "");
     trace::copy_end(record.site, op.site);
-    trace::Text text(record.text);
+    trace::SpanText text(record.text);
     const char* before = "";
     for (const tenon_use& use : uses) {
       text << std::exchange(before, "; ") << third_person(static_cast<Access>(use.access)) << " ";
@@ -188,19 +188,19 @@ tenon_status tenon_op_wait(tenon_op* op, int64_t timeout_ns, tenon_error* error)
 }
 
 tenon_status tenon_op_on_done(tenon_op* op, void (*done)(void*), void* context, tenon_error* error) {
-  struct Call : DoneCall {
+  struct TaskCall : DoneCall {
     void (*done)(void*);
     void* context_of_caller;
   };
   return guarded(error, [&] {
     not_null(op, "op");
     not_null(reinterpret_cast<const void*>(done), "done");
-    auto* const call = new Call;
+    auto* const call = new TaskCall;
     call->done = done;
     call->context_of_caller = context;
     call->context = call;
     call->call = [](void* self) {
-      const std::unique_ptr<Call> owned(static_cast<Call*>(self));
+      const std::unique_ptr<TaskCall> owned(static_cast<TaskCall*>(self));
       owned->done(owned->context_of_caller);
     };
     unwrap(op)->call_when_done(call);

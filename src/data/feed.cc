@@ -45,12 +45,12 @@ std::string views_text(tenon_view_count views) {
 
 // A slot that is lent.
 struct Held {
-  TicketQueue::Use use;
+  TicketQueue::SlotUse use;
   tenon_view_count views;
 };
 
 // Oldest first.
-std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::Use>& uses) {
+std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::SlotUse>& uses) {
   std::vector<Held> held;
   for (int32_t slot = 0; slot < slots.count(); ++slot) {
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
@@ -159,7 +159,7 @@ void Feed::help_starved() {
 
 // Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
 // slots. False: the time has passed.
-bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBatch& outcome) {
+bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome) {
   const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
@@ -183,7 +183,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBa
   }
 }
 
-Ref<Batch> Feed::batch_of(const TicketQueue::Item& item) {
+Ref<Batch> Feed::batch_of(const TicketQueue::Delivery& item) {
   Slots& slots = workers_->slots();
   const bool is_scarce =
       options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + workers_->count() > slots.count();
@@ -197,7 +197,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   if (workers_->is_called_by_worker()) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
-  TicketQueue::Item item;
+  TicketQueue::Delivery item;
   TicketQueue::NextBatch outcome{};
   if (!wait(timeout_ns, item, outcome)) return false;
   switch (outcome) {
@@ -233,7 +233,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   return true;
 }
 
-std::string Feed::failure_text(const TicketQueue::Item& item) const {
+std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
   const TicketFailure& f = item.failure;
   const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
   std::string text = concat("generator '", workers_->generator_name(), "' ");
@@ -279,7 +279,7 @@ std::string Feed::waiting_text() {
 }
 
 std::string Feed::held_text(uint64_t epoch) {
-  const std::vector<TicketQueue::Use> uses = workers_->queue().uses();
+  const std::vector<TicketQueue::SlotUse> uses = workers_->queue().uses();
   const int64_t now = now_ns();
   const std::vector<Held> held = held_slots(workers_->slots(), uses);
   std::string text =

@@ -57,13 +57,13 @@ class Feed {
  private:
   void check_process() const;
   void start_workers();
-  std::string failure_text(const TicketQueue::Item& item) const;
+  std::string failure_text(const TicketQueue::Delivery& item) const;
   std::string held_text(uint64_t epoch);
-  bool wait(int64_t timeout_ns, TicketQueue::Item& item, TicketQueue::NextBatch& outcome);
+  bool wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
   void help_starved();
-  Ref<Batch> batch_of(const TicketQueue::Item& item);
+  Ref<Batch> batch_of(const TicketQueue::Delivery& item);
 
   // Constant after construction.
   const ForkMark process_;

@@ -42,8 +42,8 @@ FeedHead read_head(const MemoryFile& memory) {
   return head;
 }
 
-FeedReport::Worker worker_in(const RequestRing& ring) {
-  FeedReport::Worker worker;
+FeedReport::WorkerReport worker_in(const RequestRing& ring) {
+  FeedReport::WorkerReport worker;
   worker.asked = ring.asked.load(std::memory_order_relaxed);
   worker.answered = ring.answered.load(std::memory_order_relaxed);
   if (worker.answered != 0) worker.last_fill_ns = ring.answers[(worker.answered - 1) % kRingEntries].fill_ns;
@@ -70,7 +70,7 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->slots = head.slots;
   feed->slot_nbytes = head.layout.slot_nbytes;
   bool is_over = true;
-  std::vector<FeedReport::Worker> workers;
+  std::vector<FeedReport::WorkerReport> workers;
   for (int32_t i = 0; i < head.workers; ++i) {
     RequestRing ring{};
     memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof ring, &ring, sizeof ring);
@@ -104,7 +104,7 @@ std::vector<FeedReport> inspect_feeds() {
   return feeds;
 }
 
-static void write_json(Json& json, const FeedReport::Worker& worker) {
+static void write_json(Json& json, const FeedReport::WorkerReport& worker) {
   json.value([&] {
     json.member("worker", worker.number)
         .member("asked", worker.asked)

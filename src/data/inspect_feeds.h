@@ -17,7 +17,7 @@
 namespace tenon::impl {
 
 struct FeedReport {
-  struct Worker {
+  struct WorkerReport {
     int32_t number = 0;
     const char* state = "";  // "awake", "asleep", "busy", "over"
     uint32_t asked = 0, answered = 0;
@@ -32,7 +32,7 @@ struct FeedReport {
   int32_t slots = 0;
   uint64_t slot_nbytes = 0;
   bool is_over = false;  // it is closed
-  std::vector<Worker> workers;
+  std::vector<WorkerReport> workers;
   std::vector<ProcessReport> processes;  // the others that have the file open
 };
 

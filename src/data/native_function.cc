@@ -25,7 +25,7 @@ Ref<NativeFunction> NativeFunction::create(void* address, std::string_view text,
 
 tenon_value NativeFunction::call(const tenon_value* arguments) {
   if (is_threadsafe_) return call_(arguments);
-  const OneCall::Turn turn(one_call_, prototype_.name);
+  const OneCall::CallTurn turn(one_call_, prototype_.name);
   return call_(arguments);
 }
 

@@ -30,7 +30,7 @@ OneCall::State& OneCall::state() {
   return *now;
 }
 
-OneCall::Turn::Turn(OneCall& one_call, std::string_view function) : state_(one_call.state()) {
+OneCall::CallTurn::CallTurn(OneCall& one_call, std::string_view function) : state_(one_call.state()) {
   if (state_.holder.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
     throw_error(Code::kValue, "'", function,
                 "' is called from inside of itself, but runs one call at a time: load it as thread-safe "
@@ -40,7 +40,7 @@ OneCall::Turn::Turn(OneCall& one_call, std::string_view function) : state_(one_c
   state_.holder.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
-OneCall::Turn::~Turn() {
+OneCall::CallTurn::~CallTurn() {
   state_.holder.store(std::thread::id(), std::memory_order_relaxed);
   state_.mutex.unlock();
 }

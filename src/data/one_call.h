@@ -24,12 +24,12 @@ class OneCall {
   ~OneCall();
 
   // Held as long as this object. Fails with kValue if this thread holds it already: function calls itself.
-  class Turn {
+  class CallTurn {
    public:
-    Turn(OneCall& one_call, std::string_view function);
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-    ~Turn();
+    CallTurn(OneCall& one_call, std::string_view function);
+    CallTurn(const CallTurn&) = delete;
+    CallTurn& operator=(const CallTurn&) = delete;
+    ~CallTurn();
 
    private:
     State& state_;

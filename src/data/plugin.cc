@@ -123,11 +123,11 @@ bool are_equal(const Schema& a, const Schema& b) {
 }
 
 // One open state of a plug-in. One thread at a time uses it.
-class State {
+class PluginState {
  public:
   // fields: null if the schema is not known yet. All arguments must outlive the state. Fails with kOp.
-  State(const PluginTable& table, int32_t worker, uint64_t seed, const char* config,
-        const PluginFields* fields)
+  PluginState(const PluginTable& table, int32_t worker, uint64_t seed, const char* config,
+              const PluginFields* fields)
       : table_(table) {
     setup_.struct_size = sizeof setup_;
     setup_.worker = worker;
@@ -142,9 +142,9 @@ class State {
         call_entry(message, [&] { return table_->open(&setup_, &state_, message.data(), Message::size()); });
     if (code != 0) fail("open", code, message);
   }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
+  PluginState(const PluginState&) = delete;
+  PluginState& operator=(const PluginState&) = delete;
+  ~PluginState() {
     // In a forked child the state belongs to the parent: its files, threads and locks must not be used.
     if (process_.is_child()) return;
     Message message;
@@ -197,7 +197,7 @@ class State {
     return code;
   }
 
-  State* next = nullptr;  // constant once the state is in a list
+  PluginState* next = nullptr;  // constant once the state is in a list
 
  private:
   [[noreturn]] void fail(const char* entry, int32_t code, const Message& message) const {
@@ -227,7 +227,7 @@ class PluginGenerator {
   PluginGenerator& operator=(const PluginGenerator&) = delete;
   ~PluginGenerator() {
     // pairs with: PluginGenerator::state_of, "a state is open"
-    for (State* state = states_.load(std::memory_order_acquire); state != nullptr;) {
+    for (PluginState* state = states_.load(std::memory_order_acquire); state != nullptr;) {
       delete std::exchange(state, state->next);
     }
   }
@@ -248,12 +248,12 @@ class PluginGenerator {
   }
 
  private:
-  State& state_of(int32_t worker) {
+  PluginState& state_of(int32_t worker) {
     // pairs with: PluginGenerator::state_of, "a state is open"
-    for (State* s = states_.load(std::memory_order_acquire); s != nullptr; s = s->next) {
+    for (PluginState* s = states_.load(std::memory_order_acquire); s != nullptr; s = s->next) {
       if (s->worker() == worker && !s->is_of_parent()) return *s;
     }
-    auto state = std::make_unique<State>(table_, worker, seed_, config_.c_str(), &fields_);
+    auto state = std::make_unique<PluginState>(table_, worker, seed_, config_.c_str(), &fields_);
     if (table_->describe != nullptr) {
       if (const Ref<Schema> now = state->describe(); !are_equal(*now, *schema_)) {
         throw_error(Code::kValue, "plug-in '", table_.name(), "' describes itself for worker ", worker,
@@ -275,7 +275,7 @@ class PluginGenerator {
   const Ref<Schema> schema_;
   const PluginFields fields_;
 
-  std::atomic<State*> states_{nullptr};  // shared: a list that only grows, so that no fill waits
+  std::atomic<PluginState*> states_{nullptr};  // shared: a list that only grows, so that no fill waits
 };
 
 std::string file_name(std::string_view path) { return std::string(path.substr(path.rfind('/') + 1)); }
@@ -319,7 +319,7 @@ OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t 
   }
   if (table->describe != nullptr) {
     const auto fields = schema ? std::make_unique<PluginFields>(*schema) : nullptr;
-    State state(table, -1, seed, config, fields.get());
+    PluginState state(table, -1, seed, config, fields.get());
     Ref<Schema> described = state.describe();
     if (schema && !are_equal(*schema, *described)) {
       throw_error(Code::kValue, "plug-in '", table.name(), "' fills ", fields_text(*described),

@@ -51,7 +51,7 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) 
     slots_->give(slot);
     return;
   }
-  entry(ticket.index) = {State::kFilled, slot};
+  entry(ticket.index) = {EntryState::kFilled, slot};
   ++ready_count_;
   const bool is_next = consumers_waiting_ > 0 && ticket.index == deliver_;
   settled_.fetch_add(1, std::memory_order_relaxed);
@@ -61,7 +61,7 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) 
 
 void TicketQueue::note_failed(uint64_t index, const TicketFailure& failure) noexcept {
   if (index >= limit_) return;  // an earlier one has failed, and ends the epoch
-  entry(index).state = State::kFailed;
+  entry(index).state = EntryState::kFailed;
   failure_ = failure;
   limit_ = index + 1;
   tell_consumers();
@@ -77,7 +77,7 @@ void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& 
 }
 
 void TicketQueue::note_skipped(uint64_t index) noexcept {
-  entry(index).state = State::kSkipped;
+  entry(index).state = EntryState::kSkipped;
   ++skipped_;
   drop_skipped();
   tell_consumers();
@@ -94,8 +94,8 @@ void TicketQueue::skip(const Ticket& ticket, int32_t slot) noexcept {
 
 // Moves on to what the consumer gets next.
 void TicketQueue::drop_skipped() noexcept {
-  while (deliver_ < next_ && entry(deliver_).state == State::kSkipped) {
-    entry(deliver_).state = State::kPending;
+  while (deliver_ < next_ && entry(deliver_).state == EntryState::kSkipped) {
+    entry(deliver_).state = EntryState::kPending;
     ++deliver_;
   }
   work_.notify_all();  // there is room for tickets
@@ -116,8 +116,8 @@ void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
 
 void TicketQueue::end_epoch() noexcept {
   for (uint64_t index = deliver_; index < next_; ++index) {
-    Entry& undelivered = entry(index);
-    if (undelivered.state == State::kFilled) slots_->give(undelivered.slot);
+    RingEntry& undelivered = entry(index);
+    if (undelivered.state == EntryState::kFilled) slots_->give(undelivered.slot);
     undelivered = {};
   }
   ready_count_ = 0;
@@ -162,7 +162,7 @@ bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailur
   const std::scoped_lock lock(mutex_);
   const Ticket wanted{epoch_, deliver_};
   if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
-  const auto use = std::ranges::find_if(uses_, [&](const Use& u) {
+  const auto use = std::ranges::find_if(uses_, [&](const SlotUse& u) {
     return u.is_filling && u.ticket.epoch == wanted.epoch && u.ticket.index == wanted.index;
   });
   if (use == uses_.end() || now_ns() - use->since_ns < longer_than_ns) return false;
@@ -239,16 +239,16 @@ bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadli
   return is_in_time;
 }
 
-TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Item& item) {
+TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   std::unique_lock lock(mutex_);
   if (!wait_settled(lock, timeout_ns)) return NextBatch::kLate;
   end_waiting();
   if (is_stopped_) return NextBatch::kStopped;
   if (is_active_ && deliver_ == end_) end_epoch();
   if (!is_active_) return NextBatch::kEnd;
-  Entry& front = entry(deliver_);
+  RingEntry& front = entry(deliver_);
   item.ticket = {epoch_, deliver_};
-  if (front.state == State::kFailed) {
+  if (front.state == EntryState::kFailed) {
     item.failure = failure_;
     end_epoch();
     tell_consumers();
@@ -284,7 +284,7 @@ TicketQueue::Snapshot TicketQueue::snapshot() {
     view.wanted = Ticket{epoch_, deliver_};
     view.waiting_since_ns = waiting_since_ns_;
   }
-  for (const Use& use : uses_) {
+  for (const SlotUse& use : uses_) {
     if (!use.is_filling) continue;
     ++view.filling;
     if (!view.longest || use.since_ns < view.longest->since_ns) view.longest = use;
@@ -292,7 +292,7 @@ TicketQueue::Snapshot TicketQueue::snapshot() {
   return view;
 }
 
-std::vector<TicketQueue::Use> TicketQueue::uses() {
+std::vector<TicketQueue::SlotUse> TicketQueue::uses() {
   const std::scoped_lock lock(mutex_);
   return uses_;
 }

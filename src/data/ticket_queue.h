@@ -76,7 +76,7 @@ class TicketQueue {
   // For consumers.
 
   enum class NextBatch { kBatch, kFailure, kEnd, kLate, kStopped };
-  struct Item {
+  struct Delivery {
     Ticket ticket;
     int32_t slot = -1;      // kBatch: is the caller's now
     TicketFailure failure;  // kFailure
@@ -90,7 +90,7 @@ class TicketQueue {
   // The batch that next() would give, or the first one of the epoch that begin() would begin.
   Ticket position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
-  NextBatch next(int64_t timeout_ns, Item& item);
+  NextBatch next(int64_t timeout_ns, Delivery& item);
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
   // failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);
@@ -104,7 +104,7 @@ class TicketQueue {
   bool is_past(const Ticket& ticket);
 
   // The batch that was last in a slot.
-  struct Use {
+  struct SlotUse {
     Ticket ticket;
     int64_t since_ns = 0;  // when its ticket was taken; once delivered: when it was
     bool is_filling = false;
@@ -115,25 +115,26 @@ class TicketQueue {
     uint64_t skipped = 0;
     uint64_t fill_ns = 0;
     uint64_t starved_ns = 0;
-    std::optional<Ticket> wanted;  // for which a consumer waits
-    int64_t waiting_since_ns = 0;  // with wanted
-    std::optional<Use> longest;    // that has been filled for the longest time
+    std::optional<Ticket> wanted;    // for which a consumer waits
+    int64_t waiting_since_ns = 0;    // with wanted
+    std::optional<SlotUse> longest;  // that has been filled for the longest time
   };
   Snapshot snapshot();
-  std::vector<Use> uses();  // by slot
+  std::vector<SlotUse> uses();  // by slot
 
  private:
-  enum class State : uint8_t { kPending, kFilled, kFailed, kSkipped };
-  struct Entry {
-    State state = State::kPending;
+  enum class EntryState : uint8_t { kPending, kFilled, kFailed, kSkipped };
+  struct RingEntry {
+    EntryState state = EntryState::kPending;
     int32_t slot = -1;  // kFilled
   };
 
   // All of these require mutex_.
-  Entry& entry(uint64_t index) { return ring_[index % ring_.size()]; }
+  RingEntry& entry(uint64_t index) { return ring_[index % ring_.size()]; }
   bool is_current(const Ticket& ticket) const { return is_active_ && ticket.epoch == epoch_; }
   bool is_awaited(const Ticket& ticket) {
-    return is_current(ticket) && ticket.index >= deliver_ && entry(ticket.index).state == State::kPending;
+    return is_current(ticket) && ticket.index >= deliver_ &&
+           entry(ticket.index).state == EntryState::kPending;
   }
   bool has_tickets() const {
     return is_active_ && next_ < limit_ && next_ - deliver_ < static_cast<uint64_t>(ring_.size());
@@ -142,7 +143,7 @@ class TicketQueue {
     return has_tickets() && (round_robin_ == 0 || next_ % round_robin_ == static_cast<uint64_t>(worker));
   }
   bool is_settled() const { return is_stopped_ || !is_active_ || deliver_ == end_ || is_there(); }
-  bool is_there() const { return ring_[deliver_ % ring_.size()].state != State::kPending; }
+  bool is_there() const { return ring_[deliver_ % ring_.size()].state != EntryState::kPending; }
   void end_epoch() noexcept;
   void begin_waiting(int64_t now) noexcept;
   void end_waiting() noexcept;
@@ -169,9 +170,9 @@ class TicketQueue {
   std::condition_variable ready_;  // the batch at deliver_ has settled
 
   // Guarded by mutex_.
-  std::vector<Entry> ring_;
+  std::vector<RingEntry> ring_;
   TicketFailure failure_;        // of the entry that has failed: an epoch ends with its first one
-  std::vector<Use> uses_;        // by slot
+  std::vector<SlotUse> uses_;    // by slot
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
   Ticket start_;                 // where begin() begins,
   bool has_start_ = false;       // if seek() has set it

@@ -49,7 +49,7 @@ struct Bench {
 
   Ref<Slots> slots;
   TicketQueue queue;
-  TicketQueue::Item item;
+  TicketQueue::Delivery item;
 };
 
 TEST(TicketQueue, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
@@ -211,7 +211,7 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
   std::vector<std::thread> consumers;
   for (int c = 0; c < 2; ++c) {
     consumers.emplace_back([&] {
-      TicketQueue::Item item;
+      TicketQueue::Delivery item;
       uint64_t least = 0;
       while (bench.queue.next(-1, item) == NextBatch::kBatch) {
         if (item.ticket.index < least) ++disorder;

@@ -97,7 +97,7 @@ void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result
     record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
     record.pid = static_cast<int32_t>(result.pid);
     record.outcome = is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone;
-    trace::Text(record.note) << trace::last_line_of(result.message);
+    trace::SpanText(record.note) << trace::last_line_of(result.message);
   });
 }
 

@@ -5,13 +5,13 @@ namespace tenon::impl {
 namespace {
 
 // What this thread runs and has still to run, oldest first.
-struct Waiting {
+struct PostedTasks {
   Task* first = nullptr;
   Task* last = nullptr;
   bool is_running = false;
 };
 
-thread_local Waiting waiting;
+thread_local PostedTasks waiting;
 
 Task* pop_waiting() noexcept {
   Task* const task = waiting.first;

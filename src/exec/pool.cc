@@ -38,7 +38,7 @@ Task* ThreadPool::TaskList::pop() noexcept {
   return task;
 }
 
-void ThreadPool::TaskList::append(const Batch& batch) noexcept {
+void ThreadPool::TaskList::append(const TaskBatch& batch) noexcept {
   const std::scoped_lock lock(lock_);
   const uint32_t count = count_.load(std::memory_order_relaxed);
   (count == 0 ? first_ : last_->next_task) = batch.first;
@@ -47,12 +47,12 @@ void ThreadPool::TaskList::append(const Batch& batch) noexcept {
   count_.store(count + batch.count, std::memory_order_seq_cst);
 }
 
-ThreadPool::Batch ThreadPool::TaskList::take_half() noexcept {
+ThreadPool::TaskBatch ThreadPool::TaskList::take_half() noexcept {
   if (count_.load(std::memory_order_relaxed) == 0) return {};
   const std::scoped_lock lock(lock_);
   const uint32_t count = count_.load(std::memory_order_relaxed);
   if (count == 0) return {};
-  Batch batch{first_, first_, std::min((count + 1) / 2, kMostTaken)};
+  TaskBatch batch{first_, first_, std::min((count + 1) / 2, kMostTaken)};
   for (uint32_t i = 1; i < batch.count; ++i) batch.last = batch.last->next_task;
   first_ = batch.last->next_task;
   count_.store(count - batch.count, std::memory_order_relaxed);
@@ -117,18 +117,18 @@ void ThreadPool::work(size_t self) noexcept {
 Task* ThreadPool::find(size_t self) noexcept {
   if (Task* const task = lists_[self].pop()) return task;
   if (inbox_.load(std::memory_order_relaxed) != nullptr) {
-    const Batch batch = take_inbox();
+    const TaskBatch batch = take_inbox();
     if (batch.count != 0) return keep_rest(self, batch);
   }
   const size_t lists = static_cast<size_t>(workers_) + 1;
   for (size_t other = (self + 1) % lists; other != self; other = (other + 1) % lists) {
-    const Batch batch = lists_[other].take_half();
+    const TaskBatch batch = lists_[other].take_half();
     if (batch.count != 0) return keep_rest(self, batch);
   }
   return nullptr;
 }
 
-Task* ThreadPool::keep_rest(size_t self, Batch batch) noexcept {
+Task* ThreadPool::keep_rest(size_t self, TaskBatch batch) noexcept {
   Task* const task = batch.first;
   if (--batch.count > 0) {
     batch.first = task->next_task;
@@ -138,10 +138,10 @@ Task* ThreadPool::keep_rest(size_t self, Batch batch) noexcept {
   return task;
 }
 
-ThreadPool::Batch ThreadPool::take_inbox() noexcept {
+ThreadPool::TaskBatch ThreadPool::take_inbox() noexcept {
   // pairs with: ThreadPool::post, "the task itself"
   Task* task = inbox_.exchange(nullptr, std::memory_order_acquire);
-  Batch batch{nullptr, task, 0};
+  TaskBatch batch{nullptr, task, 0};
   while (task != nullptr) {
     Task* const older = task->next_task;
     task->next_task = batch.first;

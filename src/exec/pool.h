@@ -69,7 +69,7 @@ class ThreadPool final : public Executor {
 
  private:
   // Tasks in order, oldest first.
-  struct Batch {
+  struct TaskBatch {
     Task* first = nullptr;
     Task* last = nullptr;
     uint32_t count = 0;
@@ -80,8 +80,8 @@ class ThreadPool final : public Executor {
    public:
     bool is_empty() const noexcept;  // what is put before counts, in the sense of S3
     Task* pop() noexcept;            // null if empty
-    void append(const Batch& batch) noexcept;
-    Batch take_half() noexcept;
+    void append(const TaskBatch& batch) noexcept;
+    TaskBatch take_half() noexcept;
 
    private:
     SpinLock lock_;
@@ -100,8 +100,8 @@ class ThreadPool final : public Executor {
   void start_threads();
   void work(size_t self) noexcept;
   Task* find(size_t self) noexcept;
-  Task* keep_rest(size_t self, Batch batch) noexcept;
-  Batch take_inbox() noexcept;
+  Task* keep_rest(size_t self, TaskBatch batch) noexcept;
+  TaskBatch take_inbox() noexcept;
   bool is_work_in_sight() const noexcept;
 
   Task* wait_for_task(size_t self, SpinBudget& budget) noexcept;

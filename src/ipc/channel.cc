@@ -444,13 +444,13 @@ template <class Try>
 void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const char* doing, Try attempt) {
   Waiter waiter(deadline);
   EndingPace pace;
-  struct Waiting {
+  struct EventWait {
     Segment& segment;
     SharedEvent& event;
-    Waiting(Segment& in, SharedEvent& at) : segment(in), event(at) { segment.begin_wait(event); }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { segment.end_wait(event); }
+    EventWait(Segment& in, SharedEvent& at) : segment(in), event(at) { segment.begin_wait(event); }
+    EventWait(const EventWait&) = delete;
+    EventWait& operator=(const EventWait&) = delete;
+    ~EventWait() { segment.end_wait(event); }
   } const waiting{*segment_, event};
   const auto describe = [&] {
     const ChannelStatistics now = statistics();

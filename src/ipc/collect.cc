@@ -52,7 +52,7 @@ void note(const PlaceReport& place, Collected* result) {
 
 void collect_in(Collected* result) {
   const SegmentReport& before = result->before;
-  const auto is_live = [](const PlaceReport& place) { return place.state == PlaceReport::State::kLive; };
+  const auto is_live = [](const PlaceReport& place) { return place.state == PlaceReport::PlaceState::kLive; };
   if (!before.damage.empty() || std::ranges::all_of(before.places, is_live)) return;
   os::File file = os::open_memory_of(before.opened_of_pid, before.opened_fd, before.file);
   if (!file) throw_error(Code::kNotFound, "it is gone by now, or cannot be opened for writing");
@@ -60,11 +60,11 @@ void collect_in(Collected* result) {
   if (text_of(mapped.id()) != before.id) throw_error(Code::kValue, "it is another file by now");
   const Control& control = mapped.control();
   for (const PlaceReport& place : before.places) {
-    if (place.state == PlaceReport::State::kDead && reap(control, place.index)) note(place, result);
+    if (place.state == PlaceReport::PlaceState::kDead && reap(control, place.index)) note(place, result);
   }
   reap_all(control);  // places that were reserved for children that have not come
   for (const PlaceReport& place : before.places) {
-    const bool was_reserved = place.state == PlaceReport::State::kReserved;
+    const bool was_reserved = place.state == PlaceReport::PlaceState::kReserved;
     if (was_reserved && look(control.slot(place.index).state) == SlotState::kFree) note(place, result);
   }
 }

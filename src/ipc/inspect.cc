@@ -37,10 +37,10 @@ class Copy {
 
  private:
   static constexpr std::align_val_t kAlignment{kPage};
-  struct Free {
+  struct FreePages {
     void operator()(std::byte* bytes) const noexcept { ::operator delete(bytes, kAlignment); }
   };
-  std::unique_ptr<std::byte, Free> bytes_;
+  std::unique_ptr<std::byte, FreePages> bytes_;
   size_t nbytes_;
 };
 
@@ -54,9 +54,9 @@ int64_t age_of(int64_t since_ns) noexcept {
 }
 
 // One segment, from its file.
-class Look {
+class Inspection {
  public:
-  Look(const MemoryFile& memory, SegmentReport* report)
+  Inspection(const MemoryFile& memory, SegmentReport* report)
       : memory_(memory), file_(memory.file), report_(*report) {}
 
   // Fails with kValue: what is wrong with it.
@@ -105,12 +105,12 @@ class Look {
     const bool is_in_sight =
         slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known();
     if (state == SlotState::kReserved) {
-      place.state = PlaceReport::State::kReserved;
+      place.state = PlaceReport::PlaceState::kReserved;
       if (is_in_sight) place.process = process_of(identity.pid);
     } else {
       place.process.is_alive = os::is_byte_locked(file_, p);
       place.process.is_stopped = is_in_sight && place.process.is_alive && os::is_stopped(identity.pid);
-      if (!place.process.is_alive) place.state = PlaceReport::State::kDead;
+      if (!place.process.is_alive) place.state = PlaceReport::PlaceState::kDead;
     }
     pids_[p] = identity.pid;
     report_.places.push_back(std::move(place));
@@ -269,7 +269,7 @@ class Look {
       const ChannelEnd& end = state.ends[place.index];
       const uint32_t roles = look(end.roles);
       const bool is_same = look(end.generation) == look(control_.slot(place.index).generation);
-      if (!is_same || place.state != PlaceReport::State::kLive) continue;
+      if (!is_same || place.state != PlaceReport::PlaceState::kLive) continue;
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
     }
@@ -278,11 +278,11 @@ class Look {
     for (const Part& part : fields.parts()) channel->fields.push_back(part.name);
   }
 
-  SegmentReport::Kind kind() const {
-    using Kind = SegmentReport::Kind;
-    if (report_.channel) return Kind::kChannel;
-    if (header_.has_named_array == 0) return Kind::kPool;
-    return !report_.arrays.empty() && report_.arrays[0].arena ? Kind::kArena : Kind::kArray;
+  SegmentReport::SegmentKind kind() const {
+    using SegmentKind = SegmentReport::SegmentKind;
+    if (report_.channel) return SegmentKind::kChannel;
+    if (header_.has_named_array == 0) return SegmentKind::kPool;
+    return !report_.arrays.empty() && report_.arrays[0].arena ? SegmentKind::kArena : SegmentKind::kArray;
   }
 
   const MemoryFile& memory_;
@@ -353,7 +353,7 @@ std::vector<SegmentReport> inspect() {
     report.processes = memory.processes;
     try {
       if (!memory.file) throw_error(Code::kValue, "it cannot be opened");
-      Look(memory, &report).run();
+      Inspection(memory, &report).run();
     } catch (const Error& e) {
       report.damage = e.what();
     }

@@ -28,9 +28,9 @@ struct ProcessReport {
 
 // A participant.
 struct PlaceReport {
-  enum class State { kLive, kDead, kReserved };
+  enum class PlaceState { kLive, kDead, kReserved };
   uint32_t index = 0;
-  State state = State::kLive;
+  PlaceState state = PlaceState::kLive;
   ProcessReport process;  // of a place that is reserved for a forked child: the parent
   int64_t age_ns = -1;    // -1: not known
 };
@@ -85,7 +85,7 @@ struct ArrayReport {
 };
 
 struct ChannelReport {
-  struct Slot {
+  struct SlotReport {
     uint64_t sequence = 0;          // of the item in it; 0: none
     std::vector<uint32_t> holders;  // numbers of processes
   };
@@ -97,7 +97,7 @@ struct ChannelReport {
   uint32_t mode = 0;       // TENON_CHANNEL_*
   uint32_t when_full = 0;  // TENON_WHEN_FULL_*
   std::vector<std::string> fields;
-  std::vector<Slot> slots;
+  std::vector<SlotReport> slots;
   uint64_t sent = 0;
   uint64_t received = 0;
   uint64_t dropped = 0;
@@ -107,7 +107,7 @@ struct ChannelReport {
 };
 
 struct SegmentReport {
-  enum class Kind { kUnknown, kPool, kArray, kArena, kChannel };
+  enum class SegmentKind { kUnknown, kPool, kArray, kArena, kChannel };
   std::string file;    // the name of the memory file
   std::string damage;  // "": none; else only what is above `created_ns` is known
   std::string id;      // "" where the file's name does not tell it
@@ -118,7 +118,7 @@ struct SegmentReport {
   uint32_t opened_of_pid = 0;            // by which of them it was looked at
   int opened_fd = -1;
   int64_t created_ns = 0;  // since 1970
-  Kind kind = Kind::kUnknown;
+  SegmentKind kind = SegmentKind::kUnknown;
   ProcessReport creator;
   std::vector<PlaceReport> places;
   std::vector<ArrayReport> arrays;

@@ -9,22 +9,22 @@
 namespace tenon::impl {
 namespace {
 
-const char* name_of(PlaceReport::State state) {
+const char* name_of(PlaceReport::PlaceState state) {
   switch (state) {
-    case PlaceReport::State::kLive: return "live";
-    case PlaceReport::State::kDead: return "dead";
-    case PlaceReport::State::kReserved: break;
+    case PlaceReport::PlaceState::kLive: return "live";
+    case PlaceReport::PlaceState::kDead: return "dead";
+    case PlaceReport::PlaceState::kReserved: break;
   }
   return "reserved";
 }
 
-const char* name_of(SegmentReport::Kind kind) {
+const char* name_of(SegmentReport::SegmentKind kind) {
   switch (kind) {
-    case SegmentReport::Kind::kPool: return "pool";
-    case SegmentReport::Kind::kArray: return "array";
-    case SegmentReport::Kind::kArena: return "arena";
-    case SegmentReport::Kind::kChannel: return "channel";
-    case SegmentReport::Kind::kUnknown: break;
+    case SegmentReport::SegmentKind::kPool: return "pool";
+    case SegmentReport::SegmentKind::kArray: return "array";
+    case SegmentReport::SegmentKind::kArena: return "arena";
+    case SegmentReport::SegmentKind::kChannel: return "channel";
+    case SegmentReport::SegmentKind::kUnknown: break;
   }
   return "unknown";
 }
@@ -125,7 +125,7 @@ static void write_json(Json& json, const ArrayReport& array) {
   });
 }
 
-static void write_json(Json& json, const ChannelReport::Slot& slot) {
+static void write_json(Json& json, const ChannelReport::SlotReport& slot) {
   const char* const state = slot.sequence != 0 ? "ready" : slot.holders.empty() ? "free" : "held";
   json.value(
       [&] { json.member("state", state).member("sequence", slot.sequence).member("holders", slot.holders); });

@@ -49,7 +49,7 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   const auto report = seen(a.segment().header().id);
   ASSERT_TRUE(report);
   EXPECT_EQ(report->damage, "");
-  EXPECT_EQ(report->kind, SegmentReport::Kind::kPool);
+  EXPECT_EQ(report->kind, SegmentReport::SegmentKind::kPool);
   EXPECT_EQ(report->places.size(), 2U);
   EXPECT_EQ(report->creator.pid, static_cast<uint32_t>(getpid()));
   EXPECT_TRUE(report->creator.is_alive);
@@ -93,7 +93,7 @@ TEST(Inspect, TheDeadAreSeenAsDeadAndTheyStaySo) {
     ASSERT_TRUE(report);
     const auto dead = std::ranges::find(report->places, lent, &PlaceReport::index);
     ASSERT_NE(dead, report->places.end());
-    EXPECT_EQ(dead->state, PlaceReport::State::kDead);
+    EXPECT_EQ(dead->state, PlaceReport::PlaceState::kDead);
     EXPECT_EQ(report->leases.size(), 1U);
     ASSERT_EQ(report->arrays[0].sent.size(), 1U);
     EXPECT_EQ(report->arrays[0].sent[0].place, lent);

@@ -64,7 +64,7 @@ void MutexOwner::call(const std::function<void()>& work) {
       throw_error(Code::kSystem, "shared memory needs a thread, which cannot be made: ", e.what());
     }
   }
-  Call call{work, nullptr};
+  OwnerCall call{work, nullptr};
   calls_.push_back(&call);
   changed_.notify_all();
   changed_.wait(lock, [&] { return call.is_done; });
@@ -110,7 +110,7 @@ void MutexOwner::run() noexcept {
       due = Clock::now() + again;
       continue;
     }
-    Call& call = *calls_.front();
+    OwnerCall& call = *calls_.front();
     calls_.erase(calls_.begin());
     lock.unlock();
     try {

@@ -41,7 +41,7 @@ class MutexOwner {
   void nudge(Chore chore) noexcept;
 
  private:
-  struct Call {
+  struct OwnerCall {
     const std::function<void()>& work;
     std::exception_ptr failure;
     bool is_done = false;
@@ -52,7 +52,7 @@ class MutexOwner {
   std::mutex lock_;
   std::condition_variable changed_;
   // Guarded by lock_.
-  std::vector<Call*> calls_;  // in order
+  std::vector<OwnerCall*> calls_;  // in order
   Chore chore_ = nullptr;
   bool is_ending_ = false;
   std::thread thread_;

@@ -147,12 +147,12 @@ void NameLock::lock_entry(Make make) {
         fail(errno, concat("the file '", path_, "' of a name of shared memory cannot be locked"));
       }
       file_ = os::File();
-      state_ = State::kBusy;
+      state_ = NameState::kBusy;
       return;
     }
     if (is_named(folder_, entry_, file_)) break;  // else it was removed before it was locked
   }
-  state_ = State::kLocked;
+  state_ = NameState::kLocked;
 }
 
 uint32_t NameLock::holder(const std::string& name) {
@@ -163,7 +163,7 @@ uint32_t NameLock::holder(const std::string& name) {
 }
 
 NameLock::~NameLock() {
-  if (state_ != State::kLocked) return;
+  if (state_ != NameState::kLocked) return;
   // While this one has the lock for writing, nobody can begin to keep the name.
   if (lock(file_, F_OFD_SETLK, F_WRLCK, kKept)) (void)unlinkat(folder_.fd(), entry_.c_str(), 0);
 }
@@ -202,14 +202,14 @@ NameHold NameLock::keep(const SegmentId& segment, int fd) {
 
 void NameLock::remove() noexcept {
   (void)unlinkat(folder_.fd(), entry_.c_str(), 0);
-  state_ = State::kAbsent;
+  state_ = NameState::kAbsent;
   file_ = os::File();
 }
 
 bool NameLock::renew() {
   remove();
   lock_entry(Make::kYes);
-  return state_ == State::kLocked;
+  return state_ == NameState::kLocked;
 }
 
 NameHold keep_name(const std::string& name, const SegmentId& segment) noexcept {
@@ -230,7 +230,7 @@ NameHold keep_name(const std::string& name, const SegmentId& segment) noexcept {
 void remove_name(const char* name, const SegmentId& segment) noexcept {
   try {
     NameLock lock(name, NameLock::Make::kNo);
-    if (lock.state() != NameLock::State::kLocked) return;
+    if (lock.state() != NameLock::NameState::kLocked) return;
     if (const auto record = lock.record(); record && record->segment == segment) lock.remove();
   } catch (const std::exception&) {
     // It stays, as after a kill.
@@ -259,7 +259,7 @@ size_t remove_names_of_the_dead() noexcept {
     }
     for (const std::string& name : names) {
       const NameLock lock(name, NameLock::Make::kNo);
-      removed += lock.state() == NameLock::State::kLocked && !lock.is_kept() ? 1 : 0;
+      removed += lock.state() == NameLock::NameState::kLocked && !lock.is_kept() ? 1 : 0;
     }
   } catch (const std::exception&) {
     // What is left is removed by the next process.

@@ -57,8 +57,8 @@ class NameLock {
   // A process that is in the section, as os::holder_of_byte() finds it; 0: none is found.
   static uint32_t holder(const std::string& name);
 
-  enum class State : uint8_t { kLocked, kBusy, kAbsent };
-  State state() const noexcept { return state_; }
+  enum class NameState : uint8_t { kLocked, kBusy, kAbsent };
+  NameState state() const noexcept { return state_; }
 
   // These require kLocked.
 
@@ -82,7 +82,7 @@ class NameLock {
   std::string entry_;
   os::File folder_;
   os::File file_;
-  State state_ = State::kAbsent;
+  NameState state_ = NameState::kAbsent;
 };
 
 // Keeps the name of a segment that this process has opened in another way. Empty: the segment has the name no

@@ -62,10 +62,10 @@ void ProxyWaiter::call_to_report() noexcept {
 }
 
 bool ProxyWaiter::cancel(const RequestPart& part) noexcept {
-  Waiting found{};
+  PendingPart found{};
   {
     const std::scoped_lock locked(lock_);
-    const auto is_it = [&](const Waiting& w) { return w.part == &part; };
+    const auto is_it = [&](const PendingPart& w) { return w.part == &part; };
     const auto at = std::find_if(waiting_.begin(), waiting_.end(), is_it);
     if (at == waiting_.end()) return false;
     found = *at;
@@ -99,7 +99,7 @@ void ProxyWaiter::run() noexcept {
 
 // Enters a request for which there was no grant. False: there is none yet; those that came first have it
 // first.
-bool ProxyWaiter::begin(Waiting& waiting) noexcept {
+bool ProxyWaiter::begin(PendingPart& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
   const os::Sleep given = participant.grants_given();
   waiting.grant = waiting.lock->begin(*waiting.request, *waiting.part);

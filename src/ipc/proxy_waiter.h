@@ -33,7 +33,7 @@ class ProxyWaiter {
   void call_to_report() noexcept;
 
  private:
-  struct Waiting {
+  struct PendingPart {
     ProcessLock* lock;
     Request* request;
     RequestPart* part;
@@ -42,12 +42,12 @@ class ProxyWaiter {
 
   bool start() noexcept;
   void run() noexcept;
-  bool begin(Waiting& waiting) noexcept;
+  bool begin(PendingPart& waiting) noexcept;
   bool look_at_all() noexcept;
 
   std::mutex lock_;
-  std::vector<Waiting> waiting_;  // guarded by lock_
-  bool is_running_ = false;       // guarded by lock_
+  std::vector<PendingPart> waiting_;  // guarded by lock_
+  bool is_running_ = false;           // guarded by lock_
   // On which its thread sleeps next: of that thread alone, with room for kMostWords once it has started.
   std::vector<os::Sleep> words_;
   std::atomic<bool> is_to_report_{false};

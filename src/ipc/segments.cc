@@ -97,10 +97,10 @@ std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
 
 void Segments::end_use(void* owner) {
   Segments& self = instance();
-  auto* const use = static_cast<Use*>(owner);
+  auto* const use = static_cast<BlockUse*>(owner);
   (void)use->segment->leave(use->block);
   use->segment = nullptr;
-  Use* head = self.ended_uses_.load(std::memory_order_relaxed);
+  BlockUse* head = self.ended_uses_.load(std::memory_order_relaxed);
   do {
     use->next = head;
     // pairs with: Segments::look_at_ended_uses, "a use and its note"
@@ -109,16 +109,16 @@ void Segments::end_use(void* owner) {
   nudge();
 }
 
-const Segments::Use* Segments::use_of(const Array& array) {
-  return static_cast<const Use*>(array.storage().owner_with(end_use));
+const Segments::BlockUse* Segments::use_of(const Array& array) {
+  return static_cast<const BlockUse*>(array.storage().owner_with(end_use));
 }
 
 // Takes the notes of uses that have ended.
 void Segments::look_at_ended_uses() {
   // pairs with: Segments::end_use, "a use and its note"
-  Use* use = ended_uses_.exchange(nullptr, std::memory_order_acquire);
+  BlockUse* use = ended_uses_.exchange(nullptr, std::memory_order_acquire);
   while (use != nullptr) {
-    const std::unique_ptr<Use> ended(use);
+    const std::unique_ptr<BlockUse> ended(use);
     use = ended->next;
     open_.note_left(ended->id, ended->block);
   }
@@ -137,7 +137,7 @@ bool Segments::sweep_all() {
 }
 
 Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
-  auto use = std::make_unique<Use>(Use{&segment, block, segment.header().id});
+  auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
     throw_error(Code::kNotFound,
@@ -225,7 +225,7 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
       const std::scoped_lock locked(lock_);
       if (!std::exchange(has_cleaned_names_, true)) (void)remove_names_of_the_dead();
       NameLock lock(name, make);
-      if (lock.state() != NameLock::State::kBusy) {
+      if (lock.state() != NameLock::NameState::kBusy) {
         sweep_some();
         if (Ref<Array> array = run(lock)) return array;
       }
@@ -316,7 +316,7 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
 }
 
 Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
-  const Use* const use = use_of(first);
+  const BlockUse* const use = use_of(first);
   if (use == nullptr || use->block != 0 || block >= use->segment->header().blocks) {
     throw_error(Code::kValue, "the shared memory has no block ", block);
   }
@@ -385,7 +385,7 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
   return with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
     const OpenSegments::Opening opening(open_);
-    Segment* const segment = lock.state() == NameLock::State::kLocked
+    Segment* const segment = lock.state() == NameLock::NameState::kLocked
                                  ? open_named(name, lock, !is_readonly, Code::kNotFound)
                                  : nullptr;
     if (segment == nullptr) {
@@ -404,8 +404,8 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
 
 bool Segments::is_shared(const Array& array) noexcept { return use_of(array) != nullptr; }
 
-const Segments::Use& Segments::checked_use_of(const Array& array) {
-  const Use* const use = use_of(array);
+const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
+  const BlockUse* const use = use_of(array);
   if (use == nullptr) {
     throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
                 " does not lie in shared memory: make it with shared=");
@@ -414,7 +414,7 @@ const Segments::Use& Segments::checked_use_of(const Array& array) {
 }
 
 std::string Segments::handle_of(const Array& array) {
-  const Use* const use = &checked_use_of(array);
+  const BlockUse* const use = &checked_use_of(array);
   Segment& segment = *use->segment;
   const Block& block = segment.block(use->block);
   Handle handle;
@@ -441,7 +441,7 @@ std::string Segments::handle_of(const Array& array) {
 }
 
 uint32_t Segments::revoke(const Array& array) {
-  const Use& use = checked_use_of(array);
+  const BlockUse& use = checked_use_of(array);
   return use.segment->revoke(use.block);
 }
 

@@ -82,15 +82,15 @@ class Segments {
 
   // A storage's use of a block. When it has ended it is a note for the sweep, which finds by it what can be
   // given back: the segment itself may be gone by then.
-  struct Use {
+  struct BlockUse {
     Segment* segment;
     uint32_t block;
     SegmentId id;
-    Use* next = nullptr;
+    BlockUse* next = nullptr;
   };
   static void end_use(void* owner);
-  static const Use* use_of(const Array& array);
-  static const Use& checked_use_of(const Array& array);  // fails with kType
+  static const BlockUse* use_of(const Array& array);
+  static const BlockUse& checked_use_of(const Array& array);  // fails with kType
   template <class Run>
   Ref<Array> with_name(const std::string& name, NameLock::Make make, Run run);
   template <class Create>
@@ -116,7 +116,7 @@ class Segments {
   static void remove_names_at_exit();
 
   std::mutex lock_;
-  std::atomic<Use*> ended_uses_{nullptr};
+  std::atomic<BlockUse*> ended_uses_{nullptr};
   // Guarded by lock_.
   OpenSegments open_;
   SegmentForks forks_;

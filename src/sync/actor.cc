@@ -36,8 +36,8 @@ void forget_this_thread() noexcept {
 }
 
 // Its end is that of the thread.
-struct Known {
-  ~Known() { forget_this_thread(); }
+struct KnownThread {
+  ~KnownThread() { forget_this_thread(); }
 };
 
 }  // namespace
@@ -52,7 +52,7 @@ uint32_t begin_thread() noexcept {
   } catch (const std::bad_alloc&) {
     return this_thread.id;  // no caller can name it
   }
-  static thread_local Known known;
+  static thread_local KnownThread known;
   (void)known;
   return this_thread.id;
 }

@@ -74,13 +74,13 @@ bool look_at(Request& request, Blocker* blocker) noexcept {
 
 // An op that is unfinished, held: one that waits rather than one that runs. Null: there is none.
 Request* any_op() noexcept {
-  struct Search {
+  struct OpSearch {
     Request* op = nullptr;
     bool is_waiting = false;
     Request* replaced = nullptr;
   } search;
   const auto look = [](Queue& queue, void* context) {
-    auto& s = *static_cast<Search*>(context);
+    auto& s = *static_cast<OpSearch*>(context);
     if (s.is_waiting) return;
     const std::scoped_lock lock(queue.lock);
     for (const RequestPart* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
@@ -213,14 +213,14 @@ void report_kept_views(const WaitNode& node) noexcept {
 }
 
 bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {
-  struct Search {
+  struct GrantSearch {
     const Gate& gate;
     const GrantId grant;
     Holder* const holder;
     bool is_found = false, is_to_report = false;
   } search{gate, grant, holder};
   const auto look = [](Queue& queue, void* context) {
-    auto& s = *static_cast<Search*>(context);
+    auto& s = *static_cast<GrantSearch*>(context);
     if (s.is_found) return;
     const std::scoped_lock lock(queue.lock);
     if (queue.gate() != &s.gate) return;

@@ -280,9 +280,9 @@ bool is_true_deadlock(const WaitNode& node, Holder* holder, void* token) noexcep
 
 namespace detail {
 
-void Note::open(const WaitNode& node) noexcept {
+void WaitSpan::open(const WaitNode& node) noexcept {
   span_ = trace::open(trace::SpanKind::kWait, trace::key_of(this), [&](trace::Record& record) {
-    trace::Text name(record.name);
+    trace::SpanText name(record.name);
     const char* site = nullptr;
     if (node.waits_for_all) {
       name << (node.is_pusher ? "wait for room to push" : "wait for all ops");
@@ -305,7 +305,7 @@ void Note::open(const WaitNode& node) noexcept {
   });
 }
 
-WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept {
+WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
   const bool is_due = waited >= next_look_ns_;
   const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed()
@@ -324,13 +324,13 @@ WaitEnd Sleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Ho
 
 // As a rule once: a cycle that closes later is seen by who closes it. But to the ops that a wait for all of
 // them waits for a body may add others.
-bool Sleep::is_cycle(Holder* holder) noexcept {
+bool CycleSleep::is_cycle(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
   walked_ns_ = waiter_.waited_ns();
   return is_true_deadlock(node_, holder, waiter_.token());
 }
 
-bool Sleep::is_kept_by_views(Holder* holder) noexcept {
+bool CycleSleep::is_kept_by_views(Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
   next_look_ns_ = waited < kBoundViewNs ? kBoundViewNs : (waited / Waiter::kReportNs + 1) * Waiter::kReportNs;
   WaitGraph& graph = WaitGraph::instance();

@@ -104,9 +104,9 @@ namespace detail {
 void describe_holder(const WaitNode& node, Holder* holder) noexcept;
 
 // A sleep that looks for cycles.
-class Sleep {
+class CycleSleep {
  public:
-  Sleep(const WaitNode& node, const Deadline& deadline) noexcept
+  CycleSleep(const WaitNode& node, const Deadline& deadline) noexcept
       : node_(node), deadline_(deadline), waiter_(deadline) {}
 
   // Sleeps a slice while word == value. kOver: look again. With kDeadlock holder is set.
@@ -127,15 +127,15 @@ class Sleep {
 };
 
 // A thread's wait in the timeline.
-class Note {
+class WaitSpan {
  public:
-  explicit Note(const WaitNode& node) noexcept {
+  explicit WaitSpan(const WaitNode& node) noexcept {
     if (trace::is_on()) [[unlikely]]
       open(node);
   }
-  Note(const Note&) = delete;
-  Note& operator=(const Note&) = delete;
-  ~Note() { trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone); }
+  WaitSpan(const WaitSpan&) = delete;
+  WaitSpan& operator=(const WaitSpan&) = delete;
+  ~WaitSpan() { trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone); }
 
  private:
   [[gnu::cold]] void open(const WaitNode& node) noexcept;
@@ -149,14 +149,14 @@ class Note {
 template <class IsOver>
 WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Holder* holder) noexcept {
-  const detail::Note note(node);
+  const detail::WaitSpan note(node);
   // pairs with: whoever changes the word, "what was waited for"
   if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
   // Without time to wait it is in no cycle of others, though it may find one of its own.
   if (!deadline.has_passed()) WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
   {
-    detail::Sleep sleep(node, deadline);
+    detail::CycleSleep sleep(node, deadline);
     while (end == WaitEnd::kOver) {
       // pairs with: whoever changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);

@@ -47,12 +47,12 @@ void handle_forks() {
       pthread_atfork([] { session().lock.lock(); }, [] { session().lock.unlock(); }, forget_in_child);
 }
 
-class File {
+class TraceFile {
  public:
-  explicit File(int fd) noexcept : fd_(fd) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
+  explicit TraceFile(int fd) noexcept : fd_(fd) {}
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+  ~TraceFile() {
     if (fd_ >= 0) ::close(fd_);
   }
   // 0, or errno.
@@ -96,7 +96,7 @@ void begin(const char* path, uint64_t capacity) {
   now.path = path;
   const int fd = ::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) fail(now.path, errno);
-  File file(fd);
+  TraceFile file(fd);
   start(static_cast<size_t>(capacity));
   now.fd = file.release();
 }
@@ -105,7 +105,7 @@ Counts end() {
   Session& now = session();
   const std::scoped_lock lock(now.lock);
   if (now.fd < 0) throw_error(Code::kValue, "no trace runs");
-  File file(std::exchange(now.fd, -1));
+  TraceFile file(std::exchange(now.fd, -1));
   const Recording recording = stop();
   int reason = 0;
   write_chrome(recording, [&](std::string_view text) { return (reason = file.write(text)) == 0; });

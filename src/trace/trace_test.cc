@@ -27,8 +27,8 @@ Span open_telling(uint64_t number) {
     record.index = number;
     record.epoch = ~number;
     record.worker = static_cast<int32_t>(number % 1000);
-    Text(record.name) << number;
-    Text(record.text) << "the text of " << number;
+    SpanText(record.name) << number;
+    SpanText(record.text) << "the text of " << number;
   });
 }
 
@@ -191,11 +191,11 @@ TEST(Trace, OfATracebackTheLastLineIsKept) {
 
 TEST(Trace, TextsAreCutWithAMark) {
   char head[8];
-  Text(head) << "abcdefg";
+  SpanText(head) << "abcdefg";
   EXPECT_STREQ(head, "abcdefg");
-  Text(head) << "abcd" << 12345;
+  SpanText(head) << "abcd" << 12345;
   EXPECT_STREQ(head, "abcd...");
-  Text(head) << -42;
+  SpanText(head) << -42;
   EXPECT_STREQ(head, "-42");
   char tail[12];
   copy_end(tail, "train.py:12");
@@ -249,7 +249,7 @@ TEST(Trace, LeasesThatOverlapGetLanesOfTheirOwn) {
   const auto lease = [](uint64_t key, const char* text) {
     return open(SpanKind::kLease, key, [&](Record& record) {
       record.address = 4096;
-      Text(record.text) << text;
+      SpanText(record.text) << text;
     });
   };
   start(10);
@@ -270,13 +270,13 @@ TEST(Trace, WhatIsOpenAtTheEndLastsUntilThen) {
   start(10);
   const Span op = open(SpanKind::kOp, 5, [](Record& record) {
     record.index = 5;
-    Text(record.name) << "quote \" and \xff";
+    SpanText(record.name) << "quote \" and \xff";
   });
   change(op, 5, [](Record& record) {
     record.runner = record.thread;
     record.at_ns[kRunning] = record.at_ns[kBegun];
   });
-  (void)open(SpanKind::kOp, 6, [](Record& record) { Text(record.name) << "waits"; });
+  (void)open(SpanKind::kOp, 6, [](Record& record) { SpanText(record.name) << "waits"; });
   drop(open_telling(9), 9);
   const std::string text = json_of(stop());
   EXPECT_EQ(count_of(text, "\"ph\": \"X\""), 1u) << text;
