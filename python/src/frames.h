@@ -17,7 +17,7 @@ nb::object back_of(nb::handle frame) noexcept;
 
 // What a frame executes: the innermost one's place in a program. A key for what is remembered of places.
 struct Position {
-  PyObject* code;  // a reference that whoever called of() owns
+  PyObject* code;  // a reference, owned by the caller of of()
   int instruction;
 
   // Requires the GIL.

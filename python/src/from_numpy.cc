@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tenon.from_numpy: the memory of a NumPy array as an NDArray, and who may write meanwhile.
+// tenon.from_numpy: the memory of a NumPy array as an NDArray, and which code may write meanwhile.
 #include "from_numpy.h"
 
 #include <utility>

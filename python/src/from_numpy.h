@@ -5,7 +5,7 @@
 
 namespace tenon::python {
 
-// Who may write to a NumPy array while its memory is lent.
+// Which code may write to a NumPy array while its memory is lent.
 enum class LendMode {
   kReadonly,  // the borrower: the array's flag is cleared while it is lent
   kWritable,  // both

@@ -50,7 +50,7 @@ class NativeLease {
     const tenon_status status = tenon_lease_acquire(&lease_, array_.get(), &options_, &error);
     if (status == TENON_OK) return wait_for_calls(end);
     if (status == TENON_ERR_OP) detail::throw_reported(status, error);
-    // Not thrown, which translators would throw once more: who comes after a death is in a hurry.
+    // Not thrown, because translators would throw it once more: recovery from a death is to be fast.
     set_error(Error(status, error.message, error.op_code));
     nb::raise_python_error();
   }

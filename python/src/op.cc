@@ -25,7 +25,7 @@ namespace {
 // A Python object that any thread may let go of.
 void drop_object(void* object) { owners::release(object); }
 
-// What a body in Python has returned. Whoever drops it last holds the GIL.
+// What a body in Python has returned. The thread that drops it last holds the GIL.
 class PythonResult final : public Result {
  public:
   void set(nb::object value) { value_ = std::move(value); }

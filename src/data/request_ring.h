@@ -4,8 +4,8 @@
 // file. A head, then a request ring for each worker; behind them the slots.
 //
 // A ring holds two requests, so that a worker finds the next one when it is done with one. Each side writes
-// its own words alone. Whoever waits polls for a while, says that it sleeps, and sleeps on the other side's
-// count.
+// its own words alone. A side that waits polls for a while, says that it sleeps, and sleeps on the count of
+// the other side.
 //
 // `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
 // another kFeedVersion.

@@ -46,7 +46,7 @@ struct TicketFailure {
   }
 };
 
-// Threads: whoever has a slot names it, so at most one thread at a time; any threads as consumers.
+// Threads: of workers the one that has the slot, so at most one at a time; any threads as consumers.
 // Invariants: deliver_ <= next_ <= deliver_ + most slots; each ticket in deliver_..next_ is being filled, or
 // lies in its entry of ring_ as filled, failed or skipped.
 class TicketQueue {

@@ -370,7 +370,7 @@ void WorkerProcesses::dismiss() noexcept {
   for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
     RequestRing& ring = this->ring(i);
     ring.is_over.store(1, std::memory_order_relaxed);
-    // Not a request: whoever sees it move looks whether it is over first.
+    // Not a request: a worker that sees it move first looks whether it is over.
     // pairs with: Worker::wait_for_request, "the worker sleeps"
     ring.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
     os::wake_all(ring.asked);

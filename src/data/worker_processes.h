@@ -45,7 +45,7 @@ class WorkerProcesses {
   // The generator's functions are called as long as this lives. Starts nothing.
   WorkerProcesses(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
                   Ref<Slots> slots, int32_t workers);
-  // Kills who has not left.
+  // Kills those that have not left.
   ~WorkerProcesses();
   WorkerProcesses(const WorkerProcesses&) = delete;
   WorkerProcesses& operator=(const WorkerProcesses&) = delete;
@@ -73,7 +73,7 @@ class WorkerProcesses {
   }
   uint64_t restarts() const noexcept { return restarts_.load(std::memory_order_relaxed); }
 
-  // Tells all to leave, and wakes whoever waits here.
+  // Tells all to leave, and wakes the threads that wait here.
   void dismiss() noexcept;
   // Waits for them to leave, at most for so long, then kills those that have not. False: some were killed.
   bool end(int64_t timeout_ns);

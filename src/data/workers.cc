@@ -168,7 +168,7 @@ bool Workers::prepare(int32_t worker, Job& job) {
 Workers::JobTake Workers::take_job(int32_t worker, bool may_wait, SpinBudget& short_wait, Job& job) {
   const bool goes_round = (options_.flags & TENON_ROUND_ROBIN) != 0;
   while (true) {
-    // Whose turn it is not, neither keeps a slot nor stands in the way of those who prepare.
+    // A worker whose turn it is not keeps no slot, and is in the way of no other that prepares.
     if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return JobTake::kOver;
     if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return JobTake::kNone;
     job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a process says of the leases for which others have been waiting for a second: in its log, of views
-// that outlived their block, and in a note in its slot, for the reports and errors of those who wait.
+// that outlived their block, and in a note in its slot, for the reports and errors of those that wait.
 //
 // While a process holds something its mutex owner looks at it once a second. The mutex owner may not wait for
 // the lock of a language, so the proxy waiter does the rest. Where there is no mutex owner, as in a forked

@@ -145,7 +145,7 @@ void Channel::take_role(Role role) {
     if (give_roles()) end_closed(end);
     throw_error(Code::kClosed, "the channel was closed here");
   }
-  // Whoever sleeps is to be woken by its death, too.
+  // Its death is to wake the sleeping processes, too.
   signal_event(state_->items);
   signal_event(state_->room);
 }
@@ -183,7 +183,7 @@ void Channel::count_death(End& end) noexcept {
   finish(end);
 }
 
-// Whoever is killed in between counts as dead, and nobody waits for an end that was not noted.
+// A process that is killed in between counts as dead, and none waits for an end that was not noted.
 void Channel::end_roles(End& end, uint32_t ended) noexcept {
   const uint32_t roles = look(end.roles);
   if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
@@ -272,7 +272,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   };
   const auto try_slot = [&](uint32_t i) {
     if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
-    // In this order: who cannot have the slot, or dies here, takes no item away.
+    // In this order: a process that cannot have the slot, or dies here, takes no item away.
     if (!take(item, i, Access::kWrite, true, site)) return false;
     publish(places_[i].sequence, uint64_t{0});
     return true;
@@ -401,7 +401,7 @@ Channel::~Channel() {
   delete room_watch_.load(std::memory_order_relaxed);
 }
 
-// Of those that take part: who is stopped.
+// Of those that take part: the stopped ones.
 std::string Channel::stopped_text() const {
   std::string text;
   for (uint32_t p = 0; p < kParticipants; ++p) {
@@ -476,7 +476,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
       throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
-      // The kernel has told nobody else, and who died may have died before it signaled.
+      // The kernel has told no other thread, and the process may have died before it signaled.
       if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
       if (will_be_woken) {  // else the others have been told, and look by themselves
         signal_event(state_->items);

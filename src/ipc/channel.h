@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A channel hands slots of shared memory from those who fill them to those who read them. What a slot holds
-// is one number, and who uses it holds its lock: so a process that dies at any moment loses the items that it
+// A channel hands slots of shared memory from producers to consumers. What a slot holds
+// is one number, and its user holds its lock: so a process that dies at any moment loses the items that it
 // had, and its slots are free for the others.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace tenon::impl {
 enum class ChannelMode : uint32_t {
   kQueue = TENON_CHANNEL_QUEUE,          // each item to one consumer
   kBroadcast = TENON_CHANNEL_BROADCAST,  // each item to all consumers
-  kLatest = TENON_CHANNEL_LATEST,        // the newest item to whoever asks
+  kLatest = TENON_CHANNEL_LATEST,        // the newest item to each that asks
 };
 
 // What a producer does that finds no free slot.

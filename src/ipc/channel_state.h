@@ -14,8 +14,8 @@ constexpr uint32_t kKnownDead = 32;
 
 enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2 };
 
-// What a participant is to the channel. Written by itself, or by who finds it dead, under the mutex; but for
-// openings that are closed: a role without one is ended by whoever has the mutex next.
+// What a participant is to the channel. Written by itself, or by one that finds it dead, under the mutex. But
+// a role without an opening is ended by the next process that has the mutex.
 struct ChannelEnd {
   std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
   std::atomic<uint32_t> roles;

@@ -5,7 +5,7 @@
 // for all views, leases and calls wait for the bound views of others (request.h).
 //
 // Two ways of counting. While every part covers all of the memory, the granted ones are a run at the front,
-// and three words say who may be next. The first part that covers a part of the memory, or that has to wait
+// and three words say what may be next. The first part that covers a part of the memory, or that has to wait
 // for views, makes the queue a counted one until it is empty: each part then counts the ones that it waits
 // for.
 //

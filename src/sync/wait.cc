@@ -155,7 +155,7 @@ class WaitGraph::Walk {
     return (this->*what).has_value();
   }
 
-  std::optional<Holder> own_lease;  // or bound view, of whoever the walk started from
+  std::optional<Holder> own_lease;  // or bound view, of the node that the walk started from
   std::optional<Holder> host_view;  // for which something waits
   bool is_through_views = false;    // it went over a bound view
 
@@ -322,7 +322,7 @@ WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t valu
       });
 }
 
-// As a rule once: a cycle that closes later is seen by who closes it. But to the ops that a wait for all of
+// As a rule once: the thread that closes a cycle later sees it. But to the ops that a wait for all of
 // them waits for a body may add others.
 bool CycleSleep::is_cycle(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waiting, and the graph of who waits for whom. A caller that cannot go on at once registers what it waits
+// Waiting, and the graph of what waits for what. A caller that cannot go on at once registers what it waits
 // for and sleeps a moment; *then* it walks from there: along the earlier parts that conflict, from a
 // granted lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the
 // caller is told instead of sleeping on. In the other order two callers could both look before either was to
@@ -21,7 +21,7 @@
 
 namespace tenon::impl {
 
-// Calls visit with every queue that may hold parts; set once by whoever owns the queues.
+// Calls visit with every queue that may hold parts; set once by the owner of the queues.
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
 void set_queue_visitor(QueueVisitor visitor) noexcept;
 void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
@@ -34,7 +34,7 @@ struct Runner {
 // The runner lives as long as the process; set once, by the engine.
 void set_runner(const Runner& runner) noexcept;
 
-// Who waits for what. Registered in the graph while it waits; never moves meanwhile.
+// A thread or task, and what it waits for. Registered in the graph while it waits; never moves meanwhile.
 struct WaitNode {
   Actor actor;
   bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
@@ -144,8 +144,8 @@ class WaitSpan {
 };
 }  // namespace detail
 
-// Waits until is_over(value) holds for the value of word, which whoever changes it also wakes. holder: with
-// kDeadlock the lease in the way.
+// Waits until is_over(value) holds for the value of word. Each change of word is followed by a wake-up.
+// holder: with kDeadlock the lease in the way.
 template <class IsOver>
 WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Holder* holder) noexcept {

@@ -58,7 +58,7 @@ class Waiter {
     is_poll_due_ = !sleep(std::min({most_ns, left, slice_ns()}));
     return WaitEnd::kOver;
   }
-  // The same while every word has its value; who has woken it is not known.
+  // The same while every word has its value; whether it was woken is not known.
   template <class Describe>
   WaitEnd sleep_on(const os::Sleep* words, size_t n, int64_t most_ns, Describe describe) {
     const auto sleep_so_long = [&](int64_t ns) {

@@ -141,7 +141,7 @@ class Server:
         if self.is_running:
             with self._sending:
                 self._is_closing = True
-                self._served.words[IS_CLOSED_AT] = 1  # first: who waits is told by the channels to look
+                self._served.words[IS_CLOSED_AT] = 1  # first: the channels tell waiting consumers to look
                 for channel in (self._batch_channel, self._end_channel):
                     if channel is not None:
                         channel.close()
@@ -274,7 +274,7 @@ class Server:
         if failure is not None:
             _log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
         told = served.words[ROUND_AT]
-        served.words[ROUND_AT] = told + 1  # first: of who comes now, this is not the epoch
+        served.words[ROUND_AT] = told + 1  # first: a consumer that attaches now is not in this epoch
         while True:
             notice.head[0] = told
             data = b"" if failure is None else describe(failure)
@@ -290,7 +290,7 @@ class Server:
             notice = self._end_channel.loan()
             if self.mode == "broadcast" or served.unread() == 0:
                 return notice
-            # Who was to receive the rest has left. Whoever comes is told anew.
+            # The consumers that were to receive the rest have left. The next one is told again.
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return None

@@ -218,7 +218,7 @@ class Processes(Epoch):
                 if os.getpid() == self._pid:
                     for pipe in self._pipes:
                         os.set_blocking(pipe.fileno(), False)
-                        with contextlib.suppress(OSError):  # nobody reads, who will be killed
+                        with contextlib.suppress(OSError):  # no process reads, and this one will be killed
                             pipe.send((work.NO_MORE, b""))
                 self._native.close(timeout)
             except TimeoutError as error:
