@@ -368,15 +368,22 @@ Watch* Channel::watch_of(const SharedEvent& event) const noexcept {
   return watch == nullptr || watch->is_inherited() ? nullptr : watch;
 }
 
-// Where nothing could be done: lets the descriptor say so, and looks again, as something may have come before
-// that.
+// Where nothing could be done: makes the descriptor not readable, and looks again, as something may have come
+// before that. If it has, there may be more of it for others that wait for the descriptor: it is readable again.
 template <class Try>
 bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
   Watch* const watch = watch_of(event);
   if (watch == nullptr) return false;
   watch->clear();
   if (is_closed_.load(std::memory_order_relaxed)) watch->signal();
-  return attempt();
+  try {
+    if (!attempt()) return false;
+  } catch (...) {
+    watch->signal();
+    throw;
+  }
+  watch->signal();
+  return true;
 }
 
 int Channel::descriptor(Access access) {

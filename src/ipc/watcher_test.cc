@@ -160,6 +160,29 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
   EXPECT_TRUE(is_readable(fd));
 }
 
+// A call that sees an item and leaves it there must leave the descriptor readable, too.
+TEST(Watcher, AThreadThatWaitsAndTakesNothingLeavesTheDescriptorReadable) {
+  constexpr int kItems = 10000;
+  const Ref<Channel> channel = make(4);
+  const int fd = channel->descriptor(Access::kRead);
+  std::atomic<bool> has_ended{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      while (!has_ended.load()) (void)code_of([&] { channel->wait_for_item(Deadline(0)); });
+    });
+  }
+  int received = 0;
+  for (bool is_told = true; is_told && received < kItems; ++received) {
+    send(*channel);
+    while ((is_told = is_readable(fd, kWatchdogMs)) && receive(*channel) != kFine) {
+    }
+  }
+  has_ended.store(true);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(received, kItems);
+}
+
 TEST(Watcher, ManyDescriptorsCostOneThreadWhichEndsWithThem) {
   ASSERT_TRUE(comes_to(0));
 #if defined(__SANITIZE_THREAD__)
