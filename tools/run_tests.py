@@ -144,18 +144,10 @@ def soak(report, environment):
     models(report, environment, "--soak")
     for preset in ("release", "asan", "tsan"):
         build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
-        command = ("ctest", "--preset", preset, "--timeout", SOAK_SECONDS)
+        command = ("ctest", "--preset", preset, "-j", JOBS, "--timeout", SOAK_SECONDS)
         report.step(f"ctest, soak, {preset}", *command, **counts)
-    command = (
-        environment.python,
-        "-m",
-        "pytest",
-        "-o",
-        f"timeout={SOAK_SECONDS}",
-        "tests/python",
-        "tests/chaos",
-    )
-    report.step("pytest, soak", *command, **counts)
+    paths = ("tests/python", "tests/chaos")
+    pytest(report, "soak", environment.python, "-o", f"timeout={SOAK_SECONDS}", *paths, **counts)
 
 
 def test(report, environment):
