@@ -77,6 +77,10 @@ TENON_API tenon_status tenon_worker_join(const char* link, tenon_worker** out, t
  * answered. Fails with TIMEOUT, CLOSED (the feed is closed, or its process has ended). */
 TENON_API tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns,
                                          tenon_fill_request* request, tenon_error* error);
+/* Takes memory for the first nbytes of the current request's slot, where the slots are sparse. Without it the
+ * first write to each page takes memory, and the kernel ends the process if there is none. Fails with VALUE
+ * (no request; more than the slot has), NO_MEMORY. */
+TENON_API tenon_status tenon_worker_commit(tenon_worker* worker, uint64_t nbytes, tenon_error* error);
 /* Answers the request. code and message: as from the fill function of a generator. */
 TENON_API void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message);
 TENON_API void tenon_worker_leave(tenon_worker* worker);
@@ -135,9 +139,12 @@ typedef struct tenon_batch tenon_batch;
 
 /* flags of tenon_feed_options */
 enum {
-  TENON_PROCESSES = 1 << 0,   /* workers are processes */
-  TENON_ROUND_ROBIN = 1 << 1, /* worker i modulo workers fills batch i; else any free worker */
-  TENON_SHARED_SLOTS = 1 << 2 /* the slots lie in a memory file, also if workers are threads */
+  TENON_PROCESSES = 1 << 0,    /* workers are processes */
+  TENON_ROUND_ROBIN = 1 << 1,  /* worker i modulo workers fills batch i; else any free worker */
+  TENON_SHARED_SLOTS = 1 << 2, /* the slots lie in a memory file, also if workers are threads */
+  /* A slot takes memory where it is written, and keeps it; the creation takes addresses only. The schema may
+   * be much larger than the batches. A lack of memory is found at a batch: see tenon_worker_commit. */
+  TENON_SPARSE_SLOTS = 1 << 3
 };
 
 /* The behaviour if a generator fails at a batch, its process ends, or it takes too long. */

@@ -379,6 +379,7 @@ struct FeedOptions {
   std::chrono::nanoseconds fill_timeout{0};  // for one batch; 0: no limit
   uint64_t attachment_nbytes = 0;            // capacity for bytes that are passed with a batch
   bool has_shared_slots = false;             // slots lie in a memory file, also for threads
+  bool has_sparse_slots = false;             // slots take memory where they are written
 };
 
 // Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
@@ -395,7 +396,8 @@ class Feed {
     described.seed = options.seed;
     described.flags = (options.has_processes ? uint32_t{TENON_PROCESSES} : 0) |
                       (options.is_round_robin ? uint32_t{TENON_ROUND_ROBIN} : 0) |
-                      (options.has_shared_slots ? uint32_t{TENON_SHARED_SLOTS} : 0);
+                      (options.has_shared_slots ? uint32_t{TENON_SHARED_SLOTS} : 0) |
+                      (options.has_sparse_slots ? uint32_t{TENON_SPARSE_SLOTS} : 0);
     described.on_error = static_cast<int32_t>(options.on_error);
     described.retries = options.retries;
     described.on_starved = static_cast<int32_t>(options.on_starved);

@@ -62,6 +62,8 @@ class NativeWorker {
     return request_;
   }
 
+  void commit(uint64_t nbytes) const { call(tenon_worker_commit, worker_.get(), nbytes); }
+
   // Field i as an array on the slot, in the shape that it has now.
   nb::object array(int32_t i) const {
     const tenon_field field = schema_.schema[i];
@@ -219,6 +221,7 @@ void add_worker(nb::module_& module) {
       .def_prop_ro("epoch", [](const NativeWorker& w) { return w.request().epoch; })
       .def_prop_ro("seed", [](const NativeWorker& w) { return w.request().seed; })
       .def_prop_ro("worker", [](const NativeWorker& w) { return w.request().worker; })
+      .def("commit", &NativeWorker::commit, nb::arg("nbytes"))
       .def("array", &NativeWorker::array, nb::arg("field"), nb::sig("def array(self, field: int) -> NDArray"))
       .def("set_shape", &NativeWorker::set_shape, nb::arg("field"), nb::arg("shape"),
            nb::sig("def set_shape(self, field: int, shape: tuple[int, ...]) -> None"))

@@ -129,6 +129,7 @@ const std::map<std::string, Call>& entries() {
       {"tenon_feed_close", [](tenon_error* e) { return tenon_feed_close(nullptr, 0, e); }},
       {"tenon_trace_begin", [](tenon_error* e) { return tenon_trace_begin(nullptr, 0, e); }},
       {"tenon_trace_end", [](tenon_error* e) { return tenon_trace_end(nullptr, e); }},
+      {"tenon_worker_commit", [](tenon_error* e) { return tenon_worker_commit(nullptr, 0, e); }},
       {"tenon_worker_join", [](tenon_error* e) { return tenon_worker_join(nullptr, nullptr, e); }},
       {"tenon_worker_next", [](tenon_error* e) { return tenon_worker_next(nullptr, 0, nullptr, e); }},
   };

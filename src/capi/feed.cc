@@ -71,7 +71,7 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
     check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
-    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS,
+    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS,
                 "tenon_feed_create");
     *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
   });
@@ -141,6 +141,10 @@ tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_f
       case Worker::Received::kOver: throw_error(Code::kClosed, "the feed is closed");
     }
   });
+}
+
+tenon_status tenon_worker_commit(tenon_worker* worker, uint64_t nbytes, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(worker, "worker"))->commit(nbytes); });
 }
 
 void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message) {

@@ -23,49 +23,73 @@ Ref<Storage> storage_over(Slots& slots, int32_t slot) {
   }
 }
 
+uint64_t used_nbytes(const Field& field, const int64_t* shape) noexcept {
+  return static_cast<uint64_t>(element_count({shape, field.shape.size()}, field.dtype.element_bits())) *
+         field.dtype.padded_itemsize();
+}
+
+// Calls body(field, shape, used bytes, where these lie when nothing is left between fields). Returns where
+// the last ones end.
+template <class Body>
+size_t for_each_field(const Schema& schema, const int64_t* shape, Body&& body) {
+  size_t packed = 0;
+  for (const Field& field : schema.fields()) {
+    const uint64_t nbytes = used_nbytes(field, shape);
+    body(field, shape, nbytes, packed);
+    packed = (packed + nbytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
+    shape += field.shape.size();
+  }
+  return packed;
+}
+
 }  // namespace
 
-Ref<Batch> Batch::over(Ref<Storage> storage, const Schema& schema, const SlotLayout& slot_layout,
-                       const Ticket& ticket) {
-  std::byte* const slot = storage->data();
-  std::unique_ptr<Batch> batch(new Batch(ticket, storage));
-  batch->arrays_.reserve(schema.fields().size());
-  batch->attachment_ = {slot_layout.attachment(slot), slot_layout.attached(slot)};
-  const int64_t* shape = slot_layout.shapes(slot);
+Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, bool is_packed,
+             std::span<const std::byte> attachment, const Ticket& ticket)
+    : ticket_(ticket), storage_(std::move(storage)), attachment_(attachment) {
+  arrays_.reserve(schema.fields().size());
   std::vector<int64_t> strides;
   Layout layout;
-  for (const Field& field : schema.fields()) {
-    layout.data = slot + field.offset;
-    layout.dtype = field.dtype;
-    layout.shape = {shape, field.shape.size()};
-    shape += field.shape.size();
-    strides.resize(layout.shape.size());
-    fill_c_strides(layout.shape, strides.data());
-    layout.strides = strides;
-    batch->arrays_.push_back(Array::make(storage, layout));
-    batch->nbytes_ += static_cast<uint64_t>(element_count(layout.shape, field.dtype.element_bits())) *
-                      field.dtype.padded_itemsize();
-  }
-  return Ref<Batch>::adopt(batch.release());
+  for_each_field(schema, shapes,
+                 [&](const Field& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
+                   layout.data = storage_->data() + (is_packed ? packed : field.offset);
+                   layout.dtype = field.dtype;
+                   layout.shape = {shape, field.shape.size()};
+                   strides.resize(layout.shape.size());
+                   fill_c_strides(layout.shape, strides.data());
+                   layout.strides = strides;
+                   arrays_.push_back(Array::make(storage_, layout));
+                   nbytes_ += nbytes;
+                 });
 }
 
 Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                        const Ticket& ticket) {
-  return over(storage_over(slots, slot), schema, layout, ticket);
+  Ref<Storage> storage = storage_over(slots, slot);
+  std::byte* const data = storage->data();
+  return Ref<Batch>::adopt(new Batch(schema, std::move(storage), layout.shapes(data), false,
+                                     {layout.attachment(data), layout.attached(data)}, ticket));
 }
 
 Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                        const Ticket& ticket) {
-  Ref<Storage> storage;
-  try {
-    storage = Storage::allocate(layout.slot_nbytes, false);
-  } catch (...) {
-    slots.give(slot);
-    throw;
-  }
-  std::memcpy(storage->data(), slots.data(slot), layout.slot_nbytes);
-  slots.give(slot);
-  return over(std::move(storage), schema, layout, ticket);
+  struct Return {
+    Slots& slots;
+    const int32_t slot;
+    ~Return() { slots.give(slot); }
+  } const returned{slots, slot};
+  std::byte* const from = slots.data(slot);
+  const int64_t* const shapes = layout.shapes(from);
+  const size_t attached = layout.attached(from);
+  const size_t fields_nbytes = for_each_field(schema, shapes, [](auto&&...) {});
+  Ref<Storage> storage = Storage::allocate(fields_nbytes + attached, false);
+  std::byte* const to = storage->data();
+  for_each_field(schema, shapes, [&](const Field& field, const int64_t*, uint64_t nbytes, size_t packed) {
+    std::memcpy(to + packed, from + field.offset, nbytes);
+  });
+  std::memcpy(to + fields_nbytes, layout.attachment(from), attached);
+  return Ref<Batch>::adopt(
+      new Batch(schema, std::move(storage), shapes, true, {to + fields_nbytes, attached}, ticket));
 }
 
 }  // namespace tenon::impl

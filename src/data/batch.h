@@ -24,7 +24,7 @@ class Batch {
   // Takes over the slot. Fails with std::bad_alloc; the slot is then free.
   static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                          const Ticket& ticket);
-  // The same with a copy in its own memory; the slot is free.
+  // The same with a copy of what was filled, in its own memory; the slot is free.
   static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                          const Ticket& ticket);
 
@@ -45,9 +45,9 @@ class Batch {
   }
 
  private:
-  Batch(const Ticket& ticket, Ref<Storage> storage) : ticket_(ticket), storage_(std::move(storage)) {}
-  static Ref<Batch> over(Ref<Storage> storage, const Schema& schema, const SlotLayout& layout,
-                         const Ticket& ticket);
+  // is_packed: the fields lie one behind the other, and not where the schema says.
+  Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, bool is_packed,
+        std::span<const std::byte> attachment, const Ticket& ticket);
 
   const Ticket ticket_;
   const Ref<Storage> storage_;

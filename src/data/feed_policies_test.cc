@@ -589,6 +589,39 @@ TEST_P(EitherWay, AConsumerThatKeepsAllGetsWhatItHasAskedFor) {
   EXPECT_TRUE(is_intact(*next(feed), 0, 6));
 }
 
+// 8 GiB for each slot, of which 32 bytes are filled; also the copies of batches that are kept are small.
+TEST_P(EitherWay, SparseSlotsTakeMemoryWhereTheyAreWritten) {
+  const int64_t shape[]{int64_t{1} << 33};
+  const tenon_field field{"bytes", DType(TENON_UINT, 8), 1, shape};
+  tenon_generator g = source_.generator();
+  g.fill = [](void*, const tenon_fill_request* request, char*, size_t) {
+    std::memset(request->fields[0], static_cast<int>(request->index), 32);
+    request->shapes[0][0] = 32;
+    *static_cast<char*>(request->attachment) = static_cast<char>(request->index);
+    *request->attachment_nbytes = 1;
+    return 0;
+  };
+  tenon_feed_options o = options(2, 50);
+  o.flags |= TENON_SPARSE_SLOTS;
+  o.on_starved = TENON_ON_STARVED_COPY;
+  o.attachment_nbytes = 1;
+  Feed feed(g, Schema::make({&field, 1}), o);
+  feed.begin();
+  std::vector<Ref<Batch>> kept;
+  for (uint64_t i = 0; i < 50; ++i) kept.push_back(next(feed));
+  for (size_t i = 0; i < 50; ++i) {
+    const auto* const bytes = kept[i]->array(0)->data();
+    EXPECT_EQ(kept[i]->nbytes(), 32u);
+    EXPECT_EQ(static_cast<size_t>(bytes[0]), i);
+    EXPECT_EQ(static_cast<size_t>(bytes[31]), i);
+    EXPECT_EQ(static_cast<size_t>(kept[i]->attachment()[0]), i);
+  }
+  EXPECT_GT(feed.statistics().copied, 40u);
+  rusage usage{};
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &usage), 0);
+  EXPECT_LT(usage.ru_maxrss, 4 << 20) << "in KiB";
+}
+
 INSTANTIATE_TEST_SUITE_P(Feeds, EitherWay, testing::Bool(),
                          [](const auto& test) { return test.param ? "processes" : "threads"; });
 

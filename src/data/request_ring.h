@@ -19,7 +19,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 2;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 3;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
@@ -64,6 +64,7 @@ struct FeedHead {
   int32_t workers, slots, fields;
   int64_t rows;
   uint64_t slots_at;
+  bool has_sparse_slots;
   SlotLayout layout;
   FieldPlace places[1];  // of each field
 };

@@ -23,7 +23,8 @@ SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes) {
   for (const Field& field : schema.fields()) axes += field.shape.size();
   SlotLayout layout;
   layout.shapes_at = schema.fields_nbytes();
-  layout.attached_at = sum(layout.shapes_at, axes * sizeof(int64_t));
+  layout.committed_at = sum(layout.shapes_at, axes * sizeof(int64_t));
+  layout.attached_at = layout.committed_at + sizeof(uint64_t);
   layout.attachment_at = layout.attached_at + sizeof(uint64_t);
   layout.attachment_nbytes = attachment_nbytes;
   const uint64_t end = sum(layout.attachment_at, attachment_nbytes);

@@ -65,7 +65,7 @@ size_t checked_nbytes(const SlotsPlan& plan) {
       __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
     throw_error(Code::kValue, plan.most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
   }
-  check_available(plan.count, plan.slot_nbytes);
+  if (!plan.is_sparse) check_available(plan.count, plan.slot_nbytes);
   return nbytes;
 }
 
@@ -117,6 +117,7 @@ Slots::Slots(const SlotsPlan& plan)
 }
 
 void Slots::take_memory(int32_t first, int32_t count) {
+  if (plan_.is_sparse) return;
   const auto offset = static_cast<size_t>(data(first) - memory_);
   const size_t nbytes = static_cast<size_t>(count) * plan_.slot_nbytes;
   if (plan_.is_shared) {
@@ -129,7 +130,7 @@ bool Slots::grow() {
   const std::scoped_lock lock(growing_);
   const int32_t slot = count();
   if (slot == plan_.most) return false;
-  check_available(1, plan_.slot_nbytes);
+  if (!plan_.is_sparse) check_available(1, plan_.slot_nbytes);
   take_memory(slot, 1);
   count_.store(slot + 1, std::memory_order_relaxed);
   give(slot);

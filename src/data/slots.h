@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one stretch of memory, mapped and touched once, and the list of those that are
-// free. What lies in a slot is not known here. Slots that other processes are to see lie in a memory file:
-// those for worker processes behind a part that is not theirs.
+// The slots of a feed: one stretch of memory, mapped once and, unless it is sparse, touched then, and the
+// list of those that are free. What lies in a slot is not known here. Slots that other processes are to see
+// lie in a memory file: those for worker processes behind a part that is not theirs.
 #pragma once
 
 #include <semaphore.h>
@@ -30,6 +30,7 @@ struct SlotsPlan {
   size_t slot_nbytes = 0;     // a multiple of the page size
   int32_t most = 0;           // up to which they may grow; 0: they do not
   bool is_shared = false;     // in a memory file
+  bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
   size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
 };
 
@@ -48,6 +49,7 @@ class Slots {
   std::byte* data(int32_t slot) const noexcept {
     return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
   }
+  bool is_sparse() const noexcept { return plan_.is_sparse; }
   std::byte* control() const noexcept { return memory_; }
   // Empty where the memory is not shared.
   const os::File& file() const noexcept { return file_; }

@@ -17,6 +17,8 @@
 namespace tenon::impl {
 namespace {
 
+constexpr uint64_t kCommitStep = 64 << 10;
+constexpr uint64_t kMoreFraction = 8;
 constexpr int64_t kLookNs = 200'000'000;  // between two looks whether the feed's process lives
 
 size_t fields_of(const std::byte* memory) {
@@ -75,6 +77,7 @@ Worker::Worker(std::byte* memory, int32_t number)
       done_(ring_.answered.load(std::memory_order_relaxed)) {
   ring_.has_left.store(0, std::memory_order_relaxed);
   // The pages are there: they are entered into this process' table now, not during the first fills.
+  if (head_.has_sparse_slots) return;
   os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes, true);
 }
 
@@ -83,6 +86,10 @@ Worker::~Worker() {
   ring_.has_left.store(1, std::memory_order_release);
   tell_feed();
   if (file_) os::unmap(memory_, head_.nbytes);
+}
+
+size_t Worker::offset_of(int32_t slot) const noexcept {
+  return head_.slots_at + static_cast<size_t>(slot) * head_.layout.slot_nbytes;
 }
 
 bool Worker::is_feed_alive() const noexcept { return os::start_of(head_.pid) == head_.start; }
@@ -118,8 +125,7 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   if (!wait_for_request(timeout_ns)) return Received::kLate;
   if (ring_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
   const RingRequest& asked = ring_.requests[done_ % kRingEntries];
-  std::byte* const slot =
-      memory_ + head_.slots_at + static_cast<size_t>(asked.slot) * head_.layout.slot_nbytes;
+  std::byte* const slot = memory_ + offset_of(asked.slot);
   int64_t* shape = head_.layout.shapes(slot);
   for (size_t i = 0; i < fields_.size(); ++i) {
     fields_[i] = slot + head_.places[i].offset;
@@ -139,10 +145,29 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   request.attachment_size = head_.layout.attachment_nbytes;
   request.attachment_nbytes = &head_.layout.attached(slot);
   since_ns_ = now_ns();
+  has_request_ = true;
   return Received::kRequest;
 }
 
+void Worker::commit(uint64_t nbytes) {
+  const uint64_t fields_nbytes = head_.layout.shapes_at;
+  if (!has_request_ || nbytes > fields_nbytes) {
+    throw_error(Code::kValue, "no memory can be taken for ", nbytes, " bytes: ",
+                has_request_ ? concat("the fields of a slot have ", fields_nbytes) : "there is no request");
+  }
+  const size_t offset = offset_of(ring_.requests[done_ % kRingEntries].slot);
+  uint64_t& committed = head_.layout.committed(memory_ + offset);
+  if (!head_.has_sparse_slots || nbytes <= committed) return;
+  // A little more: batches of about one size are not to take memory each time.
+  const uint64_t wanted = std::max(nbytes, committed + committed / kMoreFraction);
+  const uint64_t end = std::min((wanted + kCommitStep - 1) / kCommitStep * kCommitStep, fields_nbytes);
+  if (file_) os::commit(file_, offset + committed, end - committed, concat("a batch of ", nbytes, " bytes"));
+  os::populate(memory_ + offset + committed, end - committed, true);
+  committed = end;
+}
+
 void Worker::answer(int32_t code, const char* message) noexcept {
+  has_request_ = false;
   RingAnswer& answer = ring_.answers[done_ % kRingEntries];
   answer.code = code;
   answer.began_ns = since_ns_;

@@ -39,11 +39,15 @@ class Worker {
   enum class Received { kRequest, kLate, kOver };
   // The next request, which is valid until it is answered. timeout_ns < 0: for ever.
   Received next(int64_t timeout_ns, tenon_fill_request& request);
+  // Takes memory for the first bytes of a sparse slot, that of the current request. Fails with kValue,
+  // kNoMemory.
+  void commit(uint64_t nbytes);
   // message is cut where it is too long; null: none.
   void answer(int32_t code, const char* message) noexcept;
 
  private:
   bool wait_for_request(int64_t timeout_ns);
+  size_t offset_of(int32_t slot) const noexcept;
   bool is_feed_alive() const noexcept;
   void tell_feed() noexcept;  // that something has changed
 
@@ -54,7 +58,8 @@ class Worker {
   RequestRing& ring_;
   std::vector<void*> fields_;
   std::vector<int64_t*> shapes_;
-  uint32_t done_ = 0;     // requests so far
+  uint32_t done_ = 0;  // requests so far
+  bool has_request_ = false;
   int64_t since_ns_ = 0;  // when the current one was taken
   SpinBudget short_wait_;
 };

@@ -83,6 +83,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
   head->fields = static_cast<int32_t>(fields_);
   head->rows = schema.rows();
   head->slots_at = static_cast<uint64_t>(slots_->data(0) - slots_->control());
+  head->has_sparse_slots = slots_->is_sparse();
   head->layout = layout;
   for (size_t i = 0; i < fields_; ++i) {
     head->places[i] = {schema.fields()[i].offset, static_cast<int32_t>(schema.fields()[i].shape.size())};

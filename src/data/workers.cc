@@ -45,6 +45,7 @@ Ref<Slots> slots_for(const Schema& schema, const SlotLayout& layout, int32_t wor
     plan.control_nbytes = control_nbytes(schema.fields().size(), static_cast<size_t>(workers));
   }
   if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
+  plan.is_sparse = (options.flags & TENON_SPARSE_SLOTS) != 0;
   return Slots::create(plan);
 }
 

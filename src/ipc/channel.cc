@@ -369,7 +369,8 @@ Watch* Channel::watch_of(const SharedEvent& event) const noexcept {
 }
 
 // Where nothing could be done: makes the descriptor not readable, and looks again, as something may have come
-// before that. If it has, there may be more of it for others that wait for the descriptor: it is readable again.
+// before that. If it has, there may be more of it for others that wait for the descriptor, which is made
+// readable again.
 template <class Try>
 bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
   Watch* const watch = watch_of(event);

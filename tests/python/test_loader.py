@@ -5,6 +5,7 @@ import collections
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -22,6 +23,7 @@ import pytest
 
 import tenon as tn
 from tenon import _core
+from tenon._loader import epochs, packing
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
@@ -293,15 +295,117 @@ def test_a_consumer_may_keep_every_batch():
     assert all(bool((batch == torch.arange(2 * i, 2 * i + 2)[:, None]).all()) for i, batch in enumerate(kept))
 
 
-def test_batches_beyond_the_slot_come_all_the_same():
-    loader = tn.DataLoader(Samples(lambda i: torch.ones(4000 * i)), batch_size=None, num_workers=2)
-    assert [len(batch) for batch in loader] == [4000 * i for i in range(10)]
-    assert loader._slot_nbytes > 4 * 4000 * 9, "the next epoch has room"
+def test_batches_beyond_the_slot_come_all_the_same(monkeypatch):
+    monkeypatch.setattr(epochs, "SLOT_NBYTES", 1 << 16)
+    loader = tn.DataLoader(Samples(lambda i: torch.full((4000 * i,), i)), batch_size=None, num_workers=2)
     batches = iter(loader)
     stats = batches.stats()
-    assert all(
-        0 <= one.data_ptr() - stats.memory < stats.slots * stats.slot_nbytes for one in batches if len(one)
+    is_in_slot = []
+    for i, batch in enumerate(batches):
+        assert torch.equal(batch, torch.full((4000 * i,), i))
+        if len(batch):
+            is_in_slot.append(0 <= batch.data_ptr() - stats.memory < stats.slots * stats.slot_nbytes)
+    assert is_in_slot == [True, True, *[False] * 7]
+
+
+def resident_nbytes(loader_process):
+    """Of the memory files of feeds that the process maps."""
+    text = Path(f"/proc/{loader_process}/smaps").read_text()
+    maps = re.findall(r"memfd:tenon-feed.*\n(?:.*\n)*?Rss: +(\d+) kB", text)
+    return sum(int(kilobytes) for kilobytes in maps) << 10
+
+
+def test_slots_have_memory_for_what_they_have_held_alone():
+    loader = tn.DataLoader(Samples(lambda i: torch.ones(1 << 20), 12), batch_size=1, num_workers=1)
+    batches = iter(loader)
+    assert next(batches).sum() == 1 << 20
+    for batch in batches:
+        assert batch.sum() == 1 << 20
+    stats = batches.stats()
+    assert stats.slot_nbytes > 256 << 20
+    assert 4 << 20 <= resident_nbytes(os.getpid()) < stats.slots * (6 << 20)
+
+
+def test_a_batch_for_which_there_is_no_memory_is_a_memory_error_at_its_place(monkeypatch):
+    """The batch needs 2 TiB, of which nothing would be written."""
+    monkeypatch.setattr(epochs, "SLOT_NBYTES", 1 << 42)
+
+    class Huge(int):
+        pass
+
+    def persistent_id(self, obj):
+        if type(obj) is Huge:
+            self._take(1 << 41)
+        return find(self, obj)
+
+    find = packing.Writer.persistent_id
+    monkeypatch.setattr(packing.Writer, "persistent_id", persistent_id)
+    loader = tn.DataLoader(
+        Samples(lambda i: Huge(i) if i == 1 else i, 4), collate_fn=lambda samples: samples, num_workers=1
     )
+    batches = iter(loader)
+    assert next(batches) == [0]
+    with pytest.raises(MemoryError, match="a batch of 2199023255552 bytes"):
+        next(batches)
+    assert list(batches) == [[2], [3]]
+
+
+class Lines(data.IterableDataset):
+    """The lines of a file that is open before there are workers, which share its position."""
+
+    def __init__(self, path):
+        self.file = open(path, buffering=1)  # noqa: SIM115
+
+    def __iter__(self):
+        return iter(self.file)
+
+
+def test_an_iterable_dataset_gives_each_row_once(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("".join(f"{i}\n" for i in range(5000)))
+    loader = tn.DataLoader(Lines(path), batch_size=7, num_workers=1)
+    assert [int(line) for batch in loader for line in batch] == list(range(5000))
+
+
+def test_items_of_a_queue_come_once_and_in_order():
+    class Items(data.IterableDataset):
+        def __iter__(self):
+            return iter(queue.get, None)
+
+    queue = multiprocessing.Queue()
+    for i in [*range(8), None]:
+        queue.put(i)
+    loader = tn.DataLoader(Items(), batch_size=None, num_workers=1)
+    assert list(loader) == list(range(8))
+
+
+def test_workers_that_meet_at_a_barrier_are_as_many_as_were_asked_for():
+    """The barrier breaks if another process is set up, and each sample is made once."""
+    barrier = multiprocessing.Barrier(3)
+    made = multiprocessing.Array("i", 12)
+    set_up = multiprocessing.Value("i", 0)
+
+    def init(worker):
+        with set_up:
+            set_up.value += 1
+        barrier.wait(600)
+
+    def make(i):
+        with made:
+            made[i] += 1
+        return i
+
+    loader = tn.DataLoader(Samples(make, 12), batch_size=2, num_workers=3, worker_init_fn=init)
+    assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
+    assert list(made) == [1] * 12
+    assert set_up.value == 3
+
+
+def test_the_first_batch_has_the_timeout_too():
+    batches = iter(tn.DataLoader(Samples(lambda i: time.sleep(3600)), num_workers=1, timeout=1))
+    with pytest.raises(RuntimeError, match=re.escape("DataLoader timed out after 1 seconds")):
+        next(batches)
+    batches.close()
 
 
 def test_two_iterators_at_a_time():

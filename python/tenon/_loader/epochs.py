@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import types
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tenon")
 
-_PAGE = 4096
+SLOT_NBYTES = 256 << 20  # addresses of a slot, which takes memory where it is written
 _BEYOND_WORKERS = 3  # slots for what the consumer has: two batches, and the next one
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
@@ -104,17 +102,12 @@ class Processes(Epoch):
         self._timeout = loader.timeout
         self._persists = loader.persistent_workers
         self._num_workers = loader.num_workers
-        self._measures = _Measures(loader)
         self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         task = _task(loader, self._base_seed)
         self._ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
         self._context = loader.multiprocessing_context or multiprocessing.get_context()
-        first = list(itertools.islice(self._sampler_iterator, 1))
-        if not loader._slot_nbytes and first:
-            loader._slot_nbytes = _measure(task, self._context, first[0])
-        rows = -(-max(loader._slot_nbytes, 1) // _PAGE) * _PAGE
-        schema = _core.Schema({"bytes": ("u1", (rows,))})
+        schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
         pipes = [self._context.Pipe(duplex=False) for _ in range(loader.num_workers)]
         self._pipes = [sender for _, sender in pipes]
         loop = work.Loop(task, [receiver for receiver, _ in pipes])
@@ -136,12 +129,13 @@ class Processes(Epoch):
             attachment_nbytes=work.ATTACHMENT_NBYTES,
             name="DataLoader",
             prepares=False,
+            sparse_slots=True,
         )
         from .._data import closing
 
         closing.OPEN.add(self)
         self._number = -1
-        self._run(itertools.chain(first, self._sampler_iterator))
+        self._run(self._sampler_iterator)
 
     def reset(self, loader: DataLoader) -> None:
         self._native.end()
@@ -180,9 +174,7 @@ class Processes(Epoch):
             answer = batch.attachment
             kind, answer = answer[:1], answer[1:]
             if kind == work.BATCH:
-                reader = Reader(batch.arrays[0], answer)
-                self._measures.note(reader.wanted)
-                return reader.load()
+                return Reader(batch.arrays[0], answer).load()
             if kind == work.FAILURE:
                 raise _error_of(answer)
             self._exhausted.add(answer)
@@ -230,18 +222,6 @@ class Processes(Epoch):
         self.close()
 
 
-class _Measures:
-    """Records the largest size of a batch for the next epoch of the loader."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = weakref.ref(loader)
-
-    def note(self, nbytes: int) -> None:
-        loader = self._loader()
-        if loader is not None and nbytes > loader._slot_nbytes:
-            loader._slot_nbytes = nbytes
-
-
 def _may_pin(torch: Any, loader: DataLoader) -> bool:
     if not loader.pin_memory:
         return False
@@ -275,26 +255,6 @@ def _task(loader: DataLoader, base_seed: int) -> work.Task:
         worker_init_fn=loader.worker_init_fn,
         num_workers=loader.num_workers,
     )
-
-
-def _measure(task: work.Task, context: Any, index: Any) -> int:
-    """The bytes of the first batch, which a process of its own finds out: a dataset may open files when it is
-    used first, and workers must not inherit those. 0: they could not be found out."""
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=work.measure, args=(task, index, sender), daemon=True)
-    try:
-        process.start()
-        sender.close()
-        with contextlib.suppress(EOFError):
-            nbytes = int(receiver.recv())
-            # Where the user's function decides on the size, it may be larger the next time.
-            return nbytes if task.is_default_collate else nbytes + nbytes // 2
-        return 0
-    finally:
-        receiver.close()
-        if process.pid is not None:
-            process.join()
-            process.close()
 
 
 def _error_of(answer: bytes) -> BaseException:

@@ -50,7 +50,7 @@ class DataLoader:
     timeout : float
         The seconds that a batch may take; 0: no limit.
     worker_init_fn : callable, optional
-        Called with the number of the worker in each worker, and in the process that measures the first batch.
+        Called with the number of the worker in each worker.
     multiprocessing_context : str or context, optional
         The start method of processes; default: that of `multiprocessing`.
     prefetch_factor : int, optional
@@ -163,7 +163,6 @@ class DataLoader:
         self.collate_fn = collate_fn
         self._iterator: Processes | None = None
         self._said_length: int | None = None
-        self._slot_nbytes = 0  # 0: not known yet
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from .. import _core
 from .._array.creation import empty
 
 ALIGNMENT = 64
+
+
+def commit_nothing(nbytes: int) -> None:
+    """For memory that is there."""
 
 
 class Stored:
@@ -31,16 +36,18 @@ class Writer(pickle.Pickler):
     ----------
     memory : numpy.ndarray
         The slot's bytes, writable.
+    commit : callable
+        ``commit(n)`` takes memory for the first n bytes. Raises MemoryError.
     """
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: Any, commit: Callable[[int], None]) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self._memory = memory
+        self._commit = commit
         self._keys: dict[int, tuple[Any, ...]] = {}  # by id of the object, which the batch keeps alive
         self._torch = sys.modules.get("torch")
         self.used = 0
-        self.wanted = 0  # bytes that would have been used, had there been room
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is Stored:
@@ -77,7 +84,7 @@ class Writer(pickle.Pickler):
         stream = self._stream.getbuffer()
         place, memory = self._take(len(stream))
         memory[...] = stream
-        return pickle.dumps((place, len(stream), self.wanted))
+        return pickle.dumps((place, len(stream)))
 
     def _store_tensor(self, tensor: Any) -> tuple[Any, ...]:
         torch: Any = self._torch
@@ -101,11 +108,12 @@ class Writer(pickle.Pickler):
         """Room for so many bytes: where it is, for the consumer, and the bytes."""
         if nbytes == 0:
             return 0, self._memory[:0]
-        self.wanted += -(-nbytes // ALIGNMENT) * ALIGNMENT
         start = -(-self.used // ALIGNMENT) * ALIGNMENT
-        if start + nbytes <= len(self._memory):
-            self.used = start + nbytes
-            return start, self._memory[start : start + nbytes]
+        end = start + nbytes
+        if end <= len(self._memory):
+            self._commit(end)
+            self.used = end
+            return start, self._memory[start:end]
         array = empty(nbytes, "uint8", shared=True)  # lives until the consumer has opened its pickle
         return pickle.dumps(array), array.unchecked().numpy()
 
@@ -116,7 +124,7 @@ class Reader(pickle.Unpickler):
     def __init__(self, memory: _core.NDArray, attachment: bytes) -> None:
         self._memory = memory
         self._found: dict[Any, Any] = {}
-        place, nbytes, self.wanted = pickle.loads(attachment)
+        place, nbytes = pickle.loads(attachment)
         super().__init__(io.BytesIO(bytes(self._bytes_at(place, nbytes).numpy())))
 
     def persistent_load(self, key: Any) -> Any:

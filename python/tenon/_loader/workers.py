@@ -119,7 +119,7 @@ class Loop:
                 return request
 
     def _fill(self, batch: Any, request: bytes) -> bytes:
-        writer = packing.Writer(batch["bytes"])
+        writer = packing.Writer(batch["bytes"], batch._native.commit)
         try:
             answer = self._init_failure or self._pack(batch.epoch, request, writer)
         except Exception as error:
@@ -199,27 +199,12 @@ def seed_worker(task: Task, worker: int) -> None:
     )
 
 
-def measure(task: Task, index: Any, pipe: Any) -> None:
-    """In a process of its own: how many bytes worker 0's first batch takes. Nothing, if it fails."""
-    try:
-        loop = Loop(task, [])
-        loop.set_up(0)
-        if loop._init_failure is None:
-            writer = packing.Writer(np.empty(0, np.uint8))
-            loop._pack(0, store_index(index), writer)
-            pipe.send(writer.wanted)
-    except Exception:
-        pass
-    finally:
-        pipe.close()
-
-
 def store_index(index: Any) -> bytes:
     """An index for a worker: the bytes of its pickle, or where they lie."""
     data = pickle.dumps(index)
     if len(data) < INDEX_NBYTES:
         return b"I" + data
-    return b"P" + packing.Writer(np.empty(0, np.uint8)).pack(index)
+    return b"P" + packing.Writer(np.empty(0, np.uint8), packing.commit_nothing).pack(index)
 
 
 def load_index(request: bytes) -> Any:
