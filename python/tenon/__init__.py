@@ -17,6 +17,7 @@ from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, se
 
 # isort: split
 from . import _callbacks as _callbacks
+from ._array.borrowers import Borrower, borrowers
 from ._array.creation import (
     array,
     asarray,
@@ -101,6 +102,7 @@ Tensor = TensorUsage  # the name of earlier versions, which the next one will no
 __all__ = [
     "Arena",
     "Batch",
+    "Borrower",
     "CFunction",
     "Channel",
     "DTypeLike",
@@ -129,6 +131,7 @@ __all__ = [
     "asarray",
     "attach",
     "bfloat16",
+    "borrowers",
     "c_function",
     "cast",
     "complex64",

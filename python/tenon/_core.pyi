@@ -835,8 +835,9 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
         False copies the elements into new memory, and leaves ``x`` as it is.
     mode : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
-        array and view of the memory is gone. 'writable': both sides may write. 'move': only the call and one
-        name may refer to ``x``, which must own its memory; its flag is cleared for good.
+        array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': both sides
+        may write. 'move': only the call and one name may refer to ``x``, which must own its memory; its flag is
+        cleared for good.
 
     Returns
     -------
@@ -851,6 +852,15 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
         byte-swapped numbers. The message says what to do.
     ValueError
         ``x`` lies unaligned in memory, or cannot be moved.
+    """
+
+def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
+    """(mode, shape, dtype, site) of each loan that has memory of x."""
+
+def lone_loan(array: NDArray) -> str | None:
+    """
+    The line that lent the memory of an array, if its NumPy array is read-only meanwhile and nothing else
+    refers to that; else None.
     """
 
 class Function:
