@@ -31,6 +31,7 @@ from ._array.creation import (
     zeros,
     zeros_like,
 )
+from ._array.exchange import to_dlpack_for_read, to_dlpack_for_write
 from ._array.files import load, save
 from ._array.share import Handle, Shared
 from ._core import (
@@ -179,6 +180,8 @@ __all__ = [
     "set_engine",
     "set_engine_limits",
     "set_lock_timeout",
+    "to_dlpack_for_read",
+    "to_dlpack_for_write",
     "trace",
     "uint8",
     "uint16",

@@ -1034,7 +1034,9 @@ class NativeWorker:
 
     def answer(self, code: int, text: str) -> None: ...
 
-def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) -> NDArray:
+def from_dlpack(
+    x: Any, device: str | None = None, copy: bool | None = None, writable: bool | None = None
+) -> NDArray:
     """
     The memory of another library's array as an NDArray.
 
@@ -1046,19 +1048,24 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
         'cpu' has memory that the host cannot read copied by its producer.
     copy : bool or None
         True: new memory. False: BufferError where the producer would copy. None: as the producer likes.
+    writable : bool or None
+        None: writable if the producer is known to allow writes. True: also a legacy tensor, which cannot say whether it
+        may be written. The caller promises that it may: that the producer neither marks it as read-only nor relies on
+        its values, and that no other thread uses it during a write. False: read-only.
 
     Returns
     -------
     NDArray
         Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot say: the
-        legacy form of DLPack has no word for it, so only legacy tensors of libraries whose arrays are always writable
-        (and ``to_dlpack_for_write``) are writable; JAX's never are.
+        legacy form of DLPack has no word for it, so without ``writable=True`` only legacy tensors of libraries whose
+        arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.
 
     Raises
     ------
     BufferError
         The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,
-        quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize.
+        quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize. With
+        ``writable=True``: the producer says that the memory is read-only.
     TypeError
         ``x`` has no __dlpack__, an unknown dtype, or a malformed device.
     ValueError
