@@ -1035,7 +1035,7 @@ class NativeWorker:
     def answer(self, code: int, text: str) -> None: ...
 
 def from_dlpack(
-    x: Any, device: str | None = None, copy: bool | None = None, writable: bool | None = None
+    x: Any, device: str | None = None, copy: _bool | None = None, writable: _bool | None = None
 ) -> NDArray:
     """
     The memory of another library's array as an NDArray.

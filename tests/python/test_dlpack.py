@@ -140,7 +140,7 @@ def test_what_is_exported_as_read_only_is_not_made_writable():
         lambda: frozen.__dlpack__(max_version=(1, 0)),
         lambda: Exporter(lambda **_: frozen.__dlpack__(max_version=(1, 0))),
     ):
-        with pytest.raises(BufferError, match="exported as read-only.*copy=True"):
+        with pytest.raises(BufferError, match=r"exported as read-only.*copy=True"):
             tn.from_dlpack(make(), writable=True)
         b = tn.from_dlpack(make(), copy=True, writable=True)
         b[0] = 1
