@@ -229,7 +229,7 @@ TENON_API tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, 
 TENON_API tenon_status tenon_array_unchecked(tenon_array* array, tenon_array** out, tenon_error* error);
 
 /* A number that changes when elements may have changed: after every write through this library, and with
- * every call of this function while a writable view is open. */
+ * every call of this function while a writable view is open. Waits do not change it. */
 TENON_API uint64_t tenon_array_version(const tenon_array* array);
 
 /* --------------------------------------------------------------------------- views of an array

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kLastDeviceType = kDLTrn;
 
 constexpr const char* kDocumentation =
-    "from_dlpack(x, device=None, copy=None)\n--\n\n"
+    "from_dlpack(x, device=None, copy=None, writable=None)\n--\n\n"
     "The memory of another library's array as an NDArray.\n\n"
     "Parameters\n----------\n"
     "x : object with __dlpack__, or a DLPack capsule\n"
@@ -31,19 +31,28 @@ constexpr const char* kDocumentation =
     "device : {None, 'cpu'}\n"
     "    'cpu' has memory that the host cannot read copied by its producer.\n"
     "copy : bool or None\n"
-    "    True: new memory. False: BufferError where the producer would copy. None: as the producer likes.\n\n"
+    "    True: new memory. False: BufferError where the producer would copy. None: as the producer likes.\n"
+    "writable : bool or None\n"
+    "    None: writable if the producer is known to allow writes. True: also a legacy tensor, which cannot "
+    "say "
+    "whether it\n"
+    "    may be written. The caller promises that it may: that the producer neither marks it as read-only "
+    "nor "
+    "relies on\n"
+    "    its values, and that no other thread uses it during a write. False: read-only.\n\n"
     "Returns\n-------\n"
     "NDArray\n"
     "    Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot "
     "say: the\n"
-    "    legacy form of DLPack has no word for it, so only legacy tensors of libraries whose arrays are "
-    "always writable\n"
-    "    (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
+    "    legacy form of DLPack has no word for it, so without ``writable=True`` only legacy tensors of "
+    "libraries whose\n"
+    "    arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
     "Raises\n------\n"
     "BufferError\n"
     "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,\n"
     "    quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its "
-    "itemsize.\n"
+    "itemsize. With\n"
+    "    ``writable=True``: the producer says that the memory is read-only.\n"
     "TypeError\n    ``x`` has no __dlpack__, an unknown dtype, or a malformed device.\n"
     "ValueError\n    The capsule was consumed before; the device is unknown.\n";
 
@@ -61,6 +70,12 @@ bool is_always_writable(nb::handle object) {
 [[noreturn]] void refuse_copy() {
   raise(PyExc_BufferError,
         "copy=False was asked for, but the producer copied: its memory cannot be shared as it is");
+}
+
+[[noreturn]] void refuse_write() {
+  raise(PyExc_BufferError,
+        "writable=True was asked for, but the memory was exported as read-only: pass copy=True for memory of "
+        "your own, or leave out writable=");
 }
 
 void consume(nb::handle capsule, const char* used_name) {
@@ -206,28 +221,33 @@ Array share_numpy(nb::handle x) {
 }
 
 PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static Parameters<3> parameters("from_dlpack", {"x", "device", "copy"}, 1, 1);
-  const auto [x, device, copy] = parameters.parse(arguments, n, keywords);
+  static Parameters<4> parameters("from_dlpack", {"x", "device", "copy", "writable"}, 1, 1);
+  const auto [x, device, copy, writable] = parameters.parse(arguments, n, keywords);
   const bool has_device = device != nullptr && device != Py_None;
   if (has_device && !(PyUnicode_Check(device) && PyUnicode_CompareWithASCIIString(device, "cpu") == 0)) {
     raise(PyExc_ValueError, "device is %R: arrays live on 'cpu'", device);
   }
   const std::optional<bool> wanted = copy != nullptr ? flag_or_none_from(copy, "copy") : std::nullopt;
   const bool may_copy = wanted.value_or(true);
+  const std::optional<bool> is_writable =
+      writable != nullptr ? flag_or_none_from(writable, "writable") : std::nullopt;
   Array array = is_ndarray(x) ? share(x) : share_numpy(x);
   if (!array) {
     const bool to_host = has_device && !PyCapsule_CheckExact(x) && needs_host_copy(x);
-    array = import_dlpack(x, may_copy, to_host);
+    array = import_dlpack(x, may_copy, to_host, is_writable.value_or(false));
   }
-  return wrap(wanted.value_or(false) ? copied(array) : std::move(array));
+  if (wanted.value_or(false)) array = copied(array);
+  if (is_writable == true && array.is_readonly()) refuse_write();
+  if (is_writable == false) array = array.readonly();
+  return wrap(std::move(array));
 }
 
 }  // namespace
 
 bool has_dlpack(nb::handle object) { return nb::hasattr(object.type(), "__dlpack__"); }
 
-Array import_dlpack(nb::handle object, bool may_copy, bool to_host) {
-  if (PyCapsule_CheckExact(object.ptr())) return import_capsule(object, may_copy, false);
+Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writable) {
+  if (PyCapsule_CheckExact(object.ptr())) return import_capsule(object, may_copy, is_writable);
   const Exchange exchange = exchange_of(Py_TYPE(object.ptr()));
   const bool has_grad = exchange.has_grad && requires_grad(object);
   Array array;
@@ -236,7 +256,8 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host) {
       array = import_by_table(object, exchange, may_copy);
     if (!array) {
       if (!has_dlpack(object)) raise(PyExc_TypeError, "x is %R, which has no __dlpack__", object.ptr());
-      array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy, is_always_writable(object));
+      array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy,
+                             is_writable || is_always_writable(object));
     }
   } catch (nb::python_error& error) {
     refuse_tensor(object, exchange, error);

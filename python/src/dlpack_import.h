@@ -8,8 +8,9 @@ namespace tenon::python {
 bool has_dlpack(nb::handle object);
 
 // The memory of an object with __dlpack__, or of a capsule. may_copy: false asks the producer not to copy;
-// device: also from memory that only a device can read, which its producer then copies to the host.
-Array import_dlpack(nb::handle object, bool may_copy = true, bool to_host = false);
+// to_host: also from memory that only a device can read, which its producer then copies to the host.
+// is_writable: so is a legacy tensor, which cannot say whether it is, unless it is a capsule of ours.
+Array import_dlpack(nb::handle object, bool may_copy = true, bool to_host = false, bool is_writable = false);
 
 void add_from_dlpack(nb::module_& module);
 

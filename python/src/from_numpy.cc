@@ -12,6 +12,7 @@
 #include "numpy_lend.h"
 #include "numpy_view.h"
 #include "ownership.h"
+#include "sites.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -28,9 +29,11 @@ constexpr const char* kDocumentation =
     "mode : {'readonly', 'writable', 'move'}\n"
     "    What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again "
     "when the last\n"
-    "    array and view of the memory is gone. 'writable': both sides may write. 'move': only the call "
-    "and one\n"
-    "    name may refer to ``x``, which must own its memory; its flag is cleared for good.\n\n"
+    "    array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': "
+    "both sides\n"
+    "    may write. 'move': only the call and one name may refer to ``x``, which must own its memory; its "
+    "flag is\n"
+    "    cleared for good.\n\n"
     "Returns\n-------\n"
     "NDArray\n"
     "    Shares x's memory and keeps ``x`` alive. When the memory is an NDArray's in the first place "
@@ -109,15 +112,10 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
 
 // x is a part of root: the whole of root's memory is what the storage registers.
 void describe_extent(PyArrayObject* root, tenon_adoption* out) noexcept {
-  if (PyArray_SIZE(root) == 0) return;
-  char* low = PyArray_BYTES(root);
-  char* high = low + PyArray_ITEMSIZE(root);
-  for (int i = 0; i < PyArray_NDIM(root); ++i) {
-    const npy_intp reach = (PyArray_DIM(root, i) - 1) * PyArray_STRIDE(root, i);
-    (reach < 0 ? low : high) += reach;
-  }
-  out->extent = low;
-  out->extent_nbytes = static_cast<uint64_t>(high - low);
+  const Addresses extent = addresses_of(reinterpret_cast<PyObject*>(root));
+  if (extent.begin == extent.end) return;
+  out->extent = extent.begin;
+  out->extent_nbytes = static_cast<uint64_t>(extent.end - extent.begin);
 }
 
 // Memory that an NDArray lent to x in the first place: another handle on its storage; empty if there is none.
@@ -182,7 +180,7 @@ bool is_numpy(nb::handle object) {
   if (PyArray_API == nullptr) {
     static Name numpy("numpy");
     const nb::object module = nb::steal(PyImport_GetModule(numpy.get()));
-    if (!module.is_valid()) return false;  // nobody has imported it: object is none of its arrays
+    if (!module.is_valid()) return false;  // it was not imported: object is none of its arrays
     import_numpy_api();
   }
   return is_numpy_array(object.ptr());
@@ -227,8 +225,9 @@ Array lend_numpy(nb::handle object, LendMode mode) {
     if (Array known = find_known(adoption)) return known;
   }
   if (mode == LendMode::kMove) check_movable(x);
-  OwnedNode owner(mode != LendMode::kMove && !is_readonly ? lend(object.ptr(), mode == LendMode::kReadonly)
-                                                          : OwnedNode(new owners::Object(object)));
+  OwnedNode owner(mode != LendMode::kMove && !is_readonly
+                      ? lend(object.ptr(), mode == LendMode::kReadonly, current_site())
+                      : OwnedNode(new owners::Object(object)));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);

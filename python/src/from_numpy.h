@@ -9,7 +9,7 @@ namespace tenon::python {
 enum class LendMode {
   kReadonly,  // the borrower: the array's flag is cleared while it is lent
   kWritable,  // both
-  kMove,      // the borrower, for ever: nobody else refers to the array
+  kMove,      // the borrower, for ever: nothing else refers to the array
 };
 
 // x's memory as an array. Requires: x is a NumPy array. Throws TypeError, ValueError.

@@ -15,6 +15,7 @@
 #include "names.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "numpy_lend.h"
 #include "numpy_view.h"
 #include "owners.h"
 #include "ownership.h"
@@ -54,6 +55,7 @@ NB_MODULE(core, module) {
   add_share(module);
   add_trace(module);
   add_from_numpy(module);
+  add_numpy_lend(module);
   add_function_type(module);
   add_plugin(module);
   add_feed(module);

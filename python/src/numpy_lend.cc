@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numpy_lend.h"
 
+#include <utility>
+
+#include "ndarray.h"
 #include "numpy_api.h"
 
 namespace tenon::python {
@@ -9,20 +12,29 @@ namespace {
 // The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
 // the one reference that Tenon has to it.
 struct Lender : owners::Node {
-  Lender(PyObject* x, bool first_is_readonly);
+  Lender(PyObject* x, bool first_is_readonly, const char* first_site);
   PyObject* array;
   Lender* next_in_bucket = nullptr;
+  struct FurtherLend* further = nullptr;  // the latest of them
   uint32_t n_lends = 1;
   uint32_t n_readonly;  // lends for which the flag is cleared
-  bool is_readonly;     // of the first lend
+  // Of the first lend.
+  const char* site;
+  bool is_readonly;
+  bool is_over = false;
 };
 
-// Another lend of the same array.
+// Another lend of the same array, in the list of its lender.
 struct FurtherLend : owners::Node {
-  FurtherLend(Lender* first, bool is_readonly_lend);
+  FurtherLend(Lender* first, bool is_readonly_lend, const char* line);
+  ~FurtherLend();
   Lender* lender;
+  FurtherLend* older;
+  FurtherLend* newer = nullptr;
+  const char* site;
   bool is_readonly;
 };
+static_assert(sizeof(Lender) <= 64 && sizeof(FurtherLend) <= 64, "the pool of nodes has blocks of this size");
 
 // The lenders by their array. All under the GIL. Buckets are chained through the lenders, so that taking one
 // out cannot fail.
@@ -44,6 +56,14 @@ class Table {
   void insert(Lender* lender) noexcept {
     link(lender);
     ++n_;
+  }
+
+  template <class Visit>
+  void visit(Visit visit) const {
+    for (size_t i = 0; i < n_buckets_; ++i) {
+      for (const Lender* lender = buckets_[i]; lender != nullptr; lender = lender->next_in_bucket)
+        visit(*lender);
+    }
   }
 
   void erase(Lender* lender) noexcept {
@@ -99,6 +119,7 @@ void end_lend(Lender* lender, bool is_readonly) {
 
 void finish_first(owners::Node* node) {
   auto* const lender = static_cast<Lender*>(node);
+  lender->is_over = true;
   end_lend(lender, lender->is_readonly);
 }
 
@@ -110,14 +131,52 @@ void finish_further(owners::Node* node) {
   end_lend(lender, is_readonly);
 }
 
-Lender::Lender(PyObject* x, bool first_is_readonly)
+Lender::Lender(PyObject* x, bool first_is_readonly, const char* first_site)
     : Node(finish_first),
       array(Py_NewRef(x)),
       n_readonly(first_is_readonly ? 1 : 0),
+      site(first_site),
       is_readonly(first_is_readonly) {}
 
-FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend)
-    : Node(finish_further), lender(first), is_readonly(is_readonly_lend) {}
+FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, const char* line)
+    : Node(finish_further), lender(first), older(first->further), site(line), is_readonly(is_readonly_lend) {
+  if (older != nullptr) older->newer = this;
+  first->further = this;
+}
+
+FurtherLend::~FurtherLend() {
+  if (older != nullptr) older->newer = newer;
+  (newer != nullptr ? newer->older : lender->further) = older;
+}
+
+bool do_overlap(const Addresses& a, const Addresses& b) noexcept {
+  return a.begin < a.end && b.begin < b.end && a.begin < b.end && b.begin < a.end;
+}
+
+// (mode, shape, dtype, site) for tenon.borrowers().
+nb::list borrowers(nb::handle x) {
+  need_numpy();
+  if (!is_numpy_array(x.ptr())) {
+    raise(PyExc_TypeError, "x is of %R: borrowers() takes a numpy.ndarray",
+          reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())));
+  }
+  nb::list found;
+  for (const Loan& loan : loans_of(x.ptr())) {
+    found.append(nb::make_tuple(loan.is_readonly ? "readonly" : "writable", loan.array.attr("shape"),
+                                nb::str(nb::object(loan.array.attr("dtype"))),
+                                loan.site != nullptr ? loan.site : ""));
+  }
+  return found;
+}
+
+// The line that lent the memory of an NDArray, if its NumPy array is read-only meanwhile and nothing else
+// refers to that.
+nb::object lone_loan(const Array& array) {
+  auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
+  const Loan loan = loan_of(node);
+  if (!loan.is_readonly || !is_known_to_tenon_only(loan.array.ptr(), 1)) return nb::none();
+  return nb::str(loan.site != nullptr ? loan.site : "");
+}
 
 }  // namespace
 
@@ -126,20 +185,57 @@ bool is_lent(PyObject* x) noexcept {
   return lender != nullptr && lender->n_readonly != 0;
 }
 
-OwnedNode lend(PyObject* x, bool is_readonly) {
+OwnedNode lend(PyObject* x, bool is_readonly, const char* site) {
   OwnedNode node;
   if (Lender* const first = table.find(x)) {
-    node.reset(new FurtherLend(first, is_readonly));
+    node.reset(new FurtherLend(first, is_readonly, site));
     ++first->n_lends;
     first->n_readonly += is_readonly ? 1 : 0;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x, is_readonly);
+    auto* const lender = new Lender(x, is_readonly, site);
     table.insert(lender);
     node.reset(lender);
   }
   if (is_readonly) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
   return node;
+}
+
+std::vector<Loan> loans_of(PyObject* x) {
+  std::vector<Loan> loans;
+  const Addresses wanted = addresses_of(x);
+  table.visit([&](const Lender& lender) {
+    if (!do_overlap(wanted, addresses_of(lender.array))) return;
+    const nb::object array = nb::borrow(lender.array);
+    if (!lender.is_over) loans.push_back({array, lender.is_readonly, lender.site});
+    const auto oldest = static_cast<ptrdiff_t>(loans.size());
+    for (const FurtherLend* lend = lender.further; lend != nullptr; lend = lend->older)
+      loans.insert(loans.begin() + oldest, {array, lend->is_readonly, lend->site});
+  });
+  return loans;
+}
+
+Loan loan_of(const owners::Node* node) noexcept {
+  PyObject* const array = original_of(node);
+  if (array == nullptr) return {};
+  if (node->finish == finish_first) {
+    const auto& lender = *static_cast<const Lender*>(node);
+    return {nb::borrow(array), lender.is_readonly, lender.site};
+  }
+  const auto& lend = *static_cast<const FurtherLend*>(node);
+  return {nb::borrow(array), lend.is_readonly, lend.site};
+}
+
+Addresses addresses_of(PyObject* x) noexcept {
+  PyArrayObject* const array = as_numpy(x);
+  char* low = PyArray_BYTES(array);
+  if (PyArray_SIZE(array) == 0) return {low, low};
+  char* high = low + PyArray_ITEMSIZE(array);
+  for (int i = 0; i < PyArray_NDIM(array); ++i) {
+    const npy_intp reach = (PyArray_DIM(array, i) - 1) * PyArray_STRIDE(array, i);
+    (reach < 0 ? low : high) += reach;
+  }
+  return {low, high};
 }
 
 PyObject* original_of(const owners::Node* node) noexcept {
@@ -157,6 +253,24 @@ bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept {
     if (Py_REFCNT(base) > 1 && (PyArray_FLAGS(as_numpy(base)) & NPY_ARRAY_WRITEABLE) != 0) return true;
   }
   return false;
+}
+
+bool is_known_to_tenon_only(PyObject* x, Py_ssize_t n_own) noexcept {
+  if (Py_REFCNT(x) > 1 + n_own) return false;
+  for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
+       base = PyArray_BASE(as_numpy(base))) {
+    if (Py_REFCNT(base) > 1) return false;
+  }
+  return true;
+}
+
+void add_numpy_lend(nb::module_& module) {
+  module.def("borrowers", borrowers, nb::arg("x").none(),
+             nb::sig("def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]"),
+             "(mode, shape, dtype, site) of each loan that has memory of x.");
+  module.def("lone_loan", lone_loan, nb::arg("array"), nb::sig("def lone_loan(array: NDArray) -> str | None"),
+             "The line that lent the memory of an array, if its NumPy array is read-only meanwhile and "
+             "nothing else\nrefers to that; else None.");
 }
 
 }  // namespace tenon::python

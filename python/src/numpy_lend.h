@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "owners.h"
 
@@ -19,15 +20,40 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 // x's flag is cleared by one lend at least.
 bool is_lent(PyObject* x) noexcept;
 
-// Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
-// that is writable, or is_lent(x).
-OwnedNode lend(PyObject* x, bool is_readonly);
+// Keeps x alive; with is_readonly clears its flag, and finish gives it back. site: the line that lends it;
+// lives for ever, may be null. Requires: x is a NumPy array that is writable, or is_lent(x).
+OwnedNode lend(PyObject* x, bool is_readonly, const char* site);
+
+// One lend that has not ended.
+struct Loan {
+  nb::object array;  // the NumPy array
+  bool is_readonly = false;
+  const char* site = nullptr;
+};
+// The lends of NumPy arrays whose memory shares addresses with x, a NumPy array. Looks at all lends.
+std::vector<Loan> loans_of(PyObject* x);
+
+// The lend that made this node; its array is empty if lend() did not make it.
+Loan loan_of(const owners::Node* node) noexcept;
 
 // The array that was lent with this node, if it was made by lend().
 PyObject* original_of(const owners::Node* node) noexcept;
 
-// Somebody but Tenon refers to a lent array, or to a writable one of its bases, and so may read (or write)
-// the memory beside an op that writes (or reads) it.
+// The program still refers to a lent array, or to a writable one of its bases, and so may read (or write) the
+// memory beside an op that writes (or reads) it.
 bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept;
+
+// Only Tenon refers to the lent array, and only that array to each of its bases. The caller has n_own
+// references to it.
+bool is_known_to_tenon_only(PyObject* x, Py_ssize_t n_own) noexcept;
+
+// The lowest address of x's elements, and that behind the highest one; equal where there are none.
+struct Addresses {
+  char* begin;
+  char* end;
+};
+Addresses addresses_of(PyObject* x) noexcept;
+
+void add_numpy_lend(nb::module_& module);
 
 }  // namespace tenon::python

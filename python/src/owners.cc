@@ -31,7 +31,7 @@ std::atomic<bool> is_python_ending{false};
 constinit thread_local Local local [[gnu::tls_model("initial-exec")]];
 
 // Under the GIL. Nodes of the usual sizes.
-constexpr size_t kNodeSize = 48;
+constexpr size_t kNodeSize = 64;
 constinit ObjectPool<kNodeSize> nodes;
 
 // The thread state that is current, without a check: of this thread, or (before 3.12) of the one that holds

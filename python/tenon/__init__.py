@@ -17,6 +17,7 @@ from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, se
 
 # isort: split
 from . import _callbacks as _callbacks
+from ._array.borrowers import Borrower, borrowers
 from ._array.creation import (
     array,
     asarray,
@@ -30,6 +31,7 @@ from ._array.creation import (
     zeros,
     zeros_like,
 )
+from ._array.exchange import to_dlpack_for_read, to_dlpack_for_write
 from ._array.files import load, save
 from ._array.share import Handle, Shared
 from ._core import (
@@ -101,6 +103,7 @@ Tensor = TensorUsage  # the name of earlier versions, which the next one will no
 __all__ = [
     "Arena",
     "Batch",
+    "Borrower",
     "CFunction",
     "Channel",
     "DTypeLike",
@@ -129,6 +132,7 @@ __all__ = [
     "asarray",
     "attach",
     "bfloat16",
+    "borrowers",
     "c_function",
     "cast",
     "complex64",
@@ -176,6 +180,8 @@ __all__ = [
     "set_engine",
     "set_engine_limits",
     "set_lock_timeout",
+    "to_dlpack_for_read",
+    "to_dlpack_for_write",
     "trace",
     "uint8",
     "uint16",

@@ -835,8 +835,9 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
         False copies the elements into new memory, and leaves ``x`` as it is.
     mode : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
-        array and view of the memory is gone. 'writable': both sides may write. 'move': only the call and one
-        name may refer to ``x``, which must own its memory; its flag is cleared for good.
+        array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': both sides
+        may write. 'move': only the call and one name may refer to ``x``, which must own its memory; its flag is
+        cleared for good.
 
     Returns
     -------
@@ -851,6 +852,15 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
         byte-swapped numbers. The message says what to do.
     ValueError
         ``x`` lies unaligned in memory, or cannot be moved.
+    """
+
+def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
+    """(mode, shape, dtype, site) of each loan that has memory of x."""
+
+def lone_loan(array: NDArray) -> str | None:
+    """
+    The line that lent the memory of an array, if its NumPy array is read-only meanwhile and nothing else
+    refers to that; else None.
     """
 
 class Function:
@@ -1026,7 +1036,9 @@ class NativeWorker:
 
     def answer(self, code: int, text: str) -> None: ...
 
-def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) -> NDArray:
+def from_dlpack(
+    x: Any, device: str | None = None, copy: _bool | None = None, writable: _bool | None = None
+) -> NDArray:
     """
     The memory of another library's array as an NDArray.
 
@@ -1038,19 +1050,24 @@ def from_dlpack(x: Any, device: str | None = None, copy: _bool | None = None) ->
         'cpu' has memory that the host cannot read copied by its producer.
     copy : bool or None
         True: new memory. False: BufferError where the producer would copy. None: as the producer likes.
+    writable : bool or None
+        None: writable if the producer is known to allow writes. True: also a legacy tensor, which cannot say whether it
+        may be written. The caller promises that it may: that the producer neither marks it as read-only nor relies on
+        its values, and that no other thread uses it during a write. False: read-only.
 
     Returns
     -------
     NDArray
         Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot say: the
-        legacy form of DLPack has no word for it, so only legacy tensors of libraries whose arrays are always writable
-        (and ``to_dlpack_for_write``) are writable; JAX's never are.
+        legacy form of DLPack has no word for it, so without ``writable=True`` only legacy tensors of libraries whose
+        arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.
 
     Raises
     ------
     BufferError
         The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,
-        quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize.
+        quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize. With
+        ``writable=True``: the producer says that the memory is read-only.
     TypeError
         ``x`` has no __dlpack__, an unknown dtype, or a malformed device.
     ValueError

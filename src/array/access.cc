@@ -165,7 +165,7 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
     throw_conflict(conflict, infinitive(refused->access), &refused->array);
   }
   if (const Ref<Failure> failure = impl::failure_of(request_)) {
-    impl::release(request_);
+    impl::release(request_, false);
     throw OpFailure(failure);
   }
 }

@@ -117,7 +117,7 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   if (!accepts_failure_ && storage.region().has_failures.load(std::memory_order_relaxed)) {
     if (const Ref<Failure> failure = impl::failure_of(request_)) {
       end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
-      impl::release(request_);
+      impl::release(request_, false);
       throw OpFailure(failure);
     }
   }
@@ -196,8 +196,9 @@ void Lease::check_value() {
 }
 
 void Lease::withdraw() noexcept {
-  part_.is_overwrite = false;
-  (void)release();
+  if (pending_ != nullptr && cancel()) return;
+  if (Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed))
+    (void)give_back(storage, false);
 }
 
 void Lease::drop_request() noexcept { delete std::exchange(pending_, nullptr); }
@@ -208,7 +209,7 @@ bool Lease::release() noexcept {
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   if (part_.is_overwrite) impl::settle(request_, {});
-  return give_back(storage);
+  return give_back(storage, true);
 }
 
 bool Lease::fail(std::string_view message) {
@@ -219,13 +220,13 @@ bool Lease::fail(std::string_view message) {
   if (storage == nullptr) return false;
   end_span(trace::SpanOutcome::kFailed, message);
   impl::settle(request_, failure);
-  return give_back(storage);
+  return give_back(storage, true);
 }
 
-bool Lease::give_back(Storage* storage) noexcept {
+bool Lease::give_back(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
-  const bool has_escaped = impl::release(request_);
+  const bool has_escaped = impl::release(request_, has_written);
   storage->release();
   return has_escaped;
 }

@@ -261,6 +261,7 @@ tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeou
     flags.is_wait = true;
     lease.acquire(*capi::unwrap(not_null(array, "array")), checked_access(access), flags, current_actor(),
                   nullptr, Deadline(timeout_ns));
+    lease.withdraw();
   });
 }
 

@@ -286,18 +286,18 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   return missing == 0 ? Appended::kGranted : Appended::kWaiting;
 }
 
-bool release(Request& request, ReadyList* ready) noexcept {
+bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
   bool has_escaped = false;
   // First, else those that come next here would meet it at the gate.
   if (request.is_gated) [[unlikely]]
-    leave_gates(request, true);
+    leave_gates(request, has_written);
   for (RequestPart& e : request.parts) {
     if (!e.is_appended) continue;
     Queue& queue = *e.queue;
     Gate* gate = nullptr;  // of memory that a view keeps from other processes
     queue.lock.lock();
     if (e.is_queued) {  // a fork may have taken it out
-      if (e.access == Access::kWrite) queue.note_write();
+      if (has_written && e.access == Access::kWrite) queue.note_write();
       const bool has_view = queue.remove(&e, ready);
       has_escaped |= has_view;
       if (has_view) gate = queue.gate();
@@ -315,9 +315,9 @@ bool release(Request& request, ReadyList* ready) noexcept {
   return has_escaped;
 }
 
-bool release(Request& request) noexcept {
+bool release(Request& request, bool has_written) noexcept {
   ReadyList ready;
-  const bool has_escaped = release(request, &ready);
+  const bool has_escaped = release(request, &ready, has_written);
   if (!ready.is_empty()) notify(ready);
   return has_escaped;
 }

@@ -55,11 +55,12 @@ struct Conflict {
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
 // Gives a granted request back, or one for which no caller waits. True if a view that was taken under it
-// lives on: under a lease it is bound then, and others wait for it.
-bool release(Request& request) noexcept;
+// lives on: under a lease it is bound then, and others wait for it. has_written: false if nothing was written
+// under it, so that the version of its memory stays.
+bool release(Request& request, bool has_written = true) noexcept;
 
 // The same; what becomes ready is put on the list instead of being told.
-bool release(Request& request, ReadyList* ready) noexcept;
+bool release(Request& request, ReadyList* ready, bool has_written = true) noexcept;
 
 // Takes back a request that waits. False if it has been granted meanwhile: then it is to be released.
 bool cancel(Request& request) noexcept;

@@ -403,7 +403,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   if (conflict->reason != Conflict::Reason::kInterrupted) {
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
-  release(*this);  // the interrupt is an error in flight
+  release(*this, false);  // the interrupt is an error in flight
   return false;
 }
 

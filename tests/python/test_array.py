@@ -143,6 +143,42 @@ def test_version_moves_with_writes():
     assert a.readonly().version == last
 
 
+def test_the_version_stays_when_nothing_was_written():
+    a = tn.zeros(3)
+    last = a.version
+    a.wait_to_read()
+    a.wait_to_write()
+    assert a.version == last
+    with a.write() as v:
+        v[0] = 1
+    assert a.version != last
+    op = tn.push(tn.fill, tn.out(a), 2)
+    a.wait_to_write()
+    op.wait()
+    written = a.version
+    a.wait_to_write()
+    assert a.version == written
+
+
+def test_the_version_stays_when_a_lease_is_refused():
+    def broken(x):
+        raise ValueError("no data")
+
+    a = tn.zeros(3)
+    op = tn.push(broken, tn.inout(a))
+    assert op.exception() is not None
+    failed = a.version
+    with pytest.raises(tn.OpError):
+        a.lease("w")
+    with pytest.raises(tn.OpError):
+        a.wait_to_write()
+    assert a.version == failed
+    a[...] = 0
+    assert a.version != failed
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
+
+
 def test_astype_casts_into_new_memory():
     a = counted((2, 3), "float32")
     b = a.astype("int16")

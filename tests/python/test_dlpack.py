@@ -105,6 +105,61 @@ def test_the_verbs_of_mxnet_give_legacy_capsules():
         a.readonly().to_dlpack_for_write()
 
 
+def test_the_verbs_of_mxnet_are_functions_too():
+    a = tn.zeros(3)
+    assert not tn.from_dlpack(tn.to_dlpack_for_read(a)).writable
+    b = tn.from_dlpack(tn.to_dlpack_for_write(a))
+    b[0] = 5
+    assert a[0].item() == 5
+    with pytest.raises(BufferError, match="read-only"):
+        tn.to_dlpack_for_write(a.readonly())
+
+
+def test_a_legacy_capsule_is_writable_on_request():
+    x = np.zeros(3)
+    for source in (lambda: x.__dlpack__(), lambda: Exporter(lambda **_: x.__dlpack__())):
+        assert not tn.from_dlpack(source()).writable
+        assert not tn.from_dlpack(source(), writable=None).writable
+        assert not tn.from_dlpack(source(), writable=False).writable
+        b = tn.from_dlpack(source(), writable=True)
+        assert b.data_ptr == x.ctypes.data
+        b[1] += 7
+    assert x[1] == 14
+
+
+def test_what_is_exported_as_read_only_is_not_made_writable():
+    x = np.zeros(3)
+    frozen = x[:]
+    frozen.flags.writeable = False
+    a = tn.zeros(3)
+    for make in (
+        lambda: a.readonly(),
+        lambda: a.readonly().__dlpack__(max_version=(1, 0)),
+        lambda: a.to_dlpack_for_read(),
+        lambda: frozen,
+        lambda: frozen.__dlpack__(max_version=(1, 0)),
+        lambda: Exporter(lambda **_: frozen.__dlpack__(max_version=(1, 0))),
+    ):
+        with pytest.raises(BufferError, match=r"exported as read-only.*copy=True"):
+            tn.from_dlpack(make(), writable=True)
+        b = tn.from_dlpack(make(), copy=True, writable=True)
+        b[0] = 1
+    assert x.tolist() == a.tolist() == [0, 0, 0]
+    assert not a.leases(), "what was refused is not held"
+
+
+def test_writable_memory_is_imported_as_asked():
+    a = tn.zeros(3)
+    for make in (lambda: a, lambda: a.__dlpack__(max_version=(1, 0)), lambda: a.to_dlpack_for_write()):
+        assert tn.from_dlpack(make(), writable=True).writable
+        assert not tn.from_dlpack(make(), writable=False).writable
+    assert a.writable
+    assert not tn.from_dlpack(a, copy=True, writable=False).writable
+    for wrong in (1, "yes", 0.5):
+        with pytest.raises(TypeError, match="writable is"):
+            tn.from_dlpack(a, writable=wrong)
+
+
 def test_keywords_are_checked():
     a = tn.zeros(3)
     assert a.__dlpack_device__() == (1, 0)

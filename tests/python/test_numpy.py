@@ -322,6 +322,128 @@ def test_the_lender_lives_as_long_as_its_memory():
     assert reference() is None
 
 
+def line_here(offset=0):
+    return f"{__file__}:{sys._getframe(1).f_lineno + offset}"
+
+
+def test_borrowers_name_the_line_that_made_an_array_read_only():
+    x = np.zeros((4, 3), "f4")
+    assert tn.borrowers(x) == []
+    a = tn.from_numpy(x)
+    with pytest.raises(ValueError, match="assignment destination is read-only"):
+        x[0] = 1
+    (borrower,) = tn.borrowers(x)
+    assert borrower == tn.Borrower("readonly", (4, 3), "float32", line_here(-4))
+    part = a[1:]
+    del a
+    assert tn.borrowers(x) == [borrower], "a slice of the array keeps the loan"
+    view = np.asarray(part)
+    del part
+    assert tn.borrowers(x) == [borrower], "so does a view"
+    del view
+    assert tn.borrowers(x) == []
+    assert x.flags.writeable
+
+
+def test_borrowers_are_found_through_views_and_bases():
+    base = np.zeros(8)
+    middle = base[2:6]
+    a = tn.from_numpy(middle)
+    (borrower,) = tn.borrowers(middle)
+    assert (borrower.shape, borrower.dtype, borrower.site) == ((4,), "float64", line_here(-2))
+    part = middle[1:]
+    assert not part.flags.writeable
+    for x in (base, part, part[::-1], base[:3], base[::-1], base.reshape(2, 4)):
+        assert tn.borrowers(x) == [borrower]
+    for x in (base[:2], base[6:], part[:0], np.zeros(8)):
+        assert tn.borrowers(x) == []
+    del a
+    assert tn.borrowers(base) == []
+
+
+def test_each_loan_of_an_array_is_a_borrower_of_its_own():
+    x = np.zeros(3)
+    a = tn.from_numpy(x)
+    b = tn.from_numpy(x, mode="writable")
+    c = tn.asarray(x)
+    d = tn.from_numpy(x)
+    sites = [line_here(n) for n in (-4, -3, -2, -1)]
+    modes = ["readonly", "writable", "writable", "readonly"]
+    assert [(b.mode, b.site) for b in tn.borrowers(x)] == list(zip(modes, sites))
+    del c
+    assert [b.site for b in tn.borrowers(x)] == [*sites[:2], sites[3]]
+    del a
+    assert [b.site for b in tn.borrowers(x)] == [sites[1], sites[3]]
+    del d
+    assert x.flags.writeable
+    assert [b.site for b in tn.borrowers(x)] == [sites[1]]
+    e = tn.from_numpy(x)
+    assert [b.site for b in tn.borrowers(x)] == [sites[1], line_here(-1)]
+    del b, e
+    assert tn.borrowers(x) == []
+
+
+def test_no_loan_has_no_borrower():
+    x = np.zeros(3)
+    copy = tn.from_numpy(x, zero_copy=False)
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    a = tn.from_numpy(read_only)
+    assert tn.borrowers(x) == tn.borrowers(read_only) == tn.borrowers(np.asarray(copy)) == []
+    del a
+    for wrong in (copy, [1.0], None):
+        with pytest.raises(TypeError, match=r"borrowers\(\) takes a numpy.ndarray"):
+            tn.borrowers(wrong)
+
+
+def test_borrowers_keep_nothing_alive():
+    x = np.zeros(3)
+    before = sys.getrefcount(x)
+    a = tn.from_numpy(x)
+    kept = tn.borrowers(x)
+    del a
+    assert x.flags.writeable
+    assert len(kept) == 1
+    assert sys.getrefcount(x) == before
+
+
+def test_many_loans_are_found_and_end_in_any_order():
+    x = np.arange(1000.0)
+    rows = [x[i : i + 1] for i in range(500)]
+    arrays = [tn.from_numpy(row) for row in rows] + [tn.from_numpy(rows[7]) for _ in range(20)]
+    assert len(tn.borrowers(x)) == 520
+    assert len(tn.borrowers(rows[7])) == 21
+    for i in [7, 510, 519, 500, *range(7), *range(8, 500)]:
+        arrays[i] = None
+    assert len(tn.borrowers(x)) == len(tn.borrowers(rows[7])) == 17
+    del arrays
+    assert tn.borrowers(x) == []
+
+
+def test_the_text_of_an_array_says_that_nothing_else_has_its_numpy_array():
+    x = np.zeros(2)
+    a = tn.from_numpy(x)
+    site = line_here(-1)
+    plain = "tenon.array([0., 0.], dtype=float64)"
+    assert repr(a) == plain, "x is in use elsewhere"
+    part = x[:1]
+    del x
+    assert repr(a) == plain, "a view of x is, too"
+    del part
+    alone = f"borrowed at {site} from an array that nothing else refers to"
+    assert repr(a) == f"tenon.array([0., 0.], dtype=float64, {alone})"
+    assert repr(a[1:]) == f"tenon.array([0.], dtype=float64, {alone})"
+    big = tn.from_numpy(np.zeros((9,) * 4))
+    assert repr(big).endswith(f", borrowed at {line_here(-1)} from an array that nothing else refers to>")
+    assert "borrowed" not in repr(tn.from_numpy(np.zeros(2), mode="writable"))
+    assert "borrowed" not in repr(tn.zeros(2))
+    base = np.zeros(4)
+    b = tn.from_numpy(base[:2])
+    assert "borrowed" not in repr(b), "a base of its NumPy array is in use"
+    del base
+    assert "borrowed" in repr(b)
+
+
 def test_reference_counts_come_back():
     x = np.zeros(3)
     before = sys.getrefcount(x)

@@ -46,8 +46,9 @@ def _elements(array: _core.NDArray, prefix: str) -> str | None:
 
 
 def array_repr(array: _core.NDArray) -> str:
-    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``; It never waits. If the array cannot be
-    read at once, the text states the reason."""
+    """``tenon.array([[1., 2.], [3., 4.]], dtype=float32)``. It never waits. If the array cannot be
+    read at once, the text states the reason. It also states that the array has the memory of a NumPy array
+    to which nothing else refers."""
     prefix = "tenon.array("
     moved_at = _core.moved_at(array)
     if moved_at is not None:
@@ -69,7 +70,11 @@ def array_repr(array: _core.NDArray) -> str:
         text = None
     finally:
         lease.release()
-    return _summary(array) if text is None else f"{prefix}{text}, dtype={array.dtype})"
+    lent_at = _core.lone_loan(array)
+    loan = "" if lent_at is None else f"borrowed at {lent_at} from an array that nothing else refers to"
+    if text is None:
+        return _summary(array, loan)
+    return f"{prefix}{text}, dtype={array.dtype}{loan and ', ' + loan})"
 
 
 def array_format(array: _core.NDArray, spec: str) -> str:

@@ -49,6 +49,28 @@ def test_a_consumer_checks_what_it_gets_and_not_what_it_asked_for(legacy, old, m
     assert tensor.deaths == 1
 
 
+@pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+@pytest.mark.parametrize("form", ["object", "capsule", "old"])
+def test_a_request_to_write_is_granted_unless_the_tensor_is_flagged(form, legacy):
+    def made(**options):
+        tensor = dl.Tensor((3,), (1,), legacy=legacy, **options)
+        source = {"object": lambda: tensor, "capsule": tensor.capsule, "old": lambda: dl.OldProducer(tensor)}
+        return tensor, source[form]()
+
+    tensor, source = made()
+    a = tn.from_dlpack(source, writable=True)
+    a[1] = 5
+    assert np.frombuffer(tensor.buffer, "f4")[1] == 5
+    del a
+    assert tensor.deaths == 1
+    if legacy:  # it has no flags
+        return
+    tensor, source = made(flags=dl.READ_ONLY)
+    with pytest.raises(BufferError, match="exported as read-only"):
+        tn.from_dlpack(source, writable=True)
+    assert tensor.deaths == 1, "a refused tensor goes back to its producer"
+
+
 @pytest.mark.parametrize("version", [(0, 8), (0, 0), (2, 0), (2**32 - 1, 2**32 - 1)])
 def test_of_an_unknown_major_version_only_the_deleter_is_used(version):
     tensor = dl.Tensor((3,), version=version, data=8, ndim=2**31 - 1, flags=2**64 - 1)

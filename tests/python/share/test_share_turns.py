@@ -438,6 +438,9 @@ def test_the_version_moves_with_the_writes_of_others(other):
     seen = a.version
     other.ask("a.tolist()", a=a)
     assert a.version == seen
+    other.ask("a.wait_to_write()")
+    a.wait_to_write()
+    assert a.version == seen, "a wait is no write"
     other.ask("a[0] = 1")
     assert a.version != seen
 
