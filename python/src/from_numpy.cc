@@ -227,8 +227,9 @@ Array lend_numpy(nb::handle object, LendMode mode) {
     if (Array known = find_known(adoption)) return known;
   }
   if (mode == LendMode::kMove) check_movable(x);
-  OwnedNode owner(mode != LendMode::kMove && !is_readonly ? lend(object.ptr(), mode == LendMode::kReadonly)
-                                                          : OwnedNode(new owners::Object(object)));
+  OwnedNode owner(mode == LendMode::kMove ? OwnedNode(new owners::Object(object))
+                  : is_readonly           ? lend_readonly(object.ptr())
+                                          : lend(object.ptr(), mode == LendMode::kReadonly));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);

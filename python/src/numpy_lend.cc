@@ -87,6 +87,20 @@ class Table {
 
 constinit Table table;
 
+struct ReadonlyLend : owners::Node {
+  explicit ReadonlyLend(PyObject* x);
+  PyObject* array;
+};
+
+void finish_readonly(owners::Node* node) {
+  auto* const self = static_cast<ReadonlyLend*>(node);
+  PyObject* const array = self->array;
+  delete self;
+  Py_DECREF(array);
+}
+
+ReadonlyLend::ReadonlyLend(PyObject* x) : Node(finish_readonly), array(Py_NewRef(x)) {}
+
 void end_lend(Lender* lender, bool is_readonly) {
   if (is_readonly && --lender->n_readonly == 0)
     PyArray_ENABLEFLAGS(as_numpy(lender->array), NPY_ARRAY_WRITEABLE);
@@ -140,6 +154,12 @@ OwnedNode lend(PyObject* x, bool is_readonly) {
   }
   if (is_readonly) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
   return node;
+}
+
+OwnedNode lend_readonly(PyObject* x) { return OwnedNode(new ReadonlyLend(x)); }
+
+bool is_lend(const owners::Node* node) noexcept {
+  return original_of(node) != nullptr || (node != nullptr && node->finish == finish_readonly);
 }
 
 PyObject* original_of(const owners::Node* node) noexcept {

@@ -23,6 +23,12 @@ bool is_lent(PyObject* x) noexcept;
 // that is writable, or is_lent(x).
 OwnedNode lend(PyObject* x, bool is_readonly);
 
+// Keeps x, which nobody writes, alive: there is no flag to give back.
+OwnedNode lend_readonly(PyObject* x);
+
+// The node was made by one of these.
+bool is_lend(const owners::Node* node) noexcept;
+
 // The array that was lent with this node, if it was made by lend().
 PyObject* original_of(const owners::Node* node) noexcept;
 

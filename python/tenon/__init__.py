@@ -18,8 +18,10 @@ from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, se
 # isort: split
 from . import _callbacks as _callbacks
 from ._array.creation import (
+    arange,
     array,
     asarray,
+    concatenate,
     empty,
     empty_like,
     from_pointer,
@@ -125,6 +127,7 @@ __all__ = [
     "Tensor",
     "TensorUsage",
     "WorkerBatch",
+    "arange",
     "array",
     "asarray",
     "attach",
@@ -133,6 +136,7 @@ __all__ = [
     "cast",
     "complex64",
     "complex128",
+    "concatenate",
     "copy",
     "dtype",
     "empty",
