@@ -6,22 +6,27 @@
 namespace tenon::python {
 namespace {
 
+struct Lend : owners::Node {
+  Lend(void (*finish_function)(Node*), bool is_readonly_lend, LentBy lent_by) noexcept
+      : Node(finish_function), is_readonly(is_readonly_lend), by(lent_by) {}
+  bool is_readonly;
+  LentBy by;
+};
+
 // The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
 // the one reference that Tenon has to it.
-struct Lender : owners::Node {
-  Lender(PyObject* x, bool first_is_readonly);
+struct Lender : Lend {
+  Lender(PyObject* x, bool is_readonly_lend, LentBy lent_by);
   PyObject* array;
   Lender* next_in_bucket = nullptr;
   uint32_t n_lends = 1;
   uint32_t n_readonly;  // lends for which the flag is cleared
-  bool is_readonly;     // of the first lend
 };
 
 // Another lend of the same array.
-struct FurtherLend : owners::Node {
-  FurtherLend(Lender* first, bool is_readonly_lend);
+struct FurtherLend : Lend {
+  FurtherLend(Lender* first, bool is_readonly_lend, LentBy lent_by);
   Lender* lender;
-  bool is_readonly;
 };
 
 // The lenders by their array. All under the GIL. Buckets are chained through the lenders, so that taking one
@@ -87,8 +92,8 @@ class Table {
 
 constinit Table table;
 
-struct ReadonlyLend : owners::Node {
-  explicit ReadonlyLend(PyObject* x);
+struct ReadonlyLend : Lend {
+  ReadonlyLend(PyObject* x, LentBy lent_by);
   PyObject* array;
 };
 
@@ -99,7 +104,8 @@ void finish_readonly(owners::Node* node) {
   Py_DECREF(array);
 }
 
-ReadonlyLend::ReadonlyLend(PyObject* x) : Node(finish_readonly), array(Py_NewRef(x)) {}
+ReadonlyLend::ReadonlyLend(PyObject* x, LentBy lent_by)
+    : Lend(finish_readonly, true, lent_by), array(Py_NewRef(x)) {}
 
 void end_lend(Lender* lender, bool is_readonly) {
   if (is_readonly && --lender->n_readonly == 0)
@@ -124,14 +130,13 @@ void finish_further(owners::Node* node) {
   end_lend(lender, is_readonly);
 }
 
-Lender::Lender(PyObject* x, bool first_is_readonly)
-    : Node(finish_first),
+Lender::Lender(PyObject* x, bool is_readonly_lend, LentBy lent_by)
+    : Lend(finish_first, is_readonly_lend, lent_by),
       array(Py_NewRef(x)),
-      n_readonly(first_is_readonly ? 1 : 0),
-      is_readonly(first_is_readonly) {}
+      n_readonly(is_readonly_lend ? 1 : 0) {}
 
-FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend)
-    : Node(finish_further), lender(first), is_readonly(is_readonly_lend) {}
+FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, LentBy lent_by)
+    : Lend(finish_further, is_readonly_lend, lent_by), lender(first) {}
 
 }  // namespace
 
@@ -140,15 +145,15 @@ bool is_lent(PyObject* x) noexcept {
   return lender != nullptr && lender->n_readonly != 0;
 }
 
-OwnedNode lend(PyObject* x, bool is_readonly) {
+OwnedNode lend(PyObject* x, bool is_readonly, LentBy by) {
   OwnedNode node;
   if (Lender* const first = table.find(x)) {
-    node.reset(new FurtherLend(first, is_readonly));
+    node.reset(new FurtherLend(first, is_readonly, by));
     ++first->n_lends;
     first->n_readonly += is_readonly ? 1 : 0;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x, is_readonly);
+    auto* const lender = new Lender(x, is_readonly, by);
     table.insert(lender);
     node.reset(lender);
   }
@@ -156,10 +161,11 @@ OwnedNode lend(PyObject* x, bool is_readonly) {
   return node;
 }
 
-OwnedNode lend_readonly(PyObject* x) { return OwnedNode(new ReadonlyLend(x)); }
+OwnedNode lend_readonly(PyObject* x, LentBy by) { return OwnedNode(new ReadonlyLend(x, by)); }
 
-bool is_lend(const owners::Node* node) noexcept {
-  return original_of(node) != nullptr || (node != nullptr && node->finish == finish_readonly);
+bool is_lent_by_user(const owners::Node* node) noexcept {
+  const bool is_lend = original_of(node) != nullptr || (node != nullptr && node->finish == finish_readonly);
+  return is_lend && static_cast<const Lend*>(node)->by == LentBy::kFromNumpy;
 }
 
 PyObject* original_of(const owners::Node* node) noexcept {

@@ -19,15 +19,18 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 // x's flag is cleared by one lend at least.
 bool is_lent(PyObject* x) noexcept;
 
+// Whether the user has lent x, and may end that by `with`.
+enum class LentBy { kFromNumpy, kTenon };
+
 // Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
 // that is writable, or is_lent(x).
-OwnedNode lend(PyObject* x, bool is_readonly);
+OwnedNode lend(PyObject* x, bool is_readonly, LentBy by);
 
 // Keeps x, which nobody writes, alive: there is no flag to give back.
-OwnedNode lend_readonly(PyObject* x);
+OwnedNode lend_readonly(PyObject* x, LentBy by);
 
-// The node was made by one of these.
-bool is_lend(const owners::Node* node) noexcept;
+// The node was made by one of these, for from_numpy().
+bool is_lent_by_user(const owners::Node* node) noexcept;
 
 // The array that was lent with this node, if it was made by lend().
 PyObject* original_of(const owners::Node* node) noexcept;

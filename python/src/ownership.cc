@@ -57,7 +57,7 @@ nb::object enter(const Self& self) {
   const Array array = self.array();
   const auto* const owner =
       static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));
-  if (!is_lend(owner) && tenon_array_moved_at(array.get()) == nullptr) {
+  if (!is_lent_by_user(owner) && tenon_array_moved_at(array.get()) == nullptr) {
     raise(PyExc_TypeError,
           "`with` on an array gives its memory back to NumPy, and this array has none that tn.from_numpy() "
           "borrowed: `with a.read() as v:` and `with a.write() as v:` hold an array");

@@ -139,6 +139,17 @@ void HostView::close() noexcept {
   storage->release();
 }
 
+namespace {
+
+// The parts of a request are not in the order of the uses.
+bool is_of(const RequestPart& part, const HostCall::Use& use) {
+  const Extent extent = use.array.extent();
+  return part.home == &use.array.storage().home() && part.access == use.access &&
+         part.extent.begin == extent.begin && part.extent.end == extent.end;
+}
+
+}  // namespace
+
 HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
     : many_(uses.size() > kFew ? std::make_unique<RequestPart[]>(uses.size()) : nullptr),
       request_(HolderKind::kCall, {}),
@@ -162,9 +173,8 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
   Conflict conflict;
   if (!request_.acquire(Deadline(-1), &conflict)) {
     const Use* refused = &uses.back();
-    const RequestPart* part = parts;
     for (const Use& use : uses) {
-      if (use.array.size() != 0 && part++ == conflict.part) refused = &use;
+      if (conflict.part != nullptr && is_of(*conflict.part, use)) refused = &use;
     }
     throw_conflict(conflict, infinitive(refused->access), &refused->array);
   }

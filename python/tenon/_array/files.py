@@ -148,7 +148,7 @@ def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray
 def _loaded(array: Any, shared: bool) -> NDArray:
     """The array read, without another copy where its byte order is the machine's."""
     if not shared:
-        return _core.from_numpy(array, zero_copy=array.dtype.isnative, mode="writable")
+        return _core.share(array)
     result = empty(array.shape, array.dtype.newbyteorder("="), shared=True)
     result[...] = array
     return result

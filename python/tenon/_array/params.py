@@ -17,6 +17,7 @@ Files of older versions have 0xF993FAC8 without the 0, or begin with ndim and le
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,10 @@ def _code_of(array: NDArray) -> int:
 
 
 def _bytes(file: Any, n: int) -> bytes:
-    data: bytes = file.read(n)
+    try:
+        data: bytes = file.read(n)
+    except (MemoryError, OverflowError) as error:
+        raise ValueError(f"the file is damaged, or too large for the memory: {n} bytes expected") from error
     if len(data) != n:
         raise ValueError(f"the file is damaged or cut off: {n} bytes expected, {len(data)} found")
     return data
@@ -104,8 +108,9 @@ def _read_array(file: Any, make: Make) -> NDArray:
     _, _, code = _numbers(file, "iii")
     if not 0 <= code < len(_DTYPES) or any(length < 0 for length in shape):
         raise ValueError(f"the file is damaged: an array has the shape {shape} and the dtype number {code}")
+    # Before there is memory for it: a damaged file may have a shape of any size.
+    elements = _bytes(file, math.prod(shape) * _core.dtype(_DTYPES[code]).itemsize)
     array = make(shape, _DTYPES[code])
-    if array.size != 0:
-        elements = _core.from_buffer(_bytes(file, array.nbytes), "uint8")
-        array.reshape(-1).view("uint8")[...] = elements
+    if elements:
+        array.reshape(-1).view("uint8")[...] = _core.from_buffer(elements, "uint8")
     return array
