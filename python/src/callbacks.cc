@@ -15,7 +15,7 @@ constexpr std::array<const char*, kCount> kNames = {
     "DeadlockError",   "MovedError",      "OpError",
     "OwnerDied",       "copied_error",    "op_error",
     "array_repr",      "array_format",    "reduce_array",
-    "array_ctypes",    "array_function",  "to_jax",
+    "array_ctypes",    "array_function",  "array_interface", "to_jax",
     "lease",           "leases",          "enter_block",
     "enter_later",     "nothing_later",   "check_on_died",
     "give_back",       "text_of",         "end_views",

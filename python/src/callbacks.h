@@ -28,6 +28,7 @@ enum class Callback : size_t {
   kReduceArray,
   kArrayCTypes,
   kArrayFunction,
+  kArrayInterface,
   kToJax,
   // Leases, blocks and bodies.
   kLease,

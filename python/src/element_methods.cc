@@ -9,6 +9,7 @@
 #include "from_numpy.h"
 #include "methods.h"
 #include "ndarray_parts.h"
+#include "turn.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -38,6 +39,16 @@ nb::object copyto(const Array& self, nb::object other) {
   return other;
 }
 
+// In C order.
+nb::object to_bytes(const Array& self) {
+  Turn turn;
+  turn.uses(self, Access::kRead);
+  turn.begin("tobytes");
+  const Array array = self.is_contiguous() ? self : copied(self);
+  return owned(PyBytes_FromStringAndSize(static_cast<const char*>(array.data()),
+                                         static_cast<Py_ssize_t>(array.nbytes())));
+}
+
 nb::object to_device(const Self& self, nb::handle device) {
   check_device_name(device);
   return self.object;
@@ -61,6 +72,12 @@ void add_element_methods(nb::module_&) {
       "Raises\n------\nValueError\n    The shapes do not fit, or ``other`` is read-only.\n"
       "TypeError\n    ``other`` has no memory of its own (a list), or not one that arrays can have "
       "(byte-swapped).\n");
+  def_method("tobytes", to_bytes, nb::sig("def tobytes(self) -> bytes"),
+             "A copy of the elements in C order as bytes.\n");
+  def_method("__bytes__", to_bytes, nb::sig("def __bytes__(self) -> bytes"));
+  def_method(
+      "fill", [](const Array& self, nb::handle value) { assign(self, value); }, nb::arg("value"),
+      nb::sig("def fill(self, value: Any) -> None"), "``a[...] = value``.\n");
   def_method("to", to_device, nb::arg("device"), nb::sig("def to(self, device: str) -> NDArray"),
              "The array on a device; on 'cpu' the array itself. Raises ValueError for others.\n");
   def_method("__copy__", [](const Array& self) { return copied(self); });

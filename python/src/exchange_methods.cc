@@ -76,6 +76,22 @@ nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args in
   return nb::tuple(results);
 }
 
+// NumPy's function of that name, which comes back as one call (__array_function__).
+template <size_t N>
+auto numpy_function(const char (&name)[N]) {
+  return [&name](const nb::args& arguments, const nb::kwargs& keywords) {
+    return nb::module_::import_("numpy").attr(name)(*arguments, **keywords);
+  };
+}
+
+nb::object as_numpy_copy(const Array& self, Flag zero_copy) {
+  if (zero_copy.get("zero_copy")) {
+    raise(PyExc_TypeError,
+          "asnumpy() copies: a.numpy() and np.asarray(a) give a NumPy array on the same memory");
+  }
+  return numpy_view(copied(self));
+}
+
 nb::object array_function(nb::handle, nb::object function, nb::object types, nb::object arguments,
                           nb::object keywords) {
   return callback(Callback::kArrayFunction)(function, types, arguments, keywords);
@@ -182,10 +198,18 @@ void add_exchange_methods(nb::module_& module) {
   def_method("numpy", numpy_view, nb::sig("def numpy(self) -> numpy.ndarray[Any, Any]"),
              "A NumPy array on the same memory, writable if this array is; it keeps the memory alive.\n\n"
              "Raises\n------\nTypeError\n    NumPy, with ml_dtypes, has no such dtype.\n");
-  def_method(
-      "asnumpy", [](const Array& self) { return numpy_view(copied(self)); },
-      nb::sig("def asnumpy(self) -> numpy.ndarray[Any, Any]"),
-      "A NumPy array with a copy of the elements.\n");
+  def_method("asnumpy", as_numpy_copy, nb::arg("zero_copy") = false,
+             nb::sig("def asnumpy(self, zero_copy: bool = False) -> numpy.ndarray[Any, Any]"),
+             "A NumPy array with a copy of the elements. `numpy` gives one on the same memory; so "
+             "``zero_copy=True`` is a\nTypeError.\n");
+  def_method("sum", numpy_function("sum"), nb::sig("def sum(self, *args: Any, **kwargs: Any) -> Any"),
+             "numpy.sum of the array.\n");
+  def_method("mean", numpy_function("mean"), nb::sig("def mean(self, *args: Any, **kwargs: Any) -> Any"),
+             "numpy.mean of the array.\n");
+  def_method("min", numpy_function("min"), nb::sig("def min(self, *args: Any, **kwargs: Any) -> Any"),
+             "numpy.min of the array.\n");
+  def_method("max", numpy_function("max"), nb::sig("def max(self, *args: Any, **kwargs: Any) -> Any"),
+             "numpy.max of the array.\n");
   def_method("torch", to_torch, nb::arg("trust") = false,
              nb::sig("def torch(self, trust: bool = False) -> Any"),
              "A PyTorch tensor on the same memory.\n\n"

@@ -206,12 +206,13 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
           "x is of %R: from_numpy() takes a numpy.ndarray; tn.asarray() and tn.array() take other data",
           reinterpret_cast<PyObject*>(Py_TYPE(x)));
   }
-  return wrap(is_zero_copy ? lend_numpy(x, mode) : copied(lend_numpy(native(x), LendMode::kWritable)));
+  return wrap(is_zero_copy ? lend_numpy(x, mode, LentBy::kFromNumpy)
+                           : copied(lend_numpy(native(x), LendMode::kWritable)));
 }
 
 }  // namespace
 
-Array lend_numpy(nb::handle object, LendMode mode) {
+Array lend_numpy(nb::handle object, LendMode mode, LentBy by) {
   PyArrayObject* const x = as_numpy(object.ptr());
   int64_t strides[NPY_MAXDIMS];
   tenon_adoption adoption;
@@ -225,9 +226,9 @@ Array lend_numpy(nb::handle object, LendMode mode) {
     if (Array known = find_known(adoption)) return known;
   }
   if (mode == LendMode::kMove) check_movable(x);
-  OwnedNode owner(mode != LendMode::kMove && !is_readonly
-                      ? lend(object.ptr(), mode == LendMode::kReadonly, current_site())
-                      : OwnedNode(new owners::Object(object)));
+  OwnedNode owner(mode == LendMode::kMove ? OwnedNode(new owners::Object(object))
+                  : is_readonly ? lend_readonly(object.ptr(), {current_site(), by})
+                                : lend(object.ptr(), mode == LendMode::kReadonly, {current_site(), by}));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);

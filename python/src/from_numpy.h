@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "python.h"
+#include "numpy_lend.h"
 
 namespace tenon::python {
 
@@ -13,7 +13,7 @@ enum class LendMode {
 };
 
 // x's memory as an array. Requires: x is a NumPy array. Throws TypeError, ValueError.
-Array lend_numpy(nb::handle x, LendMode mode);
+Array lend_numpy(nb::handle x, LendMode mode, LentBy by = LentBy::kTenon);
 
 // Both give an empty Array when object is no NumPy array, and import NumPy only if that could be. The first
 // shares the memory and refuses what cannot be shared; the second copies byte-swapped and unaligned arrays.

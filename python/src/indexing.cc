@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// a[...] and a[...] = x: basic indexing only, which never copies.
+// a[...] and a[...] = x. Basic indices never copy. Lists and arrays as indices select copies, and
+// assignments write through them: NumPy does both on a view, in one call.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
 #include "assignment.h"
 #include "dims.h"
+#include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "turn.h"
 #include "values.h"
 
 namespace tenon::python {
 namespace {
 
 [[noreturn]] void refuse_item(PyObject* item) {
-  raise(
-      PyExc_TypeError,
-      "%R is no index of an NDArray: ints, slices, ... and None are. Lists, masks and arrays select copies: "
-      "a.numpy()[...] does that, and a.numpy()[...] = x writes through them",
-      item);
+  raise(PyExc_TypeError,
+        "%R is no index of an NDArray: ints, slices, ..., None, and lists and arrays of ints or bools are",
+        item);
+}
+
+// It selects elements one by one.
+bool is_advanced(PyObject* item) {
+  return PyBool_Check(item) || (PySequence_Check(item) && !PyUnicode_Check(item) && !PyBytes_Check(item)) ||
+         PyObject_HasAttrString(item, "dtype") != 0;
 }
 
 class Indices {
@@ -33,6 +40,10 @@ class Indices {
     }
   }
 
+  // NumPy is to select with it.
+  bool is_advanced() const noexcept { return is_advanced_; }
+
+  // Requires: !is_advanced().
   Array of(const Array& array) const { return array.index(std::span<const tenon_index>(items_.data(), n_)); }
 
  private:
@@ -41,18 +52,24 @@ class Indices {
     items_[n_++] = converted(item);
   }
 
-  static Index converted(PyObject* item) {
+  Index advanced(PyObject* item) {
+    if (!python::is_advanced(item)) refuse_item(item);
+    is_advanced_ = true;
+    return new_axis;
+  }
+
+  Index converted(PyObject* item) {
     if (PyLong_CheckExact(item)) return Index(position_from(item));
     if (PySlice_Check(item)) return slice_from(item);
     if (item == Py_None) return new_axis;
     if (item == Py_Ellipsis) return ellipsis;
-    if (PyBool_Check(item) || PyIndex_Check(item) == 0) refuse_item(item);
+    if (PyBool_Check(item) || PyIndex_Check(item) == 0) return advanced(item);
     try {
       return Index(position_from(item));
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_TypeError)) throw;
     }
-    refuse_item(item);  // an array of several elements has __index__, but not for this
+    return advanced(item);  // an array of several elements has __index__, but not for this
   }
 
   // A number too large for 64 bits lies outside of every axis.
@@ -77,17 +94,62 @@ class Indices {
   }
 
   size_t n_ = 0;
+  bool is_advanced_ = false;
   std::array<tenon_index, 2 * TENON_MAX_NDIM + 1> items_;  // n_ of them are set
 };
 
+// key with views of the NDArrays in it.
+nb::object key_on_views(PyObject* key, Turn& turn) {
+  if (!PyTuple_Check(key)) return turn.view_of(key);
+  nb::list items;
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) items.append(turn.view_of(item.ptr()));
+  return nb::tuple(items);
+}
+
+void reads_key(PyObject* key, Turn& turn) {
+  if (!PyTuple_Check(key)) return turn.reads(key);
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) turn.reads(item.ptr());
+}
+
+PyObject* get_selected(PyObject* self, PyObject* key) {
+  Turn turn;
+  turn.reads(self);
+  reads_key(key, turn);
+  turn.begin("getitem");
+  const nb::object view = turn.view_of(self);
+  return wrap(array_from(owned(PyObject_GetItem(view.ptr(), key_on_views(key, turn).ptr()))));
+}
+
+void set_selected(PyObject* self, PyObject* key, PyObject* value) {
+  Turn turn;
+  turn.writes(self);
+  reads_key(key, turn);
+  turn.reads(value);
+  turn.begin("setitem");
+  const nb::object view = turn.view_of(self);
+  check_python(PyObject_SetItem(view.ptr(), key_on_views(key, turn).ptr(), turn.view_of(value).ptr()));
+}
+
 PyObject* get_item(PyObject* self, PyObject* key) noexcept {
-  return guarded([&] { return wrap(Indices(key).of(share(self))); });
+  return guarded([&] {
+    const Indices indices(key);
+    return indices.is_advanced() ? get_selected(self, key) : wrap(indices.of(share(self)));
+  });
 }
 
 int set_item(PyObject* self, PyObject* key, PyObject* value) noexcept {
   return guarded([&] {
     if (value == nullptr) raise(PyExc_TypeError, "elements of an array cannot be deleted");
-    assign(key == Py_Ellipsis ? share(self) : Indices(key).of(share(self)), value);
+    if (key == Py_Ellipsis) {
+      assign(share(self), value);
+      return 0;
+    }
+    const Indices indices(key);
+    if (indices.is_advanced()) {
+      set_selected(self, key, value);
+    } else {
+      assign(indices.of(share(self)), value);
+    }
     return 0;
   });
 }

@@ -9,30 +9,33 @@
 namespace tenon::python {
 namespace {
 
+struct Lend : owners::Node {
+  Lend(void (*finish_function)(Node*), bool is_readonly_lend, const Lending& how) noexcept
+      : Node(finish_function), site(how.site), by(how.by), is_readonly(is_readonly_lend) {}
+  const char* site;
+  LentBy by;
+  bool is_readonly;
+};
+
 // The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
 // the one reference that Tenon has to it.
-struct Lender : owners::Node {
-  Lender(PyObject* x, bool first_is_readonly, const char* first_site);
+struct Lender : Lend {
+  Lender(PyObject* x, bool is_readonly_lend, const Lending& how);
+  bool is_over = false;  // the first lend
   PyObject* array;
   Lender* next_in_bucket = nullptr;
   struct FurtherLend* further = nullptr;  // the latest of them
   uint32_t n_lends = 1;
   uint32_t n_readonly;  // lends for which the flag is cleared
-  // Of the first lend.
-  const char* site;
-  bool is_readonly;
-  bool is_over = false;
 };
 
 // Another lend of the same array, in the list of its lender.
-struct FurtherLend : owners::Node {
-  FurtherLend(Lender* first, bool is_readonly_lend, const char* line);
+struct FurtherLend : Lend {
+  FurtherLend(Lender* first, bool is_readonly_lend, const Lending& how);
   ~FurtherLend();
   Lender* lender;
   FurtherLend* older;
   FurtherLend* newer = nullptr;
-  const char* site;
-  bool is_readonly;
 };
 static_assert(sizeof(Lender) <= 64 && sizeof(FurtherLend) <= 64, "the pool of nodes has blocks of this size");
 
@@ -107,6 +110,21 @@ class Table {
 
 constinit Table table;
 
+struct ReadonlyLend : Lend {
+  ReadonlyLend(PyObject* x, const Lending& how);
+  PyObject* array;
+};
+
+void finish_readonly(owners::Node* node) {
+  auto* const self = static_cast<ReadonlyLend*>(node);
+  PyObject* const array = self->array;
+  delete self;
+  Py_DECREF(array);
+}
+
+ReadonlyLend::ReadonlyLend(PyObject* x, const Lending& how)
+    : Lend(finish_readonly, true, how), array(Py_NewRef(x)) {}
+
 void end_lend(Lender* lender, bool is_readonly) {
   if (is_readonly && --lender->n_readonly == 0)
     PyArray_ENABLEFLAGS(as_numpy(lender->array), NPY_ARRAY_WRITEABLE);
@@ -131,15 +149,11 @@ void finish_further(owners::Node* node) {
   end_lend(lender, is_readonly);
 }
 
-Lender::Lender(PyObject* x, bool first_is_readonly, const char* first_site)
-    : Node(finish_first),
-      array(Py_NewRef(x)),
-      n_readonly(first_is_readonly ? 1 : 0),
-      site(first_site),
-      is_readonly(first_is_readonly) {}
+Lender::Lender(PyObject* x, bool is_readonly_lend, const Lending& how)
+    : Lend(finish_first, is_readonly_lend, how), array(Py_NewRef(x)), n_readonly(is_readonly_lend ? 1 : 0) {}
 
-FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, const char* line)
-    : Node(finish_further), lender(first), older(first->further), site(line), is_readonly(is_readonly_lend) {
+FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, const Lending& how)
+    : Lend(finish_further, is_readonly_lend, how), lender(first), older(first->further) {
   if (older != nullptr) older->newer = this;
   first->further = this;
 }
@@ -185,20 +199,27 @@ bool is_lent(PyObject* x) noexcept {
   return lender != nullptr && lender->n_readonly != 0;
 }
 
-OwnedNode lend(PyObject* x, bool is_readonly, const char* site) {
+OwnedNode lend(PyObject* x, bool is_readonly, const Lending& how) {
   OwnedNode node;
   if (Lender* const first = table.find(x)) {
-    node.reset(new FurtherLend(first, is_readonly, site));
+    node.reset(new FurtherLend(first, is_readonly, how));
     ++first->n_lends;
     first->n_readonly += is_readonly ? 1 : 0;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x, is_readonly, site);
+    auto* const lender = new Lender(x, is_readonly, how);
     table.insert(lender);
     node.reset(lender);
   }
   if (is_readonly) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
   return node;
+}
+
+OwnedNode lend_readonly(PyObject* x, const Lending& how) { return OwnedNode(new ReadonlyLend(x, how)); }
+
+bool is_lent_by_user(const owners::Node* node) noexcept {
+  const bool is_lend = original_of(node) != nullptr || (node != nullptr && node->finish == finish_readonly);
+  return is_lend && static_cast<const Lend*>(node)->by == LentBy::kFromNumpy;
 }
 
 std::vector<Loan> loans_of(PyObject* x) {
@@ -218,11 +239,7 @@ std::vector<Loan> loans_of(PyObject* x) {
 Loan loan_of(const owners::Node* node) noexcept {
   PyObject* const array = original_of(node);
   if (array == nullptr) return {};
-  if (node->finish == finish_first) {
-    const auto& lender = *static_cast<const Lender*>(node);
-    return {nb::borrow(array), lender.is_readonly, lender.site};
-  }
-  const auto& lend = *static_cast<const FurtherLend*>(node);
+  const auto& lend = *static_cast<const Lend*>(node);
   return {nb::borrow(array), lend.is_readonly, lend.site};
 }
 

@@ -20,9 +20,23 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 // x's flag is cleared by one lend at least.
 bool is_lent(PyObject* x) noexcept;
 
-// Keeps x alive; with is_readonly clears its flag, and finish gives it back. site: the line that lends it;
-// lives for ever, may be null. Requires: x is a NumPy array that is writable, or is_lent(x).
-OwnedNode lend(PyObject* x, bool is_readonly, const char* site);
+// Whether the user has lent x, and may end that by `with`.
+enum class LentBy : uint8_t { kFromNumpy, kTenon };
+
+struct Lending {
+  const char* site;  // the line that lends; lives for ever, may be null
+  LentBy by;
+};
+
+// Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
+// that is writable, or is_lent(x).
+OwnedNode lend(PyObject* x, bool is_readonly, const Lending& how);
+
+// Keeps x, which nothing writes, alive: there is no flag to give back.
+OwnedNode lend_readonly(PyObject* x, const Lending& how);
+
+// The node was made by one of these, for from_numpy().
+bool is_lent_by_user(const owners::Node* node) noexcept;
 
 // One lend that has not ended.
 struct Loan {

@@ -52,6 +52,19 @@ void check_original(const Array& array) {
       "a base of it: `del x` first, or go on with x");
 }
 
+// Of other arrays it would throw the memory away: who writes `with a:` means to hold the array.
+nb::object enter(const Self& self) {
+  const Array array = self.array();
+  const auto* const owner =
+      static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));
+  if (!is_lent_by_user(owner) && tenon_array_moved_at(array.get()) == nullptr) {
+    raise(PyExc_TypeError,
+          "`with` on an array gives its memory back to NumPy, and this array has none that tn.from_numpy() "
+          "borrowed: `with a.read() as v:` and `with a.write() as v:` hold an array");
+  }
+  return self.object;
+}
+
 nb::object move_to_numpy(const Array& array) {
   need_numpy();
   check_original(array);
@@ -100,10 +113,12 @@ void add_ownership(nb::module_& module) {
       "no other\n"
       "access waits for them. The caller orders them. Shares the memory and keeps it alive.\n");
   def_method(
-      "__enter__", [](const Self& self) { return self.object; }, nb::sig("def __enter__(self) -> NDArray"),
+      "__enter__", enter, nb::sig("def __enter__(self) -> NDArray"),
       "``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back "
       "to "
-      "its owner:\n``x`` is writable again, and ``a`` raises MovedError.\n\nRaises\n------\nLeaseConflict\n"
+      "its owner:\n``x`` is writable again, and ``a`` raises MovedError. "
+      "``with a.read()`` and\n``with a.write()`` hold an array.\n\nRaises\n------\nTypeError\n"
+      "    At the beginning: the array has no memory that `from_numpy` borrowed.\nLeaseConflict\n"
       "    At the end: a view, lease or another import still holds the memory; it stays lent.\nOpError\n"
       "    At the end: an op that was to write it has failed.\n");
   def_method(

@@ -36,6 +36,9 @@ Array transposed(const Array& array, const nb::args& axes) {
 
 void add_window_methods(nb::module_&) {
   def_method(
+      "ravel", [](const Array& self) { return self.reshape({-1}, Copy::kIfNeeded); },
+      "The elements in C order on one axis: a view where possible, else new memory.\n");
+  def_method(
       "reshape",
       [](const Array& self, const nb::args& shape, nb::object copy) {
         return self.reshape(Dims::of_arguments(shape, "shape").shape(), copy_from(copy));

@@ -19,8 +19,10 @@ from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, se
 from . import _callbacks as _callbacks
 from ._array.borrowers import Borrower, borrowers
 from ._array.creation import (
+    arange,
     array,
     asarray,
+    concatenate,
     empty,
     empty_like,
     from_pointer,
@@ -128,6 +130,7 @@ __all__ = [
     "Tensor",
     "TensorUsage",
     "WorkerBatch",
+    "arange",
     "array",
     "asarray",
     "attach",
@@ -137,6 +140,7 @@ __all__ = [
     "cast",
     "complex64",
     "complex128",
+    "concatenate",
     "copy",
     "dtype",
     "empty",

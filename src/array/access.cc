@@ -10,6 +10,9 @@ namespace {
 
 std::string name_of(const Array* array) {
   if (array == nullptr) return "memory";
+  const uint64_t nbytes = array->storage().nbytes();
+  if (array->shape().empty() && nbytes > array->desc().nbytes)
+    return concat("an element of dtype ", array->dtype().name(), " of an array of ", nbytes, " bytes");
   return concat("the array of shape ", shape_text(array->shape()), " and dtype ", array->dtype().name());
 }
 
@@ -67,7 +70,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return make_error(
           Code::kLeaseConflict, "cannot take a view of ", name_of(array),
           ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
-          "or `with a.write():`, or while a.lease() holds");
+          "or `with a.write():`, or while a.lease() holds; np.array(a) and a.copy() copy it without one");
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(conflict.holder),
@@ -136,6 +139,17 @@ void HostView::close() noexcept {
   storage->release();
 }
 
+namespace {
+
+// The parts of a request are not in the order of the uses.
+bool is_of(const RequestPart& part, const HostCall::Use& use) {
+  const Extent extent = use.array.extent();
+  return part.home == &use.array.storage().home() && part.access == use.access &&
+         part.extent.begin == extent.begin && part.extent.end == extent.end;
+}
+
+}  // namespace
+
 HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses)
     : many_(uses.size() > kFew ? std::make_unique<RequestPart[]>(uses.size()) : nullptr),
       request_(HolderKind::kCall, {}),
@@ -160,7 +174,7 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
   if (!request_.acquire(Deadline(-1), &conflict)) {
     const Use* refused = &uses.back();
     for (const Use& use : uses) {
-      if (conflict.part != nullptr && conflict.part->home == &use.array.storage().home()) refused = &use;
+      if (conflict.part != nullptr && is_of(*conflict.part, use)) refused = &use;
     }
     throw_conflict(conflict, infinitive(refused->access), &refused->array);
   }

@@ -376,6 +376,20 @@ bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* confl
   return false;
 }
 
+namespace {
+
+// The first part that a wait which has failed was for; null: it has been granted meanwhile.
+const RequestPart* first_missing(const Request& request) noexcept {
+  for (const RequestPart& part : request.parts) {
+    if (!part.is_appended) continue;
+    const std::scoped_lock lock(part.queue->lock);
+    if (part.is_queued && !part.is_granted) return &part;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noexcept {
   is_ready_.store(0, std::memory_order_relaxed);
   const Appended appended = append(*this, OnHost::kIgnore, conflict);
@@ -392,6 +406,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   } else if (impl::is_over(wait(node, is_ready_, is_ready, deadline, &conflict->holder), conflict)) {
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
+  conflict->part = first_missing(*this);
   if (cancel(*this)) return false;
   // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
   // call it may first need the language's lock, for a request that became ready before.

@@ -255,3 +255,19 @@ def test_addresses_that_cannot_be_are_errors_and_run_no_deleter():
     with pytest.raises(TypeError, match="callable"):
         tn.from_pointer(address, 4, "float64", deleter=3)
     assert calls == []
+
+
+def test_ranges_and_concatenations_are_numpys():
+    for arguments in [(5,), (2, 5), (1.0, 2.0, 0.25), (5, 0, -2), (3, None, 2)]:
+        made, expected = tn.arange(*arguments), np.arange(*arguments)
+        assert (made.dtype.name, made.tolist()) == (expected.dtype.name, expected.tolist())
+        made[...] = 1  # it is writable
+    assert tn.arange(3, dtype="bfloat16").dtype == tn.bfloat16
+    with pytest.raises(ValueError, match="cpu"):
+        tn.arange(3, device="gpu")
+    a, b = tn.zeros((2, 3), shared=True), tn.ones((1, 3), "float64")
+    joined = tn.concatenate([a, b, np.full((1, 3), 2)])
+    assert (joined.dtype, joined.tolist()) == (tn.float64, [[0] * 3, [0] * 3, [1] * 3, [2] * 3])
+    assert tn.concatenate((a, a), axis=1).shape == (2, 6)
+    assert tn.concatenate(iter([a, b]), axis=None, dtype="int8").tolist() == [0] * 6 + [1] * 3
+    assert a.leases() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Basic indexing is NumPy's, as windows on the same memory; everything else is refused with the way out."""
+"""Indexing is NumPy's: basic indices give windows on the same memory, lists and arrays select copies."""
 
 import numpy as np
 import pytest
@@ -95,14 +95,75 @@ def test_an_int_beyond_64_bits_is_an_error():
         a[2**70]
 
 
-@pytest.mark.parametrize(
-    "key", [[0, 1], np.array([0, 1]), np.ones((4, 5, 6), bool), True, (0, [1]), "a", 1.5, (np.array([1]),)]
-)
-def test_other_keys_say_how_to_do_it(key):
+SELECTIONS = [
+    [0, 1],
+    [3, -1, 3],
+    [],
+    [True, False, False, True],
+    range(2),
+    True,
+    np.bool(False),
+    np.array([0, 1]),
+    np.array([[0, 1], [2, 3]]),
+    np.arange(120).reshape(4, 5, 6) % 7 == 0,
+    (0, [1]),
+    ([0, 1], slice(None), [2, 3]),
+    (slice(1, 3), [4, 0]),
+    (np.array([1]),),
+    (..., [0, 5]),
+    ([0, 1], None, 2),
+    ([[0], [1]], [2, 3], 0),
+]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("key", SELECTIONS, ids=range(len(SELECTIONS)))
+def test_lists_and_arrays_select_copies_and_assignments_write_through_them(key, is_shared):
+    _, x = pair()
+    a = tn.zeros(x.shape, x.dtype, shared=is_shared)
+    a[...] = x
+    selected = a[key]
+    assert isinstance(selected, tn.NDArray) and selected.dtype == a.dtype
+    assert (selected.shape, selected.tolist()) == (x[key].shape, x[key].tolist())
+    selected[...] = -5
+    assert a.tolist() == x.tolist(), "it is a copy"
+    x[key] = -x[key]
+    a[key] = -a[key]
+    assert a.tolist() == x.tolist()
+    x[key] = 77
+    a[key] = 77
+    assert a.tolist() == x.tolist()
+    assert a.leases() == []
+
+
+def test_arrays_select_from_arrays():
+    a, x = pair()
+    rows, mask = tn.array([2, 0]), tn.array(x > 60)
+    assert a[rows].tolist() == x[[2, 0]].tolist()
+    assert a[rows, 1:3].tolist() == x[[2, 0], 1:3].tolist()
+    assert a[mask].tolist() == x[x > 60].tolist()
+    a[mask] = a[mask] * 2
+    assert a.tolist() == np.where(x > 60, 2 * x, x).tolist()
+
+
+def test_a_selection_waits_for_ops_and_writes_to_no_read_only_array():
+    a = tn.zeros(4)
+    tn.push(tn.fill, tn.out(a), 3)
+    assert a[[0, 3]].tolist() == [3, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        a.readonly()[[0]] = 1
+    with pytest.raises(IndexError, match="out of bounds"):
+        a[[4]]
+    with pytest.raises(IndexError, match="boolean index"):
+        a[[True]]
+
+
+@pytest.mark.parametrize("key", ["a", 1.5, b"a", {}, (0, 1.5)], ids=range(5))
+def test_other_keys_say_what_an_index_is(key):
     a, _ = pair()
-    with pytest.raises(TypeError, match=r"a\.numpy\(\)\[\.\.\.\]"):
+    with pytest.raises(TypeError, match=r"is no index of an NDArray: ints, slices, \.\.\., None, and lists"):
         a[key]
-    with pytest.raises(TypeError, match=r"a\.numpy\(\)\[\.\.\.\]"):
+    with pytest.raises(TypeError, match="is no index of an NDArray"):
         a[key] = 0
 
 

@@ -557,3 +557,82 @@ def test_ufunc_at_does_not_write_to_a_read_only_array():
     np.add.at(a, [0], 5)
     assert a.tolist() == [5, 0, 0]
     assert a.version != version
+
+
+def test_the_array_interface_holds_a_view():
+    class Foreign:
+        def __init__(self, array):
+            self.__array_interface__ = array.__array_interface__
+
+    a = tn.zeros((2, 3))
+    x = np.asarray(Foreign(a))
+    assert x.shape == (2, 3) and x.dtype == np.float32 and x.ctypes.data == a.data_ptr
+    x[1, 2] = 5
+    assert a[1, 2].item() == 5
+    assert [holder.kind for holder in a.leases()] == ["view"]
+    with pytest.raises(tn.LeaseConflict):
+        tn.push(tn.fill, tn.out(a), 1)
+    del x
+    assert a.leases() == []
+    assert not np.asarray(Foreign(a.readonly())).flags.writeable
+    description = a.__array_interface__
+    with pytest.raises(tn.LeaseConflict, match="raw view|holds a view|view"):
+        tn.push(tn.fill, tn.out(a), 1)
+    del description
+    tn.push(tn.fill, tn.out(a), 1).wait()
+
+
+def test_the_array_interface_is_missing_where_no_view_can_be_had():
+    shared = tn.zeros(3, shared=True)
+    for a in (shared, tn.zeros((2, 3)).T, tn.zeros(3, "bfloat16")):
+        assert not hasattr(a, "__array_interface__")
+    with pytest.raises(AttributeError, match=r"a view needs a lease: .*with a\.read\(\)"):
+        shared.__array_interface__
+    with pytest.raises(AttributeError, match=r"np\.asarray\(a\)"):
+        tn.zeros((2, 3)).T.__array_interface__
+    with shared.read():
+        assert shared.__array_interface__["shape"] == (3,)
+    assert np.array(shared).tolist() == [0, 0, 0]
+
+
+def test_asnumpy_copies_and_names_what_does_not():
+    a = tn.zeros(3)
+    assert not np.shares_memory(a.asnumpy(zero_copy=False), a.numpy())
+    with pytest.raises(TypeError, match=r"a\.numpy\(\) and np\.asarray\(a\)"):
+        a.asnumpy(zero_copy=True)
+
+
+def test_ravel_is_a_view_where_reshape_is():
+    a = tn.zeros((2, 3))
+    a.ravel()[1] = 4
+    assert a.tolist() == [[0, 4, 0], [0, 0, 0]]
+    copied = a.T.ravel()
+    assert copied.tolist() == [0, 0, 4, 0, 0, 0]
+    copied[0] = 1
+    assert a[0, 0].item() == 0
+
+
+def test_bytes_are_the_elements_in_c_order():
+    x = np.arange(6, dtype="i2").reshape(2, 3)
+    for is_shared in (False, True):
+        a = tn.zeros((2, 3), "i2", shared=is_shared)
+        a[...] = x
+        assert a.tobytes() == bytes(a) == x.tobytes()
+        assert a.T.tobytes() == bytes(a.T) == x.T.tobytes()
+        assert a[:, ::-1].tobytes() == x[:, ::-1].tobytes()
+        assert a[0:0].tobytes() == b""
+    assert len(tn.zeros(3, "bfloat16").tobytes()) == 6
+
+
+def test_cast_reads_and_writes_shared_arrays_without_a_lease():
+    a, b = tn.zeros(3, shared=True), tn.zeros(3, "int8", shared=True)
+    a[...] = [1.5, 2.5, 3.5]
+    tn.cast(a, b)
+    assert b.tolist() == [1, 2, 3]
+    tn.cast([4.5, 5.5, 6.5], b)
+    assert b.tolist() == [4, 5, 6]
+    x = np.zeros(3)
+    tn.cast(b, x)
+    assert x.tolist() == [4, 5, 6]
+    tn.push(tn.cast, a, tn.out(b)).wait()
+    assert b.tolist() == [1, 2, 3]

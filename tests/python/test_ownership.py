@@ -157,6 +157,46 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
     assert b.tolist() == [7, 7, 7]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tn.zeros(3),
+        lambda: tn.zeros(3, shared=True),
+        lambda: tn.zeros(3)[1:],
+        lambda: tn.asarray([1, 2]),
+        lambda: tn.asarray(np.zeros(3)),
+        lambda: tn.from_buffer(bytearray(8), "f4"),
+        lambda: tn.from_dlpack(np.zeros(3)),
+        lambda: tn.from_numpy(np.asarray(tn.zeros(3))),
+        lambda: tn.from_numpy(np.zeros(3), zero_copy=False),
+        lambda: tn.from_numpy(np.zeros(3), mode="move"),
+        lambda: tn.arange(3),
+        lambda: tn.arange(3)[[0, 1]],
+    ],
+    ids=range(12),
+)
+def test_a_block_with_memory_that_numpy_has_not_lent_is_an_error_and_keeps_the_values(make):
+    a = make()
+    before = a.tolist()
+    with pytest.raises(TypeError, match=r"with a\.read\(\) as v:.*with a\.write\(\) as v:"), a:
+        pass
+    assert a.tolist() == before
+
+
+@pytest.mark.parametrize("mode", ["readonly", "writable"])
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_block_gives_back_what_from_numpy_has_lent(mode, is_writable):
+    x = np.arange(3.0)
+    x.flags.writeable = is_writable
+    with tn.from_numpy(x, mode=mode) as a:
+        part = a[1:]
+    with pytest.raises(tn.MovedError):
+        part.tolist()
+    assert x.flags.writeable == is_writable
+    with tn.from_numpy(x, mode=mode)[1:]:  # also through a part of it
+        pass
+
+
 def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_no_error():
     x = np.zeros(3)
     with pytest.raises(tn.LeaseConflict, match="a writable view of it"), tn.from_numpy(x) as a:

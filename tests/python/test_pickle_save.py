@@ -3,6 +3,7 @@
 
 import io
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -169,3 +170,93 @@ def test_what_files_cannot_hold_is_refused(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
     with pytest.raises(ValueError):
         tn.load(tmp_path / "objects.npy")
+
+
+PARAMS = [
+    "bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_params_files_hold_lists_and_names(tmp_path, is_shared):
+    arrays = {f"arg:{name}": tn.zeros((2, 3), name) for name in PARAMS}
+    for i, array in enumerate(arrays.values()):
+        array[...] = np.arange(6).reshape(2, 3) * (i % 3)
+    arrays |= {"scalar": tn.full((), 7), "empty": tn.zeros((2, 0)), "strided": tn.arange(6.0)[::2]}
+    tn.save(tmp_path / "net.params", arrays)
+    loaded = tn.load(tmp_path / "net.params", shared=is_shared)
+    assert list(loaded) == list(arrays)
+    for name, array in arrays.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+        assert loaded[name].tolist() == array.tolist()
+        assert loaded[name].shared == is_shared and loaded[name].writable
+    tn.save(str(tmp_path / "list.params"), list(arrays.values()))
+    assert [a.tolist() for a in tn.load(tmp_path / "list.params")] == [a.tolist() for a in arrays.values()]
+    tn.save(tmp_path / "one.params", tn.ones(2))
+    assert [a.tolist() for a in tn.load(tmp_path / "one.params")] == [[1, 1]]
+    tn.save(tmp_path / "none.params", {})
+    assert tn.load(tmp_path / "none.params") == []
+
+
+def params_file(array, names=b"\0" * 8):
+    return struct.pack("<QQQ", 0x112, 0, 1) + array + names
+
+
+def test_the_layout_of_params_files_is_mxnets(tmp_path):
+    file = tmp_path / "a.params"
+    tn.save(file, {"w": tn.array([[1, 2]], "int32")})
+    array = struct.pack("<IiiqqiiiII", 0xF993FAC9, 0, 2, 1, 2, 1, 0, 4, 1, 2)
+    assert file.read_bytes() == params_file(array, struct.pack("<QQ", 1, 1) + b"w")
+    old = [
+        struct.pack("<IiqqiiiII", 0xF993FAC8, 2, 1, 2, 2, 0, 4, 1, 2),
+        struct.pack("<IIIiiiII", 2, 1, 2, 1, 0, 4, 1, 2),
+        struct.pack("<IiiqqiiiII", 0xF993FACA, 0, 2, 1, 2, 1, 0, 4, 1, 2),
+    ]
+    for array in old:  # of older versions, and with the shapes of NumPy
+        assert tn.load(io.BytesIO(params_file(array)))[0].tolist() == [[1, 2]]
+
+
+def test_damaged_params_files_are_errors(tmp_path):
+    file = tmp_path / "a.params"
+    tn.save(file, {"w": tn.ones((2, 3)), "b": tn.ones(2)})
+    content = file.read_bytes()
+    for n in range(8, len(content)):
+        with pytest.raises(ValueError, match="damaged"):
+            tn.load(io.BytesIO(content[:n]))
+    sparse = struct.pack("<Iiiqiii", 0xF993FAC9, 1, 1, 1, 1, 0, 0)
+    with pytest.raises(ValueError, match="sparse"):
+        tn.load(io.BytesIO(params_file(sparse)))
+    huge = struct.pack("<Iiiqqiii", 0xF993FAC9, 0, 2, 2**40, 2**40, 1, 0, 0)
+    for is_shared in (False, True):
+        with pytest.raises(ValueError, match="damaged"):
+            tn.load(io.BytesIO(params_file(huge)), shared=is_shared)
+    with pytest.raises(TypeError, match="complex64"):
+        tn.save(file, [tn.zeros(2, "complex64")])
+    assert file.read_bytes() == content, "what cannot be saved leaves the file as it was"
+
+
+def test_files_are_loaded_into_shared_memory(tmp_path):
+    tn.save(tmp_path / "a.npy", tn.arange(3))
+    tn.save(tmp_path / "b.npz", [tn.ones(2), tn.zeros(2)])
+    np.save(tmp_path / "c.npy", np.arange(3, dtype=">f4"))
+    a = tn.load(tmp_path / "a.npy", shared=True)
+    assert a.shared and a.tolist() == [0, 1, 2]
+    assert [b.shared for b in tn.load(tmp_path / "b.npz", shared=True).values()] == [True, True]
+    c = tn.load(tmp_path / "c.npy", shared=True)
+    assert c.shared and c.dtype == tn.float32 and c.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="mmap_mode"):
+        tn.load(tmp_path / "a.npy", mmap_mode="r", shared=True)
+    with pytest.raises(TypeError, match="shared is 'x'"):
+        tn.load(tmp_path / "a.npy", shared="x")
+
+
+def test_shared_arrays_are_saved_without_a_lease(tmp_path):
+    a = tn.zeros(3, shared=True)
+    a[...] = [1, 2, 3]
+    tn.save(tmp_path / "a.npy", a)
+    tn.save(tmp_path / "b.npz", {"a": a})
+    tn.save(tmp_path / "c.params", {"a": a})
+    assert tn.load(tmp_path / "a.npy").tolist() == [1, 2, 3]
+    assert tn.load(tmp_path / "b.npz")["a"].tolist() == [1, 2, 3]
+    assert tn.load(tmp_path / "c.params")["a"].tolist() == [1, 2, 3]
+    assert a.leases() == []

@@ -356,3 +356,47 @@ def test_another_error_of_a_handler_ends_no_wait(monkeypatch):
         logger.removeHandler(handler)
         holder.end()
     assert swallowed == [OSError]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: a.tolist(), r"cannot read the array of shape \(3,\) and dtype float32"),
+        (lambda a: a.astype("int8"), r"cannot read the array of shape \(3,\) and dtype float32"),
+        (lambda a: np.add(np.ones(3), a), r"cannot read the array of shape \(3,\) and dtype float32"),
+        (lambda a: a[1:].copyto(np.zeros(2)), r"cannot read the array of shape \(2,\) and dtype float32"),
+        (lambda a: tn.copy(a, tn.zeros(3)), r"cannot read the array of shape \(3,\) and dtype float32"),
+        (lambda a: tn.copy(tn.zeros(3), a), r"cannot write the array of shape \(3,\) and dtype float32"),
+        (lambda a: a.__iadd__(1), r"cannot write the array of shape \(3,\) and dtype float32"),
+        (lambda a: a.__setitem__(0, 1), r"cannot write an element of dtype float32 of an array of 12 bytes"),
+        (lambda a: a[1].item(), r"cannot read an element of dtype float32 of an array of 12 bytes"),
+    ],
+    ids=range(9),
+)
+def test_errors_of_waits_name_the_access_that_was_asked_for(call, message):
+    mine, others = tn.zeros(3), tn.zeros(3)
+    has_others, may_wait = threading.Event(), threading.Event()
+    errors = []
+
+    def wait_for_mine():
+        with others.write():
+            has_others.set()
+            assert may_wait.wait(SECONDS)
+            try:
+                call(mine)
+            except tn.DeadlockError as error:
+                errors.append(str(error))
+
+    other = threading.Thread(target=wait_for_mine)
+    with mine.write():
+        other.start()
+        assert has_others.wait(SECONDS)
+        may_wait.set()
+        try:
+            call(others)
+        except tn.DeadlockError as error:
+            errors.append(str(error))
+    other.join(SECONDS)
+    assert errors
+    for error in errors:
+        assert re.match(message, error), error

@@ -161,6 +161,42 @@ def full_like(
     return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device)
 
 
+def arange(
+    start: Any, stop: Any = None, step: Any = None, dtype: DTypeLike | None = None, device: str = "cpu"
+) -> NDArray:
+    """A new array of ``start``, ``start + step``, ... before ``stop``, as `numpy.arange`.
+
+    Parameters
+    ----------
+    start, stop, step : number
+        With one of them: 0, 1, ... before it.
+    dtype : dtype, str or another dtype, optional
+        Default: the dtype that NumPy selects.
+    """
+    import numpy as np
+
+    _check_device(device)
+    bounds = (start,) if stop is None and step is None else (start, stop, 1 if step is None else step)
+    return asarray(np.arange(*bounds), dtype)
+
+
+def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: DTypeLike | None = None) -> NDArray:
+    """A new array of the elements of several, along an existing axis, as `numpy.concatenate`.
+
+    Parameters
+    ----------
+    arrays : sequence of arrays
+        Of the same shape except along the axis. They are read in one call.
+    axis : int or None
+        None: the arrays are flattened first.
+    dtype : dtype, str or another dtype, optional
+        Default: the dtype that NumPy selects.
+    """
+    import numpy as np
+
+    return asarray(np.concatenate(list(arrays), axis=axis), dtype)
+
+
 def from_pointer(
     address: int,
     shape: Shape,

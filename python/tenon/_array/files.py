@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in NumPy's file formats: npy for one array, npz for several."""
+"""Arrays in NumPy's file formats (npy for one array, npz for several), and in that of MXNet (.params)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, BinaryIO, Literal
 
 from .. import _core
 from .._core import NDArray
-from .._values import text_for_c
+from .._values import flag, text_for_c
+from . import params
+from .creation import empty
 
 File = str | os.PathLike[str] | BinaryIO
 
@@ -19,41 +21,58 @@ def _check_path(file: File) -> None:
         text_for_c(os.fsdecode(file), "the path of a file")
 
 
-def _as_numpy(array: Any) -> Any:
-    view = _core.share(array).numpy()
+def _checked(view: Any) -> Any:
     if view.dtype.kind == "V" or view.dtype.isbuiltin != 1:
         raise TypeError(f"npy files cannot hold {view.dtype}: save a.view('uint{8 * view.dtype.itemsize}')")
     return view
 
 
+def _is_params(file: File) -> bool:
+    return isinstance(file, (str, os.PathLike)) and os.fsdecode(file).endswith(".params")
+
+
 def save(file: File, data: Any) -> None:
-    """Writes an array, or several, to a file that NumPy can read.
+    """Writes an array, or several, to a file that NumPy or MXNet can read.
+
+    All arrays are read in one call, so they are consistent with each other.
 
     Parameters
     ----------
     file : path or binary file
-        A path without an extension gets .npy or .npz, as in NumPy.
+        A path that ends in .params is written in MXNet's format. Another path without an extension gets .npy
+        or .npz, as in NumPy.
     data : array, or dict of str to array, or list of arrays
         One array goes to an npy file. A dict goes to an npz file under its names, a list under '0', '1', ...
+        A .params file has lists with and without names; one array is a list without names.
 
     Raises
     ------
     TypeError
-        npy files do not support the dtype (bfloat16, fp8).
+        The file does not support the dtype (npy: bfloat16, fp8; .params: complex numbers, fp8).
     """
-    import numpy as np
-
     _check_path(file)
-    if isinstance(data, (list, tuple)):
+    is_params = _is_params(file)
+    if isinstance(data, (list, tuple)) and not is_params:
         data = {str(i): array for i, array in enumerate(data)}
-    if isinstance(data, dict):
-        for name in data:
-            if not isinstance(name, str):
-                raise TypeError(f"the arrays of an npz file have names that are str, not {name!r}")
-            text_for_c(name, "the name of an array in an npz file")
-        _save_npz(file, {name: _as_numpy(array) for name, array in data.items()})
-    else:
-        np.save(file, _as_numpy(data))
+    names = list(data) if isinstance(data, dict) else []
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the arrays of an npz file have names that are str, not {name!r}")
+        text_for_c(name, "the name of an array in an npz file")
+    several = list(data.values()) if names else data if isinstance(data, (dict, list, tuple)) else [data]
+    arrays = [_core.share(array) for array in several]
+    turn = _core.ArrayCall("save", arrays, [])
+    try:
+        if is_params:
+            params.write(file, arrays, names)
+        elif isinstance(data, dict):
+            _save_npz(file, {name: _checked(turn.view(a)) for name, a in zip(names, arrays, strict=True)})
+        else:
+            import numpy as np
+
+            np.save(file, _checked(turn.view(arrays[0])))
+    finally:
+        turn.end()
 
 
 def _save_npz(file: File, arrays: dict[str, Any]) -> None:
@@ -68,35 +87,68 @@ def _save_npz(file: File, arrays: dict[str, Any]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def load(file: File, mmap_mode: Literal["r", "r+", "c"] | None = None) -> NDArray | dict[str, NDArray]:
-    """Reads an npy or npz file.
+def load(
+    file: File, mmap_mode: Literal["r", "r+", "c"] | None = None, shared: bool = False
+) -> NDArray | dict[str, NDArray] | list[NDArray]:
+    """Reads a npy or npz file, or a .params file of MXNet, which is recognised by its first bytes.
 
     Parameters
     ----------
     file : path or binary file
     mmap_mode : {None, 'r', 'r+', 'c'}
         For an npy file: maps the file read-only, for writing, or copy-on-write, instead of reading it.
+    shared : bool
+        The arrays are in memory that other processes can map, as those of ``tn.empty(..., shared=True)``.
 
     Returns
     -------
-    NDArray, or dict of str to NDArray
-        For an npz file a dict of all arrays.
+    NDArray, or dict of str to NDArray, or list of NDArray
+        For an npz file a dict of all arrays; for a .params file a dict, or a list if its arrays have no names.
 
     Raises
     ------
     TypeError
         The elements of the file are not numbers.
+    ValueError
+        The file is damaged, or `mmap_mode` is given with `shared` or for a .params file.
     """
     import numpy as np
 
     _check_path(file)
+    if flag(shared, "shared") and mmap_mode is not None:
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: a mapped file cannot be in shared memory")
+    if isinstance(file, (str, os.PathLike)):
+        with open(file, "rb") as opened:
+            if opened.peek(8)[:8] == params.MAGIC:
+                return _load_params(opened, mmap_mode, shared)
+    elif _begins_with_magic(file):
+        return _load_params(file, mmap_mode, shared)
     content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
     if isinstance(content, np.ndarray):
-        return _loaded(content)
+        return _loaded(content, shared)
     with content:
-        return {name: _loaded(content[name]) for name in content.files}
+        return {name: _loaded(content[name], shared) for name in content.files}
 
 
-def _loaded(array: Any) -> NDArray:
+def _begins_with_magic(file: BinaryIO) -> bool:
+    if not file.seekable():  # np.load needs that, too
+        return False
+    begin = file.tell()
+    first = file.read(len(params.MAGIC))
+    file.seek(begin)
+    return first == params.MAGIC
+
+
+def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray] | dict[str, NDArray]:
+    if mmap_mode is not None:
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: only npy files can be mapped")
+    return params.read(file, lambda shape, dtype: empty(shape, dtype, shared=shared))
+
+
+def _loaded(array: Any, shared: bool) -> NDArray:
     """The array read, without another copy where its byte order is the machine's."""
-    return _core.from_numpy(array, zero_copy=array.dtype.isnative, mode="writable")
+    if not shared:
+        return _core.share(array)
+    result = empty(array.shape, array.dtype.newbyteorder("="), shared=True)
+    result[...] = array
+    return result

@@ -149,4 +149,4 @@ def rebuild_padded_array(content: Any, dtype: str, shape: tuple[int, ...]) -> _c
     import numpy as np
 
     elements = np.frombuffer(content, getattr(ml_dtypes, dtype)).reshape(shape)
-    return _core.from_numpy(elements, mode="writable")
+    return _core.share(elements)

@@ -456,7 +456,10 @@ def cast(source: Any, destination: Any) -> None:
     """`copy`, with the conversion to the destination's dtype that NumPy calls 'unsafe'."""
     import numpy as np
 
-    np.copyto(np.asarray(destination), np.asarray(source), casting="unsafe")
+    def array(data: Any) -> Any:  # one call of NumPy's is to have both of them
+        return data if isinstance(data, NDArray) else np.asarray(data)
+
+    np.copyto(array(destination), array(source), casting="unsafe")
 
 
 def fill(destination: Any, value: Any) -> None:

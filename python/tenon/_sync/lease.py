@@ -29,7 +29,7 @@ def give_back(array: NDArray, error: BaseException | None) -> None:
     failure: OpError | None = None
     try:
         try:
-            array.wait_to_write()
+            array.wait_to_write() if array.writable else array.wait_to_read()
         except OpError as op_error:
             failure = op_error
             array.clear_error()
