@@ -29,6 +29,7 @@ enum class Callback : size_t {
   kArrayCTypes,
   kArrayFunction,
   kToJax,
+  kWriteField,
   // Leases, blocks and bodies.
   kLease,
   kLeases,
