@@ -30,6 +30,7 @@ enum class Callback : size_t {
   kArrayFunction,
   kArrayInterface,
   kToJax,
+  kWriteField,
   // Leases, blocks and bodies.
   kLease,
   kLeases,

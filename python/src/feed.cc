@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "callbacks.h"
 #include "dims.h"
 #include "dtype.h"
 #include "feed_parts.h"
@@ -105,7 +106,32 @@ PyObject* batch_attribute(PyObject* self, PyObject* name) {
   return attribute;
 }
 
-PyType_Slot batch_slots[] = {{Py_tp_getattro, reinterpret_cast<void*>(batch_attribute)}, {0, nullptr}};
+// batch.name = value writes the field; value is null for del.
+int set_batch_attribute(PyObject* self, PyObject* name, PyObject* value) {
+  const NamedBatch& batch = *nb::inst_ptr<NamedBatch>(self);
+  PyObject* const array = find_field(batch, name);
+  if (array != nullptr && value != nullptr) {
+    try {
+      (void)callback(Callback::kWriteField)(nb::handle(name), nb::handle(array), nb::handle(value));
+      return 0;
+    } catch (nb::python_error& error) {
+      error.restore();
+      return -1;
+    }
+  }
+  if (array == nullptr && PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(self)), name) != 0) {
+    return PyObject_GenericSetAttr(self, name, value);
+  }
+  PyErr_Format(PyExc_AttributeError,
+               array != nullptr ? "field '%U' of the batch cannot be deleted"
+                                : "the batch has no field '%U': its fields are %R",
+               name, batch.names.ptr());
+  return -1;
+}
+
+PyType_Slot batch_slots[] = {{Py_tp_getattro, reinterpret_cast<void*>(batch_attribute)},
+                             {Py_tp_setattro, reinterpret_cast<void*>(set_batch_attribute)},
+                             {0, nullptr}};
 
 nb::object batch_item(const NamedBatch& self, nb::handle key) {
   if (!nb::isinstance<nb::str>(key)) return owned(PyObject_GetItem(self.arrays.ptr(), key.ptr()));
@@ -348,9 +374,9 @@ void add_batch(nb::module_& module) {
       "A filled slot of a feed.\n\n"
       "Its fields are NDArrays on the slot's memory: attributes by name, items by name or place, and "
       "what iteration\n"
-      "gives, in the order of the schema. The slot is filled again when the batch, its arrays and all "
-      "views of them\n"
-      "are gone.\n")
+      "gives, in the order of the schema. ``batch.x = value`` writes the elements of field x. The slot is "
+      "filled again\n"
+      "when the batch, its arrays and all views of them are gone.\n")
       .def_prop_ro(
           "index", [](const NamedBatch& b) { return b.batch.index(); }, "Its place in the epoch, from 0.")
       .def_prop_ro(
@@ -366,6 +392,13 @@ void add_batch(nb::module_& module) {
               "The fields, in the order of the schema.")
       .def("__getitem__", batch_item, nb::arg("key"),
            nb::sig("def __getitem__(self, key: str | int, /) -> NDArray"))
+      .def(
+          "__setitem__",
+          [](const NamedBatch& b, nb::object key, nb::object value) {
+            (void)callback(Callback::kWriteField)(key, batch_item(b, key), value);
+          },
+          nb::arg("key"), nb::arg("value"),
+          nb::sig("def __setitem__(self, key: str | int, value: Any, /) -> None"))
       .def("__len__", [](const NamedBatch& b) { return b.arrays.size(); })
       .def(
           "__iter__", [](const NamedBatch& b) { return nb::iter(b.arrays); },

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _errors
+from ._array.fields import write_field
 from ._array.share import check_on_owner_died
 from ._sync import endings, engine, holders, lease
 
@@ -88,6 +89,7 @@ _core.set_callbacks(
         "array_function": _array_function,
         "array_interface": _array_interface,
         "to_jax": _to_jax,
+        "write_field": write_field,
         "lease": lease.Lease,
         "leases": holders.leases,
         "enter_block": lease.enter_block,

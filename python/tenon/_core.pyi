@@ -939,8 +939,8 @@ class Batch:
     A filled slot of a feed.
 
     Its fields are NDArrays on the slot's memory: attributes by name, items by name or place, and what iteration
-    gives, in the order of the schema. The slot is filled again when the batch, its arrays and all views of them
-    are gone.
+    gives, in the order of the schema. ``batch.x = value`` writes the elements of field x. The slot is filled again
+    when the batch, its arrays and all views of them are gone.
     """
 
     @property
@@ -961,6 +961,8 @@ class Batch:
 
     def __getitem__(self, key: str | int, /) -> NDArray: ...
 
+    def __setitem__(self, key: str | int, value: Any, /) -> None: ...
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[NDArray]: ...
@@ -973,6 +975,8 @@ class Batch:
     def __repr__(self) -> str: ...
 
     def __getattr__(self, name: str, /) -> NDArray: ...
+
+    def __setattr__(self, name: str, value: Any, /) -> None: ...
 
 class NativeFeed:
     """The native part of tenon.Feed."""

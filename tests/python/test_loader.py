@@ -605,6 +605,80 @@ def test_without_torch():
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
 
 
+class Tenon(Samples):
+    """Arrays of Tenon where `Samples` has those of NumPy."""
+
+    def __getitem__(self, index):
+        return tenon_of(self.make(index))
+
+
+def tenon_of(sample):
+    if isinstance(sample, np.ndarray):
+        return tn.from_numpy(sample)
+    if isinstance(sample, dict):
+        return {key: tenon_of(value) for key, value in sample.items()}
+    if isinstance(sample, Point):
+        return Point(*map(tenon_of, sample))
+    return tuple(map(tenon_of, sample)) if isinstance(sample, tuple) else sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: np.full((2, 3), i, "f4"),
+        lambda i: np.array(i, "i8"),
+        lambda i: (np.full(3, i, "f8"), i),
+        lambda i: {"x": np.full(3, i, "u1"), "more": (np.zeros(2, "?"), {"z": np.full((1, 2), i, "i2")})},
+        lambda i: Point(np.full(3, i, "f4"), str(i)),
+    ],
+    ids=["array", "scalar", "tuple", "nested", "named tuple"],
+)
+def test_arrays_of_tenon_are_stacked_as_those_of_numpy_are(make, workers):
+    results = []
+    for dataset in (Samples(make), Tenon(make)):
+        results.append(list(tn.DataLoader(dataset, batch_size=4, num_workers=workers)))
+    assert_same(results[1], results[0])
+    leaves = [results[1]]
+    while leaves:
+        leaf = leaves.pop()
+        assert not isinstance(leaf, tn.NDArray)
+        if isinstance(leaf, (list, tuple, dict)):
+            leaves += leaf.values() if isinstance(leaf, dict) else leaf
+
+
+def test_read_only_and_mixed_arrays_are_stacked():
+    def make(i):
+        return tn.zeros(2).readonly() if i % 2 else np.ones(2, "f4")
+
+    batch = next(iter(tn.DataLoader(Samples(lambda i: make(i + 1), 2), batch_size=2)))
+    assert batch.tolist() == [[0, 0], [1, 1]]
+    batch = next(iter(tn.DataLoader(Samples(lambda i: tn.zeros(2).readonly()), batch_size=2)))
+    assert batch.tolist() == [[0, 0], [0, 0]]
+
+
+def test_arrays_of_tenon_of_different_shapes_are_an_error():
+    with pytest.raises(RuntimeError, match="equal size"):
+        list(tn.DataLoader(Samples(lambda i: tn.zeros(i + 1)), batch_size=2))
+
+
+def test_arrays_of_tenon_without_torch():
+    program = """
+    import sys
+    sys.modules["torch"] = None
+    import numpy as np, tenon as tn
+    class Rows:
+        def __len__(self): return 4
+        def __getitem__(self, i): return {"row": tn.full(3, i, "f4"), "pair": (tn.array([i]), i)}
+    for workers in (0, 2):
+        batches = list(tn.DataLoader(Rows(), batch_size=2, num_workers=workers))
+        assert type(batches[1]["row"]) is np.ndarray
+        assert batches[1]["row"].tolist() == [[2, 2, 2], [3, 3, 3]], batches
+        assert [part.tolist() for part in batches[1]["pair"]] == [[[2], [3]], [2, 3]], batches
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
+
+
 def test_threads_are_gone_with_the_iterator():
     before = threading.active_count()
     batches = iter(tn.DataLoader(Samples(lambda i: i), num_workers=2))

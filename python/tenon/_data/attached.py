@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import _core
 from .._array.creation import from_pointer
+from .._array.fields import Fields
 from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError
 from .._ipc.channel import Received
@@ -299,19 +300,19 @@ class _Epoch:
         self._feed = None
 
 
-class AttachedBatch:
+class AttachedBatch(Fields):
     """A batch of a feed that another process serves, with the attributes of a `Batch`."""
 
-    __slots__ = ("__weakref__", "_names", "arrays", "attachment", "epoch", "index")
+    _noun = "the batch"
+    arrays: tuple[NDArray, ...]
+    epoch: int
+    index: int
+    attachment: bytes
 
     def __init__(
         self, names: tuple[str, ...], arrays: tuple[NDArray, ...], epoch: int, index: int, attachment: bytes
     ) -> None:
-        self._names = names
-        self.arrays = arrays
-        self.epoch = epoch
-        self.index = index
-        self.attachment = attachment
+        self.__dict__.update(_names=names, arrays=arrays, epoch=epoch, index=index, attachment=attachment)
 
     @property
     def rows(self) -> int:
@@ -320,18 +321,12 @@ class AttachedBatch:
     def keys(self) -> tuple[str, ...]:
         return self._names
 
-    def __getattr__(self, name: str) -> NDArray:
-        try:
-            return self.arrays[self._names.index(name)]
-        except ValueError:
-            raise AttributeError(f"the batch has no field {name!r}: its fields are {self._names}") from None
-
-    def __getitem__(self, key: str | int) -> NDArray:
-        if not isinstance(key, str):
-            return self.arrays[key]
-        if key not in self._names:
-            raise KeyError(f"the batch has no field {key!r}: its fields are {self._names}")
-        return self.arrays[self._names.index(key)]
+    def _array(self, name: str | int) -> NDArray:
+        if not isinstance(name, str):
+            return self.arrays[name]
+        if name not in self._names:
+            raise KeyError(name)
+        return self.arrays[self._names.index(name)]
 
     def __len__(self) -> int:
         return len(self.arrays)

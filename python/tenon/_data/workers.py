@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from .. import _core
+from .._array.fields import Fields
 from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
@@ -24,10 +25,11 @@ from .._sync.lease import where_views_hang
 _START_METHODS = ("fork", "spawn", "forkserver")
 
 
-class WorkerBatch:
+class WorkerBatch(Fields):
     """A free slot that a worker fills: its fields as writable NumPy arrays, by attribute or item.
 
-    The arrays are empty after the batch is passed on. Copy what you need to keep.
+    ``batch.x = value`` writes the elements of field x, as ``batch.x[...] = value`` does. The arrays are empty
+    after the batch is passed on. Copy what you need to keep.
 
     Attributes
     ----------
@@ -39,16 +41,33 @@ class WorkerBatch:
         The rows of the schema. Set it, or call `resize`, to pass on fewer rows.
     """
 
+    _noun = "the batch"
+    _native: NativeWorker | None  # None: the batch was passed on
+    _rows: int
+    _roots: dict[str, Any]  # on which all stand that are made of the views
+    _views: dict[str, Any]
+    index: int
+    epoch: int
+    seed: int
+    worker: int
+
     def __init__(self, native: NativeWorker, schema: Schema) -> None:
-        self._native = native
-        self._names = schema.names
-        self.index = native.index
-        self.epoch = native.epoch
-        self.seed = native.seed
-        self.worker = native.worker
-        self._rows = schema.rows
-        self._roots: dict[str, Any] = {}  # on which all stand that are made of the views
-        self._views: dict[str, Any] = {}
+        self.__dict__.update(
+            _native=native,
+            _names=schema.names,
+            index=native.index,
+            epoch=native.epoch,
+            seed=native.seed,
+            worker=native.worker,
+            _rows=schema.rows,
+            _roots={},
+            _views={},
+        )
+
+    def _slot(self) -> NativeWorker:
+        if self._native is None:
+            raise ValueError(f"batch {self.index} has been handed on: it has no fields any more")
+        return self._native
 
     @property
     def rows(self) -> int:
@@ -56,30 +75,25 @@ class WorkerBatch:
 
     @rows.setter
     def rows(self, rows: int) -> None:
-        self._native.set_rows(rows)
+        self._slot().set_rows(rows)
         self._rows = rows
 
     @property
     def attachment(self) -> bytes:
         """Bytes that are passed with the batch. ``attachment_nbytes`` of the feed limits their size."""
-        return self._native.attachment()
+        return self._slot().attachment()
 
     @attachment.setter
     def attachment(self, data: bytes) -> None:
-        self._native.attach(data)
+        self._slot().attach(data)
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(f"the batch has no field {name!r}: its fields are {self._names}")
+    def _array(self, name: str) -> Any:
         if name not in self._views:
-            self._roots[name] = self._native.array(self._names.index(name)).numpy()
+            if name not in self._names:
+                raise KeyError(name)
+            self._roots[name] = self._slot().array(self._names.index(name)).numpy()
             self._views[name] = self._roots[name][...]
         return self._views[name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._names:
-            raise AttributeError(f"the batch has no field {name!r}: its fields are {self._names}")
-        return self[name]
 
     def keys(self) -> tuple[str, ...]:
         return self._names
@@ -97,13 +111,15 @@ class WorkerBatch:
             At most the shape of the schema in each axis. Axis 0 counts rows, and must finally be equal in all
             fields.
         """
+        if name not in self._names:
+            raise KeyError(self._missing(name))
+        self._slot().set_shape(self._names.index(name), shape)
         self._let_go(name, sys._getframe(1))
-        self._native.set_shape(self._names.index(name), shape)
         return self[name]
 
     def _let_go(self, name: str, frame: FrameType | None) -> None:
         if name in self._views and not end_views([self._views.pop(name), self._roots.pop(name)], frame):
-            where = where_views_hang([self._native.array(self._names.index(name))])
+            where = where_views_hang([self._slot().array(self._names.index(name))])
             raise LeaseEscaped(
                 f"views of field {name!r} live on after the batch was filled{where}; drop them, or copy what "
                 "is to be kept"
@@ -112,6 +128,9 @@ class WorkerBatch:
     def _let_go_of_all(self, frame: FrameType | None) -> None:
         for name in list(self._views):
             self._let_go(name, frame)
+
+    def _end(self) -> None:
+        self._native = None
 
     def __repr__(self) -> str:
         return f"<tenon.WorkerBatch {self.index} of epoch {self.epoch}: {', '.join(self._names)}>"
@@ -143,6 +162,7 @@ class _Batches:
         if batch is None:
             return
         batch._let_go_of_all(frame)
+        batch._end()
         self._batch = None
         self._native.answer(0, "")
 
@@ -153,6 +173,7 @@ class _Batches:
                 batch._let_go_of_all(None)
             except LeaseEscaped as error:
                 text += f"\nand {error}"
+            batch._end()
         self._native.answer(code, text)
 
     def has_ended(self) -> bool:

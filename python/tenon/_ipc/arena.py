@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from .. import _core
+from .._array.fields import Fields
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
@@ -18,7 +19,7 @@ from .._sync.endings import Views
 from .._sync.lease import heed_survivors, taken, taken_later
 from .planner import Plan, plan
 
-Fields = Mapping[str, tuple[Any, Any]]
+Layout = Mapping[str, tuple[Any, Any]]
 
 
 class Arena:
@@ -58,7 +59,7 @@ class Arena:
 
     def __init__(
         self,
-        layouts: Mapping[str, Fields],
+        layouts: Mapping[str, Layout],
         shared: bool | str | Shared = False,
         buffer: Any = None,
     ) -> None:
@@ -305,26 +306,29 @@ class Use:
             heed_survivors(self._arena._data, "arena")
 
 
-class ArenaFields:
-    """The arrays of the layout in use: ``f.A`` or ``f["A"]``. Empty after the block."""
+class ArenaFields(Fields):
+    """The arrays of the layout in use: ``f.A`` or ``f["A"]``. ``f.A = value`` writes the elements of A. Empty
+    after the block."""
+
+    _noun = "the layout in use"
+    _views: dict[str, Any]  # empty after the block
 
     def __init__(self, views: dict[str, Any]) -> None:
-        self.__dict__ = views
+        self.__dict__.update(_views=views, _names=tuple(views))
 
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self.__dict__[name]
-        except KeyError:
-            raise KeyError(f"the layout in use has no field {name!r}, or its block has ended") from None
+    def _array(self, name: str) -> Any:
+        return self._views[name]
+
+    def _missing(self, name: object) -> str:
+        if not self._views:
+            return f"the layout has no field {name!r} any more: its block has ended"
+        return super()._missing(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the layout in use has no field {name!r}, or its block has ended")
+        return iter(self._views)
 
     def __repr__(self) -> str:
-        return f"<tenon.ArenaFields {', '.join(self.__dict__) or 'of a block that has ended'}>"
+        return f"<tenon.ArenaFields {', '.join(self._views) or 'of a block that has ended'}>"
 
 
 __all__ = ["Arena", "Plan", "Use"]

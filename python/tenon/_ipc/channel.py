@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .. import _core
+from .._array.fields import Fields
 from .._array.share import Shared, settings
 from .._core import NativeItem, NDArray, Schema
 from .._errors import LeaseEscaped
@@ -252,24 +253,26 @@ def _open(memory: NDArray) -> Channel:
     return channel
 
 
-class Loan:
-    """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`."""
+class Loan(Fields):
+    """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`. ``item.x = value`` writes the
+    elements of field x."""
+
+    _noun = "the item"
+    _native: NativeItem
+    _views: Views
 
     def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
-        self._native = native
-        self._views = Views()
-        self._n_fields = len(fields)
+        self.__dict__.update(_native=native, _views=Views(), _names=tuple(fields))
         for field, number in fields.items():
             self._views.add(field, native.array(number))
 
-    def __getattr__(self, field: str) -> Any:
-        try:
-            return self._views.named[field]
-        except KeyError:
-            raise AttributeError(f"the item has no field {field!r}, or was sent or dropped") from None
+    def _array(self, name: str) -> Any:
+        return self._views.named[name]
 
-    def __getitem__(self, field: str) -> Any:
-        return self._views.named[field]
+    def _missing(self, name: object) -> str:
+        if not self._views.named:
+            return f"the item has no field {name!r} any more: it was sent or dropped"
+        return super()._missing(name)
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""
@@ -286,7 +289,7 @@ class Loan:
             del frame
             gc.collect()  # what nobody refers to is no view that lives on
             settle(is_error_near=True)
-            where = where_views_hang([self._native.array(number) for number in range(self._n_fields)])
+            where = where_views_hang([self._native.array(number) for number in range(len(self._names))])
         try:
             self._native.send()
         except LeaseEscaped as error:
@@ -309,8 +312,9 @@ class Loan:
         return f"<tenon.Loan of {', '.join(self._views.named) or 'an item that was sent or dropped'}>"
 
 
-class Received:
-    """A received item, with its fields as arrays; see `Channel.recv`.
+class Received(Fields):
+    """A received item, with its fields as arrays; see `Channel.recv`. ``item.x = value`` writes the elements
+    of field x if the item is writable.
 
     Attributes
     ----------
@@ -318,22 +322,25 @@ class Received:
         The number of the item among all sent items, counted from 1.
     """
 
+    _noun = "the item"
+    _native: NativeItem
+    _numbers: Mapping[str, int]
+    _arrays: dict[str, NDArray]
+    sequence: int
+
     def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
-        self._native = native
-        self._fields = fields
-        self.sequence = native.sequence()
+        self.__dict__.update(
+            _native=native, _names=tuple(fields), _numbers=fields, _arrays={}, sequence=native.sequence()
+        )
 
-    def __getattr__(self, field: str) -> NDArray:
-        number = self._fields.get(field)
-        if number is None:
-            raise AttributeError(f"the item has no field {field!r}")
-        return self._native.array(number)
-
-    def __getitem__(self, field: str) -> NDArray:
-        return self._native.array(self._fields[field])
+    def _array(self, name: str) -> NDArray:
+        if name not in self._arrays:
+            self._arrays[name] = self._native.array(self._numbers[name])
+        return self._arrays[name]
 
     def release(self) -> None:
         """Releases the item now. Its arrays and views keep the slot as long as they exist."""
+        self._arrays.clear()
         self._native.release()
 
     def __enter__(self) -> Received:
@@ -343,7 +350,7 @@ class Received:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<tenon.Received {self.sequence} with {', '.join(self._fields)}>"
+        return f"<tenon.Received {self.sequence} with {', '.join(self._names)}>"
 
 
 __all__ = ["Channel", "Loan", "Received"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .._core import NDArray
+
 
 def find_torch() -> Any:
     """PyTorch with its loader's parts, or None."""
@@ -80,10 +82,12 @@ class Endless:
 
 
 def numpy_collate(samples: Sequence[Any], stack: Any = None) -> Any:
-    """As PyTorch's ``default_collate``, with NumPy arrays in place of tensors."""
+    """As PyTorch's ``default_collate``, with NumPy arrays in place of tensors, also of Tenon's arrays."""
     import numpy as np
 
     stack = stack or np.stack
+    if isinstance(samples[0], NDArray):
+        samples = [np.asarray(one) for one in samples]
     first = samples[0]
     if isinstance(first, np.ndarray):
         alike = all(one.shape == first.shape and one.dtype == first.dtype for one in samples)

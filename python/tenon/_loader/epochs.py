@@ -85,11 +85,11 @@ class Here(Epoch):
         if loader.timeout != 0:
             raise AssertionError("timeout needs num_workers > 0")
         super().__init__(loader)
-        self._fetcher = work.Fetcher(_task(loader, self._base_seed))
-        self._collate = loader.collate_fn
+        self._task = _task(loader, self._base_seed)
+        self._fetcher = work.Fetcher(self._task)
 
     def _next(self) -> Any:
-        return self._collate(self._fetcher.fetch(next(self._sampler_iterator)))
+        return work.collate(self._task, self._fetcher.fetch(next(self._sampler_iterator)))
 
 
 class Processes(Epoch):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core import NDArray
 from . import packing
 from .collate import find_torch, numpy_collate
 
@@ -161,21 +162,25 @@ def forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
-    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the slot."""
+def collate(task: Task, samples: Any, writer: packing.Writer | None = None) -> Any:
+    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the slot, if there is one."""
     if not task.is_default_collate:
         return task.collate_fn(samples)
     torch = find_torch()
     if torch is None:
-        return numpy_collate(samples, writer.stack_arrays)
+        return numpy_collate(samples, None if writer is None else writer.stack_arrays)
     from torch.utils.data._utils import collate as rules
 
     def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
-        if packing.stacks(torch, tensors):
+        if writer is not None and packing.stacks(torch, tensors):
             return writer.stack(tensors)
         return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
-    ways = dict(rules.default_collate_fn_map)
+    def stack_arrays(arrays: Any, *, collate_fn_map: Any = None) -> Any:
+        tensors = [one.torch() if isinstance(one, NDArray) else torch.as_tensor(one) for one in arrays]
+        return rules.collate(tensors, collate_fn_map=collate_fn_map)
+
+    ways = {NDArray: stack_arrays, **rules.default_collate_fn_map}
     if ways.get(torch.Tensor) is rules.collate_tensor_fn:
         ways[torch.Tensor] = stack
     return rules.collate(samples, collate_fn_map=ways)

@@ -46,7 +46,7 @@ def test_the_arrays_of_a_block_are_its_own(make_arena):
     arena = make_arena()
     with arena.use("features") as f:
         assert places(arena._data, thorough=True) == []
-        held = next(iter(f.__dict__.values()))
+        held = f[next(iter(f))]
         assert [place.name for place in places(arena._data, thorough=True)] == ["held"]
         del held
 
