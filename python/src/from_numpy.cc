@@ -208,7 +208,8 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
           "x is of %R: from_numpy() takes a numpy.ndarray; tn.asarray() and tn.array() take other data",
           reinterpret_cast<PyObject*>(Py_TYPE(x)));
   }
-  return wrap(is_zero_copy ? lend_numpy(x, mode, LentBy::kFromNumpy) : copied(lend_numpy(native(x), LendMode::kWritable)));
+  return wrap(is_zero_copy ? lend_numpy(x, mode, LentBy::kFromNumpy)
+                           : copied(lend_numpy(native(x), LendMode::kWritable)));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 """NumPy arrays become arrays and back, on the same memory; flags come back on every path."""
 
 import gc
+import operator
 import sys
 import threading
 import warnings
@@ -454,7 +455,7 @@ def test_the_array_interface_holds_a_view():
     assert a.leases() == []
     assert not np.asarray(Foreign(a.readonly())).flags.writeable
     description = a.__array_interface__
-    with pytest.raises(tn.LeaseConflict, match="raw view|holds a view|view"):
+    with pytest.raises(tn.LeaseConflict, match="holds a view"):
         tn.push(tn.fill, tn.out(a), 1)
     del description
     tn.push(tn.fill, tn.out(a), 1).wait()
@@ -465,9 +466,9 @@ def test_the_array_interface_is_missing_where_no_view_can_be_had():
     for a in (shared, tn.zeros((2, 3)).T, tn.zeros(3, "bfloat16")):
         assert not hasattr(a, "__array_interface__")
     with pytest.raises(AttributeError, match=r"a view needs a lease: .*with a\.read\(\)"):
-        shared.__array_interface__
+        operator.attrgetter("__array_interface__")(shared)
     with pytest.raises(AttributeError, match=r"np\.asarray\(a\)"):
-        tn.zeros((2, 3)).T.__array_interface__
+        operator.attrgetter("__array_interface__")(tn.zeros((2, 3)).T)
     with shared.read():
         assert shared.__array_interface__["shape"] == (3,)
     assert np.array(shared).tolist() == [0, 0, 0]
