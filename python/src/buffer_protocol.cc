@@ -212,8 +212,10 @@ void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
 
 }  // namespace
 
+bool has_refused_buffer(PyObject* array) noexcept { return refused.array == array; }
+
 void raise_refused_buffer(PyObject* array) {
-  if (refused.array != array) return;
+  if (!has_refused_buffer(array)) return;
   const nb::object error = std::exchange(refused, {}).error;
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   nb::raise_python_error();

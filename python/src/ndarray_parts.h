@@ -32,6 +32,9 @@ void add_block_methods(Parts& parts);
 // Raises again why the last buffer of the array was refused, if that was the last request of all.
 void raise_refused_buffer(PyObject* array);
 
+// The next call of that would raise.
+bool has_refused_buffer(PyObject* array) noexcept;
+
 // These need the type to exist.
 void add_window_methods(nb::module_& module);
 void add_element_methods(nb::module_& module);

@@ -55,8 +55,7 @@ void check_original(const Array& array) {
 // Of other arrays it would throw the memory away: who writes `with a:` means to hold the array.
 nb::object enter(const Self& self) {
   const Array array = self.array();
-  const auto* const owner =
-      static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));
+  const auto* const owner = static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));
   if (!is_lent_by_user(owner) && tenon_array_moved_at(array.get()) == nullptr) {
     raise(PyExc_TypeError,
           "`with` on an array gives its memory back to NumPy, and this array has none that tn.from_numpy() "

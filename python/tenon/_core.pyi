@@ -398,6 +398,9 @@ class NDArray:
         """
 
     @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+    @property
     def writable(self) -> _bool:
         """Whether elements may be written through this array."""
 
@@ -417,6 +420,11 @@ class NDArray:
     @property
     def T(self) -> NDArray:
         """The array with its axes in reverse order, on the same memory."""
+
+    def ravel(self) -> NDArray:
+        """
+        The elements in C order on one axis: a view where possible, else new memory.
+        """
 
     def reshape(self, *shape: int | Sequence[int], copy: _bool | None = False) -> NDArray:
         """
@@ -482,6 +490,14 @@ class NDArray:
             ``other`` has no memory of its own (a list), or not one that arrays can have (byte-swapped).
         """
 
+    def tobytes(self) -> bytes:
+        """A copy of the elements in C order as bytes."""
+
+    def __bytes__(self) -> bytes: ...
+
+    def fill(self, value: Any) -> None:
+        """``a[...] = value``."""
+
     def to(self, device: str) -> NDArray:
         """
         The array on a device; on 'cpu' the array itself. Raises ValueError for others.
@@ -523,7 +539,22 @@ class NDArray:
         """
 
     def asnumpy(self) -> _np.ndarray[Any, Any]:
-        """A NumPy array with a copy of the elements."""
+        """
+        A NumPy array with a copy of the elements. `numpy` gives one on the same memory; so ``zero_copy=True`` is a
+        TypeError.
+        """
+
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        """numpy.sum of the array."""
+
+    def mean(self, *args: Any, **kwargs: Any) -> Any:
+        """numpy.mean of the array."""
+
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        """numpy.min of the array."""
+
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        """numpy.max of the array."""
 
     def torch(self, trust: _bool = False) -> Any:
         """
@@ -643,10 +674,13 @@ class NDArray:
     def __enter__(self) -> NDArray:
         """
         ``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back to its owner:
-        ``x`` is writable again, and ``a`` raises MovedError.
+        ``x`` is writable again, and ``a`` raises MovedError. ``with a.read()`` and
+        ``with a.write()`` hold an array.
 
         Raises
         ------
+        TypeError
+            At the beginning: the array has no memory that `from_numpy` borrowed.
         LeaseConflict
             At the end: a view, lease or another import still holds the memory; it stays lent.
         OpError

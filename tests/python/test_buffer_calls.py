@@ -286,7 +286,7 @@ def test_calls_that_come_later_wait_behind_the_writer():
     running = PipeWrite(a)
     writer = Other(write_block, a)
     until(lambda: is_leased(a) or writer.has_ended)
-    reader = Other(lambda: bytes(a))
+    reader = Other(lambda: bytearray(a))
     until(lambda: any(not holder.is_granted for holder in a.leases()) or reader.has_ended)
     assert running.finish() == {0}
     writer.value()
@@ -406,7 +406,7 @@ def test_a_fork_in_the_middle_of_the_wait_leaves_the_child_free(in_a_process_wit
     def child():
         with a.write() as v:
             v[...] = 3
-        assert bytes(a[:3]) == b"\3\3\3"
+        assert bytearray(a[:3]) == b"\3\3\3"
 
     in_a_process_with_one_thread(child)
     assert running.finish() == {0}

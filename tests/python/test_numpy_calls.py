@@ -70,6 +70,9 @@ COPIES = {
     "array_equal": lambda a: np.array_equal(a, a),
     "array_equal values": lambda a: np.array_equal(a, values()),
     "array_equal others": lambda a: np.array_equal(a, values() + 1),
+    "array_equal lists": lambda a: np.array_equal([a], [values()]),
+    "array_equal lists others": lambda a: np.array_equal([a], [values() + 1]),
+    "array_equiv lists": lambda a: np.array_equiv([a, a], [[values()]] * 2),
     "array_equiv": lambda a: np.array_equiv(a, values()),
     "allclose": lambda a: np.allclose(a, values()),
     "isclose": lambda a: np.isclose(a, 3),
@@ -280,7 +283,9 @@ def test_what_writes_writes_to_the_array_or_says_that_it_is_read_only(kind, call
 
 
 @pytest.mark.parametrize("kind", ["plain", "shared"])
-@pytest.mark.parametrize("shuffle", [np.random.RandomState(1).shuffle, np.random.default_rng(1).shuffle], ids=["old", "new"])
+@pytest.mark.parametrize(
+    "shuffle", [np.random.RandomState(1).shuffle, np.random.default_rng(1).shuffle], ids=["old", "new"]
+)
 def test_shuffle_which_would_duplicate_rows_is_an_error(kind, shuffle):
     a = make(kind)
     with warnings.catch_warnings():

@@ -103,7 +103,8 @@ def load(
     Returns
     -------
     NDArray, or dict of str to NDArray, or list of NDArray
-        For an npz file a dict of all arrays; for a .params file a dict, or a list if its arrays have no names.
+        For an npz file a dict of all arrays. For a .params file a dict, or a list if the arrays have no
+        names.
 
     Raises
     ------

@@ -19,7 +19,7 @@ def array_interface(array: NDArray) -> dict[str, Any]:
     A missing view is an AttributeError, because NumPy then goes on with ``__array__``, which can copy.
     """
     try:
-        values = array.numpy()
+        values: Any = array.numpy()
     except (TenonError, TypeError) as error:
         raise AttributeError(f"the array has no __array_interface__: {error}") from error
     if not values.flags.c_contiguous or values.dtype.isbuiltin != 1:

@@ -29,9 +29,7 @@ MAGIC = struct.pack("<Q", 0x112)
 
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _CPU = 1
-_DTYPES = (
-    "float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64 bfloat16".split()
-)
+_DTYPES = "float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64 bfloat16".split()
 _MAX_NDIM = 32
 
 Make = Callable[[tuple[int, ...], str], NDArray]
@@ -97,7 +95,9 @@ def _read_array(file: Any, make: Make) -> NDArray:
     if magic in (_V2, _V3):
         (storage,) = _numbers(file, "i")
         if storage not in (0, -1):
-            raise ValueError(f"the file has a sparse array (storage type {storage}): only dense ones are read")
+            raise ValueError(
+                f"the file has a sparse array (storage type {storage}): only dense ones are read"
+            )
     if magic in (_V1, _V2, _V3):
         (ndim,) = _numbers(file, "i")
     else:

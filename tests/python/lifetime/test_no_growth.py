@@ -91,6 +91,7 @@ FAST = {
     "memoryview": lambda: memoryview(a),
     "memoryview of a memoryview": lambda: memoryview(memoryview(a))[1:],
     "bytes": lambda: bytes(a),
+    "bytearray": lambda: bytearray(a),
     "ctypes": lambda: a.ctypes.data,
     "slice": lambda: a[1:, ::2],
     "item": lambda: a[1, 2].item(),
