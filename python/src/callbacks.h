@@ -44,6 +44,7 @@ enum class Callback : size_t {
   kWaitForSearches,
   kEndFailedBody,
   kDescribeEscape,
+  kReportUnseen,
   // Views.
   kDropViews,
   kFindViews,
