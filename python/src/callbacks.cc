@@ -18,8 +18,8 @@ constexpr std::array<const char*, kCount> kNames = {
     "write_field",       "lease",           "leases",          "enter_block",
     "enter_later",       "nothing_later",   "check_on_died",   "give_back",
     "text_of",           "end_views",       "heed_survivors",  "settle",
-    "wait_for_searches", "end_failed_body", "describe_escape", "drop_views",
-    "find_views",
+    "wait_for_searches", "end_failed_body", "describe_escape", "report_unseen",
+    "drop_views",        "find_views",
 };
 
 std::array<PyObject*, kCount> table{};  // under the GIL

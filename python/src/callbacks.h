@@ -46,6 +46,7 @@ enum class Callback : size_t {
   kWaitForSearches,
   kEndFailedBody,
   kDescribeEscape,
+  kReportUnseen,
   // Views.
   kDropViews,
   kFindViews,

@@ -115,6 +115,37 @@ void check_original(const tenon_use& use, const char* name) {
           "code uses it before the op is done");
 }
 
+// A failure that nobody has seen, until it is reported under the GIL. Made by any thread.
+struct UnseenFailure : owners::Node {
+  explicit UnseenFailure(tenon_failure* owned) noexcept
+      : Node([](Node* node) { static_cast<UnseenFailure*>(node)->report(); }), failure(owned) {}
+
+  static void* operator new(size_t size, const std::nothrow_t&) noexcept {
+    return ::operator new(size, std::nothrow);
+  }
+  static void operator delete(void* memory) noexcept { ::operator delete(memory); }
+  static void operator delete(void* memory, const std::nothrow_t&) noexcept { ::operator delete(memory); }
+
+  void report() noexcept {
+    const KeepError keep_error;
+    try {
+      callback(Callback::kReportUnseen)(failure_tuple(failure));
+    } catch (nb::python_error& error) {
+      discard_as_unraisable(error, "the report of a failed op of tenon");
+    } catch (...) {
+      PyErr_Clear();  // there was no memory for the report
+    }
+    delete this;
+  }
+
+  tenon_failure* const failure;
+};
+
+void report_unseen(tenon_failure* failure) {
+  auto* const node = new (std::nothrow) UnseenFailure(failure);
+  node != nullptr ? owners::release(node) : tenon_failure_release(failure);
+}
+
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
                    const nb::list& renewed) {
   const auto result = std::make_shared<PythonResult>();
@@ -313,12 +344,14 @@ void add_ops(nb::module_& module) {
   module.def(
       "shut_down_engine",
       [](double timeout) {
+        const owners::Collector reported;  // what the threads of the engine have released, too
         const nb::gil_scoped_release released;
         call(tenon_engine_shut_down, static_cast<int64_t>(timeout * 1e9));
       },
       nb::arg("timeout"));
   module.def("set_package_folder", set_package_folder, nb::arg("folder"),
              "Lines of files below it are none of the user's program.");
+  tenon_set_failure_hook(report_unseen);
   add_pushed_functions(module);
 }
 

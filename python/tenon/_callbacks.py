@@ -104,6 +104,7 @@ _core.set_callbacks(
         "wait_for_searches": endings.wait_for_searches,
         "end_failed_body": engine.end_failed_body,
         "describe_escape": engine.describe_escape,
+        "report_unseen": engine.report_unseen,
         "drop_views": _drop_views,
         "find_views": _find_views,
     }

@@ -22,6 +22,11 @@ class RefCount {
 
   void increment(uint64_t n = 1) noexcept { count_.fetch_add(n, std::memory_order_relaxed); }
 
+  // How many references are left, and how many there are: a hint while others change them.
+  // pairs with: RefCount::decrement, "uses before destruction"
+  uint64_t decrement_to() noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) - 1; }
+  uint64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+
   // True if these were the last references.
   // pairs with: RefCount::decrement, "uses before destruction"
   bool decrement(uint64_t n = 1) noexcept { return count_.fetch_sub(n, std::memory_order_acq_rel) == n; }

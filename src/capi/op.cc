@@ -26,6 +26,10 @@ const Failure* unwrap(const tenon_failure* failure) noexcept {
 tenon_failure* wrap(Ref<Failure> failure) noexcept {
   return reinterpret_cast<tenon_failure*>(failure.detach());
 }
+tenon_failure* wrap_seen(Ref<Failure> failure) noexcept {
+  if (failure) failure->mark_seen();
+  return wrap(std::move(failure));
+}
 
 // The work of a caller in C and the arrays that it uses. Lies in its op's memory.
 struct PushedWork {
@@ -266,15 +270,19 @@ tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeou
 }
 
 tenon_failure* tenon_op_failure(tenon_op* op) {
-  return unwrap(op)->is_done() ? wrap(unwrap(op)->failure()) : nullptr;
+  return unwrap(op)->is_done() ? wrap_seen(unwrap(op)->failure()) : nullptr;
 }
 
 tenon_failure* tenon_array_failure(tenon_array* array) {
   const Array& self = *capi::unwrap(array);
-  return wrap(failure_of(self.storage().home(), self.extent()));
+  return wrap_seen(failure_of(self.storage().home(), self.extent()));
 }
 
-tenon_failure* tenon_failures_take(void) { return wrap(Engine::instance().take_failure()); }
+void tenon_set_failure_hook(void (*report)(tenon_failure* failure)) {
+  set_failure_hook(reinterpret_cast<FailureHook>(report));
+}
+
+tenon_failure* tenon_failures_take(void) { return wrap(Failures::instance().take()); }
 
 void tenon_failure_release(tenon_failure* failure) {
   if (failure != nullptr) reinterpret_cast<Failure*>(failure)->release();

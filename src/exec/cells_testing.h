@@ -124,7 +124,7 @@ inline void wait_all() {
 // How many failures began with an op of their own since the last call.
 inline size_t take_failures() {
   size_t n = 0;
-  while (Engine::instance().take_failure()) ++n;
+  while (Failures::instance().take()) ++n;
   return n;
 }
 

@@ -13,7 +13,6 @@ namespace tenon::impl {
 namespace {
 
 constexpr const char* kDefault = "pool";
-constexpr size_t kMostFailures = 1000;  // that are remembered for those that wait for all ops
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
 const Runner kRunner{[]() noexcept {
@@ -184,25 +183,10 @@ bool Engine::wait_all(const Deadline& deadline, Conflict* conflict) noexcept {
     return false;
   }
   const auto is_over = [](const Engine& engine) { return engine.unfinished() == 0; };
-  return is_over(*this) || wait_for_turn(is_over, deadline, conflict);
-}
-
-void Engine::note_failure(const Ref<Failure>& failure) noexcept {
-  const std::scoped_lock lock(failures_lock_);
-  try {
-    if (failures_.size() == kMostFailures) failures_.pop_front();
-    failures_.push_back(failure);
-  } catch (const std::bad_alloc&) {
-    // A caller that waits for the op or its memory still learns of it.
-  }
-}
-
-Ref<Failure> Engine::take_failure() {
-  const std::scoped_lock lock(failures_lock_);
-  if (failures_.empty()) return {};
-  Ref<Failure> oldest = std::move(failures_.front());
-  failures_.pop_front();
-  return oldest;
+  Failures::instance().begin_wait();
+  const bool is_done = is_over(*this) || wait_for_turn(is_over, deadline, conflict);
+  Failures::instance().end_wait();
+  return is_done;
 }
 
 // No push begins while it lives.
@@ -270,7 +254,9 @@ int Engine::concurrency() { return executor().concurrency(); }
 
 bool Engine::shut_down(const Deadline& deadline, Conflict* conflict) noexcept {
   is_closed_.store(true, std::memory_order_relaxed);
-  return wait_all(deadline, conflict);
+  const bool is_done = wait_all(deadline, conflict);
+  Failures::instance().report_rest();
+  return is_done;
 }
 
 bool Engine::wait_for_bodies(const Deadline& deadline) noexcept {
@@ -282,11 +268,8 @@ bool Engine::wait_for_bodies(const Deadline& deadline) noexcept {
   return true;
 }
 
-void Engine::lock_for_fork() noexcept { failures_lock_.lock(); }
-
-void Engine::unlock_after_fork() noexcept { failures_lock_.unlock(); }
-
 void Engine::start_anew_after_fork() noexcept {
+  Failures::instance().start_anew_after_fork();
   new (&changers_) std::mutex;
   new (&change_) std::mutex;
   is_changing_.store(false, std::memory_order_relaxed);

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,9 +32,6 @@ class Engine {
   // says why.
   bool wait_all(const Deadline& deadline, Conflict* conflict) noexcept;
 
-  // The oldest failure that began with an op of its own and has not been taken; null: none.
-  Ref<Failure> take_failure();
-
   // "pool", "inline", "seeded:N", "default". Waits for all ops first; pushes of others wait meanwhile. Fails
   // with kValue, kSystem, and with kTimeout when ops do not end within a minute.
   void set_executor(const std::string& name, int workers);
@@ -58,7 +54,8 @@ class Engine {
     return pushed_.load(std::memory_order_seq_cst) - finished;
   }
 
-  // No further pushes; waits for what can end. False: the conflict says why.
+  // No further pushes; waits for what can end, and reports the failures that nobody has seen. False: the
+  // conflict says why.
   bool shut_down(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // In which an op stands that uses no memory, so that it is seen by forks and by waits for all ops.
@@ -70,14 +67,11 @@ class Engine {
   // True also while there is no executor: nothing has been pushed then.
   bool has_own_threads() noexcept;
   void note_done() noexcept;
-  void note_failure(const Ref<Failure>& failure) noexcept;
 
   // Before a fork: waits until no body runs but that of the caller. What it has half written would stay so in
   // the child. False: the time has passed.
   bool wait_for_bodies(const Deadline& deadline) noexcept;
   // A forked child has no threads but one: a new pool, and no op is unfinished.
-  void lock_for_fork() noexcept;
-  void unlock_after_fork() noexcept;
   void start_anew_after_fork() noexcept;
 
  private:
@@ -105,9 +99,6 @@ class Engine {
 
   Queue loose_;
   Home loose_home_{&loose_};
-
-  SpinLock failures_lock_;
-  std::deque<Ref<Failure>> failures_;  // guarded by failures_lock_
 
   // Pushers and workers each have a line to write to.
   alignas(64) std::atomic<uint64_t> pushed_{0};

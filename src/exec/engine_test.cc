@@ -5,7 +5,9 @@
 
 #include <latch>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -67,8 +69,93 @@ TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
   EXPECT_TRUE(partial->failure());
   wait(push({overwrite(b)}, [] {}));
   EXPECT_FALSE(failure_of(b.home, b.extent()));
-  EXPECT_EQ(Engine::instance().take_failure().get(), bad->failure().get());
-  EXPECT_FALSE(Engine::instance().take_failure());
+  EXPECT_EQ(Failures::instance().take().get(), bad->failure().get());
+  EXPECT_FALSE(Failures::instance().take());
+}
+
+// The names of the ops whose failures the hook has got.
+class Reports {
+ public:
+  Reports() {
+    names_.clear();
+    set_failure_hook([](Failure* owned) {
+      const Ref<Failure> failure = Ref<Failure>::adopt(owned);
+      const std::scoped_lock lock(lock_);
+      names_.push_back(failure->op);
+    });
+  }
+  Reports(const Reports&) = delete;
+  Reports& operator=(const Reports&) = delete;
+  ~Reports() { set_failure_hook(nullptr); }
+
+  std::vector<std::string> names() const {
+    const std::scoped_lock lock(lock_);
+    return names_;
+  }
+  // The thread that has run an op drops its reference a moment after the end of the op; an executor without
+  // threads drops that to an op that a waiter has run when it comes to it.
+  void wait_for(size_t n) const {
+    while (names().size() < n) {
+      if (Engine::instance().has_own_threads() || !help()) std::this_thread::yield();
+    }
+  }
+
+ private:
+  static inline std::mutex lock_;
+  static inline std::vector<std::string> names_;
+};
+
+TEST_P(EngineOn, AFailureIsReportedOnceWhenNobodyCanSeeItAnyMore) {
+  const Reports reports;
+  Cell a, b;
+  Ref<Op> bad = push_failing({write(a)});
+  Ref<Op> skipped = push({read(a), write(b)}, [] {});
+  wait(skipped);
+  bad = {};
+  wait(push({overwrite(a)}, [] {}));
+  skipped = {};
+  EXPECT_TRUE(reports.names().empty()) << "b holds no value because of it";
+  wait(push({overwrite(b)}, [] {}));
+  reports.wait_for(1);
+  EXPECT_EQ(take_failures(), 1u) << "who waits for all ops learns of it nevertheless";
+  wait(push_failing({}, "last"));
+  reports.wait_for(2);
+  EXPECT_EQ(reports.names(), (std::vector<std::string>{"bad", "last"}));
+}
+
+TEST_P(EngineOn, AFailureThatWasThrownOrThatAWaiterForAllOpsCanTakeIsNotReported) {
+  const Reports reports;
+  Ref<Op> thrown = push_failing({}, "thrown");
+  wait(thrown);
+  (void)OpFailure(thrown->failure());
+  Ref<Op> taken = push_failing({}, "taken");
+  wait_all();
+  thrown = taken = {};
+  EXPECT_EQ(take_failures(), 2u);
+  wait(push_failing({}, "last"));
+  reports.wait_for(1);
+  EXPECT_EQ(reports.names(), (std::vector<std::string>{"last"}));
+}
+
+TEST_P(EngineOn, TheRestIsReportedOnce) {
+  const Reports reports;
+  const Ref<Op> bad = push_failing({});
+  wait_all();
+  EXPECT_TRUE(reports.names().empty());
+  Failures::instance().report_rest();
+  Failures::instance().report_rest();
+  EXPECT_EQ(reports.names(), (std::vector<std::string>{"bad"}));
+}
+
+TEST_P(EngineOn, MoreFailuresThanAreListedAreAllReported) {
+  constexpr size_t kMany = 1200;
+  const Reports reports;
+  std::vector<Ref<Op>> ops;
+  for (size_t i = 0; i < kMany; ++i) ops.push_back(push_failing({}));
+  for (const Ref<Op>& op : ops) wait(op);
+  ops.clear();
+  reports.wait_for(kMany);
+  EXPECT_EQ(reports.names().size(), kMany);
 }
 
 TEST_P(EngineOn, AWaitInsideOfABodyIsRefused) {

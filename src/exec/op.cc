@@ -99,7 +99,7 @@ void Op::refuse_at_gates(const Conflict& conflict) noexcept {
   } catch (const std::bad_alloc&) {
     failure_ = Failure::without_memory();
   }
-  Engine::instance().note_failure(failure_);
+  Failures::instance().note(failure_);
 }
 
 Task* Op::run() noexcept {
@@ -168,7 +168,7 @@ void Op::fail(Ref<Failure> failure) noexcept {
     if ((parts_.fetch_add(kFailing, std::memory_order_acq_rel) & kGivenUp) != 0) return;
   }
   failure_ = std::move(failure);
-  Engine::instance().note_failure(failure_);
+  Failures::instance().note(failure_);
   end_body(part);
 }
 

@@ -39,13 +39,13 @@ void before_fork() {
   locked_queues = KnownMemory::instance().lock_for_fork();
   std::sort(locked_queues.begin(), locked_queues.end());
   for (Queue* queue : locked_queues) queue->lock.lock();
-  Engine::instance().lock_for_fork();
+  Failures::instance().lock_for_fork();
   lock_threads_for_fork();  // last: a thread takes it under any other lock
 }
 
 void unlock_all(bool is_child) {
   unlock_threads_after_fork(is_child);
-  Engine::instance().unlock_after_fork();
+  Failures::instance().unlock_after_fork();
   for (Queue* queue : locked_queues) queue->lock.unlock();
   KnownMemory::instance().unlock_after_fork();
   WaitGraph::instance().unlock_after_fork();

@@ -22,17 +22,6 @@ void recycle(std::vector<T>& spare, T item) noexcept {
   spare.push_back(std::move(item));  // capacity is reserved: cannot throw below kSpare
 }
 
-// The memory is gone, and what failed to be written there.
-void forget_failures(Region* region) noexcept {
-  if (!region->has_failures.load(std::memory_order_relaxed)) return;
-  FailedRange* healed = nullptr;
-  {
-    const std::scoped_lock lock(region->lock);
-    healed = region->heal(Extent{});
-  }
-  while (healed != nullptr) delete std::exchange(healed, healed->next);
-}
-
 void forget_gate(Region* region) noexcept {
   if (region->gate() == nullptr) return;
   const std::scoped_lock lock(region->lock);
@@ -58,7 +47,7 @@ KnownMemory& KnownMemory::instance() noexcept {
 
 Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   const uintptr_t begin = address(memory.extent);
-  const std::scoped_lock lock(lock_);
+  const Section section(*this);
   sweep();
   Storage* storage = new_storage();
   Region* region = nullptr;
@@ -79,7 +68,7 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
 
 Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
   const uintptr_t begin = address(of.data());
-  const std::scoped_lock lock(lock_);
+  const Section section(*this);
   sweep();
   if (of.moved_at() != nullptr) return {};
   Storage* const storage = new_storage();
@@ -128,7 +117,7 @@ bool is_free_but_for(const Request& request, Queue& queue, const Extent& extent,
 }  // namespace
 
 bool KnownMemory::take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict) {
-  const std::scoped_lock lock(lock_);
+  const Section section(*this);
   sweep();
   Region* const region = &storage.region();
   const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
@@ -169,7 +158,7 @@ void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
 
 Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access access) {
   const uintptr_t begin = address(data);
-  const std::scoped_lock lock(lock_);
+  const Section section(*this);
   sweep();
   const auto region = first_overlap(begin, begin + nbytes);
   if (region == map_.end()) return {};
@@ -185,6 +174,18 @@ void KnownMemory::retire(Storage* storage) noexcept {
     storage->next_dead_ = head;
     // pairs with: KnownMemory::sweep, "dead before its memory is reused"
   } while (!dead_.compare_exchange_weak(head, storage, std::memory_order_release, std::memory_order_relaxed));
+}
+
+KnownMemory::Section::~Section() {
+  FailedRange* forgotten = std::exchange(memory_.forgotten_, nullptr);
+  memory_.lock_.unlock();
+  while (forgotten != nullptr) delete std::exchange(forgotten, forgotten->next);
+}
+
+void KnownMemory::forget_retired() noexcept {
+  if (!lock_.try_lock()) return;
+  const Section section(*this, std::adopt_lock);
+  sweep();
 }
 
 void KnownMemory::sweep() noexcept {
@@ -374,6 +375,15 @@ void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
   region->is_mapped_ = true;
 }
 
+// The memory is gone, and what failed to be written there.
+void KnownMemory::forget_failures(Region* region) noexcept {
+  if (!region->has_failures.load(std::memory_order_relaxed)) return;
+  FailedRange** end = &forgotten_;
+  while (*end != nullptr) end = &(*end)->next;
+  const std::scoped_lock lock(region->lock);
+  *end = region->heal(Extent{});
+}
+
 void KnownMemory::make_idle(Region* region) noexcept {
   --regions_;
   forget_failures(region);
@@ -458,7 +468,7 @@ uint64_t Region::version() noexcept {
 }
 
 void KnownMemory::statistics(tenon_statistics* out) {
-  const std::scoped_lock lock(lock_);
+  const Section section(*this);
   sweep();
   out->storages = storages_;
   out->regions = regions_;

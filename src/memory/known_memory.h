@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,8 @@ class KnownMemory {
 
   // The storage's count has reached zero: it will be unlinked by the next caller of add or find.
   void retire(Storage* storage) noexcept;
+  // Unlinks the storages that were retired, unless another thread has the lock, and then does it later.
+  void forget_retired() noexcept;
 
   void note_failed_deleter() noexcept { failed_deleters_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -66,6 +69,19 @@ class KnownMemory {
 
   KnownMemory() noexcept { gone_.set_gone(); }
 
+  // The lock, held. Its end deletes the failures of memory that is gone, because that may run user code.
+  class Section {
+   public:
+    explicit Section(KnownMemory& memory) noexcept : memory_(memory) { memory.lock_.lock(); }
+    Section(KnownMemory& memory, std::adopt_lock_t) noexcept : memory_(memory) {}
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+    ~Section();
+
+   private:
+    KnownMemory& memory_;
+  };
+
   // All of these require lock_.
   void sweep() noexcept;
   void link(Storage* storage, Region* region) noexcept;
@@ -73,6 +89,7 @@ class KnownMemory {
   Region* region_for(uintptr_t begin, uintptr_t end, Gate* gate);
   static size_t idle_slot(uintptr_t begin) noexcept { return begin * 0x9E3779B97F4A7C15u >> 58; }
   void make_idle(Region* region) noexcept;
+  void forget_failures(Region* region) noexcept;
   void drop_idle(Region* region) noexcept;
   Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end, Gate* gate);
   void set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept;
@@ -102,6 +119,7 @@ class KnownMemory {
   size_t all_regions_ = 0;              // that were ever made
   std::vector<Queue*> queues_of_fork_;  // with room for the queues of all of them
   std::vector<Map::node_type> spare_nodes_;
+  FailedRange* forgotten_ = nullptr;  // to be deleted by the Section
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages
   uint64_t heap_nbytes_ = 0;

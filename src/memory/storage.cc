@@ -28,13 +28,16 @@ void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   const Memory memory = memory_;
   const bool is_moved = moved_at() != nullptr;
+  const bool has_failures = region().has_failures.load(std::memory_order_relaxed);
   KnownMemory::instance().retire(this);  // from here on the object may be recycled
-  if (memory.deleter == nullptr || is_moved) return;
-  try {
-    memory.deleter(memory.owner);
-  } catch (...) {
-    KnownMemory::instance().note_failed_deleter();
+  if (memory.deleter != nullptr && !is_moved) {
+    try {
+      memory.deleter(memory.owner);
+    } catch (...) {
+      KnownMemory::instance().note_failed_deleter();
+    }
   }
+  if (has_failures) KnownMemory::instance().forget_retired();  // so that one that nobody has seen is reported
 }
 
 }  // namespace tenon::impl

@@ -133,6 +133,12 @@ def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpErro
     return error
 
 
+def report_unseen(failure: tuple[str, str, str, int, BaseException | None]) -> None:
+    """Logs the failure of an op that no call raised, and that none can raise any more."""
+    if not isinstance(failure[4], KeyboardInterrupt):  # the main thread raises it itself
+        _log.error("the failure of an op was never retrieved: %s", op_error(failure))
+
+
 def push(
     fn: Callable[..., Any],
     *args: Any,
