@@ -78,6 +78,10 @@ class Fields:
         """The text of the error if there is no field of the name."""
         return f"{self._noun} has no field {name!r}: its fields are {self._names}"
 
+    def _is_own(self, name: str) -> bool:
+        """Whether the object has an attribute of the name that is no field."""
+        return name in self.__dict__ or hasattr(type(self), name)
+
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             try:
@@ -87,7 +91,7 @@ class Fields:
         raise AttributeError(self._missing(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name in self.__dict__ or hasattr(type(self), name)
+        is_own = self._is_own(name)
         if name in self._names:
             if is_own:
                 raise AttributeError(f"{self._noun} has an attribute {name!r}: write the field as an item")

@@ -280,24 +280,30 @@ class ArenaFields(Fields):
     after the block."""
 
     _noun = "the layout in use"
-    _views: dict[str, Any]  # empty after the block
 
     def __init__(self, views: dict[str, Any]) -> None:
-        self.__dict__.update(_views=views, _names=tuple(views))
+        object.__setattr__(self, "__dict__", views)  # so that ``f.A`` is fast; empty after the block
+
+    @property
+    def _names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.__dict__)
+
+    def _is_own(self, name: str) -> bool:
+        return hasattr(type(self), name)
 
     def _array(self, name: str) -> Any:
-        return self._views[name]
+        return self.__dict__[name]
 
     def _missing(self, name: object) -> str:
-        if not self._views:
+        if not self.__dict__:
             return f"the layout has no field {name!r} any more: its block has ended"
         return super()._missing(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self.__dict__)
 
     def __repr__(self) -> str:
-        return f"<tenon.ArenaFields {', '.join(self._views) or 'of a block that has ended'}>"
+        return f"<tenon.ArenaFields {', '.join(self.__dict__) or 'of a block that has ended'}>"
 
 
 __all__ = ["Arena", "Plan", "Use"]
