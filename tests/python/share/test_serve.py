@@ -390,11 +390,7 @@ def test_the_servers_end_ends_the_loops(mode, name, other):
 
 def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
     go_on = threading.Event()
-
-    def hang(batch):
-        go_on.wait()
-
-    with tn.Feed(hang, SCHEMA, shared=name) as feed:
+    with tn.Feed(lambda batch: go_on.wait() and None, SCHEMA, shared=name) as feed:
         server = feed.serve(consumers=0, background=True)
         until(lambda: feed.stats().slots_filling > 0)
         server.close()
@@ -404,12 +400,8 @@ def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
 
 def test_what_consumers_let_go_of_is_filled_again_while_the_generator_is_slow(name, other):
     gate = threading.Semaphore(0)
-
-    def wait(batch):
-        gate.acquire()
-
     with (
-        tn.Feed(wait, SCHEMA, slots=6, shared=name) as feed,
+        tn.Feed(lambda batch: gate.acquire() and None, SCHEMA, slots=6, shared=name) as feed,
         feed.serve(background=True),
     ):
         attach(other, name)
