@@ -143,8 +143,12 @@ enum {
   TENON_ROUND_ROBIN = 1 << 1,  /* worker i modulo workers fills batch i; else any free worker */
   TENON_SHARED_SLOTS = 1 << 2, /* the slots lie in a memory file, also if workers are threads */
   /* A slot takes memory where it is written, and keeps it; the creation takes addresses only. The schema may
-   * be much larger than the batches. A lack of memory is found at a batch: see tenon_worker_commit. */
-  TENON_SPARSE_SLOTS = 1 << 3
+   * be much larger than the batches. A lack of memory is found at a batch: see tenon_worker_commit.
+   * Since 0.5. */
+  TENON_SPARSE_SLOTS = 1 << 3,
+  /* Each epoch has the batches in another order, which depends only on seed and epoch. Needs batches >= 0.
+   * Since 0.5. */
+  TENON_SHUFFLE = 1 << 4
 };
 
 /* The behaviour if a generator fails at a batch, its process ends, or it takes too long. */
@@ -187,11 +191,11 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
  * stay valid. Fails with CLOSED. */
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
 
-/* Sets the epoch and the batch at which the next tenon_feed_begin begins, to restore a saved position. */
-TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t index);
-/* The current epoch, or the one that would begin, and the index of the batch that tenon_feed_next would
- * return. */
-TENON_API void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* index);
+/* Sets the epoch and the place in it at which the next tenon_feed_begin begins, to restore a position. */
+TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place);
+/* The current epoch, or the one that would begin, and the place of the batch that tenon_feed_next would
+ * return: the number of batches before it, and its index unless TENON_SHUFFLE is set. */
+TENON_API void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place);
 
 /* The next batch of the epoch. At the end of the epoch *out is NULL, and the status is OK. Waits at most
  * timeout_ns (< 0: no limit). Fails with TIMEOUT (the message names what it waited for: the generator that is
@@ -261,6 +265,7 @@ typedef struct tenon_feed_statistics {
   uint64_t memory_at;  /* the offset of the slots in memory_file */
   int32_t memory_file; /* descriptor of the slots' memory file, owned by the feed; -1: none */
   int32_t reserved2;
+  uint64_t unwritten; /* fills that returned TENON_UNWRITTEN; since 0.5 */
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);

@@ -380,6 +380,7 @@ struct FeedOptions {
   uint64_t attachment_nbytes = 0;            // capacity for bytes that are passed with a batch
   bool has_shared_slots = false;             // slots lie in a memory file, also for threads
   bool has_sparse_slots = false;             // slots take memory where they are written
+  bool is_shuffled = false;                  // each epoch has the batches in another order
 };
 
 // Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
@@ -397,7 +398,8 @@ class Feed {
     described.flags = (options.has_processes ? uint32_t{TENON_PROCESSES} : 0) |
                       (options.is_round_robin ? uint32_t{TENON_ROUND_ROBIN} : 0) |
                       (options.has_shared_slots ? uint32_t{TENON_SHARED_SLOTS} : 0) |
-                      (options.has_sparse_slots ? uint32_t{TENON_SPARSE_SLOTS} : 0);
+                      (options.has_sparse_slots ? uint32_t{TENON_SPARSE_SLOTS} : 0) |
+                      (options.is_shuffled ? uint32_t{TENON_SHUFFLE} : 0);
     described.on_error = static_cast<int32_t>(options.on_error);
     described.retries = options.retries;
     described.on_starved = static_cast<int32_t>(options.on_starved);
@@ -414,9 +416,10 @@ class Feed {
 
   void begin() { call(tenon_feed_begin, handle_.get()); }
   void end() noexcept { tenon_feed_end(handle_.get()); }
-  // Sets the epoch and the batch at which the next epoch begins.
-  void seek(uint64_t epoch, uint64_t index) noexcept { tenon_feed_seek(handle_.get(), epoch, index); }
-  // Epoch and index of the batch that next() would return, or with which begin() would begin.
+  // Sets the epoch and the place in it at which the next epoch begins.
+  void seek(uint64_t epoch, uint64_t place) noexcept { tenon_feed_seek(handle_.get(), epoch, place); }
+  // Epoch and place of the batch that next() would return, or with which begin() would begin. The place is
+  // the index, unless the feed is shuffled.
   std::pair<uint64_t, uint64_t> position() const noexcept {
     std::pair<uint64_t, uint64_t> at;
     tenon_feed_position(handle_.get(), &at.first, &at.second);

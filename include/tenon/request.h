@@ -3,7 +3,7 @@
  * request.h - the request to fill one batch, the same for generators of a process (tenon/feed.h) and for
  * plug-ins (tenon/plugin.h). No linking is needed.
  *
- * \since 0.1; the member rows: 0.4
+ * \since 0.1; the member rows: 0.4; TENON_UNWRITTEN: 0.5
  */
 #ifndef TENON_REQUEST_H_
 #define TENON_REQUEST_H_
@@ -38,8 +38,9 @@ typedef struct tenon_fill_request {
 
 /* Results of fill and prepare that are not failures. */
 enum {
-  TENON_NO_BATCH = -2147483647,    /* there is no batch with this index: the consumer gets the next one */
-  TENON_END_OF_EPOCH = -2147483646 /* the epoch ends before this index */
+  TENON_NO_BATCH = -2147483647,     /* there is no batch with this index: the consumer gets the next one */
+  TENON_END_OF_EPOCH = -2147483646, /* the epoch ends before this batch */
+  TENON_UNWRITTEN = -2147483645     /* of fill: the batch is passed on, but no field of it was written */
 };
 
 /* Fills one batch. Returns 0, one of the codes above, or another code, which means failure. For a failure it

@@ -214,6 +214,7 @@ Generator generator_of(const nb::object& object, const std::string& name, bool p
 void add_worker(nb::module_& module) {
   module.attr("NO_BATCH") = static_cast<int32_t>(TENON_NO_BATCH);
   module.attr("END_OF_EPOCH") = static_cast<int32_t>(TENON_END_OF_EPOCH);
+  module.attr("UNWRITTEN") = static_cast<int32_t>(TENON_UNWRITTEN);
   nb::class_<NativeWorker>(module, "NativeWorker", "The native part of a worker's end of a feed.")
       .def(nb::init<const std::string&, const NamedSchema&>(), nb::arg("link"), nb::arg("schema"))
       .def("next", &NativeWorker::next)

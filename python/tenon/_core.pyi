@@ -1015,7 +1015,7 @@ class Batch:
 class NativeFeed:
     """The native part of tenon.Feed."""
 
-    def __init__(self, *, source: object, schema: Schema, constants: dict[Any, Any], workers: int, slots: int, batches: int, seed: int, processes: _bool, round_robin: _bool, on_error: int, retries: int, on_starved: int, fill_timeout_ns: int, attachment_nbytes: int, name: str, prepares: _bool, shared_slots: _bool = False, sparse_slots: _bool = False) -> None: ...
+    def __init__(self, *, source: object, schema: Schema, constants: dict[Any, Any], workers: int, slots: int, batches: int, seed: int, processes: _bool, round_robin: _bool, on_error: int, retries: int, on_starved: int, fill_timeout_ns: int, attachment_nbytes: int, name: str, prepares: _bool, shared_slots: _bool = False, sparse_slots: _bool = False, shuffle: _bool = False) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -1040,6 +1040,8 @@ class NativeFeed:
 NO_BATCH: int = -2147483647
 
 END_OF_EPOCH: int = -2147483646
+
+UNWRITTEN: int = -2147483645
 
 class NativeWorker:
     """The native part of a worker's end of a feed."""

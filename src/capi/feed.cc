@@ -71,7 +71,8 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
     check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
-    check_flags(options->flags, TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS,
+    check_flags(options->flags,
+                TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS | TENON_SHUFFLE,
                 "tenon_feed_create");
     *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
   });
@@ -95,12 +96,12 @@ tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch**
   return status;
 }
 
-void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t index) { unwrap(feed)->seek(epoch, index); }
+void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place) { unwrap(feed)->seek(epoch, place); }
 
-void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* index) {
+void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place) {
   const Ticket position = unwrap(feed)->position();
   *epoch = position.epoch;
-  *index = position.index;
+  *place = position.place;
 }
 
 void tenon_feed_failure_get(tenon_feed* feed, tenon_feed_failure* out) {

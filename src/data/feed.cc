@@ -139,7 +139,7 @@ void Feed::end() {
   if (!process_.is_child()) workers_->queue().end();
 }
 
-void Feed::seek(uint64_t epoch, uint64_t index) { workers_->queue().seek({epoch, index}); }
+void Feed::seek(uint64_t epoch, uint64_t place) { workers_->queue().seek(epoch, place); }
 
 Ticket Feed::position() { return workers_->queue().position(); }
 
@@ -286,7 +286,9 @@ std::string Feed::held_text(uint64_t epoch) {
       concat("all ", workers_->slots().count(),
              " slots hold delivered batches. Let go of those that are done with, and of arrays and "
              "tensors made from them, or use slots=",
-             held.size() + static_cast<size_t>(workers_->count()) + 1, ". Held, oldest first: ");
+             held.size() + static_cast<size_t>(workers_->count()) + 1,
+             (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : ", or on_starved=\"copy\" or \"grow\"",
+             ". Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
     const Ticket& ticket = held[i].use.ticket;
     text += concat(i > 0 ? ", " : "", ticket.index,
@@ -339,6 +341,7 @@ tenon_feed_statistics Feed::statistics() {
   s.nbytes = nbytes_.load(std::memory_order_relaxed);
   s.copied = copied_.load(std::memory_order_relaxed);
   s.retried = workers_->retried();
+  s.unwritten = workers_->unwritten();
   s.slots_held = slots.lent();
   if (!process_.is_child()) {
     const TicketQueue::Snapshot now = workers_->queue().snapshot();

@@ -36,7 +36,7 @@ class Feed {
   void begin();
   void end();
 
-  void seek(uint64_t epoch, uint64_t index);
+  void seek(uint64_t epoch, uint64_t place);
   Ticket position();
 
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp

@@ -59,7 +59,8 @@ enum class What {
   kEnd,
   kNone,
   kAttach,
-  kSpoil
+  kSpoil,
+  kNothing
 };
 
 // Lies in memory that the worker processes see, too.
@@ -102,6 +103,7 @@ struct Source {
       case What::kWrongShape: request.shapes[0][1] = 9; break;
       case What::kEnd: return TENON_END_OF_EPOCH;
       case What::kNone: return TENON_NO_BATCH;
+      case What::kNothing: return TENON_UNWRITTEN;
       case What::kAttach:
         static_cast<char*>(request.attachment)[*request.attachment_nbytes] = '!';
         ++*request.attachment_nbytes;
@@ -487,6 +489,47 @@ TEST_P(EitherWay, AnEpochMayEndEarlyAndABatchMayBeNone) {
   EXPECT_FALSE(next(feed));
 }
 
+TEST_P(EitherWay, ABatchOfWhichNothingWasWrittenIsPassedOnAndCounted) {
+  source_.at = 4;
+  source_.what = What::kNothing;
+  Feed feed(source_.generator(), schema(), options(2, 9));
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    feed.begin();
+    for (uint64_t i = 0; i < 9; ++i) ASSERT_TRUE(is_intact(*next(feed), epoch, i));
+    EXPECT_FALSE(next(feed));
+    EXPECT_EQ(feed.statistics().unwritten, epoch + 1);
+  }
+  EXPECT_EQ(feed.worker_statistics(0).failures + feed.worker_statistics(1).failures, 0u);
+}
+
+TEST_P(EitherWay, AShuffledEpochHasEachBatchOnceAndIsResumed) {
+  tenon_feed_options o = options(3, 50);
+  o.flags |= TENON_SHUFFLE;
+  const Order order(50, kSeed);
+  Feed feed(source_.generator(), schema(), o);
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    feed.begin();
+    for (uint64_t place = 0; place < 50; ++place) {
+      EXPECT_EQ(feed.position().place, place);
+      ASSERT_TRUE(is_intact(*next(feed), epoch, order.index_at(epoch, place)));
+    }
+    EXPECT_FALSE(next(feed));
+  }
+  feed.seek(1, 48);
+  feed.begin();
+  ASSERT_TRUE(is_intact(*next(feed), 1, order.index_at(1, 48)));
+  ASSERT_TRUE(is_intact(*next(feed), 1, order.index_at(1, 49)));
+  EXPECT_FALSE(next(feed));
+  source_.at = order.index_at(2, 7);
+  source_.what = What::kCode;
+  feed.begin();
+  for (uint64_t place = 0; place < 7; ++place) (void)next(feed);
+  EXPECT_NE(failure_of(feed).find(concat("batch ", order.index_at(2, 7), " of epoch 2")), std::string::npos);
+  EXPECT_EQ(feed.failure().index, order.index_at(2, 7));
+  o.batches = -1;
+  EXPECT_THROW(Feed(source_.generator(), schema(), o), Error);
+}
+
 TEST_P(EitherWay, WhatIsPreparedAndAttachedTravelsWithTheBatch) {
   source_.prepares = true;
   source_.at = 1;
@@ -535,7 +578,7 @@ TEST_P(EitherWay, AFeedGoesOnWhereItWasLeft) {
     for (int i = 0; i < 7; ++i) (void)next(feed);
     const Ticket position = feed.position();
     epoch = position.epoch;
-    index = position.index;
+    index = position.place;
   }
   EXPECT_EQ(epoch, 1u);
   EXPECT_EQ(index, 7u);

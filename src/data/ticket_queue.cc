@@ -8,11 +8,12 @@
 
 namespace tenon::impl {
 
-TicketQueue::TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin, uint32_t feed)
+TicketQueue::TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin, uint32_t feed, Order order)
     : slots_(std::move(slots)),
       usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
       round_robin_(static_cast<uint64_t>(round_robin)),
       feed_(feed),
+      order_(order),
       ring_(static_cast<size_t>(slots_->most())),
       uses_(ring_.size()) {}
 
@@ -21,7 +22,7 @@ TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may
   if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
   if (is_stopped_) return TicketTake::kStopped;
   if (!has_ticket_for(worker)) return TicketTake::kNone;
-  ticket = {epoch_, next_++};
+  ticket = ticket_at(epoch_, next_++);
   uses_[static_cast<size_t>(slot)] = {ticket, now_ns(), true};
   if (round_robin_ != 0) work_.notify_all();
   return TicketTake::kTicket;
@@ -51,19 +52,19 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) 
     slots_->give(slot);
     return;
   }
-  entry(ticket.index) = {EntryState::kFilled, slot};
+  entry(ticket.place) = {EntryState::kFilled, slot};
   ++ready_count_;
-  const bool is_next = consumers_waiting_ > 0 && ticket.index == deliver_;
+  const bool is_next = consumers_waiting_ > 0 && ticket.place == deliver_;
   settled_.fetch_add(1, std::memory_order_relaxed);
   lock.unlock();
   if (is_next) ready_.notify_all();
 }
 
-void TicketQueue::note_failed(uint64_t index, const TicketFailure& failure) noexcept {
-  if (index >= limit_) return;  // an earlier one has failed, and ends the epoch
-  entry(index).state = EntryState::kFailed;
+void TicketQueue::note_failed(uint64_t place, const TicketFailure& failure) noexcept {
+  if (place >= limit_) return;  // an earlier one has failed, and ends the epoch
+  entry(place).state = EntryState::kFailed;
   failure_ = failure;
-  limit_ = index + 1;
+  limit_ = place + 1;
   tell_consumers();
 }
 
@@ -71,13 +72,13 @@ void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& 
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket)) note_failed(ticket.index, failure);
+    if (is_awaited(ticket)) note_failed(ticket.place, failure);
   }
   slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
 }
 
-void TicketQueue::note_skipped(uint64_t index) noexcept {
-  entry(index).state = EntryState::kSkipped;
+void TicketQueue::note_skipped(uint64_t place) noexcept {
+  entry(place).state = EntryState::kSkipped;
   ++skipped_;
   drop_skipped();
   tell_consumers();
@@ -87,7 +88,7 @@ void TicketQueue::skip(const Ticket& ticket, int32_t slot) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket)) note_skipped(ticket.index);
+    if (is_awaited(ticket)) note_skipped(ticket.place);
   }
   slots_->give(slot);
 }
@@ -105,8 +106,8 @@ void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket) && ticket.index < end_) {
-      end_ = ticket.index;
+    if (is_awaited(ticket) && ticket.place < end_) {
+      end_ = ticket.place;
       limit_ = std::min(limit_, end_);
       tell_consumers();
     }
@@ -115,8 +116,8 @@ void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
 }
 
 void TicketQueue::end_epoch() noexcept {
-  for (uint64_t index = deliver_; index < next_; ++index) {
-    RingEntry& undelivered = entry(index);
+  for (uint64_t place = deliver_; place < next_; ++place) {
+    RingEntry& undelivered = entry(place);
     if (undelivered.state == EntryState::kFilled) slots_->give(undelivered.slot);
     undelivered = {};
   }
@@ -134,42 +135,42 @@ void TicketQueue::begin() {
   const std::scoped_lock lock(mutex_);
   if (is_stopped_) throw_error(Code::kClosed, "the feed is closed");
   if (is_active_) end_epoch();
-  const Ticket start = has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+  const Ticket start = has_start_ ? start_ : ticket_at(epoch_ + 1, 0);
   has_start_ = false;
   epoch_ = start.epoch;
-  next_ = start.index;
-  deliver_ = start.index;
-  end_ = std::max(usual_end_, start.index);
+  next_ = start.place;
+  deliver_ = start.place;
+  end_ = std::max(usual_end_, start.place);
   limit_ = end_;
   is_active_ = true;
   work_.notify_all();
   tell_consumers();
 }
 
-void TicketQueue::seek(const Ticket& start) {
+void TicketQueue::seek(uint64_t epoch, uint64_t place) {
   const std::scoped_lock lock(mutex_);
-  start_ = start;
+  start_ = ticket_at(epoch, place);
   has_start_ = true;
 }
 
 Ticket TicketQueue::position() {
   const std::scoped_lock lock(mutex_);
-  if (is_active_ && deliver_ != end_) return {epoch_, deliver_};
-  return has_start_ ? start_ : Ticket{epoch_ + 1, 0};
+  if (is_active_ && deliver_ != end_) return ticket_at(epoch_, deliver_);
+  return has_start_ ? start_ : ticket_at(epoch_ + 1, 0);
 }
 
 bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
   const std::scoped_lock lock(mutex_);
-  const Ticket wanted{epoch_, deliver_};
+  const Ticket wanted = ticket_at(epoch_, deliver_);
   if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
   const auto use = std::ranges::find_if(uses_, [&](const SlotUse& u) {
-    return u.is_filling && u.ticket.epoch == wanted.epoch && u.ticket.index == wanted.index;
+    return u.is_filling && u.ticket.epoch == wanted.epoch && u.ticket.place == wanted.place;
   });
   if (use == uses_.end() || now_ns() - use->since_ns < longer_than_ns) return false;
   if (skips) {
-    note_skipped(wanted.index);
+    note_skipped(wanted.place);
   } else {
-    note_failed(wanted.index, failure);
+    note_failed(wanted.place, failure);
   }
   return true;
 }
@@ -194,7 +195,7 @@ void TicketQueue::begin_waiting(int64_t now) noexcept {
   waiting_ = trace::open(trace::SpanKind::kStarved, trace::key_of(this), [this](trace::Record& record) {
     record.group = feed_;
     record.epoch = epoch_;
-    record.index = deliver_;
+    record.index = order_.index_at(epoch_, deliver_);
   });
 }
 
@@ -247,7 +248,7 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   if (is_active_ && deliver_ == end_) end_epoch();
   if (!is_active_) return NextBatch::kEnd;
   RingEntry& front = entry(deliver_);
-  item.ticket = {epoch_, deliver_};
+  item.ticket = ticket_at(epoch_, deliver_);
   if (front.state == EntryState::kFailed) {
     item.failure = failure_;
     end_epoch();
@@ -281,7 +282,7 @@ TicketQueue::Snapshot TicketQueue::snapshot() {
   view.fill_ns = fill_ns_;
   view.starved_ns = starved_ns_;
   if (waiting_since_ns_ != 0) {
-    view.wanted = Ticket{epoch_, deliver_};
+    view.wanted = ticket_at(epoch_, deliver_);
     view.waiting_since_ns = waiting_since_ns_;
   }
   for (const SlotUse& use : uses_) {

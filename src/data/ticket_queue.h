@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Order: hands the batches of an epoch to workers as tickets, in order of index, and the filled slots to
-// the consumer in the same order. Knows nothing of generators, arrays and threads.
+// Hands the batches of an epoch to workers as tickets, in their order, and the filled slots to the consumer
+// in the same order. Knows nothing of generators, arrays and threads.
 //
 // A worker asks for a ticket only with a free slot in hand. So every ticket that is out has its slot, and
 // the batch for which the consumer waits can never be kept from its slot by later ones.
@@ -19,6 +19,7 @@
 #include "base/ref.h"
 #include "base/spin_budget.h"
 #include "base/trace.h"
+#include "data/order.h"
 #include "data/request_ring.h"
 #include "data/slots.h"
 
@@ -27,7 +28,8 @@ namespace tenon::impl {
 // One batch of one epoch.
 struct Ticket {
   uint64_t epoch = 0;
-  uint64_t index = 0;
+  uint64_t index = 0;  // which batch it is: what it is filled from
+  uint64_t place = 0;  // in the order of the epoch; the index, if the epoch is not shuffled
 };
 
 // What became of a batch that is none.
@@ -53,7 +55,8 @@ class TicketQueue {
  public:
   // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
   // 0: the next worker that asks gets the next batch. feed: its number in a timeline.
-  explicit TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0);
+  explicit TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0,
+                       Order order = {});
 
   // For workers: slot is the one that the caller has taken for the ticket. A batch of a past epoch, or one
   // that was given up, is dropped, and its slot is free.
@@ -85,8 +88,8 @@ class TicketQueue {
   // Fails with kClosed after stop().
   void begin();
   void end();
-  // Where the next epoch begins that begin() begins.
-  void seek(const Ticket& start);
+  // The epoch that begin() begins, and its place in it.
+  void seek(uint64_t epoch, uint64_t place);
   // The batch that next() would give, or the first one of the epoch that begin() would begin.
   Ticket position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
@@ -130,11 +133,14 @@ class TicketQueue {
   };
 
   // All of these require mutex_.
-  RingEntry& entry(uint64_t index) { return ring_[index % ring_.size()]; }
+  RingEntry& entry(uint64_t place) { return ring_[place % ring_.size()]; }
+  Ticket ticket_at(uint64_t epoch, uint64_t place) const noexcept {
+    return {epoch, order_.index_at(epoch, place), place};
+  }
   bool is_current(const Ticket& ticket) const { return is_active_ && ticket.epoch == epoch_; }
   bool is_awaited(const Ticket& ticket) {
-    return is_current(ticket) && ticket.index >= deliver_ &&
-           entry(ticket.index).state == EntryState::kPending;
+    return is_current(ticket) && ticket.place >= deliver_ &&
+           entry(ticket.place).state == EntryState::kPending;
   }
   bool has_tickets() const {
     return is_active_ && next_ < limit_ && next_ - deliver_ < static_cast<uint64_t>(ring_.size());
@@ -148,8 +154,8 @@ class TicketQueue {
   void begin_waiting(int64_t now) noexcept;
   void end_waiting() noexcept;
   void drop_skipped() noexcept;
-  void note_skipped(uint64_t index) noexcept;
-  void note_failed(uint64_t index, const TicketFailure& failure) noexcept;
+  void note_skipped(uint64_t place) noexcept;
+  void note_failed(uint64_t place, const TicketFailure& failure) noexcept;
   void note_filled(int32_t slot, uint64_t fill_ns) noexcept;
   void tell_consumers() noexcept;
   bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
@@ -161,6 +167,7 @@ class TicketQueue {
   const uint64_t usual_end_;  // of an epoch: UINT64_MAX for none
   const uint64_t round_robin_;
   const uint32_t feed_;
+  const Order order_;
 
   // Shared. Counts what has settled: a hint for consumers that poll; they look under the mutex then.
   std::atomic<uint64_t> settled_{0};
@@ -176,10 +183,11 @@ class TicketQueue {
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
   Ticket start_;                 // where begin() begins,
   bool has_start_ = false;       // if seek() has set it
-  uint64_t end_ = 0;             // of this epoch
-  uint64_t next_ = 0;            // the next ticket
-  uint64_t limit_ = 0;           // no tickets from here on
-  uint64_t deliver_ = 0;         // the next batch for the consumer
+  // Places in the epoch.
+  uint64_t end_ = 0;      // of this epoch
+  uint64_t next_ = 0;     // the next ticket
+  uint64_t limit_ = 0;    // no tickets from here on
+  uint64_t deliver_ = 0;  // the next batch for the consumer
   int32_t ready_count_ = 0;
   uint64_t skipped_ = 0;
   int32_t consumers_waiting_ = 0;

@@ -24,6 +24,12 @@ thread_local const Workers* working_for = nullptr;
 
 std::atomic<uint32_t> feeds{0};
 
+Order order_of(const tenon_feed_options& options) {
+  if ((options.flags & TENON_SHUFFLE) == 0) return {};
+  if (options.batches < 0) throw_error(Code::kValue, "a feed that is shuffled needs batches >= 0");
+  return {static_cast<uint64_t>(options.batches), options.seed};
+}
+
 bool wants_processes(const tenon_feed_options& options) { return (options.flags & TENON_PROCESSES) != 0; }
 
 // A generator that is not thread-safe is called by one thread, and has a copy in each process.
@@ -65,7 +71,8 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
       slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
       count_(workers_of(generator, options)),
-      queue_(slots_, options.batches, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_),
+      queue_(slots_, options.batches, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_,
+             order_of(options)),
       times_(static_cast<size_t>(count_)),
       fields_(static_cast<size_t>(count_), std::vector<void*>(schema_->fields().size())),
       shapes_(static_cast<size_t>(count_), std::vector<int64_t*>(schema_->fields().size())) {
@@ -215,6 +222,12 @@ void Workers::put_back(const Job& job) noexcept {
   layout_.attached(slot) = job.attachment.size();
 }
 
+void Workers::note_unwritten(FillResult& result) noexcept {
+  if (result.code != TENON_UNWRITTEN) return;
+  result.code = 0;
+  unwritten_.fetch_add(1, std::memory_order_relaxed);
+}
+
 void Workers::check_shapes(const Job& job, FillResult& result) const {
   if (result.code != 0) return;
   std::byte* const slot = slots_->data(job.slot);
@@ -264,6 +277,7 @@ void Workers::fill_here(int32_t worker, const Job& job, FillResult& result) {
   const int64_t start = now_ns();
   result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
+  note_unwritten(result);
   if (result.code != 0) result.message = message;
   check_shapes(job, result);
   trace::close(span, trace::key_of(this),
@@ -283,6 +297,7 @@ bool Workers::end_fill(int32_t worker, const Job& job, FillResult& result) {
     return true;
   }
   if (!processes_->await(worker, options_.fill_timeout_ns, result)) return false;
+  note_unwritten(result);
   check_shapes(job, result);
   if (trace::is_on()) note_fill(worker, job, result);
   return true;

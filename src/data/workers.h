@@ -49,6 +49,7 @@ class Workers {
     return blocked_by_consumer_ns_.load(std::memory_order_relaxed);
   }
   uint64_t retried() const noexcept { return retried_.load(std::memory_order_relaxed); }
+  uint64_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
   // Of one worker.
   const FillTimes& times(int32_t worker) const noexcept { return times_[static_cast<size_t>(worker)]; }
 
@@ -95,6 +96,7 @@ class Workers {
   void fill_here(int32_t worker, const Job& job, FillResult& result);
   bool may_retry(const Job& job, const FillResult& result) noexcept;
   bool is_failure(const FillResult& result) const noexcept;
+  void note_unwritten(FillResult& result) noexcept;
   void check_shapes(const Job& job, FillResult& result) const;
   void settle(int32_t worker, const Job& job, const FillResult& result) noexcept;
   void leave() noexcept;
@@ -112,7 +114,7 @@ class Workers {
   TicketQueue queue_;
   std::optional<WorkerProcesses> processes_;
   // Shared: plain counters.
-  std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0};
+  std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0};
   std::vector<FillTimes> times_;  // by worker
   // By worker: addresses for the request; used by that worker only.
   std::vector<std::vector<void*>> fields_;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the C ABI and the one of plug-ins against frozen.txt: every size and offset of a public struct,
-every constant and every function. A line may be added with a new minor ABI version; a line that changes or
-goes is a new major version.
+every constant and every function. A line may be added with a new minor ABI version, and a struct that begins
+with struct_size may grow at its end; any other line that changes or goes is a new major version.
 
     check_layout.py COMPILER            compare
     check_layout.py COMPILER --update   write frozen.txt anew

@@ -4,6 +4,8 @@ line."""
 
 import contextlib
 import copy
+import itertools
+import os
 import threading
 
 import numpy as np
@@ -13,6 +15,9 @@ import tenon as tn
 
 SCHEMA = tn.schema(x=("f4", (3, 2)), y=("i8", (3,)))
 FIELDS = {name: (dtype, shape) for name, dtype, shape in SCHEMA.fields}
+
+
+numbers_of_names = itertools.count()
 
 
 @contextlib.contextmanager
@@ -45,7 +50,7 @@ def delivered():
 
 @contextlib.contextmanager
 def attached(mode="queue"):
-    name = f"fields-{threading.get_native_id()}"
+    name = f"fields-{os.getpid()}-{next(numbers_of_names)}"
     with (
         tn.Feed(lambda batch: batch.__setitem__("x", 0), SCHEMA, batches=1, shared=name) as feed,
         feed.serve(mode, background=True),

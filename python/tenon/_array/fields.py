@@ -3,11 +3,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from .._core import Schema
+from .._typing import DTypeLike
+
+FieldsLike = Mapping[str, tuple[DTypeLike, int | tuple[int, ...]]] | Schema
+
+
+def described(fields: Any, what: str) -> list[tuple[str, Any, Any]]:
+    """(name, dtype, shape) of the fields of a `Schema` or of a mapping of names to (dtype, shape). The
+    extension checks dtypes and shapes."""
+    if isinstance(fields, Schema):
+        return list(fields.fields)
+    found = []
+    for name, field in named(fields, what, "(dtype, shape)"):
+        if not isinstance(field, tuple | list) or len(field) != 2:
+            raise TypeError(f"field {name!r} of {what} is {field!r}: it must be (dtype, shape)")
+        found.append((name, *field))
+    return found
+
+
+def named(mapping: Any, what: str, values: str) -> Iterator[tuple[str, Any]]:
+    """The items of a mapping of names."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{what} is {mapping!r}: it must be a mapping of names to {values}")
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{what} has the name {name!r}: names must be str")
+        if "\0" in name or not _is_utf8(name):
+            raise ValueError(f"{what} has the name {name!r}, which cannot be written as UTF-8 without NUL")
+        yield name, value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_field(name: str, array: Any, value: Any) -> None:
-    """``array[...] = value``. Errors name the field. ``o.x += 1`` assigns the array itself, without a copy."""
+    """``array[...] = value``, with errors that name the field. The array itself, as of ``o.x += 1``, is not
+    copied."""
     if value is array:
         return
     try:
@@ -38,6 +78,10 @@ class Fields:
         """The text of the error if there is no field of the name."""
         return f"{self._noun} has no field {name!r}: its fields are {self._names}"
 
+    def _is_own(self, name: str) -> bool:
+        """Whether the object has an attribute of the name that is no field."""
+        return name in self.__dict__ or hasattr(type(self), name)
+
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             try:
@@ -47,7 +91,7 @@ class Fields:
         raise AttributeError(self._missing(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name in self.__dict__ or hasattr(type(self), name)
+        is_own = self._is_own(name)
         if name in self._names:
             if is_own:
                 raise AttributeError(f"{self._noun} has an attribute {name!r}: write the field as an item")

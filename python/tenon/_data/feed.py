@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from .._array.fields import FieldsLike
 from .._core import Batch, NativeFeed, Schema
 from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
@@ -16,10 +18,11 @@ from .epochs import Epoch
 from .forms import Forms, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
+from .schema import schema_of
 from .serving import ServedFeed, Server, name_for
 from .serving import check as check_serving
 from .statistics import FeedStatistics, Meter
-from .workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers
+from .workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers, name_of
 
 if TYPE_CHECKING:
     from .attached import AttachedFeed
@@ -39,10 +42,11 @@ class Feed(Forms):
     slot is filled again when the batch, its arrays and every view of them are gone, in any order. A batch
     that is kept is never overwritten.
 
-    One iteration over the feed is one epoch: batches with index 0, 1, 2, ... A batch is the same for any
-    number of workers if the generator computes it from ``epoch`` and ``index``, or from ``seed``. ``seed``
-    depends only on the feed's seed, the epoch and the index: ``s(s(s(seed) ^ epoch) ^ index)``, where ``s``
-    is one step of SplitMix64. A feed has one active iterator at a time. Dropping the iterator ends its epoch.
+    One iteration over the feed is one epoch: batches with index 0, 1, 2, ..., or in another order with
+    ``shuffle``. A batch is the same for any number of workers if the generator computes it from ``epoch`` and
+    ``index``, or from ``seed``. ``seed`` depends only on the feed's seed, the epoch and the index:
+    ``s(s(s(seed) ^ epoch) ^ index)``, where ``s`` is one step of SplitMix64. A feed has one active iterator
+    at a time. Dropping the iterator ends its epoch.
 
     Parameters
     ----------
@@ -50,9 +54,11 @@ class Feed(Forms):
         A function of `c_function` or `plugin` is called by one thread at a time, in order, unless it is
         ``threadsafe``; each worker process has its own copy. For the result of a function that `worker`
         decorates, each worker runs its loop. Any other callable gets one `WorkerBatch` at a time to fill, in
-        one worker thread, or in several worker processes.
-    schema : Schema, optional
-        Made by `tenon.schema`. Default: the schema that the plug-in describes, or that of `worker`.
+        one worker thread, or in several worker processes. It assigns to the fields of the batch and returns
+        None.
+    schema : Schema, or dict of str to (dtype, shape), optional
+        Made by `tenon.schema`, or the fields that it takes. Default: the schema that the plug-in describes,
+        or that of `worker`.
     slots : int, optional
         At least ``workers + 1``; default ``workers + 4``.
     workers : int
@@ -93,12 +99,20 @@ class Feed(Forms):
         Places the slots in memory that other processes can map, so that `serve` can pass batches to them.
         A str is the name of the feed. True creates a name, which the attribute ``name`` returns. Only with
         ``on_starved`` "wait" and "raise".
+    shuffle : bool
+        Each epoch has its batches in another order, which depends only on ``seed`` and the epoch. A batch
+        keeps its index and seed, and so its content. Needs ``batches``.
+    check : bool, optional
+        Makes it an error of a Python generator if it passes on a batch of which no field was written: the
+        fill used none of the fields' arrays, neither by access nor by assignment. Without the check,
+        ``feed.stats().unwritten`` counts such batches. None: as the environment says, where
+        ``TENON_DEBUG=fields`` and ``TENON_DEBUG=1`` mean True.
 
     Raises
     ------
     TypeError, ValueError
         A parameter of the generator with an unknown name, a field without a parameter, a dtype that does not
-        fit; a number out of range.
+        fit; a number out of range; a generator that is a function with ``yield`` or ``async``.
     MemoryError
         The slots do not fit into memory; the message has the numbers.
     """
@@ -106,7 +120,7 @@ class Feed(Forms):
     def __init__(
         self,
         generator: CFunction | Plugin | PythonGenerator | Callable[[WorkerBatch], Any],
-        schema: Schema | None = None,
+        schema: FieldsLike | None = None,
         slots: int | None = None,
         workers: int = 1,
         processes: bool | str = False,
@@ -121,6 +135,8 @@ class Feed(Forms):
         attachment_nbytes: int = 0,
         progress: Any = None,
         shared: bool | str = False,
+        shuffle: bool = False,
+        check: bool | None = None,
     ) -> None:
         if isinstance(generator, Worker):
             raise TypeError(
@@ -135,10 +151,7 @@ class Feed(Forms):
             schema = generator.schema
             if schema is None:
                 raise ValueError(f"plug-in {generator.name!r} does not describe its fields: give a schema")
-        if not isinstance(schema, Schema):
-            raise TypeError(
-                f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
-            )
+        schema = schema_of(schema)
         workers = count(workers, "workers", 1, INT32_MAX - 4)
         if slots is not None:
             slots = count(slots, "slots", -INT32_MAX, INT32_MAX)  # too few of them: the native part tells
@@ -151,6 +164,10 @@ class Feed(Forms):
         if timeout is not None:
             timeout = seconds(timeout, "timeout", ", or None")
         seed = integer(seed, "seed")
+        shuffle = flag(shuffle, "shuffle")
+        if shuffle and batches is None:
+            raise ValueError("shuffle is True: an epoch without an end cannot be shuffled, so give batches=")
+        check = _is_debug() if check is None else flag(check, "check")
         if not isinstance(processes, str):
             processes = flag(processes, "processes")
         if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
@@ -171,7 +188,7 @@ class Feed(Forms):
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
-        source, constants, self._workers = _source_of(generator, schema, processes)
+        source, constants, self._workers = _source_of(generator, schema, processes, check)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
@@ -193,6 +210,7 @@ class Feed(Forms):
                 name=_name_of(generator),
                 prepares=hasattr(self._workers, "prepare"),
                 shared_slots=bool(shared),
+                shuffle=shuffle,
             )
         except BaseException:
             if self._workers is not None:
@@ -301,7 +319,8 @@ class Feed(Forms):
         return AttachedFeed(name, timeout, wait)
 
     def state_dict(self) -> dict[str, int]:
-        """The position of the feed: ``epoch``, and ``next``, the index of the batch that comes next."""
+        """The position of the feed: ``epoch``, and ``next``, the number of batches before the next one. It is
+        the index of the next batch unless the feed is shuffled."""
         epoch, index = self._native.position()
         return {"epoch": epoch, "next": index}
 
@@ -311,7 +330,7 @@ class Feed(Forms):
         Parameters
         ----------
         state : dict
-            From `state_dict` of a feed with the same generator, schema and seed.
+            From `state_dict` of a feed with the same generator, schema, seed and shuffle.
         """
         epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
         if self.batches is not None and index > self.batches:
@@ -376,7 +395,7 @@ class Feed(Forms):
 
 
 def _source_of(
-    generator: Any, schema: Schema, processes: bool | str
+    generator: Any, schema: Schema, processes: bool | str, check: bool
 ) -> tuple[Any, dict[str, Any], Workers | None]:
     """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
     if isinstance(generator, (CFunction, Plugin)):
@@ -384,12 +403,16 @@ def _source_of(
             raise ValueError(f"processes is {processes!r}: workers that run native code are forked")
         constants = generator.constants if isinstance(generator, CFunction) else {}
         return generator._native, constants, None
-    loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator)
-    workers = Workers(schema, loop, processes)
+    loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator, schema)
+    workers = Workers(schema, loop, processes, check=check)
     return workers, {}, workers
 
 
 def _name_of(generator: Any) -> str:
     if isinstance(generator, (CFunction, Plugin, PythonGenerator)):
         return generator.name
-    return str(getattr(generator, "__qualname__", type(generator).__name__))
+    return name_of(generator)
+
+
+def _is_debug() -> bool:
+    return not {"1", "fields"}.isdisjoint(os.environ.get("TENON_DEBUG", "").split(","))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .._array.fields import FieldsLike, described
 from .._core import Batch, Schema
 from .._typing import DTypeLike
 
@@ -23,3 +24,10 @@ def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
         if name in dir(Batch):
             raise ValueError(f"a field cannot be named {name!r}: batches have an attribute of that name")
     return Schema(fields)
+
+
+def schema_of(fields: FieldsLike | None) -> Schema:
+    """A schema, or what `schema` makes of a dict."""
+    if isinstance(fields, Schema):
+        return fields
+    return schema(**{name: (dtype, shape) for name, dtype, shape in described(fields, "schema")})

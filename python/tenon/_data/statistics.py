@@ -164,6 +164,9 @@ class FeedStatistics:
     skipped, retried, restarted, copied : int
         Batches that were skipped after a failure; repeated fills; restarted worker processes; batches that
         were delivered as copies because slots were missing.
+    unwritten : int
+        Fills of a Python generator that used the array of no field, neither by access nor by assignment. The
+        consumer gets such a batch with old elements. See ``check`` of `Feed`.
     page_faults : int
         Minor page faults of the whole process since the feed was made, without its worker processes.
     slot_nbytes, memory : int
@@ -188,6 +191,7 @@ class FeedStatistics:
     retried: int
     restarted: int
     copied: int
+    unwritten: int
     oldest_epoch: int
     oldest_index: int
     oldest_ns: int

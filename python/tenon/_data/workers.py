@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
 import multiprocessing.context
 import signal
@@ -16,13 +17,15 @@ from types import FrameType
 from typing import Any
 
 from .. import _core
-from .._array.fields import Fields
+from .._array.fields import Fields, FieldsLike
 from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
 from .._sync.lease import where_views_hang
+from .schema import schema_of
 
 _START_METHODS = ("fork", "spawn", "forkserver")
+_LOOP_HINT = "loop over the batches that it gets, and assign to their fields: batch.x[...] = ..."
 
 
 class WorkerBatch(Fields):
@@ -129,6 +132,10 @@ class WorkerBatch(Fields):
         for name in list(self._views):
             self._let_go(name, frame)
 
+    def _is_written(self) -> bool:
+        """Whether the array of a field was asked for: each of them is writable."""
+        return bool(self._views)
+
     def _end(self) -> None:
         self._native = None
 
@@ -139,9 +146,10 @@ class WorkerBatch(Fields):
 class _Batches:
     """The iterable of a worker's loop: each step passes one batch on and returns the next."""
 
-    def __init__(self, native: NativeWorker, schema: Schema) -> None:
+    def __init__(self, native: NativeWorker, schema: Schema, check: bool) -> None:
         self._native = native
         self._schema = schema
+        self._check = check
         self._batch: WorkerBatch | None = None
         self._is_over = False
 
@@ -161,10 +169,16 @@ class _Batches:
         batch = self._batch
         if batch is None:
             return
+        code = 0 if batch._is_written() else _core.UNWRITTEN
+        if code != 0 and self._check:
+            raise ValueError(
+                f"no field of batch {batch.index} of epoch {batch.epoch} was written: the consumer would get "
+                f"old elements. Assign to its fields: batch.{batch.keys()[0]}[...] = ..."
+            )
         batch._let_go_of_all(frame)
         batch._end()
         self._batch = None
-        self._native.answer(0, "")
+        self._native.answer(code, "")
 
     def fail(self, code: int, text: str) -> None:
         batch, self._batch = self._batch, None
@@ -184,14 +198,18 @@ class _Batches:
 
 
 def run(
-    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Callable[[], Any] | None = None
+    native: NativeWorker,
+    schema: Schema,
+    function: Callable[..., Any],
+    setup: Callable[[], Any] | None = None,
+    check: bool = False,
 ) -> None:
-    """Runs a worker until its feed is closed.
+    """Runs a worker until its feed is closed. ``check``: a batch whose fields were not written is an error.
 
     ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
     position of the batch, and after it has returned, which ends the epoch.
     """
-    batches = _Batches(native, schema)
+    batches = _Batches(native, schema, check)
     while not batches.has_ended():
         code, text = _core.END_OF_EPOCH, ""
         try:
@@ -213,10 +231,12 @@ def run(
         batches.fail(code, text)
 
 
-def _run_thread(native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
+def _run_thread(
+    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any, check: bool
+) -> None:
     """A thread cannot be replaced: an error that ends its loop is reported for each requested batch."""
     try:
-        run(native, schema, function, setup)
+        run(native, schema, function, setup, check)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         error.__traceback__ = None
@@ -225,11 +245,11 @@ def _run_thread(native: NativeWorker, schema: Schema, function: Callable[..., An
             native.answer(-1, text)
 
 
-def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any) -> None:
+def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any, check: bool) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the feed's process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    run(NativeWorker(link, schema), schema, function, setup)
+    run(NativeWorker(link, schema), schema, function, setup, check)
 
 
 class Workers:
@@ -254,8 +274,10 @@ class Workers:
         processes: bool | str | multiprocessing.context.BaseContext,
         prepare: Callable[[int, int], bytes | None] | None = None,
         setup: Callable[[int], Any] | None = None,
+        check: bool = False,
     ) -> None:
         self._schema = schema
+        self._check = check
         self._function = function
         self._setup = setup
         self._context: Any = None
@@ -279,7 +301,7 @@ class Workers:
             native = NativeWorker(link, self._schema)
             thread = threading.Thread(
                 target=_run_thread,
-                args=(native, self._schema, self._function, setup),
+                args=(native, self._schema, self._function, setup, self._check),
                 name=f"tenon-worker-{worker}",
                 daemon=True,
             )
@@ -288,7 +310,7 @@ class Workers:
             return 0
         process = self._context.Process(
             target=_run_process,
-            args=(link, self._schema, self._function, setup),
+            args=(link, self._schema, self._function, setup, self._check),
             name=f"tenon-worker-{worker}",
             daemon=True,
         )
@@ -351,14 +373,14 @@ class PythonGenerator:
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> None:
-        self.name = getattr(function, "__qualname__", type(function).__name__)
+        self.name = name_of(function)
         self.schema = schema
         self._function = function
         self._arguments = arguments
         self._named = named
 
     def __call__(self, batches: Any) -> None:
-        self._function(batches, *self._arguments, **self._named)
+        refuse_result(self._function(batches, *self._arguments, **self._named), self.name, _LOOP_HINT)
 
     def __repr__(self) -> str:
         return f"<generator {self.name!r}>"
@@ -370,6 +392,7 @@ class Worker:
     def __init__(self, function: Callable[..., Any], schema: Schema) -> None:
         functools.update_wrapper(self, function)
         self.name: str = function.__qualname__
+        refuse_generators(function, self.name, _LOOP_HINT)
         self._function = function
         self.schema = schema
 
@@ -402,7 +425,7 @@ def _find(module: str, name: str) -> _Undecorated:
     return _Undecorated(found)
 
 
-def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
+def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     """Decorates a Python function that fills batches in a loop, as a generator for feeds.
 
     The function gets the batches to fill, followed by the arguments of the call::
@@ -422,7 +445,7 @@ def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
 
     Parameters
     ----------
-    schema : Schema
+    schema : Schema, or dict of str to (dtype, shape)
 
     Returns
     -------
@@ -431,20 +454,47 @@ def worker(schema: Schema) -> Callable[[Callable[..., Any]], Worker]:
         processes. So with start methods other than fork, the function must be defined at the top level of
         a module.
     """
-    if not isinstance(schema, Schema):
-        raise TypeError(
-            f"schema is {type(schema).__name__}: make one with tn.schema(name=(dtype, shape), ...)"
-        )
-    return lambda function: Worker(function, schema)
+    made = schema_of(schema)
+    return lambda function: Worker(function, made)
 
 
 class EachBatch:
     """The loop of a function that fills one batch at a time."""
 
-    def __init__(self, function: Callable[[WorkerBatch], Any]) -> None:
+    def __init__(self, function: Callable[[WorkerBatch], Any], schema: Schema) -> None:
         self._function = function
+        self._name = name_of(function)
+        self._hint = f"assign to the fields of the batch that it gets: batch.{schema.names[0]}[...] = ..."
+        refuse_generators(function, self._name, self._hint)
 
     def __call__(self, batches: Any) -> None:
         for batch in batches:
-            self._function(batch)
+            refuse_result(self._function(batch), self._name, self._hint)
             del batch
+
+
+def name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def refuse_generators(function: Any, name: str, hint: str) -> None:
+    """A call of these runs nothing of their body."""
+    for called in (function, inspect.getattr_static(type(function), "__call__", None)):
+        if inspect.iscoroutinefunction(called):
+            kind = "a coroutine function"
+        elif inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            kind = "a generator function (it has a yield)"
+        else:
+            continue
+        raise TypeError(
+            f"{name} is {kind}: a call would not run its body. Use neither yield nor async; {hint}"
+        )
+
+
+def refuse_result(result: Any, name: str, hint: str) -> None:
+    """What it returns would be lost."""
+    if result is None:
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # which else warns that it was not awaited
+    raise TypeError(f"{name} returned {type(result).__name__}, which nobody uses. Return None; {hint}")

@@ -11,15 +11,13 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from .. import _core
-from .._array.fields import Fields
+from .._array.fields import Fields, FieldsLike, described, named
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
 from .._sync.endings import Views
 from .._sync.lease import heed_survivors, taken, taken_later
 from .planner import Plan, plan
-
-Layout = Mapping[str, tuple[Any, Any]]
 
 
 class Arena:
@@ -30,7 +28,7 @@ class Arena:
 
     Parameters
     ----------
-    layouts : mapping of str to mapping of str to (dtype, shape)
+    layouts : mapping of str to mapping of str to (dtype, shape), or to Schema
         The fields of each layout by name. Every field is aligned to 64 bytes.
     shared : bool, str or Shared
         As for `empty`. The pickle of a shared arena is a handle on the same memory.
@@ -59,20 +57,23 @@ class Arena:
 
     def __init__(
         self,
-        layouts: Mapping[str, Layout],
+        layouts: Mapping[str, FieldsLike],
         shared: bool | str | Shared = False,
         buffer: Any = None,
     ) -> None:
-        described = _described(layouts)
+        parts = [
+            (name, described(fields, f"layout {name!r}"))
+            for name, fields in named(layouts, "layouts", "layouts")
+        ]
         options = settings(shared)
         if buffer is not None:
             if options is not None:
                 raise ValueError("an arena over a buffer cannot be shared: leave out buffer= or shared=")
-            self._set(_core.NativeArena.over(described, _array_over(buffer)))
+            self._set(_core.NativeArena.over(parts, _array_over(buffer)))
         elif options is None:
-            self._set(_core.NativeArena.create(described, None, False, False, -1))
+            self._set(_core.NativeArena.create(parts, None, False, False, -1))
         else:
-            self._set(_core.NativeArena.create(described, *options))
+            self._set(_core.NativeArena.create(parts, *options))
 
     def _set(self, native: _core.NativeArena) -> None:
         self._native = native
@@ -174,38 +175,6 @@ class Arena:
 
 def _open(memory: NDArray) -> Arena:
     return Arena._of(memory)
-
-
-def _described(layouts: Any) -> list[tuple[str, list[tuple[str, Any, Any]]]]:
-    """The layouts as the native part takes them, which checks the rest."""
-    described = []
-    for name, fields in _items(layouts, "layouts"):
-        parts = []
-        for field, what in _items(fields, f"layout {name!r}"):
-            if not isinstance(what, tuple | list) or len(what) != 2:
-                raise TypeError(f"field {field!r} of layout {name!r} is {what!r}: it must be (dtype, shape)")
-            parts.append((field, *what))
-        described.append((name, parts))
-    return described
-
-
-def _items(mapping: Any, what: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"{what} is {mapping!r}: it must be a mapping of names")
-    for name, value in mapping.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{what} has the name {name!r}: names must be str")
-        if "\0" in name or not _is_utf8(name):
-            raise ValueError(f"{what} has the name {name!r}, which cannot be written as UTF-8 without NUL")
-        yield name, value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _array_over(buffer: Any) -> NDArray:
@@ -311,24 +280,30 @@ class ArenaFields(Fields):
     after the block."""
 
     _noun = "the layout in use"
-    _views: dict[str, Any]  # empty after the block
 
     def __init__(self, views: dict[str, Any]) -> None:
-        self.__dict__.update(_views=views, _names=tuple(views))
+        object.__setattr__(self, "__dict__", views)  # so that ``f.A`` is fast; empty after the block
+
+    @property
+    def _names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.__dict__)
+
+    def _is_own(self, name: str) -> bool:
+        return hasattr(type(self), name)
 
     def _array(self, name: str) -> Any:
-        return self._views[name]
+        return self.__dict__[name]
 
     def _missing(self, name: object) -> str:
-        if not self._views:
+        if not self.__dict__:
             return f"the layout has no field {name!r} any more: its block has ended"
         return super()._missing(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self.__dict__)
 
     def __repr__(self) -> str:
-        return f"<tenon.ArenaFields {', '.join(self._views) or 'of a block that has ended'}>"
+        return f"<tenon.ArenaFields {', '.join(self.__dict__) or 'of a block that has ended'}>"
 
 
 __all__ = ["Arena", "Plan", "Use"]

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .. import _core
-from .._array.fields import Fields
+from .._array.fields import Fields, FieldsLike, described
 from .._array.share import Shared, settings
-from .._core import NativeItem, NDArray, Schema
+from .._core import NativeItem, NDArray
 from .._errors import LeaseEscaped
 from .._sync.endings import Views, settle
 from .._sync.lease import where_views_hang
@@ -56,7 +56,7 @@ class Channel:
 
     def __init__(
         self,
-        schema: Mapping[str, tuple[Any, Any]] | Schema,
+        schema: FieldsLike,
         slots: int = 8,
         name: str | Shared | None = None,
         mode: Literal["queue", "broadcast", "latest"] = "queue",
@@ -67,17 +67,12 @@ class Channel:
         if when_full not in _WHEN_FULL:
             raise ValueError(f"when_full is {when_full!r}: it must be one of {', '.join(_WHEN_FULL)}")
         slots = count(slots, "slots", 1, 4095)
-        if isinstance(schema, Schema):
-            described = list(schema.fields)
-        elif not isinstance(schema, Mapping):
-            raise TypeError(f"schema is {schema!r}: it must be a tenon.Schema or a dict of (dtype, shape)")
-        else:
-            described = [(field, dtype, shape) for field, (dtype, shape) in schema.items()]
+        fields = described(schema, "schema")
         options = settings(True if name is None else name)
         assert options is not None
         self._open(
             _core.NativeChannel.create(
-                described, slots, _MODES.index(mode), _WHEN_FULL.index(when_full), *options
+                fields, slots, _MODES.index(mode), _WHEN_FULL.index(when_full), *options
             )
         )
 

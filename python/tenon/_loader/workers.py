@@ -163,7 +163,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def collate(task: Task, samples: Any, writer: packing.Writer | None = None) -> Any:
-    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the slot, if there is one."""
+    """What ``collate_fn`` makes of the samples; the default one stacks tensors in the writer's slot."""
     if not task.is_default_collate:
         return task.collate_fn(samples)
     torch = find_torch()
@@ -180,7 +180,7 @@ def collate(task: Task, samples: Any, writer: packing.Writer | None = None) -> A
         tensors = [one.torch() if isinstance(one, NDArray) else torch.as_tensor(one) for one in arrays]
         return rules.collate(tensors, collate_fn_map=collate_fn_map)
 
-    ways = {NDArray: stack_arrays, **rules.default_collate_fn_map}
+    ways: dict[Any, Any] = {NDArray: stack_arrays, **rules.default_collate_fn_map}
     if ways.get(torch.Tensor) is rules.collate_tensor_fn:
         ways[torch.Tensor] = stack
     return rules.collate(samples, collate_fn_map=ways)

@@ -390,7 +390,7 @@ def test_the_servers_end_ends_the_loops(mode, name, other):
 
 def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
     go_on = threading.Event()
-    with tn.Feed(lambda batch: go_on.wait(), SCHEMA, shared=name) as feed:
+    with tn.Feed(lambda batch: go_on.wait() and None, SCHEMA, shared=name) as feed:
         server = feed.serve(consumers=0, background=True)
         until(lambda: feed.stats().slots_filling > 0)
         server.close()
@@ -401,7 +401,7 @@ def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
 def test_what_consumers_let_go_of_is_filled_again_while_the_generator_is_slow(name, other):
     gate = threading.Semaphore(0)
     with (
-        tn.Feed(lambda batch: gate.acquire(), SCHEMA, slots=6, shared=name) as feed,
+        tn.Feed(lambda batch: gate.acquire() and None, SCHEMA, slots=6, shared=name) as feed,
         feed.serve(background=True),
     ):
         attach(other, name)

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/order.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+namespace tenon::impl {
+namespace {
+
+std::vector<uint64_t> order_of(uint64_t batches, uint64_t seed, uint64_t epoch) {
+  const Order order(batches, seed);
+  std::vector<uint64_t> indices;
+  for (uint64_t place = 0; place < batches; ++place) indices.push_back(order.index_at(epoch, place));
+  return indices;
+}
+
+TEST(Order, IsThatOfTheIndexByDefault) {
+  for (uint64_t place : {uint64_t{0}, uint64_t{1}, uint64_t{77}, UINT64_MAX}) {
+    EXPECT_EQ(Order().index_at(3, place), place);
+  }
+}
+
+TEST(Order, HasEachBatchOnce) {
+  for (uint64_t batches = 0; batches < 300; ++batches) {
+    for (uint64_t epoch = 0; epoch < 5; ++epoch) {
+      std::vector<bool> seen(batches);
+      for (const uint64_t index : order_of(batches, 7, epoch)) {
+        ASSERT_LT(index, batches);
+        ASSERT_FALSE(seen[index]) << batches << " batches, epoch " << epoch;
+        seen[index] = true;
+      }
+    }
+  }
+}
+
+TEST(Order, OfManyBatchesStaysWithinThem) {
+  for (const uint64_t batches : {uint64_t{1} << 32, (uint64_t{1} << 62) + 1, uint64_t{INT64_MAX}}) {
+    const Order order(batches, 7);
+    for (uint64_t place = 0; place < 1000; ++place) ASSERT_LT(order.index_at(0, place), batches);
+    EXPECT_LT(order.index_at(0, batches - 1), batches);
+    EXPECT_EQ(order.index_at(0, batches), batches);
+  }
+}
+
+TEST(Order, DependsOnSeedAndEpochAlone) {
+  EXPECT_EQ(order_of(100, 7, 3), order_of(100, 7, 3));
+  EXPECT_NE(order_of(100, 7, 3), order_of(100, 7, 4));
+  EXPECT_NE(order_of(100, 7, 3), order_of(100, 8, 3));
+}
+
+// Seeds are fixed, so the counts are too. Limits: six standard deviations.
+TEST(Order, OfFewBatchesTakesEachPermutationEquallyOften) {
+  constexpr int kEpochs = 60'000;
+  std::map<std::vector<uint64_t>, int> counts;
+  for (uint64_t epoch = 0; epoch < kEpochs; ++epoch) ++counts[order_of(3, 7, epoch)];
+  EXPECT_EQ(counts.size(), 6u);
+  for (const auto& [order, count] : counts) EXPECT_NEAR(count, kEpochs / 6, 550);
+}
+
+TEST(Order, TakesEachBatchEquallyOftenToEachPlace) {
+  constexpr int kEpochs = 20'000;
+  constexpr uint64_t kBatches = 10;
+  std::map<std::pair<uint64_t, uint64_t>, int> counts;
+  for (uint64_t epoch = 0; epoch < kEpochs; ++epoch) {
+    const std::vector<uint64_t> order = order_of(kBatches, 7, epoch);
+    for (uint64_t place = 0; place < kBatches; ++place) ++counts[{place, order[place]}];
+  }
+  EXPECT_EQ(counts.size(), kBatches * kBatches);
+  for (const auto& [pair, count] : counts) EXPECT_NEAR(count, kEpochs / 10, 255);
+}
+
+}  // namespace
+}  // namespace tenon::impl

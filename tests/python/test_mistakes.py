@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes in generators: values that nobody uses, functions whose body would not run, batches that were not
+written. Schemas as dicts, and epochs in another order."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+FIELDS = {"x": ("f4", (3, 2)), "y": ("i8", (3,))}
+EITHER = pytest.mark.parametrize("processes", [False, "fork"], ids=["threads", "processes"])
+
+
+def first_error(generator, **options):
+    with (
+        tn.Feed(generator, FIELDS, batches=3, **options) as feed,
+        pytest.raises(tn.OpError) as caught,
+    ):
+        list(feed)
+    return caught.value
+
+
+# ---------------------------------------------------------------------------- values that are returned
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda batch: np.zeros((3, 2)),
+        lambda batch: {"x": 1},
+        lambda batch: (1, 2),
+        lambda batch: 0,
+        lambda batch: batch.x,
+        lambda batch: (i for i in range(3)),
+    ],
+    ids=["array", "dict", "tuple", "zero", "view", "generator"],
+)
+def test_a_function_that_returns_a_value_is_an_error_that_names_the_way_out(result, processes):
+    def fill(batch):
+        batch.x = 1
+        return result(batch)
+
+    error = first_error(fill, processes=processes)
+    assert (error.kind, error.index) == ("failed", 0)
+    text = str(error)
+    assert "fill returned " in text and "batch.x[...] = ..." in text
+    assert "LeaseEscaped" not in text
+
+
+def test_a_function_that_returns_a_coroutine_is_an_error(recwarn):
+    async def later():
+        pass
+
+    error = first_error(lambda batch: later())
+    assert "returned coroutine" in str(error)
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
+
+
+@EITHER
+def test_a_loop_that_returns_a_value_is_an_error(processes):
+    @tn.worker(FIELDS)
+    def loop(batches):
+        for batch in batches:
+            batch.x = 1
+            return batch.index
+        return None
+
+    with tn.Feed(loop(), batches=3, processes=processes) as feed, pytest.raises(tn.OpError) as caught:
+        list(feed)
+    assert "loop returned int" in str(caught.value) and "assign to their fields" in str(caught.value)
+
+
+def test_a_loop_that_returns_ends_the_epoch():
+    @tn.worker(FIELDS)
+    def loop(batches):
+        for batch in itertools.islice(batches, 2):
+            batch.x = 1
+
+    with tn.Feed(loop(), batches=9) as feed:
+        assert len(list(feed)) < 9
+
+
+def yields(batch):
+    yield batch
+
+
+async def awaits(batch):
+    batch.x = 1
+
+
+async def yields_later(batch):
+    yield batch
+
+
+class Yields:
+    def __call__(self, batch):
+        yield batch
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (yields, "yields is a generator function"),
+        (functools.partial(yields), "partial is a generator function"),
+        (Yields(), "Yields is a generator function"),
+        (awaits, "awaits is a coroutine function"),
+        (yields_later, "yields_later is a generator function"),
+    ],
+)
+def test_a_function_whose_body_would_not_run_is_refused_at_once(function, kind):
+    with pytest.raises(TypeError, match=rf"{kind}.*batch\.x\[\.\.\.\] = \.\.\."):
+        tn.Feed(function, FIELDS)
+
+
+@pytest.mark.parametrize("function", [yields, awaits, yields_later])
+def test_a_loop_whose_body_would_not_run_is_refused_where_it_is_decorated(function):
+    with pytest.raises(TypeError, match=r"function.*loop over the batches that it gets"):
+        tn.worker(FIELDS)(function)
+
+
+# ---------------------------------------------------------------------------- batches without writes
+
+
+def every_second(batch):
+    if batch.index % 2:
+        batch.x = 1
+
+
+@tn.worker(FIELDS)
+def every_second_loop(batches):
+    for batch in batches:
+        every_second(batch)
+
+
+GENERATORS = pytest.mark.parametrize("make", [lambda: every_second, every_second_loop], ids=["fill", "loop"])
+
+
+@EITHER
+@GENERATORS
+def test_batches_without_a_written_field_are_counted(make, processes):
+    with tn.Feed(make(), FIELDS, batches=9, processes=processes) as feed:
+        assert feed.stats().unwritten == 0
+        assert sum(1 for _ in feed) == 9
+        assert feed.stats().unwritten == 5
+        assert sum(1 for _ in feed) == 9
+        assert feed.stats().unwritten == 10
+
+
+@EITHER
+@GENERATORS
+def test_a_batch_without_a_written_field_is_an_error_with_check(make, processes):
+    with tn.Feed(make(), FIELDS, batches=9, processes=processes, check=True, on_error="skip") as feed:
+        assert [batch.index for batch in feed] == [1, 3, 5, 7]
+        assert feed.stats().unwritten == 0
+    with tn.Feed(make(), FIELDS, batches=9, processes=processes, check=True) as feed:
+        with pytest.raises(tn.OpError, match="no field of batch 0 of epoch 0 was written") as caught:
+            list(feed)
+        assert "batch.x[...] = ..." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("topics", "check", "is_error"),
+    [
+        ("fields", None, True),
+        ("1", None, True),
+        ("leases,fields", None, True),
+        ("leases", None, False),
+        ("0", None, False),
+        ("", None, False),
+        ("fields", False, False),
+        ("", True, True),
+    ],
+)
+def test_the_environment_turns_the_check_on(monkeypatch, topics, check, is_error):
+    monkeypatch.setenv("TENON_DEBUG", topics)
+    with tn.Feed(every_second, FIELDS, batches=1, check=check) as feed:
+        if is_error:
+            with pytest.raises(tn.OpError, match="no field of batch 0"):
+                list(feed)
+        else:
+            assert len(list(feed)) == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda batch: batch.x,
+        lambda batch: batch["y"],
+        lambda batch: setattr(batch, "y", 1),
+        lambda batch: batch.__setitem__("x", 1),
+        lambda batch: batch.resize("y", (3,)),
+        list,
+    ],
+    ids=["attribute", "item", "set attribute", "set item", "resize", "iteration"],
+)
+def test_each_way_to_the_array_of_a_field_counts_as_a_write(write):
+    def fill(batch):
+        write(batch)
+
+    with tn.Feed(fill, FIELDS, batches=3, check=True) as feed:
+        assert len(list(feed)) == 3
+        assert feed.stats().unwritten == 0
+
+
+def test_attributes_that_are_no_fields_count_as_no_write():
+    def fill(batch):
+        batch.rows = 2
+        batch.attachment = b"a"
+        _ = batch.index, batch.keys(), repr(batch)
+
+    with tn.Feed(fill, FIELDS, batches=3, attachment_nbytes=8) as feed:
+        assert [len(batch.x) for batch in feed] == [2, 2, 2]
+        assert feed.stats().unwritten == 3
+
+
+def test_a_check_that_is_no_bool_is_refused():
+    with pytest.raises(TypeError, match="check is 'yes'"):
+        tn.Feed(every_second, FIELDS, check="yes")
+
+
+# ---------------------------------------------------------------------------- schemas as dicts
+
+
+def test_a_dict_is_taken_where_a_schema_is():
+    schema = tn.schema(**FIELDS)
+    for given in (FIELDS, schema):
+        with tn.Feed(every_second, given, batches=1) as feed:
+            assert feed.schema.fields == schema.fields
+        assert tn.worker(given)(lambda batches: None)().schema.fields == schema.fields
+        with tn.Channel(given) as channel:
+            assert channel.schema == {name: (dtype, shape) for name, dtype, shape in schema.fields}
+        assert tn.Arena({"one": given}).layouts["one"] == channel.schema
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda fields: tn.Feed(every_second, fields),
+        tn.worker,
+        tn.Channel,
+        lambda fields: tn.Arena({"one": fields}),
+    ],
+    ids=["Feed", "worker", "Channel", "Arena"],
+)
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        (None, TypeError, "is None: it must be a mapping of names"),
+        ([("x", "f4")], TypeError, "it must be a mapping of names"),
+        ({1: ("f4", (3,))}, TypeError, "names must be str"),
+        ({"x": "f4"}, TypeError, r"field 'x' of .* is 'f4': it must be \(dtype, shape\)"),
+        ({"x": ("f4", (3,), 1)}, TypeError, r"it must be \(dtype, shape\)"),
+        ({"x": ("nope", (3,))}, TypeError, "unknown dtype 'nope'"),
+        ({}, ValueError, "at least one field"),
+    ],
+)
+def test_dicts_that_are_no_schema_are_refused(take, fields, error, text):
+    with pytest.raises(error, match=text):
+        take(fields)
+
+
+def test_a_field_of_a_dict_cannot_have_the_name_of_an_attribute():
+    with pytest.raises(ValueError, match="cannot be named 'index'"):
+        tn.Feed(every_second, {"index": ("f4", (3,))})
+
+
+# ---------------------------------------------------------------------------- shuffle
+
+
+def numbered(batch):
+    batch.x = np.random.default_rng(batch.seed).random((3, 2))
+    batch.y = batch.index
+
+
+def epochs(n_epochs=2, generator=numbered, **options):
+    """(index, y, x) of each batch of some epochs."""
+    with tn.Feed(generator, FIELDS, batches=40, **options) as feed:
+        return [[(batch.index, int(batch.y[0]), batch.x.tolist()) for batch in feed] for _ in range(n_epochs)]
+
+
+@pytest.mark.parametrize("processes", [False, "fork"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_shuffled_feed_has_the_same_batches_in_another_order(workers, processes):
+    options = {"workers": workers, "processes": processes, "seed": 5}
+    plain, shuffled = epochs(**options), epochs(shuffle=True, **options)
+    for one, other in zip(plain, shuffled, strict=True):
+        assert [batch[0] for batch in one] == list(range(40))
+        assert [batch[0] for batch in other] != list(range(40))
+        assert sorted(other) == one
+    assert [batch[0] for batch in shuffled[0]] != [batch[0] for batch in shuffled[1]]
+    assert shuffled == epochs(shuffle=True, seed=5)
+    assert shuffled != epochs(shuffle=True, seed=6)
+
+
+def test_the_order_of_a_seed_stays_as_it_is():
+    assert [batch[0] for batch in epochs(1, shuffle=True, seed=5)[0]][:10] == [
+        20,
+        36,
+        14,
+        22,
+        13,
+        15,
+        10,
+        37,
+        30,
+        19,
+    ]
+
+
+def test_a_shuffled_epoch_is_resumed():
+    whole = [[batch[0] for batch in epoch] for epoch in epochs(shuffle=True, seed=5)]
+    with tn.Feed(numbered, FIELDS, batches=40, seed=5, shuffle=True) as feed:
+        assert sum(1 for _ in feed) == 40
+        batches = iter(feed)
+        assert [next(batches).index for _ in range(7)] == whole[1][:7]
+        state = feed.state_dict()
+    assert state == {"epoch": 1, "next": 7}
+    with tn.Feed(numbered, FIELDS, batches=40, seed=5, shuffle=True, workers=2, processes=True) as feed:
+        feed.load_state_dict(state)
+        assert [batch.index for batch in feed] == whole[1][7:]
+
+
+def test_a_failure_of_a_shuffled_feed_comes_at_its_place():
+    order = [batch[0] for batch in epochs(1, shuffle=True, seed=5)[0]]
+
+    def fill(batch):
+        if batch.index == order[4]:
+            raise ValueError("broken")
+        numbered(batch)
+
+    with tn.Feed(fill, FIELDS, batches=40, seed=5, shuffle=True) as feed:
+        batches = iter(feed)
+        assert [next(batches).index for _ in range(4)] == order[:4]
+        with pytest.raises(tn.OpError, match=f"batch {order[4]} of epoch 0") as caught:
+            next(batches)
+        assert caught.value.index == order[4]
+    with tn.Feed(fill, FIELDS, batches=40, seed=5, shuffle=True, on_error="skip") as feed:
+        assert [batch.index for batch in feed] == order[:4] + order[5:]
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_short_epochs_are_shuffled(batches):
+    with tn.Feed(numbered, FIELDS, batches=batches, shuffle=True) as feed:
+        for _ in range(4):
+            assert sorted(batch.index for batch in feed) == list(range(batches))
+
+
+def test_an_epoch_without_an_end_cannot_be_shuffled():
+    with pytest.raises(ValueError, match=r"shuffle is True.*give batches="):
+        tn.Feed(numbered, FIELDS, shuffle=True)
+    with pytest.raises(TypeError, match="shuffle is 1"):
+        tn.Feed(numbered, FIELDS, batches=3, shuffle=1)
