@@ -42,7 +42,7 @@ class NativeLease {
   void acquire(Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
-    const WaitLimit end = end_of(timeout);
+    const WaitLimit end = limit_of(options_.timeout_ns);
     tenon_error error;  // only what is read is set, as call() does
     error.struct_size = sizeof error;
     error.op_code = 0;
@@ -59,7 +59,7 @@ class NativeLease {
   void use(const Arena& arena, const std::string& layout, Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
-    const WaitLimit end = end_of(timeout);
+    const WaitLimit end = limit_of(options_.timeout_ns);
     call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
     wait_for_calls(end);
   }
@@ -162,12 +162,6 @@ class NativeLease {
     PyGILState_Release(state);
   }
 
-  static WaitLimit end_of(Seconds timeout) {
-    if (timeout.is_none()) return std::nullopt;
-    constexpr int64_t kCentury = 3'200'000'000 * int64_t{1'000'000'000};  // the clock's sum must not overflow
-    return std::chrono::steady_clock::now() +
-           std::chrono::nanoseconds(std::min(timeout.nanoseconds(), kCentury));
-  }
   void wait_for_calls(WaitLimit end) {
     if (!may_have_buffer_calls()) return;
     try {

@@ -53,7 +53,9 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
     case Conflict::Reason::kWaitsForHost:
       return make_error(Code::kLeaseConflict, what, ": it would wait for ", holder,
                         ", which itself waits for the views of ordinary code to be dropped");
-    case Conflict::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", holder);
+    case Conflict::Reason::kTimeout:
+      return make_error(Code::kTimeout, what, " in the time given", timeout_text(conflict.timeout_ns), ": ",
+                        holder);
     case Conflict::Reason::kDeadlock:
       if (conflict.holder.kind == HolderKind::kProcess) {
         return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,

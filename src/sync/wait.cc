@@ -370,8 +370,9 @@ void BlockingRequest::refuse_at_gates(const Conflict& conflict) noexcept {
 // What has been granted in its queues.
 bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* conflict) noexcept {
   const bool has_own_time = heeds_gate_timeout && deadline.is_never();
-  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, conflict))
-    return true;
+  const Deadline limit = has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline;
+  conflict->timeout_ns = limit.timeout_ns();
+  if (enter_gates(*this, limit, conflict)) return true;
   withdraw(*this);
   return false;
 }
@@ -385,6 +386,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   node.actor = owner;
   node.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
   node.request = this;
+  conflict->timeout_ns = deadline.timeout_ns();
   // pairs with: BlockingRequest::become_ready, "what was waited for"
   const auto is_ready = [](uint32_t value) { return value == 1; };
   if (this_thread.running != 0) {
