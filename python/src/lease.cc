@@ -104,7 +104,7 @@ class NativeLease {
   // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
   std::string call_ahead() const { return buffer_call_ahead(array_.get(), Access{options_.access}); }
 
-  // Nobody waits for it any more: takes the request back, or releases it as soon as it has been told of.
+  // No caller waits for it any more: takes the request back, or releases it as soon as it has been told of.
   void cancel() {
     const owners::Collector collector;
     if (tenon_lease_cancel(&lease_) != 0) {

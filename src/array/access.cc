@@ -108,7 +108,7 @@ void HostView::open(const Array& array, Access access, const char* site, bool ma
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
   view_.home = &storage.home();
-  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in nobody's way
+  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in no request's way
   view_.access = access;
   view_.site = site;
   Conflict conflict;

@@ -266,7 +266,7 @@ bool WaitGraph::finds_host(const WaitNode& node, Holder* holder) {
 
 namespace {
 
-// A cycle through views that nobody refers to any more is none: those are closed first.
+// A cycle through views to which no object refers any more is none: those are closed first.
 bool is_true_deadlock(const WaitNode& node, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
@@ -395,8 +395,8 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
   if (cancel(*this)) return false;
-  // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
-  // call it may first need the language's lock, for a request that became ready before.
+  // It was granted in the last moment: become_ready() is under way, and this must outlive it. The thread
+  // that is to call it may first need the language's lock, for a request that became ready before.
   {
     const Waiter gives_lock_away;
     // pairs with: BlockingRequest::become_ready, "what was waited for"

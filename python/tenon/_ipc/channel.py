@@ -197,7 +197,7 @@ class Channel:
         try:
             await future
         finally:
-            if self._waiting.get((loop, fd)) is waiting:  # nobody has been told: the task was cancelled
+            if self._waiting.get((loop, fd)) is waiting:  # no task was told: it was cancelled
                 waiting.remove(future)
                 if not waiting:
                     loop.remove_reader(fd)
@@ -284,7 +284,7 @@ class Loan:
         where = ""
         if not self._views.end(frame):
             del frame
-            gc.collect()  # what nobody refers to is no view that lives on
+            gc.collect()  # a view in a dead cycle does not live on
             settle(is_error_near=True)
             where = where_views_hang([self._native.array(number) for number in range(self._n_fields)])
         try:

@@ -148,7 +148,7 @@ def heed_survivors(array: NDArray, what: str) -> None:
     error with ``TENON_DEBUG=leases`` alone."""
     if "leases" not in os.environ.get("TENON_DEBUG", "").split(","):
         return
-    gc.collect()  # what nobody refers to is no view that lives on
+    gc.collect()  # a view in a dead cycle does not live on
     settle(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if views:
