@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduce.cc - c++ -std=c++20 reduce.cc -ltenon -o reduce
 //
-// Two generators fill arrays side by side, round after round; one op adds up what they made. Nobody names a
+// Two generators fill arrays side by side, round after round; one op adds up what they made. No code names a
 // thread or a lock: each op says what it reads and writes, and the order of the pushes does the rest.
 #include <cstdint>
 #include <cstdio>

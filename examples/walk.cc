@@ -18,7 +18,7 @@ struct Walk {
   explicit Walk(const Config& config) : step_(0, config.get<float>("sigma", 1)) {}
 
   void operator()(const Request& request, View<float, 2> data, View<int64_t, 1> label) {
-    std::mt19937_64 random(request.seed);  // so that a batch is the same whoever fills it
+    std::mt19937_64 random(request.seed);  // so that a batch is the same whatever worker fills it
     step_.reset();
     for (int64_t i = 0; i < request.rows; ++i) {
       float place = 0;

@@ -10,7 +10,7 @@ from nanobind_peer import Lender
 import tenon as tn
 
 LEGEND = {
-    "x": "a NumPy array that nobody has lent",
+    "x": "a NumPy array that is not on loan",
     "t": "a torch tensor",
     "a": "a Tenon array",
     "b": "a bare exporter of a buffer that counts its borrowers (`native/bare_exporter.c`)",

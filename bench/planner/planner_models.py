@@ -110,7 +110,7 @@ def record(model, *args):
 class Planned(_Run):
     """Runs a model with every activation in one buffer, at the offsets of a plan.
 
-    What is dead is overwritten at once, so that whoever reads it later computes nonsense.
+    What is dead is overwritten at once, so that code that reads it later computes nonsense.
     """
 
     def __init__(self, model, plan, buffer):

@@ -66,7 +66,7 @@ class Arena {
   // Gives access to the arrays of a layout as long as the result exists. A write changes the layout if
   // necessary. flags: TENON_OVERWRITE, TENON_IGNORE_OWNER_DIED. Fails as tenon_arena_use.
   ArenaUse use(const std::string& layout, Access access = Access::kWrite, uint32_t flags = 0,
-               std::chrono::nanoseconds timeout = forever,
+               std::chrono::nanoseconds timeout = default_timeout,
                std::source_location where = std::source_location::current()) const;
 
  private:

@@ -70,7 +70,8 @@ class Site {
 class Lease {
  public:
   // Waits until the lease is granted. flags: TENON_OVERWRITE. Fails as tenon_lease_acquire.
-  Lease(const Array& array, Access access, uint32_t flags = 0, std::chrono::nanoseconds timeout = forever,
+  Lease(const Array& array, Access access, uint32_t flags = 0,
+        std::chrono::nanoseconds timeout = default_timeout,
         std::source_location where = std::source_location::current())
       : array_(array), access_(access), site_(where) {
     tenon_lease_options options{};

@@ -87,11 +87,13 @@ inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
   call(tenon_handle_limit, &given, receiver, timeout.count());
 }
 // Ends the effect of all unopened handles of the array that this process has sent. Returns their number.
-inline uint32_t revoke(const Array& array) {
+inline uint32_t revoke_handles(const Array& array) {
   uint32_t count = 0;
   call(tenon_shared_revoke, array.get(), &count);
   return count;
 }
+// The name of earlier versions, which the next one will not have.
+inline uint32_t revoke(const Array& array) { return revoke_handles(array); }
 inline Array open(std::span<const std::byte> handle) {
   tenon_array* array = nullptr;
   call(tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size()),

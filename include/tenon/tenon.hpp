@@ -246,11 +246,15 @@ enum class Copy : int32_t {
 
 // As a timeout: no limit. Any other negative timeout has already passed.
 inline constexpr std::chrono::nanoseconds forever{-1};
+// As the timeout of a lease: no limit for waits inside of this process; waits for another process end as
+// set_lock_timeout (tenon/share.hpp) says.
+inline constexpr std::chrono::nanoseconds default_timeout{TENON_DEFAULT_TIMEOUT};
 
 namespace detail {
 
 inline int64_t timeout_ns(std::chrono::nanoseconds timeout) noexcept {
-  return timeout == forever ? -1 : std::max<int64_t>(timeout.count(), 0);
+  if (timeout == forever || timeout == default_timeout) return timeout.count();
+  return std::max<int64_t>(timeout.count(), 0);
 }
 
 // A reference-counted handle of tenon.h. Empty after default construction and after a move.
@@ -492,11 +496,11 @@ class Array {
   View<T, N, Checked> as() const;
 
   // A lease; see Lease in tenon/engine.hpp. overwrite: every element is written before any element is read.
-  Lease read(std::chrono::nanoseconds timeout = forever,
+  Lease read(std::chrono::nanoseconds timeout = default_timeout,
              std::source_location where = std::source_location::current()) const;
-  Lease write(std::chrono::nanoseconds timeout = forever,
+  Lease write(std::chrono::nanoseconds timeout = default_timeout,
               std::source_location where = std::source_location::current()) const;
-  Lease overwrite(std::chrono::nanoseconds timeout = forever,
+  Lease overwrite(std::chrono::nanoseconds timeout = default_timeout,
                   std::source_location where = std::source_location::current()) const;
 
   // Wait until the writes, or all uses, that were pushed before are done.

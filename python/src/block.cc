@@ -15,6 +15,7 @@
 #include "numpy_view.h"
 #include "owners.h"
 #include "sites.h"
+#include "values.h"
 
 namespace tenon::python {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 struct WithBlock {
   PyObject_HEAD PyObject* array;  // an NDArray
   PyObject* on_owner_died;        // "raise" or "ignore", interned, or a function
+  int64_t timeout_ns;             // as tenon_lease_options
   bool is_write;
   bool is_overwrite;
   // The parts above are constant; these are of the time from __enter__ on.
@@ -146,8 +148,11 @@ void begin(WithBlock& block) {
 // Python code takes the lease, and calls open_block().
 PyObject* enter_in_python(PyObject* self, Callback how) {
   const WithBlock& block = *block_of(self);
+  const bool has_timeout = block.timeout_ns != TENON_DEFAULT_TIMEOUT;
+  nb::object timeout = nb::none();
+  if (has_timeout) timeout = nb::float_(static_cast<double>(block.timeout_ns) * 1e-9);
   return nb::object(callback(how)(nb::handle(self), nb::handle(block.array), block.is_write,
-                                  block.is_overwrite, nb::handle(block.on_owner_died)))
+                                  block.is_overwrite, timeout, nb::handle(block.on_owner_died)))
       .release()
       .ptr();
 }
@@ -158,12 +163,13 @@ void take_lease(WithBlock& block, const Array& array, const char* site) {
   options.access = block.is_write ? TENON_WRITE : TENON_READ;
   if (block.is_overwrite) options.flags |= TENON_OVERWRITE;
   if (block.on_owner_died == ignore_name()) options.flags |= TENON_IGNORE_OWNER_DIED;
-  options.timeout_ns = TENON_DEFAULT_TIMEOUT;
+  options.timeout_ns = block.timeout_ns;
   options.site = site;
+  const WaitLimit end = limit_of(block.timeout_ns);
   call(tenon_lease_acquire, &block.own, array.get(), &options);
   if (!may_have_buffer_calls()) return;
   try {
-    wait_for_buffer_calls(array.get(), Access{options.access}, std::nullopt);
+    wait_for_buffer_calls(array.get(), Access{options.access}, end);
   } catch (...) {
     take_back(block);
     throw;
@@ -310,8 +316,11 @@ PyType_Spec spec = {"tenon._core.Block", sizeof(WithBlock), 0,
 
 namespace {
 
-// on_owner_died: null, or as NDArray.read takes it.
-PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died) {
+// on_owner_died, timeout: null, or as NDArray.read takes them.
+PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died,
+                     PyObject* timeout) {
+  const bool has_timeout = timeout != nullptr && timeout != Py_None;
+  const int64_t timeout_ns = has_timeout ? Seconds{timeout}.nanoseconds() : TENON_DEFAULT_TIMEOUT;
   if (on_owner_died == nullptr) on_owner_died = raise_name();
   if (on_owner_died != raise_name() && on_owner_died != ignore_name()) {
     callback(Callback::kCheckOnDied)(nb::handle(on_owner_died));
@@ -324,6 +333,7 @@ PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject
   WithBlock& block = *block_of(object);
   block.array = Py_NewRef(array);
   block.on_owner_died = Py_NewRef(on_owner_died);
+  block.timeout_ns = timeout_ns;
   block.is_write = is_write;
   block.is_overwrite = is_overwrite;
   block.is_entered = false;
@@ -336,17 +346,18 @@ PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject
 }
 
 PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static constinit Parameters<1> parameters("read", {"on_owner_died"}, 1, 0);
-  return make_block(self, false, false, parameters.parse(arguments, n, keywords)[0]);
+  static constinit Parameters<2> parameters("read", {"on_owner_died", "timeout"}, 1, 0);
+  const auto [on_owner_died, timeout] = parameters.parse(arguments, n, keywords);
+  return make_block(self, false, false, on_owner_died, timeout);
 }
 
 PyObject* write(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static constinit Parameters<2> parameters("write", {"overwrite", "on_owner_died"}, 2, 0);
-  const auto [overwrite, on_owner_died] = parameters.parse(arguments, n, keywords);
+  static constinit Parameters<3> parameters("write", {"overwrite", "on_owner_died", "timeout"}, 2, 0);
+  const auto [overwrite, on_owner_died, timeout] = parameters.parse(arguments, n, keywords);
   if (overwrite != nullptr && overwrite != Py_True && overwrite != Py_False) {
     raise(PyExc_TypeError, "overwrite is %R: it must be True or False", overwrite);
   }
-  return make_block(self, true, overwrite == Py_True, on_owner_died);
+  return make_block(self, true, overwrite == Py_True, on_owner_died, timeout);
 }
 
 }  // namespace
@@ -354,7 +365,7 @@ PyObject* write(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObje
 void add_block_methods(Parts& parts) {
   parts.methods.push_back(fast_method<read>(
       "read",
-      "read($self, on_owner_died='raise')\n--\n\n"
+      "read($self, on_owner_died='raise', *, timeout=None)\n--\n\n"
       "``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy "
       "array, "
       "empty after the\n"
@@ -362,14 +373,17 @@ void add_block_methods(Parts& parts) {
       "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
       "    Of a shared array that a process was writing when it died: raise OwnerDied, until it is "
       "overwritten; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a "
-      "writable NumPy array, then go on.\n\n"
-      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    Another process keeps a "
-      "shared array for longer than `set_lock_timeout` says.\nOwnerDied\n    See above.\nOpError\n    The op "
+      "writable NumPy array, then go on.\n"
+      "timeout : float, optional\n"
+      "    Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.\n\n"
+      "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    The time has passed. "
+      "The "
+      "message names it, and what holds the memory.\nOwnerDied\n    See above.\nOpError\n    The op "
       "that was to write it has failed.\nLeaseEscaped\n    At the end, with ``TENON_DEBUG=leases`` in the "
       "environment: a view lives on.\n"));
   parts.methods.push_back(fast_method<write>(
       "write",
-      "write($self, overwrite=False, on_owner_died='raise')\n--\n\n"
+      "write($self, overwrite=False, on_owner_died='raise', *, timeout=None)\n--\n\n"
       "``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an "
       "exception that "
       "leaves the block\n"

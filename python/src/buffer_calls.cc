@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -262,6 +263,14 @@ std::string shape_text(const tenon_array_desc& desc) {
   return text + ")";
 }
 
+std::string seconds_text(std::chrono::nanoseconds time) {
+  char text[32];
+  const double seconds = std::chrono::duration<double>(time).count();
+  return std::string(text,
+                     std::to_chars(text, text + sizeof text, seconds, std::chars_format::general, 6).ptr) +
+         " s";
+}
+
 // While the calling thread waits here.
 struct BufferWait {
   BufferWait() noexcept { begin_waiting(); }
@@ -304,6 +313,13 @@ void BufferCall::renew() {
   tenon_call_end(turn);
 }
 
+WaitLimit limit_of(int64_t timeout_ns) {
+  if (timeout_ns < 0) return std::nullopt;
+  constexpr int64_t kCentury = 3'200'000'000 * int64_t{1'000'000'000};  // the clock's sum must not overflow
+  return TimeLimit{Clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kCentury)),
+                   std::chrono::nanoseconds(timeout_ns)};
+}
+
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
   std::optional<BufferCalls::ViewPlace> found = find(array, access);
   if (!found) return;
@@ -313,17 +329,17 @@ void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
   Sleeper sleeper;
   while (found) {
     const Clock::time_point now = Clock::now();
-    if (end && now >= *end && pause != kFirstPause) {
-      throw Error(TENON_ERR_TIMEOUT, std::string("cannot lease for ") +
-                                         (access == Access::kWrite ? "writing" : "reading") +
-                                         " the array of shape " + shape_text(*tenon_array_describe(array)) +
-                                         " in the time given: " + text_of(*found));
+    if (end && now >= end->end && pause != kFirstPause) {
+      throw Error(TENON_ERR_TIMEOUT,
+                  std::string("cannot lease for ") + (access == Access::kWrite ? "writing" : "reading") +
+                      " the array of shape " + shape_text(*tenon_array_describe(array)) +
+                      " in the time given (" + seconds_text(end->given) + "): " + text_of(*found));
     }
     if (timer.is_due()) {
       const auto waited = timer.waited() / std::chrono::seconds(1);
       report_wait(("waiting for " + std::to_string(waited) + " s behind " + text_of(*found)).c_str());
     }
-    sleeper.sleep(end ? std::clamp<std::chrono::nanoseconds>(*end - now, kFirstPause, pause) : pause);
+    sleeper.sleep(end ? std::clamp<std::chrono::nanoseconds>(end->end - now, kFirstPause, pause) : pause);
     pause = std::min(2 * pause, kLongestPause);
     check_python(PyErr_CheckSignals());
     owners::drain();

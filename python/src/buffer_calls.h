@@ -63,7 +63,13 @@ class BufferCall {
 extern BufferCall* first_buffer_call;
 
 // When a wait ends at the latest; nothing: never.
-using WaitLimit = std::optional<std::chrono::steady_clock::time_point>;
+struct TimeLimit {
+  std::chrono::steady_clock::time_point end;
+  std::chrono::nanoseconds given;
+};
+using WaitLimit = std::optional<TimeLimit>;
+// Of a wait that begins now. timeout_ns: negative for no limit.
+WaitLimit limit_of(int64_t timeout_ns);
 
 // Whether there may be calls to wait for; inline, because as a rule there are none.
 inline bool may_have_buffer_calls() noexcept { return first_buffer_call != nullptr; }

@@ -63,7 +63,7 @@ Pair pair_from(PyObject* object, const char* what) {
     int overflow = 0;
     const int64_t number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
     (i == 0 ? pair.first : pair.second) = overflow == 0 ? number : overflow > 0 ? INT64_MAX : INT64_MIN;
-    is_pair = i == 0 || overflow == 0;  // a first one out of range is a device or version that nobody knows
+    is_pair = i == 0 || overflow == 0;  // a first one out of range is an unknown device or version
   }
   if (!is_pair) raise(PyExc_TypeError, "%s must be a tuple of two ints, not %R", what, object);
   return pair;

@@ -15,7 +15,7 @@ inline constexpr const char* kLegacyName = "dltensor";
 inline constexpr const char* kUsedVersionedName = "used_dltensor_versioned";
 inline constexpr const char* kUsedLegacyName = "used_dltensor";
 
-// A capsule of array. flags: TENON_EXPORT_*. A capsule that nobody consumes gives the tensor back.
+// A capsule of array. flags: TENON_EXPORT_*. A capsule that is not consumed gives the tensor back.
 nb::object versioned_capsule(const Array& array, uint32_t flags);
 nb::object legacy_capsule(const Array& array, uint32_t flags);
 

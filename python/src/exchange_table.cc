@@ -64,7 +64,7 @@ DLPackExchangeAPI own_table = {
     allocate,
     export_object,
     import_tensor,
-    nullptr,  // a borrowed tensor would have no release, so nobody could know how long it is in use
+    nullptr,  // a borrowed tensor would have no release, so it is not known how long it is in use
     current_work_stream,
 };
 

@@ -32,7 +32,7 @@ void open_gate() noexcept {
   is_closed.notify_all();
 }
 
-// Without the GIL. Waits until nobody but the caller is inside; what still runs then is cut in the child.
+// Without the GIL. Waits until no other thread is inside; what still runs then is cut in the child.
 void close_gate(double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));

@@ -42,7 +42,7 @@ class NativeLease {
   void acquire(Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
-    const WaitLimit end = end_of(timeout);
+    const WaitLimit end = limit_of(options_.timeout_ns);
     tenon_error error;  // only what is read is set, as call() does
     error.struct_size = sizeof error;
     error.op_code = 0;
@@ -59,7 +59,7 @@ class NativeLease {
   void use(const Arena& arena, const std::string& layout, Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
-    const WaitLimit end = end_of(timeout);
+    const WaitLimit end = limit_of(options_.timeout_ns);
     call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
     wait_for_calls(end);
   }
@@ -104,7 +104,7 @@ class NativeLease {
   // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
   std::string call_ahead() const { return buffer_call_ahead(array_.get(), Access{options_.access}); }
 
-  // Nobody waits for it any more: takes the request back, or releases it as soon as it has been told of.
+  // No caller waits for it any more: takes the request back, or releases it as soon as it has been told of.
   void cancel() {
     const owners::Collector collector;
     if (tenon_lease_cancel(&lease_) != 0) {
@@ -162,12 +162,6 @@ class NativeLease {
     PyGILState_Release(state);
   }
 
-  static WaitLimit end_of(Seconds timeout) {
-    if (timeout.is_none()) return std::nullopt;
-    constexpr int64_t kCentury = 3'200'000'000 * int64_t{1'000'000'000};  // the clock's sum must not overflow
-    return std::chrono::steady_clock::now() +
-           std::chrono::nanoseconds(std::min(timeout.nanoseconds(), kCentury));
-  }
   void wait_for_calls(WaitLimit end) {
     if (!may_have_buffer_calls()) return;
     try {

@@ -28,7 +28,7 @@ inline const tenon_array_desc& desc_of(PyObject* object) noexcept {
 }
 inline Array share(PyObject* object) noexcept { return Array::share(array_of(object)); }
 
-// Each gets the other one's array. Under the GIL: whoever may give the GIL away in the middle of using an
+// Each gets the other one's array. Under the GIL: code that may give the GIL away in the middle of using an
 // NDArray's array has a reference of its own, or leaves it to a call of the C library to keep what it needs.
 void exchange(PyObject* a, PyObject* b) noexcept;
 

@@ -38,7 +38,7 @@ void free_memory(NDArray* array) {
   Py_DECREF(reinterpret_cast<PyObject*>(ndarray_type));
 }
 
-// An NDArray that nobody refers to, in line to be freed. It lies in the NDArray's own memory, from desc on:
+// An NDArray to which nothing refers, in line to be freed. It lies in the NDArray's own memory, from desc on:
 // what dies must not need memory.
 struct Deferred : owners::Node {
   Deferred() : Node(finish_deferred) {}

@@ -107,7 +107,7 @@ namespace {
 double nowhere[2];
 
 // Roots that go round, each with a holder that is closed: making both anew takes a fifth of a short block.
-// Nobody else refers to them. Under the GIL.
+// Nothing else refers to them. Under the GIL.
 class SpareRoots {
  public:
   // One that can become the root of view; invalid: there is none.
@@ -132,7 +132,7 @@ class SpareRoots {
 };
 constinit SpareRoots spare_roots;
 
-// As long as it is made of the parts that it began with, and nobody has got hold of one.
+// As long as it is made of the parts that it began with, and nothing else refers to one.
 bool can_go_round(nb::handle root) noexcept {
   const PyArrayObject_fields& fields = fields_of(root);
   return Py_REFCNT(root.ptr()) == 1 && fields.weakreflist == nullptr && fields._buffer_info == nullptr &&

@@ -42,7 +42,7 @@ void empty_numpy_view(nb::handle view, bool is_alone, const char* site);
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);
 
-// Somebody besides the caller, who has one reference, refers to a view of numpy_view() or stands on it.
+// Something besides the caller, which has one reference, refers to a view of numpy_view() or stands on it.
 bool is_used_elsewhere_than_here(nb::handle view) noexcept;
 
 // The base of a NumPy array might be something that an NDArray exported.

@@ -60,7 +60,7 @@ bool has_escaped(const tenon_op* op) {
   if (tenon_op_has_views(op) == 0) return false;
   callback(Callback::kWaitForSearches)();
   if (tenon_op_has_views(op) == 0) return false;
-  nb::module_::import_("gc").attr("collect")();  // what nobody refers to is no view that lives on
+  nb::module_::import_("gc").attr("collect")();  // a view in a dead cycle does not live on
   owners::drain();
   return tenon_op_has_views(op) != 0;
 }

@@ -13,7 +13,7 @@
 
 namespace tenon::python {
 
-// The result of a body, made when somebody asks. Threads: made under the GIL.
+// The result of a body, made when it is asked for. Threads: made under the GIL.
 class Result {
  public:
   Result() = default;
@@ -68,10 +68,10 @@ class NativeOp {
 class Renewals {
  public:
   explicit Renewals(const nb::list& pairs);
-  // Throws LeaseConflict when somebody has a view to write to the old memory: what is written there would be
-  // lost.
+  // Throws LeaseConflict when the program has a view to write to the old memory: what is written there would
+  // be lost.
   void check() const;
-  // At the begin of the op's body or after its push, whichever comes first. Nobody else runs Python
+  // At the begin of the op's body or after its push, whichever comes first. No other thread runs Python
   // meanwhile.
   void accept();
 

@@ -66,8 +66,9 @@ class KeepError {
   PyObject* traceback_ = nullptr;
 };
 
-// What nobody can be told of. Ctrl-C alone is not lost: the main thread hears of it when it looks for signals
-// the next time. A handler of signals runs wherever Python code does, also where its errors are dropped.
+// For errors that no caller can get. Ctrl-C alone is not lost: the main thread gets it when it looks for
+// signals the next time. A handler of signals runs wherever Python code does, also where its errors are
+// dropped.
 inline void forget_error() noexcept {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0)
     PyErr_SetInterrupt();
@@ -80,7 +81,7 @@ inline void forget_exception() noexcept {
   } catch (nb::python_error& error) {
     error.restore();
   } catch (...) {
-    // Nobody is told of it.
+    // It cannot be reported.
   }
   forget_error();
 }

@@ -58,7 +58,7 @@ void tell_later() noexcept {
 }
 
 // Of code that a wait or a report has run: Ctrl-C, and whatever else is no Exception, was meant for the
-// program and ends the wait. Other errors nobody could handle. Under the GIL.
+// program and ends the wait. Other errors have no handler. Under the GIL.
 void note_or_discard(nb::python_error& error) {
   if (!error.matches(PyExc_Exception) && (interrupt.waits > 0 || is_main_thread())) {
     note(error.value());
@@ -210,7 +210,7 @@ void find_views(const tenon_holder* holder, const void* begin, const void* end, 
 
 }  // namespace
 
-// The address of asyncio's current task. Asked only when memory is held by somebody.
+// The address of asyncio's current task. Asked only when memory is held.
 uint64_t current_task() {
   if (!owners::holds_gil()) return 0;
   const KeepError keep_error;

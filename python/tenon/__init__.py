@@ -13,7 +13,22 @@ from ._tools.trace import trace
 from . import io
 
 # isort: split
-from ._sync.engine import Op, cast, copy, fill, inout, out, push, set_engine, set_engine_limits, waitall
+from ._sync.engine import (
+    Op,
+    cast,
+    copy,
+    fill,
+    inout,
+    out,
+    overwrite,
+    push,
+    read,
+    set_engine,
+    set_engine_limits,
+    wait_all,
+    waitall,
+    write,
+)
 
 # isort: split
 from . import _callbacks as _callbacks
@@ -176,8 +191,10 @@ __all__ = [
     "ones",
     "ones_like",
     "out",
+    "overwrite",
     "plugin",
     "push",
+    "read",
     "revoke_handles",
     "save",
     "schema",
@@ -191,8 +208,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "wait_all",
     "waitall",
     "worker",
+    "write",
     "zeros",
     "zeros_like",
 ]

@@ -319,7 +319,7 @@ class NDArray:
             The array is read-only.
         """
 
-    def read(self, on_owner_died: OnOwnerDied = 'raise') -> Any:
+    def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Any:
         """
         ``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy array, empty after the
         block. Also ``async with``.
@@ -329,13 +329,15 @@ class NDArray:
         on_owner_died : {'raise', 'ignore'} or callable
             Of a shared array that a process was writing when it died: raise OwnerDied, until it is overwritten; go on
             with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
+        timeout : float, optional
+            Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.
 
         Raises
         ------
         DeadlockError
             The wait would not end.
         TimeoutError
-            Another process keeps a shared array for longer than `set_lock_timeout` says.
+            The time has passed. The message names it, and what holds the memory.
         OwnerDied
             See above.
         OpError
@@ -344,7 +346,9 @@ class NDArray:
             At the end, with ``TENON_DEBUG=leases`` in the environment: a view lives on.
         """
 
-    def write(self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise') -> Any:
+    def write(
+        self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None
+    ) -> Any:
         """
         ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an exception that leaves the block
         means that the array holds no value, until all of it is written.

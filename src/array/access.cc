@@ -56,7 +56,9 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
     case Conflict::Reason::kWaitsForHost:
       return make_error(Code::kLeaseConflict, what, ": it would wait for ", holder,
                         ", which itself waits for the views of ordinary code to be dropped");
-    case Conflict::Reason::kTimeout: return make_error(Code::kTimeout, what, " in the time given: ", holder);
+    case Conflict::Reason::kTimeout:
+      return make_error(Code::kTimeout, what, " in the time given", timeout_text(conflict.timeout_ns), ": ",
+                        holder);
     case Conflict::Reason::kDeadlock:
       if (conflict.holder.kind == HolderKind::kProcess) {
         return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
@@ -109,7 +111,7 @@ void HostView::open(const Array& array, Access access, const char* site, bool ma
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
   view_.home = &storage.home();
-  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in nobody's way
+  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in no request's way
   view_.access = access;
   view_.site = site;
   Conflict conflict;

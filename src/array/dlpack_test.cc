@@ -174,7 +174,7 @@ TEST(Import, MalformedTensorsAreConsumedWithAnError) {
   EXPECT_TRUE(fails([](DLTensor& t) { t.device = {kDLCUDA, 0}; }));
 }
 
-// Nobody touches the memory that such a tensor claims.
+// No code touches the memory that such a tensor claims.
 TEST(Import, OfWhatReachesDownToAddress0IsAnError) {
   for (const auto& [address, extent, stride] :
        {std::array<int64_t, 3>{16, 5, -1}, {16, 6, -1}, {4, 2, -1}, {1 << 20, 1 << 20, -(1 << 20)}}) {

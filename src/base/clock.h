@@ -18,16 +18,19 @@ inline int64_t now_ns() noexcept {
 // Threads: one at a time.
 class Deadline {
  public:
-  explicit Deadline(int64_t timeout_ns) noexcept : is_never_(timeout_ns < 0) {
+  explicit Deadline(int64_t timeout_ns) noexcept : timeout_ns_(timeout_ns), is_never_(timeout_ns < 0) {
     if (!is_never_) is_never_ = __builtin_add_overflow(now_ns(), timeout_ns, &at_ns_);
   }
   // Its time begins with the first query of the rest, so a caller that does not wait reads no clock.
   static Deadline from_first_look(int64_t timeout_ns) noexcept {
     Deadline deadline(-1);
+    deadline.timeout_ns_ = timeout_ns;
     deadline.is_never_ = timeout_ns < 0;
     deadline.pending_ns_ = timeout_ns;
     return deadline;
   }
+  // The time that was given for the wait, for messages.
+  int64_t timeout_ns() const noexcept { return timeout_ns_; }
   bool is_never() const noexcept { return is_never_; }
   bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns(); }
   // The same, without looking at the clock where its time has not begun.
@@ -45,6 +48,7 @@ class Deadline {
     return at_ns_;
   }
 
+  int64_t timeout_ns_;
   bool is_never_;
   mutable int64_t pending_ns_ = -1;  // >= 0: its time has not begun
   mutable int64_t at_ns_ = 0;

@@ -164,7 +164,7 @@ Ref<Batch> next(Feed& feed) {
   return batch;
 }
 
-// The number of children that this process has, dead ones that nobody has waited for among them.
+// The number of children that this process has, dead ones that were not waited for among them.
 int count_children() {
   int n = 0;
   const std::string tasks = "/proc/self/task";

@@ -325,7 +325,7 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
   if (is_over_.load(std::memory_order_relaxed)) return false;
   // The worker has ended: what it was busy with is answered in its place.
   ++peer.seen;
-  ring.answered.store(peer.seen, std::memory_order_relaxed);  // nobody else writes it now
+  ring.answered.store(peer.seen, std::memory_order_relaxed);  // no other process writes it now
   result.code = -1;
   if (has_ended()) {
     result.message = concat("the thread of worker ", worker, " has ended: make the feed anew");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A process that uses an arena is killed at each of its stores to shared memory in turn (TENON_CRASH_AT).
-// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; who
-// comes next is told of the death if, and only if, the victim held its lease; and what it reads then under a
-// layout was written under that layout, as long as nobody was told.
+// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; the
+// next process is told of the death if, and only if, the victim held its lease; and what it reads then under
+// a layout was written under that layout, as long as no process was told.
 #include "ipc/arena.h"
 
 #include <fcntl.h>
@@ -149,7 +149,7 @@ TEST(ArenaSweep, AKillAtAnyStoreLeavesOneLayoutOrIsTold) {
     }
     bool was_told = false;
     const bool whole = is_whole(arena, layout, &was_told);
-    EXPECT_TRUE(whole || was_told) << "torn, and nobody said so: store " << at << ", " << said;
+    EXPECT_TRUE(whole || was_told) << "torn, without an error: store " << at << ", " << said;
     // Between the letters of one block it held the lease, whatever else.
     if (!has_ended && (last == 'i' || last == 'f')) {
       EXPECT_TRUE(was_told) << at << ' ' << said;

@@ -239,7 +239,7 @@ uint64_t Channel::newest_sequence() const noexcept {
   return newest;
 }
 
-// The lease of a slot that nobody holds.
+// The lease of a slot that no process holds.
 bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
   LeaseFlags flags;
   flags.is_overwrite = is_overwrite;
@@ -280,7 +280,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     if (is_spare(look(places_[i].sequence)) && try_slot(i)) return true;
   }
-  // With a broadcast that nobody listens to, the oldest go.
+  // With a broadcast without consumers, the oldest go.
   const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
                         (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
   if (may_drop && plan_.mode != ChannelMode::kLatest) {
@@ -291,7 +291,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
       return true;
     }
   }
-  return look_at_ends() && try_to_lend(item, site);  // what the dead were to get, nobody waits for
+  return look_at_ends() && try_to_lend(item, site);  // no consumer waits for what the dead were to get
 }
 
 // The slot with this process' next item. Requires that it is a consumer.
@@ -340,8 +340,8 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   return false;
 }
 
-// On what to sleep so that the death of others is seen. False: not all have found room, or somebody is ending
-// of whose end nothing will wake. has_died: somebody has, and is to be forgotten by look_at_ends().
+// On what to sleep so that the death of others is seen. False: not all have found room, or a process is
+// ending whose end will wake nothing. has_died: a process has died, and look_at_ends() is to forget it.
 bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
   bool is_complete = true;
@@ -614,7 +614,7 @@ bool Channel::give_roles() noexcept {
   return has_ended;
 }
 
-// Of one moment only where nobody is at work on the channel.
+// Of one moment only where no process is at work on the channel.
 ChannelStatistics Channel::statistics() const {
   ChannelStatistics s;
   s.sent = look(state_->last_sequence);

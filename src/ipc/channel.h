@@ -28,7 +28,7 @@ enum class ChannelMode : uint32_t {
 // What a producer does that finds no free slot.
 enum class WhenFull : uint32_t {
   kWait = TENON_WHEN_FULL_WAIT,
-  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // that nobody has in hand
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // that no process has in hand
   kRaise = TENON_WHEN_FULL_RAISE,
 };
 
@@ -47,7 +47,7 @@ struct ChannelStatistics {
   uint64_t dropped = 0;  // for lack of room
   uint64_t deaths = 0;   // of processes that had an end
   uint32_t ready = 0;    // slots that hold an item
-  uint32_t in_use = 0;   // slots that somebody holds
+  uint32_t in_use = 0;   // slots that a process holds
   uint32_t producers = 0;
   uint32_t consumers = 0;
 };

@@ -4,7 +4,7 @@
 // (TENON_CRASH_AT), in every mode. Oracle, by what the victim has said before each of its steps:
 //   - what it has sent arrives, whole, in order; what it has received is lost with it, and of what it was
 //     just sending or receiving at most that one item;
-//   - a consumer that waits is told of a producer's death once, and of the end; nobody is told of a
+//   - a consumer that waits is told of a producer's death once, and of the end; no process is told of a
 //     consumer's death, and a producer that waits for its slots goes on;
 //   - afterwards all slots can be used.
 //
@@ -160,7 +160,7 @@ class Sweep : public testing::TestWithParam<Case> {
     return is_killed;
   }
 
-  // is_late: nobody receives until the victim has ended.
+  // is_late: no process receives until the victim has ended.
   bool crash_producer(int crash_at, bool is_late, Said* said) {
     const int64_t first = 1 + 10 * ++rounds_;
     Heard heard;
@@ -172,12 +172,12 @@ class Sweep : public testing::TestWithParam<Case> {
     if (is_late) listen();
     const bool was_producer = has_said(*said, "has lent"), has_closed = has_said(*said, "has closed");
     const bool must_die = is_killed && was_producer && !has_said(*said, "closes");
-    // Before anything else is sent: this alone must wake who waits.
+    // Before anything else is sent: this alone must wake the waiting process.
     EXPECT_TRUE(comes_true([&] {
       const std::scoped_lock locked(heard.lock);
       if (must_die && heard.dead.empty()) return false;
       return heard.ends > 0 || !was_producer || !heard.failure.empty();
-    })) << "nobody was told";
+    })) << "no process was told";
     {
       const api::Channel sender = api::Channel::open(channel_->memory());
       put(sender, kMarker);
@@ -234,7 +234,7 @@ class Sweep : public testing::TestWithParam<Case> {
     while (status == TENON_OK) {
       status = code_of([&] { rest.push_back(value_of(*channel_->receive(0s))); });
     }
-    EXPECT_EQ(status, TENON_ERR_TIMEOUT) << "nobody is told";
+    EXPECT_EQ(status, TENON_ERR_TIMEOUT) << "no process is told";
     lender.join();
     const std::string text = testing::PrintToString(rest);
     if (mode == ChannelMode::kLatest) {

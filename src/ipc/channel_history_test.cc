@@ -200,7 +200,7 @@ class Model {
   // Those of the dead.
   void look() {
     while (!ends_.empty() && ends_.begin()->first < 0) {
-      // Of several in the order of their places, which whoever is started in their stead has, too.
+      // Of several in the order of their places, which a process started in their stead has, too.
       const End end = ends_.begin()->second;
       ends_.erase(ends_.begin());
       if (!end.is_producer) continue;

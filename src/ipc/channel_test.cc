@@ -191,7 +191,7 @@ TEST(Channel, AProducerWhoseProcessEndsWithoutClosingCountsAsDead) {
   EXPECT_EQ(try_receive(reader), TENON_ERR_OWNER_DIED);
 }
 
-// Whoever is started in place of a dead producer has its place in the segment, too.
+// A process that is started in place of a dead producer has its place in the segment, too.
 TEST(Channel, ADeathIsToldAlsoWhereTheNextProducerHasTakenThePlaceOfTheDead) {
   const std::string name = new_name();
   const api::Channel reader = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
@@ -211,7 +211,7 @@ TEST(Channel, ADeathIsToldAlsoWhereTheNextProducerHasTakenThePlaceOfTheDead) {
   EXPECT_EQ(take(reader), 1);
   try {
     (void)reader.receive(0s);
-    ADD_FAILURE() << "nobody was told";
+    ADD_FAILURE() << "no process was told";
   } catch (const api::Error& e) {
     EXPECT_EQ(e.code(), TENON_ERR_OWNER_DIED) << e.what();
     EXPECT_EQ(e.op_code(), died);
@@ -242,7 +242,7 @@ TEST(Channel, EachOfSeveralDeathsIsTold) {
   EXPECT_EQ(told, died);
 }
 
-// A supervisor that raises on a full channel must not be hindered by who is no more.
+// A supervisor that raises on a full channel must not be hindered by a process that is gone.
 TEST(Channel, ADeadConsumerDoesNotHoldABroadcastUp) {
   const std::string name = new_name();
   const api::Channel channel = make(1, ChannelMode::kBroadcast, WhenFull::kRaise, name);
@@ -378,7 +378,7 @@ TEST(Channel, MemoryThatHoldsNoChannelIsRefused) {
   shared.name = new_name();
   const api::Array zeros = api::zeros_shared({100'000}, api::dtype_of<uint8_t>(), shared);
   EXPECT_EQ(code_of([&] { (void)join(shared.name); }), TENON_ERR_VALUE);
-  // One whose description somebody has damaged, word by word.
+  // One whose description is damaged, word by word.
   const api::Channel good = make(3);
   const api::Array memory = good.memory();
   auto* const words = static_cast<uint32_t*>(memory.desc().data);

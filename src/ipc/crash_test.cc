@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Processes that are killed: at each of their stores to shared memory in turn (TENON_CRASH_AT), and at random
-// times. Oracle: who lives on gets its leases; it is told of a writer's death if, and only if, a lease for
-// writing was lost, as far as the victim has said where it was; no read is torn; and nothing is left: no
-// grant, no place, no block, no file, no mapping.
+// times. Oracle: a process that lives on gets its leases; it is told of a writer's death if, and only if, a
+// lease for writing was lost, as far as the victim has said where it was; no read is torn; and nothing is
+// left: no grant, no place, no block, no file, no mapping.
 //
 // TENON_SOAK=1 kills 10,000 times at random. TENON_CRASH_STEP=n tries every n-th store.
 #include <fcntl.h>
@@ -85,7 +85,7 @@ void say(char where) {
   if (::write(STDOUT_FILENO, &where, 1) != 1) _exit(9);
 }
 
-// Who holds bytes for writing until it is killed.
+// A process that holds bytes for writing until it is killed.
 int hold(const std::string& handle) {
   const api::Array x = api::open(bytes_of(handle));
   const api::Lease lease(part(x, 24, 32), api::Access::kWrite);
@@ -507,7 +507,7 @@ TEST_F(Crashes, AtRandomTimesNeverTearAReadAndLeaveNothingBehind) {
   }
   (void)try_lease(x, api::Access::kWrite, TENON_OVERWRITE);
   (void)what_is_left();
-  (void)api::open(bytes_of(handle));  // perhaps nobody has
+  (void)api::open(bytes_of(handle));  // perhaps no process has
   expect_nothing_left(files, mappings);
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(worst).count();
   std::cout << kills << " kills, " << deaths << " told to this process, whose longest wait was " << ms

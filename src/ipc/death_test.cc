@@ -82,7 +82,7 @@ void fill_in_one_call(Lines& lines, const std::string& name) {
   sleep_for_ever();
 }
 
-// Its memory has another user, who is no thread of it: as if a thread of it did not come to its end.
+// Its memory has another user, which is no thread of it: as if a thread of it did not come to its end.
 void share_address_space(Lines& lines, const std::string& name) {
   const api::Array x = api::attach(name);
   const api::Lease lease(x, api::Access::kWrite);

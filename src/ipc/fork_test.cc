@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forks, exec and limits of the system, with true processes: what a child has of its parent's shared arrays,
-// whoever of the two ends first, and what is said when the system gives no more.
+// whichever of the two ends first, and what is said when the system gives no more.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@
 #include "tenon/share.hpp"
 
 #if defined(__SANITIZE_THREAD__)
-// It would end children of several threads that begin another one. They are few, and wait for nobody.
+// It would end children of several threads that begin another one. They are few, and wait for nothing.
 extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif

@@ -164,7 +164,7 @@ uint32_t NameLock::holder(const std::string& name) {
 
 NameLock::~NameLock() {
   if (state_ != NameState::kLocked) return;
-  // While this one has the lock for writing, nobody can begin to keep the name.
+  // While this one has the lock for writing, no process can begin to keep the name.
   if (lock(file_, F_OFD_SETLK, F_WRLCK, kKept)) (void)unlinkat(folder_.fd(), entry_.c_str(), 0);
 }
 

@@ -51,7 +51,7 @@ class NameLock {
   NameLock(const std::string& name, Make make);
   NameLock(const NameLock&) = delete;
   NameLock& operator=(const NameLock&) = delete;
-  // Removes the file if nobody keeps the name.
+  // Removes the file if no process keeps the name.
   ~NameLock();
 
   // A process that is in the section, as os::holder_of_byte() finds it; 0: none is found.

@@ -33,7 +33,7 @@ class Lines {
   void say(const std::string& line) {
     const std::string text = line + '\n';
     if (::write(out_, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-      throw std::runtime_error("nobody listens");
+      throw std::runtime_error("no process listens");
     }
   }
   // False: there are no more.

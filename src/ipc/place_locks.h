@@ -2,7 +2,7 @@
 //
 // The lock of each place of a segment, as one opening of its memory file has them. A process holds that of
 // its place as long as it maps the memory; a process that gives a dead one's place back holds it meanwhile.
-// The kernel lets go of it when nobody can write through the opening any more: after the last thread of the
+// The kernel releases it when no thread can write through the opening any more: after the last thread of the
 // process has ended, however it ends, and after exec.
 #pragma once
 

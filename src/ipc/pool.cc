@@ -56,7 +56,7 @@ Pool::Place Pool::allocate(uint64_t nbytes) {
     std::ranges::pop_heap(free_blocks_, std::greater());
     free_blocks_.pop_back();
   }
-  // From here on nothing fails: nobody would free the block.
+  // From here on nothing fails: no code would free the block.
   segment_.take_block(block, place.begin, nbytes);
   place.block = block;
   Nodes found = remove_free(free_.find(begin));

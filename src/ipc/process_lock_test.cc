@@ -130,7 +130,7 @@ TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
   ASSERT_TRUE(reader.acquire());
   std::thread writer = ask(b_, kWrite, [](Turn& turn) { EXPECT_TRUE(turn.is_held()); });
   EXPECT_FALSE(is_granted_now(c_, kRead));
-  EXPECT_EQ(waiting(a_.segment(), block_), 1U) << "who gave up stands in nobody's way";
+  EXPECT_EQ(waiting(a_.segment(), block_), 1U) << "a request that gave up stands in no other's way";
   reader.release();
   writer.join();
   EXPECT_TRUE(is_granted_now(c_, kRead));

@@ -227,7 +227,7 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
 uint32_t Segment::send(uint32_t index) noexcept {
   Block& b = block(index);
   const uint32_t self = participant_->index();
-  if (self == Participant::kNone) return 0;  // nobody would know when it has ended
+  if (self == Participant::kNone) return 0;  // no process would know when it has ended
   static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
   const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
   for (auto& place : b.sent) {

@@ -18,7 +18,7 @@ namespace tenon::impl {
 
 class ProcessLock;
 
-// Until when a handle that nobody has opened keeps its storage, at most.
+// Until when a handle that no process has opened keeps its storage, at most.
 struct HandleLimits {
   os::Process receiver;  // as long as it lives; pid 0: any process may receive it
   int64_t until_ns = 0;  // of now_ns(); 0: without an end

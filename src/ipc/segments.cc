@@ -245,8 +245,8 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
   }
 }
 
-// True: the name is for a new segment, because nobody has it, or uses what has it. False: another process is
-// faster.
+// True: the name is for a new segment, because no process has it, or uses what has it. False: another process
+// is faster.
 bool Segments::request_name(const std::string& name, NameLock* lock) {
   if (open_named(name, *lock, true, Code::kValue) != nullptr) {
     throw_error(Code::kValue, "shared memory named '", name,
@@ -435,7 +435,7 @@ std::string Segments::handle_of(const Array& array) {
   try {
     return handle.encode();
   } catch (...) {
-    segment.receive(use->block, handle.number);  // nobody else can
+    segment.receive(use->block, handle.number);  // no other process can
     throw;
   }
 }

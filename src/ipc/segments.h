@@ -25,7 +25,7 @@ struct SharedOptions {
   bool has_huge_pages = false;
   bool is_populated = false;
   int node = -1;  // of NUMA; -1: any
-  // Writes what the memory begins with, before anybody finds it by its name.
+  // Writes what the memory begins with, before another process finds it by its name.
   std::function<void(std::byte*)> prepare;
 };
 
@@ -54,8 +54,8 @@ class Segments {
   // What another process needs to open the array. Keeps the storage until one has. Fails with kType (the
   // memory is not shared).
   std::string handle_of(const Array& array);
-  // The handles on the array's storage that this process has sent, and nobody has opened, keep it no longer:
-  // their number. Fails with kType (the memory is not shared).
+  // The handles on the array's storage that this process has sent, and no process has opened, keep it no
+  // longer: their number. Fails with kType (the memory is not shared).
   uint32_t revoke(const Array& array);
   // A handle of this process keeps the storage until then, at most. Fails with kValue (it is no handle that
   // this process has sent; or there were so many on the storage that this one has no number).
@@ -66,7 +66,7 @@ class Segments {
 
   static bool is_shared(const Array& array) noexcept;
 
-  // A use has ended: what nobody uses any more is given back soon, by the mutex owner.
+  // A use has ended: what no process uses any more is given back soon, by the mutex owner.
   static void nudge() noexcept;
 
   // Calls visit with every segment that is open.
@@ -123,7 +123,7 @@ class Segments {
   bool has_cleaned_names_ = false;
 };
 
-// Those that are open here, the one given among them: all, unless somebody is just opening one.
+// Those that are open here, the one given among them: all, unless a thread is just opening one.
 std::vector<const Segment*> open_segments(const Segment& at_least);
 
 }  // namespace tenon::impl

@@ -40,7 +40,7 @@ api::Array part(const api::Array& x, int64_t begin, int64_t end) {
   return x.index(items);
 }
 
-// Writes elements 0 to 8. The first of them says whether somebody is at it.
+// Writes elements 0 to 8. The first of them says whether a process is at it.
 void write_alone(const api::Array& x, uint32_t flags, std::chrono::nanoseconds patience) {
   api::Lease lease(part(x, 0, 8), api::Access::kWrite, flags, patience);
   {
@@ -54,7 +54,7 @@ void write_alone(const api::Array& x, uint32_t flags, std::chrono::nanoseconds p
   lease.release();
 }
 
-// ------------------------------------------------------------------------------------------ who is stopped
+// ------------------------------------------------------------------------------------------ what is stopped
 
 void use_array(const api::Array& x) {
   write_alone(x, TENON_OVERWRITE, kPatience);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A robust mutex in shared memory, held for a short section. Its holder may be stopped in there, so nobody
-// waits for it without a deadline.
+// A robust mutex in shared memory, held for a short section. Its holder may be stopped in there, so no
+// thread waits for it without a deadline.
 #pragma once
 
 #include <pthread.h>

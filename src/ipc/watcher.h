@@ -35,7 +35,7 @@ class Watch {
   void signal() noexcept;
   // Not readable any more. The caller looks once more whether there is something to do.
   void clear() noexcept;
-  // It stays as it is from now on: nobody looks at the event any more. Idempotent.
+  // It stays as it is from now on: no thread looks at the event any more. Idempotent.
   void end() noexcept;
   // Takes what a parent process has left in this place.
   void keep(Watch* inherited) noexcept { inherited_.reset(inherited); }

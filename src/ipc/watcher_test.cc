@@ -124,7 +124,8 @@ TEST(Watcher, ADescriptorForLoansTellsOfFreeSlots) {
   }
 }
 
-// Oracle: nobody sleeps for ever, though two threads empty one descriptor and a third one waits without it.
+// Oracle: no thread sleeps for ever, though two threads empty one descriptor and a third one waits without
+// it.
 TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
   constexpr int kItems = 4000;
   const Ref<Channel> channel = make(4);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A storage is one allocation with its owner: Tenon's own heap memory, or memory adopted from someone
-// else with a deleter. It knows nothing of shapes and dtypes.
+// A storage is one allocation with its owner: Tenon's own heap memory, or memory of another owner,
+// adopted with a deleter. It knows nothing of shapes and dtypes.
 #pragma once
 
 #include <atomic>

@@ -152,7 +152,7 @@ TEST_P(GatesOn, AViewNeedsPossession) {
   lease.detach();
   EXPECT_EQ(here_.gates[0]->disowned, 1);
   std::thread([&] {
-    EXPECT_TRUE(view.open(&conflict)) << "a lease that belongs to nobody is everybody's";
+    EXPECT_TRUE(view.open(&conflict)) << "every thread may act under a lease without an owner";
     EXPECT_EQ(reason_of([&](Conflict* r) { return writer.open(r); }), Conflict::Reason::kNoPossession);
     View weakened;
     describe(write(here_[0]), weakened);
@@ -250,7 +250,7 @@ TEST_P(GatesOn, AnOpThatIsRefusedFailsAndSoDoWhatReadsItsOutputs) {
   late_.refuse_next(Conflict::Reason::kOwnerDied);
   const Ref<Op> heals = push({overwrite(here_[0])}, [] {});
   wait(heals);
-  EXPECT_FALSE(heals->failure()) << "who overwrites all does not care who died";
+  EXPECT_FALSE(heals->failure()) << "a full overwrite ignores the death of a writer";
 }
 
 TEST_P(GatesOn, ARequestIsToldOfItsTurnOnceAndCanBeTakenBackBefore) {

@@ -2,6 +2,7 @@
 #include "sync/holder.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "base/error.h"
@@ -100,6 +101,14 @@ std::string text_without_age(const Holder& o) {
   text += concat(", ", verb);
   if (o.site[0] != '\0') text += concat(" at ", o.site);
   return text + concat(" by thread ", o.thread);
+}
+
+std::string timeout_text(int64_t timeout_ns) {
+  if (timeout_ns < 0) return {};
+  char text[32];
+  const auto seconds = static_cast<double>(timeout_ns) * 1e-9;
+  char* const end = std::to_chars(text, text + sizeof text, seconds, std::chars_format::general, 6).ptr;
+  return concat(" (", std::string(text, end), " s)");
 }
 
 }  // namespace tenon::impl

@@ -37,6 +37,8 @@ struct Holder {
 std::string text_of(const Holder& holder);
 // The same without its age. Not of a process.
 std::string text_without_age(const Holder& holder);
+// " (0.5 s)", for a message about a wait that had this time; empty if timeout_ns is negative.
+std::string timeout_text(int64_t timeout_ns);
 // "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
 std::string dead_owner_text(const Holder& holder);
 

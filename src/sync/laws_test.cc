@@ -184,7 +184,7 @@ TEST(Laws, WhoReadsWaitsForTheWriterAndNotForReaders) {
   EXPECT_TRUE(reader->is_done());
 }
 
-// In MXNet the first wait throws and the memory is clean afterwards, though nobody has written it. Here a
+// In MXNet the first wait throws and the memory is clean afterwards, though it was not written. Here a
 // failure stays until the memory has been overwritten.
 TEST_P(LawsOn, EveryWaitForAFailedOpSeesTheSameFailure) {
   Cell cell;

@@ -83,7 +83,7 @@ Conflict::Reason refused_in_another_thread(const std::function<bool(Conflict*)>&
 }
 void in_another_thread(const std::function<void()>& body) { std::thread(body).join(); }
 
-// The view that ordinary code keeps while somebody writes under a lease.
+// The view that ordinary code keeps while a thread writes under a lease.
 TEST_F(LoneLease, ACallOfAnotherThreadWaitsForAWriteLeaseAlsoBesideAView) {
   for (const Access kept : {Access::kRead, Access::kWrite}) {
     Sight view(kept == Access::kRead ? read(cell) : write(cell));
@@ -292,7 +292,7 @@ TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
     EXPECT_TRUE(lease.acquire(&r, kWatchdogNs));
   });
   await_parts(cell, 1);
-  EXPECT_TRUE(Call({write(cell)}).begin(&conflict)) << "it waits for who waits for it";
+  EXPECT_TRUE(Call({write(cell)}).begin(&conflict)) << "it waits for a request that waits for it";
   EXPECT_TRUE(Sight(write(cell)).open(&conflict));
   CellLease again(write(cell));
   EXPECT_TRUE(again.acquire(&conflict, kWatchdogNs));

@@ -119,8 +119,8 @@ class Queue {
   }
   // A view for writing that overlaps, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
-  // A view covers extent and allows access: one that is bound to the actor; for the host one that is bound to
-  // nobody, too.
+  // A view covers extent and allows access: one that is bound to the actor; for the host also one
+  // that is not bound.
   bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
   // The first part that conflicts and waits for a view of those that is_covered() looks at; or null.
   RequestPart* first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;

@@ -48,6 +48,7 @@ struct Conflict {
   Reason reason = Reason::kHostView;
   const RequestPart* part = nullptr;  // of the request: the one that was refused, if it was one
   Holder holder;
+  int64_t timeout_ns = -1;  // with kTimeout: the time that was given; < 0: it is not known
 };
 
 // Appends all parts of a request, or none. Parts that act under one of the same actor's are granted there.

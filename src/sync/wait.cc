@@ -266,7 +266,7 @@ bool WaitGraph::finds_host(const WaitNode& node, Holder* holder) {
 
 namespace {
 
-// A cycle through views that nobody refers to any more is none: those are closed first.
+// A cycle through views to which no object refers any more is none: those are closed first.
 bool is_true_deadlock(const WaitNode& node, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
@@ -370,8 +370,9 @@ void BlockingRequest::refuse_at_gates(const Conflict& conflict) noexcept {
 // What has been granted in its queues.
 bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* conflict) noexcept {
   const bool has_own_time = heeds_gate_timeout && deadline.is_never();
-  if (enter_gates(*this, has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline, conflict))
-    return true;
+  const Deadline limit = has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline;
+  conflict->timeout_ns = limit.timeout_ns();
+  if (enter_gates(*this, limit, conflict)) return true;
   withdraw(*this);
   return false;
 }
@@ -399,6 +400,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   node.actor = owner;
   node.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
   node.request = this;
+  conflict->timeout_ns = deadline.timeout_ns();
   // pairs with: BlockingRequest::become_ready, "what was waited for"
   const auto is_ready = [](uint32_t value) { return value == 1; };
   if (this_thread.running != 0) {
@@ -408,8 +410,8 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   }
   conflict->part = first_missing(*this);
   if (cancel(*this)) return false;
-  // It was granted in the last moment: become_ready() is under way, and this must outlive it. Whoever is to
-  // call it may first need the language's lock, for a request that became ready before.
+  // It was granted in the last moment: become_ready() is under way, and this must outlive it. The thread
+  // that is to call it may first need the language's lock, for a request that became ready before.
   {
     const Waiter gives_lock_away;
     // pairs with: BlockingRequest::become_ready, "what was waited for"

@@ -59,9 +59,9 @@ class WaitGraph {
   void leave(WaitNode* node) noexcept;  // nothing happens if it is not there
 
   // This waiter, an actor of this thread, waits for itself; holder is the lease or
-  // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one that
-  // nobody refers to. Does not walk if the thread holds nothing: hundreds of threads that wait for one array
-  // would each go through all of the others.
+  // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one to
+  // which no object refers. Does not walk if the thread holds nothing: hundreds of threads that wait for one
+  // array would each go through all of the others.
   bool is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views = nullptr) noexcept;
   // Something, on whose end this waiter's wait depends, waits for a view to be closed: holder. Does not
   // walk if nothing waits for views.
@@ -150,7 +150,7 @@ template <class IsOver>
 WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Holder* holder) noexcept {
   const detail::WaitSpan note(node);
-  // pairs with: whoever changes the word, "what was waited for"
+  // pairs with: the code that changes the word, "what was waited for"
   if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
   // Without time to wait it is in no cycle of others, though it may find one of its own.
   if (!deadline.has_passed()) WaitGraph::instance().enter(&node);
@@ -158,7 +158,7 @@ WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, 
   {
     detail::CycleSleep sleep(node, deadline);
     while (end == WaitEnd::kOver) {
-      // pairs with: whoever changes the word, "what was waited for"
+      // pairs with: the code that changes the word, "what was waited for"
       const uint32_t value = word.load(std::memory_order_acquire);
       if (is_over(value)) break;
       if (deadline.has_passed() || !help()) end = sleep.while_equal(word, value, holder);

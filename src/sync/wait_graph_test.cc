@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who waits for whom: what is a deadlock, and what only looks like one. Oracle: a request that is refused as
+// What waits for what: what is a deadlock, and what only looks like one. Oracle: a request that is refused as
 // a deadlock must have stood in a cycle of leases that only their owners could open.
 #include <gtest/gtest.h>
 
@@ -284,7 +284,7 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCycleThatNeverWas) {
       ++refused;
       EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
       EXPECT_FALSE(was_back) << "the lease had been given back";
-      EXPECT_EQ(round % 2, 0) << "the lease was nobody's";
+      EXPECT_EQ(round % 2, 0) << "the lease had no owner";
     }
     mine->release();
     await(ended, 2);
@@ -556,7 +556,7 @@ TEST_F(WaitGraphOf, RequestsOfTwoTasksThatWaitForEachOtherAreADeadlockOfTheSecon
   holds_b.release();
 }
 
-// Memory as large as its bounds say; nobody touches it.
+// Memory as large as its bounds say; no code touches it.
 TEST_F(WaitGraphOf, OpsThatHoldTooMuchMemoryMakePushersWaitAndAreCountedOnce) {
   constexpr uint64_t kBytes = uint64_t{1} << 20;
   const uint64_t before = Queue::held_nbytes();

@@ -22,9 +22,9 @@ struct WaitHooks {
   int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; not 0 ends the wait
   void (*end)(void* token) = nullptr;          // after it
   uint64_t (*current_task)() = nullptr;        // see actor.h
-  void (*report)(const char* text) = nullptr;  // every 5 s: on whom a long wait waits
-  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those that
-  // nobody refers to, and says (not 0) whether no other thread could close the rest.
+  void (*report)(const char* text) = nullptr;  // every 5 s: what a long wait waits for
+  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those to
+  // which no object refers, and says (not 0) whether no other thread could close the rest.
   int32_t (*is_alone)(void* token) = nullptr;
 };
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
@@ -46,8 +46,8 @@ class Waiter {
   Waiter& operator=(const Waiter&) = delete;
   ~Waiter();
 
-  // Calls sleep(ns) once, for a slice of at most most_ns; kOver: look again. If sleep() returns false, nobody
-  // has woken the thread: then the next call, which comes when looking again was in vain, may be interrupted,
+  // Calls sleep(ns) once, for a slice of at most most_ns; kOver: look again. If sleep() returns false, the
+  // thread was not woken: then the next call, which comes when looking again was in vain, may be interrupted,
   // and reports what describe() says, unless that is "".
   template <class Sleep, class Describe>
   WaitEnd sleep(int64_t most_ns, Sleep sleep, Describe describe) {

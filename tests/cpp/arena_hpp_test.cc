@@ -4,6 +4,9 @@
 #include "tenon/arena.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -214,6 +217,62 @@ TEST(ArenaHpp, RefusesBuffersThatDoNotDo) {
       failure_of([&] { (void)Arena::over(kLayouts, Array::zeros<uint8_t>({8192}).index(from_4)); });
   EXPECT_TRUE(contains(wide.message, "field 'E' of layout 'counts'")) << wide.message;
   EXPECT_FALSE(Arena::over(kLayouts, Array::zeros<uint8_t>({8192})).memory());
+}
+
+// A process that holds the array for writing while this object lives.
+class Writer {
+ public:
+  explicit Writer(const tenon::Array& array) {
+    int is_held[2];
+    EXPECT_EQ(pipe(is_held), 0);
+    EXPECT_EQ(pipe(end_), 0);
+    child_ = fork();
+    if (child_ == 0) {
+      (void)close(end_[1]);
+      hold(array, is_held[1]);
+      _exit(0);
+    }
+    char byte = 0;
+    EXPECT_EQ(read(is_held[0], &byte, 1), 1);
+    for (const int descriptor : {is_held[0], is_held[1], end_[0]}) (void)close(descriptor);
+  }
+  ~Writer() {
+    (void)close(end_[1]);
+    EXPECT_EQ(waitpid(child_, nullptr, 0), child_);
+  }
+
+ private:
+  void hold(const tenon::Array& array, int is_held) {
+    const auto lease = array.write();
+    const char byte = 0;
+    (void)!write(is_held, &byte, 1);
+    pollfd end{end_[0], POLLIN, 0};
+    (void)poll(&end, 1, 60'000);  // so that a wait without a limit ends, too
+  }
+
+  int end_[2];
+  pid_t child_ = -1;
+};
+
+TEST(SharedHpp, LeasesWithoutATimeoutEndAsTheLockTimeoutSays) {
+  const Array array = tenon::zeros_shared({3});
+  const auto before = tenon::set_lock_timeout(100ms);
+  {
+    const Writer writer(array);
+    const auto expect_timeout = [](const char* time, const auto& take) {
+      const Failed failed = failure_of(take);
+      EXPECT_EQ(failed.status, TENON_ERR_TIMEOUT);
+      EXPECT_NE(failed.message.find(time), std::string::npos) << failed.message;
+      EXPECT_NE(failed.message.find("process"), std::string::npos) << failed.message;
+    };
+    expect_timeout("(0.1 s)", [&] { (void)array.read(); });
+    expect_timeout("(0.1 s)", [&] { (void)array.write(); });
+    expect_timeout("(0.1 s)", [&] { (void)array.overwrite(tenon::default_timeout); });
+    expect_timeout("(0.05 s)", [&] { (void)array.write(50ms); });
+    expect_timeout("(0 s)", [&] { (void)array.write(-5ms); });
+  }
+  (void)tenon::set_lock_timeout(before);
+  (void)array.write(tenon::forever);
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ class Handle:
         try:
             self._limit(*limits)
         except BaseException:
-            _core.open_array(self._data)  # so that it keeps nothing: nobody has it
+            _core.open_array(self._data)  # so that it keeps nothing: no process has it
             raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:

@@ -16,7 +16,8 @@ from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
 from .._sync.endings import Views
-from .._sync.lease import heed_survivors, taken, taken_later
+from .._sync.lease import TimeLimit, heed_survivors, taken, taken_later
+from .._values import seconds
 from .planner import Plan, plan
 
 
@@ -127,7 +128,7 @@ class Arena:
         overwrite: bool = False,
     ) -> Use:
         """``with arena.use("features") as f:`` gives the arrays of a layout as NumPy arrays, without a copy:
-        ``f.A``. ``async with`` works too, without the timeout.
+        ``f.A``. ``async with`` works too.
 
         Parameters
         ----------
@@ -210,7 +211,7 @@ class Use:
         self._layout = layout
         self._is_write = mode == "w"
         self._is_overwrite = overwrite
-        self._timeout = timeout
+        self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
         self._on_owner_died = check_on_owner_died(on_owner_died)
         self._lease: NativeLease | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -230,11 +231,11 @@ class Use:
         return self._fields(lease)
 
     async def __aenter__(self) -> ArenaFields:
-        if self._timeout is not None:
-            raise ValueError("async with waits without a timeout: use asyncio.timeout()")
         lease, arena = self._begin(), self._arena
         enter = functools.partial(lease.enter, arena._native, self._layout)
-        self._task = await taken_later(lease, enter, arena._data, self._on_owner_died, arena._native)
+        limit = TimeLimit(self._timeout, f"use the layout {self._layout!r} of the arena")
+        died = self._on_owner_died
+        self._task = await taken_later(lease, enter, arena._data, died, limit, arena._native)
         return self._fields(lease)
 
     def _fields(self, lease: NativeLease) -> ArenaFields:

@@ -193,7 +193,7 @@ class Channel:
         try:
             await future
         finally:
-            if self._waiting.get((loop, fd)) is waiting:  # nobody has been told: the task was cancelled
+            if self._waiting.get((loop, fd)) is waiting:  # no task was told: it was cancelled
                 waiting.remove(future)
                 if not waiting:
                     loop.remove_reader(fd)
@@ -282,7 +282,7 @@ class Loan(Fields):
         where = ""
         if not self._views.end(frame):
             del frame
-            gc.collect()  # what nobody refers to is no view that lives on
+            gc.collect()  # a view in a dead cycle does not live on
             settle(is_error_near=True)
             where = where_views_hang([self._native.array(number) for number in range(len(self._names))])
         try:

@@ -146,7 +146,7 @@ def plan(
     if not spans:
         raise ValueError("there are no tensors to plan: give at least one")
 
-    # Tensors without bytes lie at 0, where they are in nobody's way.
+    # Tensors without bytes lie at 0, where they are in no tensor's way.
     names = [name for name, (nbytes, _, _) in spans.items() if nbytes]
     units = [(-(-spans[name][0] // alignment), *spans[name][1:]) for name in names]
     packed, peak, bound = _packed(units)

@@ -203,7 +203,7 @@ def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
     variables = frame.f_locals
     values = list(variables.values())
     is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
-    # A copy that nobody else uses would keep values that the variables let go of later. The count is of the
+    # A copy that no other code uses would keep values that the variables let go of later. The count is of the
     # frame, the variable here and the argument. A debugger writes the copy back into the variables.
     if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
         variables.clear()

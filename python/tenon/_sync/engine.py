@@ -43,14 +43,24 @@ class _Use:
         self.is_overwrite = is_overwrite
 
 
-def out(array: NDArray) -> Any:
-    """Wraps an argument of `push`: the op writes every element of ``array`` and reads none."""
+def read(array: NDArray) -> NDArray:
+    """Marks an argument of `push`: the op reads ``array``, as it reads one that is not marked. Returns it."""
+    if not isinstance(array, NDArray):
+        raise TypeError(f"an op reads an NDArray, not {type(array).__name__}")
+    return array
+
+
+def write(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op reads and writes ``array``."""
+    return _Use(array, is_overwrite=False)
+
+
+def overwrite(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op writes every element of ``array`` before it reads any."""
     return _Use(array, is_overwrite=True)
 
 
-def inout(array: NDArray) -> Any:
-    """Wraps an argument of `push`: the op reads and writes ``array``."""
-    return _Use(array, is_overwrite=False)
+inout, out = write, overwrite  # the names of earlier versions
 
 
 class Op:
@@ -161,7 +171,7 @@ def push(
         `CFunction` runs without the GIL. It gets addresses; it reads the arrays that its prototype declares
         const, and writes the others.
     *args
-        An NDArray is read, or written if it is wrapped in `out` or `inout`. Other objects are passed
+        An NDArray is read, or written if it is wrapped in `write` or `overwrite`. Other objects are passed
         unchanged. An array that is passed unwrapped counts as read, also if it is named elsewhere. For a
         `CFunction`, pointers accept the same objects as in a direct call, and numbers are read now.
     reads, writes, overwrites : iterables of NDArray
@@ -489,6 +499,9 @@ def waitall(timeout: float | None = None) -> None:
         errors.append(op_error(failure))
     if errors:
         raise ExceptionGroup("ops have failed", errors)
+
+
+wait_all = waitall  # as in C and C++; waitall is MXNet's name
 
 
 class set_engine:

@@ -9,7 +9,7 @@ import gc
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
@@ -111,20 +111,32 @@ def repair(array: NDArray, error: OwnerDied, on_owner_died: OnOwnerDied) -> None
 
 
 def enter_block(
-    block: object, array: NDArray, is_write: bool, is_overwrite: bool, on_died: OnOwnerDied
+    block: object,
+    array: NDArray,
+    is_write: bool,
+    is_overwrite: bool,
+    timeout: float | None,
+    on_died: OnOwnerDied,
 ) -> Any:
     """Enters ``with a.read()`` or ``with a.write()`` (python/src/block.cc) in a task of asyncio, or with a
     function that repairs. Returns the view."""
     lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
-    return lease.open_block(block, taken(functools.partial(lease.acquire, None), array, on_died))
+    return lease.open_block(block, taken(functools.partial(lease.acquire, timeout), array, on_died))
 
 
 async def enter_block_later(
-    block: object, array: NDArray, is_write: bool, is_overwrite: bool, on_died: OnOwnerDied
+    block: object,
+    array: NDArray,
+    is_write: bool,
+    is_overwrite: bool,
+    timeout: float | None,
+    on_died: OnOwnerDied,
 ) -> Any:
     """As enter_block, for ``async with``."""
     lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
-    return lease.open_block(block, await taken_later(lease, lease.check, array, on_died))
+    doing = "lease for writing" if is_write else "lease for reading"
+    limit = TimeLimit(timeout, f"{doing} the array of shape {array.shape} and dtype {array.dtype}")
+    return lease.open_block(block, await taken_later(lease, lease.check, array, on_died, limit))
 
 
 async def nothing_later() -> None:
@@ -136,7 +148,7 @@ def heed_survivors(array: NDArray, what: str) -> None:
     error with ``TENON_DEBUG=leases`` alone."""
     if "leases" not in os.environ.get("TENON_DEBUG", "").split(","):
         return
-    gc.collect()  # what nobody refers to is no view that lives on
+    gc.collect()  # a view in a dead cycle does not live on
     settle(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if views:
@@ -179,18 +191,26 @@ def taken(
             repair(array, error, on_owner_died)
 
 
+class TimeLimit(NamedTuple):
+    """The limit of a wait of a task."""
+
+    seconds: float | None
+    doing: str  # what the wait is for, after "cannot"
+
+
 async def taken_later(
     lease: NativeLease,
     check: Callable[[], None],
     array: NDArray,
     on_owner_died: OnOwnerDied,
+    limit: TimeLimit,
     arena: _core.NativeArena | None = None,
 ) -> asyncio.Task[Any] | None:
     """As taken(), of a lease that is asked for now; ``check`` is called when it has been granted."""
     task = current_task()
     while True:
         try:
-            await granted(lease, task, arena)
+            await granted(lease, task, limit, arena)
             check()
             return task
         except OwnerDied as error:
@@ -200,6 +220,7 @@ async def taken_later(
 async def granted(
     lease: NativeLease,
     task: asyncio.Task[Any] | None,
+    limit: TimeLimit,
     arena: _core.NativeArena | None = None,
 ) -> None:
     """Until a lease that is asked for now is granted to a task: to be checked then, or, of an arena,
@@ -210,15 +231,25 @@ async def granted(
         if not signal.set():
             lease.cancel()
 
-    if not lease.request(tell, number_of(task), arena):
-        try:
-            await signal
-        except BaseException:
-            lease.cancel()
-            raise
-    if lease.call_ahead():
-        try:
-            await until_empty(lease.call_ahead)
-        except BaseException:
-            lease.cancel()
-            raise
+    is_granted = lease.request(tell, number_of(task), arena)
+    if is_granted and not lease.call_ahead():
+        return
+    behind = ""
+    try:
+        async with asyncio.timeout(limit.seconds):
+            try:
+                if not is_granted:
+                    await signal
+                    is_granted = True
+                await until_empty(lease.call_ahead)
+            except asyncio.CancelledError:  # before the request ends
+                behind = lease.call_ahead() if is_granted else lease.report(True)
+                raise
+    except TimeoutError:
+        lease.cancel()
+        raise TimeoutError(
+            f"cannot {limit.doing} in the time given ({limit.seconds:g} s): {behind}"
+        ) from None
+    except BaseException:
+        lease.cancel()
+        raise

@@ -423,8 +423,27 @@ def test_tasks_take_turns(make_arena):
                 pass
         async with arena.use("features", "r") as f, arena.use("features", "r") as g:
             assert f.A[0] == g.A[0] == 11
-        with pytest.raises(ValueError, match="without a timeout"):
-            async with arena.use("features", timeout=1):
+        async with arena.use("features", "r", timeout=0) as f:
+            assert f.A[0] == 11
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with arena.use("counts"):
+                held.set()
+                done.wait(600)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(600)
+        with pytest.raises(TimeoutError, match=r"the layout 'features'.* \(0\.01 s\): .*test_arena_use\.py"):
+            async with arena.use("features", timeout=0.01):
+                pass
+        done.set()
+        thread.join()
+        async with arena.use("features", timeout=60) as f:
+            f.A[:] = 11
+        with pytest.raises(TypeError, match="timeout is"):
+            async with arena.use("features", timeout="1"):
                 pass
 
     asyncio.run(main())

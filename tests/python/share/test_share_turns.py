@@ -433,6 +433,34 @@ def test_the_text_of_an_array_says_which_process_writes_it(other):
     assert "0." in repr(a) and not a.leases()
 
 
+def test_a_timeout_names_the_process_that_holds_the_array_and_the_time(other):
+    a = tn.zeros(3, shared=True)
+    other.ask("lease = a.lease('w')", a=a)
+    process = rf": process {other.pid} .*holds it for writing"
+
+    async def write():
+        async with a.write(timeout=0.05):
+            pass
+
+    def overwrite():
+        a[...] = 1
+
+    before = tn.set_lock_timeout(0.2)
+    try:
+        with pytest.raises(TimeoutError, match=r"\(0\.05 s\)" + process), a.write(timeout=0.05):
+            pass
+        with pytest.raises(TimeoutError, match=r"\(0\.05 s\): .*" + str(other.pid)):
+            asyncio.run(write())
+        with pytest.raises(TimeoutError, match=r"\(0\.2 s\)" + process), a.read():
+            pass
+        with pytest.raises(TimeoutError, match=r"\(0\.2 s\)" + process):
+            overwrite()
+    finally:
+        tn.set_lock_timeout(before)
+    other.ask("lease.release()")
+    asyncio.run(write())
+
+
 def test_the_version_moves_with_the_writes_of_others(other):
     a = tn.zeros(3, shared=True)
     seen = a.version

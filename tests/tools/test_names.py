@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of names in docs/glossary.md: each name of it exists, in C, C++ and Python."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tenon as tn
+
+ROOT = Path(__file__).parents[2]
+SECTION = "## Names in C, C++ and Python"
+C = "\n".join(path.read_text() for path in (ROOT / "include/tenon").glob("*.h"))
+CPP = "\n".join(path.read_text() for path in (ROOT / "include/tenon").glob("*.hpp"))
+
+
+def cells(column):
+    """The names in backticks of a column."""
+    rows = (ROOT / "docs/glossary.md").read_text().split(SECTION)[1].split("|---|---|---|---|\n")[1]
+    table = [row.split("|") for row in rows.split("\n\n")[0].splitlines()]
+    assert all(len(row) == 6 for row in table)
+    return [name for row in table for name in re.findall(r"`([^`]+)`", row[column])]
+
+
+@pytest.mark.parametrize("name", sorted({name for name in cells(2) if name != "-1"}))
+def test_names_of_c_are_in_its_headers(name):
+    assert re.search(rf"\b{name}\b", C)
+
+
+@pytest.mark.parametrize("name", sorted(set(cells(3))))
+def test_names_of_cpp_are_in_its_headers(name):
+    word = re.split(r"::|\.", name.split("(")[0])[-1]
+    assert re.search(rf"\b{word}\b", C if word.isupper() else CPP)
+
+
+@pytest.mark.parametrize("name", sorted(set(cells(4))))
+def test_names_of_python_are_in_the_package(name):
+    owners = {"tn": tn, "a": tn.NDArray, "op": tn.Op}
+    owner, *path = name.split("(")[0].split(".")
+    if owner not in owners or "=" in owner:
+        pytest.skip("not a name of the package")
+    thing = owners[owner]
+    for part in path:
+        thing = getattr(thing, part)
+
+
+def test_old_names_are_the_same_things():
+    assert (tn.inout, tn.out, tn.waitall) == (tn.write, tn.overwrite, tn.wait_all)
+    assert re.search(r"uint32_t revoke\(.*return revoke_handles", CPP)
+
+
+def test_uses_of_an_op_have_the_words_of_cpp():
+    a, b = tn.ones(3), tn.zeros(3)
+
+    def body(x, y):
+        assert not x.flags.writeable
+        y += x
+
+    tn.push(body, tn.read(a), tn.write(b)).wait()
+    tn.push(tn.fill, tn.overwrite(a), 5).wait()
+    assert (a.tolist(), b.tolist()) == ([5] * 3, [1] * 3)
+    for wrap in (tn.read, tn.write, tn.overwrite):
+        with pytest.raises(TypeError, match="NDArray, not"):
+            wrap([1.0])
+    tn.wait_all()
