@@ -347,7 +347,7 @@ class _Work:
         """With where the views hang, if that is found."""
         from .views import explain
 
-        return explain(conflict, self._all_uses())
+        return explain(conflict, self._all_uses(), self._arguments)
 
 
 def _submit_or_copy(work: _Work) -> Op:
