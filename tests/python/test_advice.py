@@ -10,6 +10,7 @@ import re
 import sys
 import types
 
+import native_library
 import numpy as np
 import pytest
 
@@ -138,6 +139,62 @@ def test_the_first_advice_of_a_refused_push_works(name, monkeypatch):
     for variable in ("x", "step"):
         scene.__dict__.pop(variable, None)
     tn.waitall()
+
+
+def typed(dtype, order="C"):
+    return np.array([[1, 2], [3, 4]], dtype, order=order)
+
+
+# What a native function refuses: the argument, whether it is written, and the advice.
+ARGUMENTS = {
+    "an NDArray of another dtype": (lambda: tn.array(typed("f8")), "r", "a.astype('float32')"),
+    "a NumPy array of another dtype": (lambda: typed("i8"), "r", "a.astype('float32')"),
+    "a buffer of another dtype": (lambda: memoryview(typed("f8")), "r", "np.asarray(a).astype('float32')"),
+    "an NDArray in another order": (lambda: tn.array(typed("f4")).T, "r", "a.copy()"),
+    "a NumPy array in another order": (lambda: typed("f4", "F"), "r", "a.copy()"),
+    "a buffer with gaps": (lambda: memoryview(np.ones(8, "f4"))[::2], "r", "np.asarray(a).copy()"),
+    "an output of another dtype": (lambda: np.zeros((2, 2), "f8"), "w", "dtype='float32'"),
+    "an output in another order": (lambda: np.zeros((2, 2), "f4", order="F"), "w", "order='C'"),
+}
+if HAS_TORCH:
+    import torch
+
+    ARGUMENTS["a tensor of another dtype"] = (
+        lambda: torch.ones((2, 2), dtype=torch.float64),
+        "r",
+        "tn.from_dlpack(a).astype('float32')",
+    )
+
+
+@pytest.mark.parametrize("is_pushed", [False, True])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_advice_for_an_argument_of_a_native_function_works(name, is_pushed):
+    make, mode, expected = ARGUMENTS[name]
+    scale = tn.c_function(
+        native_library.generators(),
+        "int scale(const float *source, float *destination, size_t n, float factor)",
+    )
+    good = tn.ones(4)
+
+    def call(a):
+        arguments = (a, good, 4, 2.0) if mode == "r" else (good, a, 4, 2.0)
+        tn.push(scale, *arguments, on_conflict="ignore").wait() if is_pushed else scale(*arguments)
+
+    a = make()
+    with pytest.raises((TypeError, BufferError)) as caught:
+        call(a)
+    message = str(caught.value)
+    [code] = re.findall(r"`([^`]*(?:astype|copy|dtype|order)[^`]*)`", message)
+    assert code == expected, message
+    if mode == "r":
+        call(eval(code))
+        assert good.tolist() == (2 * np.asarray(eval(code)).ravel()[:4]).tolist()
+    else:
+        assert "astype" not in message
+        assert "copy()" not in message
+        fresh = eval(f"np.zeros((2, 2), **dict(dict(dtype='f4'), {code}))")
+        call(fresh)
+        assert fresh.tolist() == [[2, 2], [2, 2]]
 
 
 def test_a_view_whose_place_is_not_found_leaves_all_ways_open(monkeypatch):

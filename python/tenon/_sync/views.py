@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from .._core import NDArray
 from .._errors import LeaseConflict
 from .endings import no_other_search, settle
@@ -117,7 +119,9 @@ def _ways_out(
 ) -> list[str]:
     """What a caller can do whose op conflicts with views at these places. Each way is one by itself."""
     ways = []
-    is_read_only = not any(is_write for _, is_write, _ in in_way)
+    # A native function may get the NumPy array itself, of which no search tells.
+    is_given = is_original and not places and any(is_a(given, np.ndarray) for given in arguments)
+    is_read_only = not any(is_write for _, is_write, _ in in_way) and not is_given
     is_leftover = any(place.is_leftover for place in places)
     drop = _drop_text(places)
     if drop and is_leftover and _shell() is not None:
@@ -126,6 +130,8 @@ def _ways_out(
         ways.append("push a copy (`push(f, a.copy())`), for the op only reads")
     if drop not in ("", *ways):
         ways.append(drop)
+    if is_given:
+        ways.append("pass an NDArray that has the memory (`a = tn.from_numpy(x, mode='move')`)")
     if is_original:
         ways.append("import a copy (`a = tn.from_numpy(x.copy())`)")
         if len(places) == 1 and places[0].change.startswith("`del "):
