@@ -127,6 +127,12 @@ nb::tuple parameters_of(const Function& function) {
   return nb::tuple(list);
 }
 
+// An expression for an argument `a` that has methods of arrays.
+std::string readable_name(nb::handle value) {
+  if (nb::hasattr(value, "astype")) return "a";
+  return PyObject_CheckBuffer(value.ptr()) != 0 ? "np.asarray(a)" : "tn.from_dlpack(a)";
+}
+
 }  // namespace
 
 std::string parameter_text(const Function& function, int32_t i) {
@@ -156,15 +162,26 @@ nb::object result_object(const tenon_parameter& result, const tenon_value& value
 Array pointer_array(const Function& function, int32_t i, nb::handle value, LendMode mode) {
   Array array = array_for(function, i, value, mode);
   const tenon_parameter parameter = function.parameter(i);
+  const bool is_output = parameter.is_const == 0;
   if (!is_compatible(parameter, array.dtype())) {
-    raise(PyExc_TypeError, "%s cannot take an array of %s: pass .astype(...) of it",
-          parameter_text(function, i).c_str(), dtype_name(array.dtype()).c_str());
+    const std::string wanted = dtype_name(parameter.dtype);
+    const std::string way = is_output
+                                ? "the function would write to a copy: make the array with `dtype='" +
+                                      wanted + "'`, or declare the parameter const if the function only reads"
+                                : "pass `" + readable_name(value) + ".astype('" + wanted + "')`";
+    raise(PyExc_TypeError, "%s cannot take an array of %s: %s", parameter_text(function, i).c_str(),
+          dtype_name(array.dtype()).c_str(), way.c_str());
   }
   if (!array.is_contiguous()) {
-    raise(PyExc_BufferError, "%s takes arrays in C order without gaps: pass .copy()",
-          parameter_text(function, i).c_str());
+    const std::string way = is_output
+                                ? "the function would write to a copy: pass an array that was made in C "
+                                  "order (`order='C'`) and is whole, or declare the parameter const if "
+                                  "the function only reads"
+                                : "pass `" + readable_name(value) + ".copy()`";
+    raise(PyExc_BufferError, "%s takes arrays in C order without gaps: %s",
+          parameter_text(function, i).c_str(), way.c_str());
   }
-  if (parameter.is_const == 0 && array.is_readonly()) {
+  if (is_output && array.is_readonly()) {
     raise(PyExc_BufferError,
           "%s is written to, but the array is read-only: pass a writable one, or declare it const",
           parameter_text(function, i).c_str());

@@ -111,8 +111,7 @@ void check_original(const tenon_use& use, const char* name) {
       TENON_ERR_LEASE_CONFLICT,
       std::string("op '") + name + "' " + (writes ? "writes" : "reads") +
           " memory of a NumPy array x that was given to from_numpy() and is still referred to, or a base of "
-          "it: `del x` first, give it away with mode='move', or promise with on_conflict='ignore' that no "
-          "code uses it before the op is done");
+          "it");
 }
 
 // A failure that nobody has seen, until it is reported under the GIL. Made by any thread.

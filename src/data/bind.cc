@@ -161,11 +161,13 @@ class Binder {
     check_pointee(parameter, array->dtype(), "constant");
     if (!array->is_contiguous()) {
       throw_error(Code::kBuffer, "constant '", parameter.name, "' of shape ", shape_text(array->shape()),
-                  " and strides ", shape_text(array->strides()), " is not C-contiguous: pass a copy");
+                  " and strides ", shape_text(array->strides()), " is not C-contiguous: ",
+                  parameter.is_const ? "pass a copy" : "pass an array that was made in C order");
     }
     if (array->is_readonly() && !parameter.is_const) {
       throw_error(Code::kBuffer, "constant '", parameter.name, "' is read-only, but '", function_name(),
-                  "' takes it as ", parameter.type_text(), ": declare the parameter const or pass a copy");
+                  "' takes it as ", parameter.type_text(),
+                  ": declare the parameter const or pass a writable array");
     }
     void* const data = array->data();
     held_.emplace_back(std::move(array), parameter.is_const ? Access::kRead : Access::kWrite);

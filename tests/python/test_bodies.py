@@ -370,3 +370,61 @@ def test_an_engine_for_a_block_gives_the_number_of_workers_back():
         with tn.set_engine("pool", workers=4):
             pass
         assert most_at_once() == 1
+
+
+def negate(source, *, out):
+    return np.negative(source, out=out)
+
+
+OUTPUTS = {
+    "by place": lambda a, b: tn.push(np.negative, a, tn.out(b)),
+    "by name": lambda a, b: tn.push(np.negative, a, out=tn.out(b)),
+    "by name only": lambda a, b: tn.push(negate, a, out=tn.out(b)),
+    "in new memory": lambda a, b: tn.push(np.negative, a, out=tn.out(b), on_conflict="copy"),
+    "in the debug mode": lambda a, b: tn.push(np.negative, a, out=tn.out(b), on_conflict="ignore"),
+}
+
+
+@pytest.mark.parametrize("push", OUTPUTS)
+def test_a_body_may_return_one_of_its_outputs(push, monkeypatch):
+    monkeypatch.setenv("TENON_DEBUG", "1" if push == "in the debug mode" else "0")
+    a, b = tn.ones(3), tn.zeros(3)
+    view = np.asarray(b.readonly()) if push == "in new memory" else None
+    op = OUTPUTS[push](a, b)
+    assert op.result() is b
+    assert b.tolist() == [-1, -1, -1]
+    if view is not None:
+        assert view.tolist() == [0, 0, 0]
+    del view
+    tn.push(tn.fill, tn.out(b), 2).wait()  # no view has stayed
+
+
+def test_a_body_may_return_several_outputs():
+    a, whole, part = tn.full(2, 1.5), tn.zeros(2), tn.zeros(2)
+    result = tn.push(np.modf, a, tn.out(part), tn.out(whole)).result()
+    assert result[0] is part
+    assert result[1] is whole
+    assert (part.tolist(), whole.tolist()) == ([0.5, 0.5], [1, 1])
+
+
+def test_a_body_may_not_return_what_it_reads_or_a_part_of_an_output():
+    a, b = tn.ones(3), tn.zeros(3)
+    for function in (lambda x, y: x, lambda x, y: y[1:]):
+        assert isinstance(tn.push(function, a, tn.out(b)).exception().__cause__, tn.LeaseEscaped)
+    b[...] = 0
+
+
+def test_keywords_of_a_push_are_the_function_s():
+    a = tn.ones(3)
+    assert tn.push(lambda x, scale=1: float(x.sum()) * scale, a, scale=2).result() == 6
+    assert tn.push(lambda *, x: x.flags.writeable, x=a).result() is False
+    other = tn.zeros(3)
+    error = tn.push(lambda x, y=None: None, a, z=other).exception()
+    assert isinstance(error.__cause__, TypeError)
+
+
+def test_keywords_of_a_native_function_are_its_parameters():
+    absolute = tn.c_function(None, "int32_t abs(int i)")
+    assert tn.push(absolute, i=-3).result() == 3
+    with pytest.raises(ValueError, match="no parameter"):
+        tn.push(absolute, j=-3)

@@ -158,6 +158,7 @@ def push(
     name: str | None = None,
     on_conflict: Literal["raise", "wait", "copy", "ignore"] = "raise",
     host: Literal["idle"] | None = None,
+    **keywords: Any,
 ) -> Op:
     """Queues a function; a thread of the engine runs it when all of its arrays are available.
 
@@ -174,6 +175,9 @@ def push(
         An NDArray is read, or written if it is wrapped in `write` or `overwrite`. Other objects are passed
         unchanged. An array that is passed unwrapped counts as read, also if it is named elsewhere. For a
         `CFunction`, pointers accept the same objects as in a direct call, and numbers are read now.
+    **keywords
+        Arguments that the function takes by name, as ``push(np.add, a, b, out=out(c))``. For a parameter
+        whose name `push` uses itself, push ``lambda x: fn(x, name=...)``.
     reads, writes, overwrites : iterables of NDArray
         Arrays that the function uses in addition to its arguments, or arguments that it writes.
     name : str, optional
@@ -187,6 +191,12 @@ def push(
         the memory was written between its push and its start.
     host : {'idle'}, optional
         Deprecated: the former name of ``on_conflict="ignore"``.
+
+    Returns
+    -------
+    Op
+        Its result is what the function returned. If that is an array that the function got to write, alone or
+        in a tuple, the result has the NDArray of the caller: ``push(np.negative, a, out(b)).result() is b``.
 
     Raises
     ------
@@ -215,7 +225,7 @@ def push(
     uses = _Uses(reads, writes, overwrites)
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     policy = _IGNORE if on_conflict == "ignore" else _WAIT if on_conflict == "wait" else _RAISE
-    work = _Work(fn, list(args), uses, name, policy)
+    work = _Work(fn, list(args), keywords, uses, name, policy)
     submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
     # A full collection can take a second: it is the last thing before the error.
     try:
@@ -264,15 +274,24 @@ class _Work:
     """What is to be pushed."""
 
     def __init__(
-        self, fn: Callable[..., Any], arguments: list[Any], uses: _Uses, name: str, policy: int
+        self,
+        fn: Callable[..., Any],
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        uses: _Uses,
+        name: str,
+        policy: int,
     ) -> None:
         self.uses = uses
         self._fn = fn
         self._name = name
         self._policy = policy
         self._native = fn if isinstance(fn, CFunction) else None
+        self._keywords = tuple(keywords)  # of the last arguments
         if self._native is not None:
-            arguments = self._native._all_arguments(arguments)
+            arguments = self._native._all_arguments(arguments, keywords)
+        elif keywords:
+            arguments += keywords.values()
         named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
         for argument in arguments:
             if isinstance(argument, _Use):
@@ -327,12 +346,15 @@ class _Work:
             )
         else:
             arguments = []
+            outputs: list[NDArray | None] = []
             for argument, is_written in zip(self._arguments, self._written):
-                if isinstance(argument, NDArray):
+                is_array = isinstance(argument, NDArray)
+                outputs.append(argument if is_array and is_written else None)
+                if is_array:
                     handle = handles[id(argument)]
                     argument = handle.readonly() if not is_written and handle.writable else handle
                 arguments.append(argument)
-            body = Body(self._fn, arguments)
+            body = Body(self._fn, arguments, self._keywords, outputs)
         if promise is None:
             return body
 
@@ -357,7 +379,7 @@ class _Work:
         """With where the views hang, if that is found."""
         from .views import explain
 
-        return explain(conflict, self._all_uses())
+        return explain(conflict, self._all_uses(), self._arguments)
 
 
 def _submit_or_copy(work: _Work) -> Op:
@@ -412,17 +434,33 @@ class Body:
     """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
     until the function has ended, and have no elements from then on."""
 
-    __slots__ = ("_fn", "_given", "_handles", "escapes")
+    __slots__ = ("_fn", "_given", "_handles", "_keywords", "_outputs", "escapes")
 
-    def __init__(self, fn: Callable[..., Any], handles: list[Any]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        handles: list[Any],
+        keywords: tuple[str, ...],
+        outputs: list[NDArray | None],
+    ) -> None:
+        """``keywords``: the names of the last arguments. ``outputs``: for each argument the array of the
+        caller if the function writes to it, else None."""
         self._fn = fn
         self._handles = handles
+        self._keywords = keywords
+        self._outputs = outputs
         self._given: list[Any] = []
         self.escapes = ""  # where an array hangs that somebody has kept
 
     def __call__(self) -> Any:
         self._given = _core.body_arguments(self._handles, self._fn)
-        result = self._fn(*self._given)
+        if self._keywords:
+            n = len(self._given) - len(self._keywords)
+            result = self._fn(*self._given[:n], **dict(zip(self._keywords, self._given[n:])))
+        else:
+            result = self._fn(*self._given)
+        if result is not None:
+            result = tuple(map(self._own, result)) if type(result) is tuple else self._own(result)
         views = self.take_views()
         while views:
             view = views.pop()
@@ -431,6 +469,13 @@ class Body:
                 _core.empty_view(view, False, self._fn)
             del view
         return result
+
+    def _own(self, value: Any) -> Any:
+        """The array of the caller in the place of one that the function got to write."""
+        for given, output in zip(self._given, self._outputs):
+            if value is given and output is not None:
+                return output
+        return value
 
     @property
     def function(self) -> Callable[..., Any]:

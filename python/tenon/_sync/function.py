@@ -67,8 +67,8 @@ class CFunction:
             error.op = self.name
             raise
 
-    def _all_arguments(self, arguments: list[Any]) -> list[Any]:
-        return list(self._filled(tuple(arguments), {})) if self.constants else arguments
+    def _all_arguments(self, arguments: list[Any], named: dict[str, Any]) -> list[Any]:
+        return list(self._filled(tuple(arguments), named)) if self.constants or named else arguments
 
     def _filled(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in order: those by place take the parameters that are left."""

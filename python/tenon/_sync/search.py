@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import dataclasses
 import gc
+import inspect
 import itertools
 import re
 import sys
@@ -77,7 +78,8 @@ class Place:
 
     text: str  # as 'variable `x` of main (train.py:12)'
     is_writable: bool  # the view holds the memory for writing, as far as can be seen
-    name: str  # of the variable, where it is one that can be deleted, else empty
+    change: str  # the statement after which the view is not there any more, as '`del x`'; else empty
+    cell: str  # the name of a variable of a closure, which the function around it may delete; else empty
     is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` lets go of it
     is_original: bool  # the array that was given to `from_numpy`, or a view of that
 
@@ -318,20 +320,28 @@ class Search:
         if len(chain) > _MAX_HOPS:
             chain[_MAX_HOPS:], template = [], ""
         chain.reverse()
-        is_variable = len(chain) == 2 and (type(chain[0]) is FrameType or template.startswith("variable"))
+        is_variable = type(chain[0]) is FrameType or template.startswith("variable")
         is_leftover = template.startswith(("sys.", "`", "Out["))
-        texts, names = [""], [""]
+        texts, paths, cell = [""], [""], ""
         for whole, part in itertools.pairwise(chain):
             names = _names(whole, part) or ["?"]
             if template:
                 texts, template = [template.replace("{}", str(name)) for name in names], ""
             else:
                 texts = [self._place(whole, part, name, texts[0]) for name in names]
+            if whole is not chain[0]:
+                paths = [_path(paths[0], whole, name) for name in names]
+            elif is_variable:
+                paths = list(names)
             is_leftover |= is_a(whole, AttributeError)
             is_leftover |= type(part) is FrameType and is_a(whole, (BaseException, TracebackType))
+            if type(whole) is FunctionType or (type(whole) is FrameType and names[0] in _free_names(whole)):
+                cell = names[0]
+        root = next(iter(_names(chain[0], chain[1])), "") if is_variable and len(chain) > 2 else ""
         is_writable, is_original = _is_writable(view), _is_original(view)
-        for text, name in zip(texts, names):
-            yield Place(text, is_writable, name if is_variable else "", is_leftover, is_original)
+        for text, path in zip(texts, paths):
+            change = "" if is_leftover or not is_variable else _change(chain, path, root)
+            yield Place(text, is_writable, change, cell, is_leftover, is_original)
 
     def _place(self, whole: Any, part: Any, name: Any, where: str) -> str:
         """Where a part of an object is. where: the object's own place."""
@@ -387,6 +397,50 @@ def _owner(value: Any, where: str) -> str:
     if where.startswith("variable `"):
         return noun + where.removeprefix("variable")
     return f"the {noun} {'' if where.startswith('that is') else 'in '}{where}" if where else f"a {noun}"
+
+
+def _free_names(frame: FrameType) -> tuple[str, ...]:
+    return frame.f_code.co_freevars
+
+
+def _path(path: str, whole: Any, name: Any) -> str:
+    """The expression for a part of an object that an expression leads to; empty if none is known."""
+    if not path or name == "?":
+        return ""
+    if _is_plain(whole):
+        return f"{path}[{name!r}]" if type(name) in (int, str) and len(str(name)) <= 40 else ""
+    is_attribute = type(name) is str and name.isidentifier() and not is_a(whole, (*CONTAINERS, *GENERATORS))
+    return (
+        f"{path}.{name}"
+        if is_attribute and not (type(whole) is FrameType or type(whole) is FunctionType)
+        else ""
+    )
+
+
+def _is_plain(whole: Any) -> bool:
+    return type(whole) is list or type(whole) is dict  # comparing types may run code of theirs
+
+
+def _change(chain: list[Any], path: str, root: str) -> str:
+    """The statement that takes a view, the last of a chain, from where it hangs. What a caller has passed to
+    a function stays the caller's, so no argument is deleted."""
+    holder, view = chain[-2:]
+    if len(chain) > 2:
+        if path and _is_plain(holder) and is_a(view, np.ndarray):
+            return f"`{path} = {path}.copy()`"
+        if path and (type(holder) is dict or (dict_of(holder) and not is_a(holder, type))):
+            return f"`del {path}`"
+        path = root
+    if not path or (type(chain[0]) is FrameType and path in (*_arguments(chain[0]), *_free_names(chain[0]))):
+        return ""
+    return f"`del {path}`"
+
+
+def _arguments(frame: FrameType) -> tuple[str, ...]:
+    code = frame.f_code
+    n = code.co_argcount + code.co_kwonlyargcount
+    n += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[:n]
 
 
 def _is_writable(value: Any) -> bool:

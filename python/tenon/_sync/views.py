@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from .._core import NDArray
 from .._errors import LeaseConflict
 from .endings import no_other_search, settle
@@ -72,35 +74,119 @@ def drop_views(array: NDArray) -> list[Holder]:
     ]
 
 
-def explain(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) -> LeaseConflict:
-    """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do.
-    ``uses``: (array, is write, is overwrite) of all that the op uses."""
+def explain(
+    error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]], arguments: Sequence[Any]
+) -> LeaseConflict:
+    """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do,
+    the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses."""
     text = str(error)
     is_original = "from_numpy()" in text
     if not is_original and "ordinary code holds" not in text:
         return error
-    arrays, writes, _ = zip(*uses)
+    rows = list(uses)
+    found: list[tuple[NDArray, bool, Place]] = []
     try:
-        found = [(writes[i], place) for i, place in _search(arrays, False) if writes[i] or place.is_writable]
+        found = [(*rows[i][:2], place) for i, place in _search([row[0] for row in rows], False)]
+        found = [row for row in found if row[1] or row[2].is_writable]
     except Exception:  # whatever it is, the conflict is what the caller has to hear of
-        return error
-    if not found:
-        return error
-    text += f". It hangs on: {_some([place.text for _, place in found])}."
-    ways = []
-    if not is_original:
-        names = sorted({place.name for _, place in found if place.name})
-        ways.append(f"drop it (`del {', '.join(names)}`)" if names else "drop it")
-        if not any(is_write for is_write, _ in found):
-            ways.append("take it from `a.readonly()`, for the op only reads")
-        ways.append("take it in a block (`with a.write() as v:`), behind which ops queue")
-        ways.append("promise with on_conflict='ignore' that no code uses it before the op is done")
-    if any(place.is_leftover for _, place in found):
-        ways.append("call `a.drop_views()`, which clears what notebooks and tracebacks keep")
-    if ways:
-        text += f" To go on: {'; or '.join(ways)}."
+        pass
+    places = [place for *_, place in found]
+    in_way = _in_way(rows, [array for array, *_ in found], is_original)
+    if places:
+        text += f". It hangs on: {_some([place.text for place in places])}"
+    text += f". To go on: {'; or '.join(_ways_out(in_way, places, is_original, arguments))}."
     error.args = (text, *error.args[1:])
     return error
+
+
+def _in_way(
+    rows: list[tuple[NDArray, bool, bool]], found: list[NDArray], is_original: bool
+) -> list[tuple[NDArray, bool, bool]]:
+    """The uses that a view is in the way of."""
+
+    def is_viewed(array: NDArray, is_write: bool) -> bool:
+        held = any(h.kind == "view" and (is_write or h.mode == "w") for h in leases(array))
+        return held or (is_original and any(array is other for other in found))
+
+    return [row for row in rows if is_viewed(*row[:2])] or rows
+
+
+def _ways_out(
+    in_way: list[tuple[NDArray, bool, bool]],
+    places: list[Place],
+    is_original: bool,
+    arguments: Sequence[Any],
+) -> list[str]:
+    """What a caller can do whose op conflicts with views at these places. Each way is one by itself."""
+    ways = []
+    # A native function may get the NumPy array itself, of which no search tells.
+    is_given = is_original and not places and any(is_a(given, np.ndarray) for given in arguments)
+    is_read_only = not any(is_write for _, is_write, _ in in_way) and not is_given
+    is_leftover = any(place.is_leftover for place in places)
+    drop = _drop_text(places)
+    if drop and is_leftover and _shell() is not None:
+        ways.append(drop)
+    if is_read_only and all(any(array is given for given in arguments) for array, *_ in in_way):
+        ways.append("push a copy (`push(f, a.copy())`), for the op only reads")
+    if drop not in ("", *ways):
+        ways.append(drop)
+    if is_given:
+        ways.append("pass an NDArray that has the memory (`a = tn.from_numpy(x, mode='move')`)")
+    if is_original:
+        ways.append("import a copy (`a = tn.from_numpy(x.copy())`)")
+        if len(places) == 1 and places[0].change.startswith("`del "):
+            ways.append("give the memory away at the import (`a = tn.from_numpy(x, mode='move')`)")
+    else:
+        if not places:
+            ways.append(
+                "call `a.drop_views()`: it drops what notebooks and tracebacks keep, and returns the other "
+                "views with what refers to them, for you to drop"
+            )
+        if is_read_only:
+            ways.append("take it from `a.readonly()`, for the op only reads")
+        holders = [holder for array, *_ in in_way for holder in leases(array)]
+        has_writer = any(holder.kind == "view" and holder.mode == "w" for holder in holders)
+        if not has_writer and all(is_overwrite for *_, is_overwrite in in_way):
+            ways.append("give `a` new memory (`on_conflict='copy'`), and the views keep the old values")
+        block = "a.read()" if is_read_only else "a.write()"
+        later = [
+            f"take it in a block (`with {block} as v:`), behind which ops queue",
+            "let the op wait until it is dropped (`on_conflict='wait'`)",
+        ]
+        ways += later if drop else later[::-1]  # what a caller has passed on is the caller's to change
+    ways.append("promise with `on_conflict='ignore'` that no code uses it before the op is done")
+    return ways
+
+
+def _drop_text(places: list[Place]) -> str:
+    """How all of the views are dropped; empty if that is not known of one of them."""
+    changes = [place.change for place in places if place.change]
+    deleted = {change for change in changes if change.startswith("`del ")}
+    rest = [
+        place
+        for place in places
+        if not place.change and not place.is_leftover and f"`del {place.cell}`" not in deleted
+    ]
+    if rest or not places:
+        return ""
+    ways = []
+    if any(place.is_leftover for place in places):
+        ways.append("call `a.drop_views()`, which clears what notebooks and tracebacks keep")
+    if deleted:
+        names = sorted(change.removeprefix("`del ").removesuffix("`") for change in deleted)
+        ways.append(f"drop it (`del {', '.join(names)}`)")
+    copies = list(dict.fromkeys(change for change in changes if change not in deleted))
+    if copies:
+        ways.append(f"keep a copy instead ({', '.join(copies)})")
+    return " and ".join(ways)
+
+
+def _shell() -> Any:
+    """The shell of IPython that runs; None if there is none."""
+    try:
+        return sys.modules["IPython"].get_ipython()
+    except Exception:  # not there, or not that far
+        return None
 
 
 def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
@@ -143,11 +229,7 @@ def _forget_results(search: Search) -> None:
     """The results that the prompt of Python and IPython keep by themselves."""
     if search.leads_to_view(builtins.__dict__.get("_")):
         del builtins._  # type: ignore[attr-defined]
-    shell = None
-    try:
-        shell = sys.modules["IPython"].get_ipython()
-    except Exception:  # not there, or not that far
-        pass
+    shell = _shell()
     if shell is None:
         return
     for space in (shell.user_ns, shell.user_ns_hidden, shell.user_ns.get("_oh", {}), vars(shell.displayhook)):
