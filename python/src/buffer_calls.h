@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that use a buffer of an array (PEP 3118) while they run: np.array(a), bytearray(a), f.readinto(a). The
-// buffer's view is in no lease's way (docs/contract.md), but what such a call copies must be whole: a lease
+// Calls that use a buffer of an array (PEP 3118) while they run: np.array(a), bytearray(a), f.readinto(a).
+// The buffer's view is in no lease's way (docs/contract.md), but what such a call copies must be whole: a lease
 // or call that has just been granted waits here until the calls of other threads that use a buffer in its way
 // have returned. docs/dev/turns.md has the reasons.
 //
