@@ -4,6 +4,7 @@
 // so that the array's user cannot write behind the borrower's back; with the last such lend it is set again.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "owners.h"
@@ -20,7 +21,7 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 bool is_lent(PyObject* x) noexcept;
 
 // Whether the user has lent x, and may end that by `with`.
-enum class LentBy { kFromNumpy, kTenon };
+enum class LentBy : uint8_t { kFromNumpy, kTenon };
 
 // Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
 // that is writable, or is_lent(x).
