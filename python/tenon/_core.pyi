@@ -398,9 +398,6 @@ class NDArray:
         """
 
     @property
-    def __array_interface__(self) -> dict[str, Any]: ...
-
-    @property
     def writable(self) -> _bool:
         """Whether elements may be written through this array."""
 
