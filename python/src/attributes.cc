@@ -69,9 +69,6 @@ PyObject* get_version(PyObject* self, const tenon_array_desc&) {
   return PyLong_FromUnsignedLongLong(tenon_array_version(array_of(self)));
 }
 PyObject* get_transposed(PyObject* self, const tenon_array_desc&) { return wrap(share(self).transpose()); }
-PyObject* get_array_interface(PyObject* self, const tenon_array_desc&) {
-  return callback(Callback::kArrayInterface)(nb::handle(self)).release().ptr();
-}
 PyObject* get_ctypes(PyObject* self, const tenon_array_desc&) {
   return callback(Callback::kArrayCTypes)(nb::handle(self)).release().ptr();
 }
@@ -95,9 +92,6 @@ void add_attributes(Parts& parts) {
           attribute<get_data_ptr>("data_ptr", "The address of element 0, an int. It keeps nothing alive."),
           attribute<get_ctypes>(
               "ctypes", "The memory for ctypes: data, data_as(type), shape, strides; keeps it alive."),
-          attribute<get_array_interface>(
-              "__array_interface__",
-              "NumPy's description of the memory, whose data is a memoryview: it holds the view."),
           attribute<get_writable>("writable", "Whether elements may be written through this array."),
           attribute<get_shared>(
               "shared",

@@ -28,7 +28,6 @@ enum class Callback : size_t {
   kReduceArray,
   kArrayCTypes,
   kArrayFunction,
-  kArrayInterface,
   kToJax,
   kWriteField,
   // Leases, blocks and bodies.

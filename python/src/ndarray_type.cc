@@ -24,11 +24,11 @@ constexpr const char* kDocumentation =
     "A typed, strided window on memory that C libraries, NumPy, PyTorch and JAX share.\n\n"
     "Indexing with ints, slices, ``...`` and None, ``reshape``, ``transpose``, ``view`` and ``readonly`` "
     "give other\n"
-    "windows on the same memory; ``copy`` and ``astype`` give new memory. An index for every axis gives an "
-    "NDArray of\n"
-    "no axes, not a number: ``a[0, 0].item()`` is the number. Operators and ufuncs go through NumPy: in "
-    "place they\n"
-    "write to this memory, others return NumPy's results.\n\n"
+    "windows on the same memory; ``copy``, ``astype`` and indices that are lists or arrays give new memory. "
+    "An index for\n"
+    "every axis gives an NDArray of no axes, not a number: ``a[0, 0].item()`` is the number. Operators and "
+    "ufuncs go\n"
+    "through NumPy: in place they write to this memory, others return NumPy's results.\n\n"
     "Made by ``tenon.empty``, ``zeros``, ``from_numpy``, ``from_dlpack`` and their like.\n";
 
 constinit ObjectPool<sizeof(NDArray)> pool;

@@ -4,6 +4,7 @@
 // so that the array's user cannot write behind the borrower's back; with the last such lend it is set again.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 

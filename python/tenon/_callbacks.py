@@ -41,12 +41,6 @@ def _array_ctypes(array: _core.NDArray) -> ArrayCTypes:
     return ArrayCTypes(array)
 
 
-def _array_interface(array: _core.NDArray) -> dict[str, Any]:
-    from ._array.interface import array_interface
-
-    return array_interface(array)
-
-
 def _array_function(function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
     from ._array.functions import call
 
@@ -87,7 +81,6 @@ _core.set_callbacks(
         "reduce_array": _reduce_array,
         "array_ctypes": _array_ctypes,
         "array_function": _array_function,
-        "array_interface": _array_interface,
         "to_jax": _to_jax,
         "write_field": write_field,
         "lease": lease.Lease,

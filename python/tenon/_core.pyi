@@ -148,9 +148,9 @@ class NDArray:
     A typed, strided window on memory that C libraries, NumPy, PyTorch and JAX share.
 
     Indexing with ints, slices, ``...`` and None, ``reshape``, ``transpose``, ``view`` and ``readonly`` give other
-    windows on the same memory; ``copy`` and ``astype`` give new memory. An index for every axis gives an NDArray of
-    no axes, not a number: ``a[0, 0].item()`` is the number. Operators and ufuncs go through NumPy: in place they
-    write to this memory, others return NumPy's results.
+    windows on the same memory; ``copy``, ``astype`` and indices that are lists or arrays give new memory. An index for
+    every axis gives an NDArray of no axes, not a number: ``a[0, 0].item()`` is the number. Operators and ufuncs go
+    through NumPy: in place they write to this memory, others return NumPy's results.
 
     Made by ``tenon.empty``, ``zeros``, ``from_numpy``, ``from_dlpack`` and their like.
     """
@@ -400,9 +400,6 @@ class NDArray:
         """
         The memory for ctypes: data, data_as(type), shape, strides; keeps it alive.
         """
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]: ...
 
     @property
     def writable(self) -> _bool:
