@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Calls that use a buffer of an array (PEP 3118) while they run: np.array(a), bytearray(a), f.readinto(a).
-// The buffer's view is in no lease's way (docs/contract.md), but what such a call copies must be whole: a lease
-// or call that has just been granted waits here until the calls of other threads that use a buffer in its way
-// have returned. docs/dev/turns.md has the reasons.
+// The buffer's view is in no lease's way (docs/contract.md), but what such a call copies must be whole: a
+// lease or call that has just been granted waits here until the calls of other threads that use a buffer in
+// its way have returned. docs/dev/turns.md has the reasons.
 //
 // A call runs as long as its buffer is not released and the frame that made it is at the same instruction.
 // After that the buffer is a lasting view. Everything here is under the GIL.

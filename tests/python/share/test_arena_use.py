@@ -47,7 +47,7 @@ def test_the_arrays_of_a_block_are_its_own(make_arena):
     with arena.use("features") as f:
         assert places(arena._data, thorough=True) == []
         held = f[next(iter(f))]
-        assert [place.name for place in places(arena._data, thorough=True)] == ["held"]
+        assert [place.change for place in places(arena._data, thorough=True)] == ["`del held`"]
         del held
 
 
