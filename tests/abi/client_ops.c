@@ -123,6 +123,13 @@ static void double_it(void* context, tenon_op* op) {
   }
 }
 
+static int32_t unseen;
+
+static void note_unseen(tenon_failure* failure) {
+  unseen += tenon_failure_code(failure);
+  tenon_failure_release(failure);
+}
+
 static void count_drop(void* context) { ((doubling*)context)->drops++; }
 
 static void count_call(void* context) { ++*(int*)context; }
@@ -363,7 +370,20 @@ static void ops(const char* engine) {
   tenon_failure_release(tenon_failure_last());
   OK(tenon_engine_set("inline", 0, &error));
   CHECK(context.failures == 1);
+
+  /* A failure that no code has seen is reported once, when the memory without a value is gone. */
+  unseen = 0;
+  tenon_set_failure_hook(note_unseen);
+  context.code = 8;
+  OK(tenon_push(&work, 2, uses, NULL, &error));
+  CHECK(unseen == 0);
   tenon_array_release(to);
+  CHECK(unseen == 8);
+  tenon_set_failure_hook(NULL);
+  failure = tenon_failures_take();
+  CHECK(failure != NULL && tenon_failure_code(failure) == 8);
+  tenon_failure_release(failure);
+  CHECK(context.failures == 2);
   tenon_array_release(from);
 }
 
