@@ -248,6 +248,7 @@ bool end_views(WithBlock& block, nb::handle error) {
 void fail(WithBlock& block, nb::handle error) {
   std::string message = "the block that wrote it ended with ";
   message += is_python_ending() ? "Python" : text_of(nb::object(callback(Callback::kTextOf)(error)));
+  message += "; write all of it (`a[...] = x`), or keep what it holds (`a.clear_error()`)";
   const owners::Collector collector;
   tenon_lease_fail(block.lease, message.c_str());
 }

@@ -459,3 +459,16 @@ def test_a_c_library_writes_in_a_block_while_another_thread_pushes_ops():
     thread.join()
     tn.waitall()
     assert torn == []
+
+
+def test_the_error_after_a_failed_block_says_what_helps():
+    a = tn.zeros(3)
+    with pytest.raises(KeyError), a.write() as v:
+        v[0] = 1
+        raise KeyError("x")
+    with pytest.raises(tn.OpError, match=r"no value \(in a lease taken at \S*test_leases.py:\d+\): ") as told:
+        a.tolist()
+    assert "ended with KeyError: 'x'; write all of it (`a[...] = x`)" in str(told.value)
+    assert "(`a.clear_error()`)" in str(told.value)
+    a.clear_error()
+    assert a.tolist() == [1, 0, 0]
