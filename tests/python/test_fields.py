@@ -343,3 +343,11 @@ def test_a_field_with_the_name_of_a_method_is_an_item():
             item["send"], item["_views"] = 1, 2
         got = channel.recv()
         assert (numbers(got["send"]), numbers(got["_views"])) == ([1, 1], [2, 2])
+
+
+def test_a_function_that_works_in_place_is_not_assigned():
+    """NumPy would write NaN for None."""
+    with tn.Channel(FIELDS) as channel:
+        item = channel.loan()
+        with pytest.raises(TypeError, match="field 'x' cannot be None, the result of a function"):
+            item.x = np.copyto(np.asarray(item.x), 1.0)

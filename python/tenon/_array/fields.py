@@ -50,6 +50,11 @@ def write_field(name: str, array: Any, value: Any) -> None:
     copied."""
     if value is array:
         return
+    if value is None:  # which NumPy would convert to NaN
+        raise TypeError(
+            f"field {name!r} cannot be None, the result of a function that works in place: call the function "
+            "without an assignment"
+        )
     try:
         array[...] = value
     except Exception as error:
@@ -85,23 +90,23 @@ class Fields:
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             try:
-                return self._array(name)
+                return type(self)._array(self, name)
             except KeyError:
                 pass
-        raise AttributeError(self._missing(name))
+        raise AttributeError(type(self)._missing(self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = self._is_own(name)
+        is_own = type(self)._is_own(self, name)
         if name in self._names:
             if is_own:
                 raise AttributeError(f"{self._noun} has an attribute {name!r}: write the field as an item")
-            self._write(name, value, AttributeError)
+            type(self)._write(self, name, value, AttributeError)
         elif name.startswith("_") or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         elif is_own:
             raise AttributeError(f"{name!r} of {self._noun} cannot be set: its fields are {self._names}")
         else:
-            raise AttributeError(self._missing(name))
+            raise AttributeError(type(self)._missing(self, name))
 
     def __delattr__(self, name: str) -> None:
         if name in self._names or name in self.__dict__:
@@ -110,16 +115,16 @@ class Fields:
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return self._array(name)
+            return type(self)._array(self, name)
         except KeyError:
-            raise KeyError(self._missing(name)) from None
+            raise KeyError(type(self)._missing(self, name)) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._write(name, value, KeyError)
+        type(self)._write(self, name, value, KeyError)
 
     def _write(self, name: str, value: Any, error: type[Exception]) -> None:
         try:
-            array = self._array(name)
+            array = type(self)._array(self, name)
         except KeyError:
-            raise error(self._missing(name)) from None
+            raise error(type(self)._missing(self, name)) from None
         write_field(name, array, value)

@@ -269,7 +269,10 @@ class Use:
         is_free = self._views.end(frame, error)
         del frame
         if error is not None and self._is_write:
-            has_escaped = self._lease.fail(f"the block that wrote the arena ended with {text_of(error)}")
+            has_escaped = self._lease.fail(
+                f"the block that wrote the arena ended with {text_of(error)}; "
+                "use(layout, overwrite=True) writes all of it"
+            )
         else:
             has_escaped = self._lease.release()
         if error is None and (has_escaped or not is_free):
@@ -288,6 +291,11 @@ class ArenaFields(Fields):
     @property
     def _names(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(self.__dict__)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names:  # there is no place for other attributes
+            raise AttributeError(type(self)._missing(self, name))
+        super().__setattr__(name, value)
 
     def _is_own(self, name: str) -> bool:
         return hasattr(type(self), name)

@@ -132,20 +132,19 @@ class Views:
 
     def __init__(self) -> None:
         self.named: dict[str, Any] = {}
-        self._roots: list[Any] = []
+        self._pairs: list[tuple[Any, Any]] = []  # of a view and its root
 
     def add(self, name: str, array: _core.NDArray) -> None:
         root = array.numpy()
-        self.named[name] = root[...]
-        self._roots.append(root)
+        view = self.named[name] = root[...]
+        self._pairs.append((view, root))
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
         """As `end_views`, of all of them. They are taken out."""
-        views = list(self.named.values())
         self.named.clear()
         is_free = True
-        while views:
-            is_free &= end_views([views.pop(), self._roots.pop()], frame, error)
+        while self._pairs:
+            is_free &= end_views(list(self._pairs.pop()), frame, error)
         return is_free
 
 

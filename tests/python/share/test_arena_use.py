@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 
+import numpy as np
 import pytest
 from arena_cases import LAYOUTS, each_arena
 
@@ -494,3 +495,25 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_held(make_arena)
             pass
 
     asyncio.run(main())
+
+
+def test_a_block_has_no_room_for_other_attributes():
+    """They would count as views of the block, which are emptied at its end."""
+    arena = tn.Arena({"only": {"A": ("f4", (3,))}})
+    own = np.array([5], "u1")
+    with arena.use("only") as f:
+        with pytest.raises(AttributeError, match=r"no field '_own': its fields are \('A',\)"):
+            f._own = own
+        f.A = 2
+    assert own.tolist() == [5]
+    with arena.use("only", "r") as f:
+        assert f.A.tolist() == [2, 2, 2]
+
+
+def test_fields_may_have_the_names_of_helpers():
+    arena = tn.Arena({"only": {"_array": ("f4", (3,)), "_write": ("f4", (2,)), "_missing": ("f4", (1,))}})
+    with arena.use("only") as f:
+        f["_array"], f["_write"] = 1, 2
+        assert (f["_array"].tolist(), f["_write"].tolist()) == ([1, 1, 1], [2, 2])
+        with pytest.raises(KeyError, match="no field 'B'"):
+            f["B"]
