@@ -65,11 +65,16 @@ Ref<Failure> Failures::remove_first() noexcept {
 }
 
 Ref<Failure> Failures::take() noexcept {
-  const std::scoped_lock lock(lock_);
-  if (entries_.empty()) return {};
-  Ref<Failure> oldest = remove_first();
-  oldest->mark_seen();
-  return oldest;
+  while (true) {
+    Ref<Failure> oldest;  // released without the lock
+    {
+      const std::scoped_lock lock(lock_);
+      if (entries_.empty()) return {};
+      oldest = remove_first();
+    }
+    oldest->mark_seen();
+    if (!oldest->process_.is_child()) return oldest;  // else it is the parent's
+  }
 }
 
 void Failures::begin_wait() noexcept {

@@ -666,3 +666,8 @@ def test_arrays_that_are_saved_are_read_in_one_call():
     tries.clear()
     try_to_write()
     assert tries == ["written"] * 2
+
+
+def test_a_list_is_no_destination_of_cast():
+    with pytest.raises(TypeError, match=r"destination is list: cast\(\) writes to an array or a buffer"):
+        tn.cast(tn.array([1.0, 2.0]), [0, 0])

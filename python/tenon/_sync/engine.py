@@ -137,7 +137,10 @@ def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpErro
     """The exception that says why memory holds no value."""
     message, op, site, code, cause = failure
     where = f" (pushed at {site})" if site else ""
-    error = OpError(f"op {op!r} failed{where}: {message}", code)
+    text = f"op {op!r} failed{where}: {message}"
+    if op == "write()":  # a block or lease, whose user may not know of ops
+        text = f"the memory holds no value{where.replace('pushed', 'in a lease taken')}: {message}"
+    error = OpError(text, code)
     error.op, error.site = op, site or None
     error.__cause__ = cause
     return error
@@ -501,6 +504,30 @@ def describe_escape(body: Callable[..., Any]) -> str:
     return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
 
 
+_finishes_in_processes = False
+
+
+def _finish_in_processes() -> None:
+    """Processes of multiprocessing may end without atexit. They call finalizers of their own, and clear these
+    when they begin."""
+    global _finishes_in_processes
+    util = sys.modules.get("multiprocessing.util")
+    if util is None or _finishes_in_processes:
+        return
+    _finishes_in_processes = True
+
+    def finish(_: Any = None) -> None:
+        util.Finalize(None, _shut_down, exitpriority=0)
+
+    util.register_after_fork(_finish_in_processes, finish)
+    if sys.modules["multiprocessing.process"].parent_process() is not None:
+        finish()  # this one has begun
+
+
+os.register_at_fork(before=_finish_in_processes)
+_finish_in_processes()
+
+
 def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
     """What a failed body says. Neither it nor the error keeps memory of the arrays."""
     if not isinstance(body, Body):
@@ -520,6 +547,9 @@ def cast(source: Any, destination: Any) -> None:
     def array(data: Any) -> Any:  # one call of NumPy's is to have both of them
         return data if isinstance(data, NDArray) else np.asarray(data)
 
+    if isinstance(destination, list | tuple | int | float | complex):
+        kind = type(destination).__name__
+        raise TypeError(f"destination is {kind}: cast() writes to an array or a buffer")
     np.copyto(array(destination), array(source), casting="unsafe")
 
 
