@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in generators: values that nobody uses, functions whose body would not run, batches that were not
+"""Mistakes in generators: values that are not used, functions whose body would not run, batches that were not
 written. Schemas as dicts, and epochs in another order."""
 
 import functools
@@ -318,7 +318,7 @@ def test_a_shuffled_epoch_is_resumed():
         batches = iter(feed)
         assert [next(batches).index for _ in range(7)] == whole[1][:7]
         state = feed.state_dict()
-    assert state == {"epoch": 1, "next": 7}
+    assert state == {"epoch": 1, "next": 7, "shuffle": 5}
     with tn.Feed(numbered, FIELDS, batches=40, seed=5, shuffle=True, workers=2, processes=True) as feed:
         feed.load_state_dict(state)
         assert [batch.index for batch in feed] == whole[1][7:]
@@ -354,3 +354,38 @@ def test_an_epoch_without_an_end_cannot_be_shuffled():
         tn.Feed(numbered, FIELDS, shuffle=True)
     with pytest.raises(TypeError, match="shuffle is 1"):
         tn.Feed(numbered, FIELDS, batches=3, shuffle=1)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_loop_that_takes_all_batches_for_one_is_told(is_read):
+    @tn.worker(FIELDS)
+    def loop(batch):
+        if is_read:
+            batch.x[...] = 1
+        batch.x = 1
+
+    with (
+        tn.Feed(loop(), batches=5) as feed,
+        pytest.raises(tn.OpError, match="`for batch in batches:`") as told,
+    ):
+        list(feed)
+    assert "the iterable of all batches and has no field 'x'" in str(told.value)
+
+
+def test_a_state_of_another_order_is_refused():
+    def fill(batch):
+        batch.x, batch.y = batch.index, 0
+
+    with tn.Feed(fill, FIELDS, batches=7, shuffle=True, seed=1) as feed:
+        iterator = iter(feed)
+        seen = [next(iterator).index for _ in range(3)]
+        state = feed.state_dict()
+    for options in ({}, {"shuffle": True}):
+        with (
+            tn.Feed(fill, FIELDS, batches=7, seed=2, **options) as other,
+            pytest.raises(ValueError, match="this feed has another order"),
+        ):
+            other.load_state_dict(state)
+    with tn.Feed(fill, FIELDS, batches=7, shuffle=True, seed=1) as again:
+        again.load_state_dict(state)
+        assert sorted(seen + [batch.index for batch in again]) == list(range(7))

@@ -183,6 +183,7 @@ class Feed(Forms):
         self.generator = generator
         self.schema = schema
         self.batches = batches
+        self._shuffle_seed = seed % 2**64 if shuffle else None
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
         self.progress = progress
@@ -320,9 +321,12 @@ class Feed(Forms):
 
     def state_dict(self) -> dict[str, int]:
         """The position of the feed: ``epoch``, and ``next``, the number of batches before the next one. It is
-        the index of the next batch unless the feed is shuffled."""
+        the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed."""
         epoch, index = self._native.position()
-        return {"epoch": epoch, "next": index}
+        return {"epoch": epoch, "next": index} | self._order_state()
+
+    def _order_state(self) -> dict[str, int]:
+        return {"shuffle": self._shuffle_seed} if self._shuffle_seed is not None else {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
@@ -331,7 +335,16 @@ class Feed(Forms):
         ----------
         state : dict
             From `state_dict` of a feed with the same generator, schema, seed and shuffle.
+
+        Raises
+        ------
+        ValueError
+            The state is behind the last batch, or that of a feed in another order.
         """
+        if state.get("shuffle") != self._order_state().get("shuffle"):
+            raise ValueError(
+                f"state is {state}: this feed has another order, {self._order_state() or 'that of the index'}"
+            )
         epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
         if self.batches is not None and index > self.batches:
             raise ValueError(f"state is {state}: this feed has {self.batches} batches in an epoch")

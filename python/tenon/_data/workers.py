@@ -153,6 +153,21 @@ class _Batches:
         self._batch: WorkerBatch | None = None
         self._is_over = False
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._no_field(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(self._no_field(name))
+        super().__setattr__(name, value)
+
+    @staticmethod
+    def _no_field(name: str) -> str:
+        return (
+            f"this is the iterable of all batches and has no field {name!r}: write "
+            "`for batch in batches:` and use the fields of `batch`"
+        )
+
     def __iter__(self) -> _Batches:
         return self
 
@@ -497,4 +512,4 @@ def refuse_result(result: Any, name: str, hint: str) -> None:
         return
     if inspect.iscoroutine(result):
         result.close()  # which else warns that it was not awaited
-    raise TypeError(f"{name} returned {type(result).__name__}, which nobody uses. Return None; {hint}")
+    raise TypeError(f"{name} returned {type(result).__name__}, which is not used. Return None; {hint}")
