@@ -350,6 +350,14 @@ def test_a_batch_for_which_there_is_no_memory_is_a_memory_error_at_its_place(mon
     assert list(batches) == [[2], [3]]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_of_a_shared_array_are_samples(workers):
+    shared = tn.empty((4, 3), shared=True)
+    shared[...] = np.arange(12).reshape(4, 3)
+    loader = tn.DataLoader(Samples(lambda i: shared[i], 4), batch_size=2, num_workers=workers)
+    assert torch.cat(list(loader)).tolist() == np.arange(12).reshape(4, 3).tolist()
+
+
 class Lines(data.IterableDataset):
     """The lines of a file that is open before there are workers, which share its position."""
 

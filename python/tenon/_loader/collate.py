@@ -10,6 +10,11 @@ from typing import Any
 from .._core import NDArray
 
 
+def in_hand(array: NDArray) -> NDArray:
+    """An array that gives views without a lease: of a shared one a copy."""
+    return array.copy() if array.shared else array
+
+
 def find_torch() -> Any:
     """PyTorch with its loader's parts, or None."""
     try:
@@ -87,7 +92,7 @@ def numpy_collate(samples: Sequence[Any], stack: Any = None) -> Any:
 
     stack = stack or np.stack
     if isinstance(samples[0], NDArray):
-        samples = [np.asarray(one) for one in samples]
+        samples = [np.asarray(in_hand(one)) for one in samples]
     first = samples[0]
     if isinstance(first, np.ndarray):
         alike = all(one.shape == first.shape and one.dtype == first.dtype for one in samples)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._core import NDArray
 from . import packing
-from .collate import find_torch, numpy_collate
+from .collate import find_torch, in_hand, numpy_collate
 
 ATTACHMENT_NBYTES = 1 << 14
 INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
@@ -177,7 +177,9 @@ def collate(task: Task, samples: Any, writer: packing.Writer | None = None) -> A
         return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
     def stack_arrays(arrays: Any, *, collate_fn_map: Any = None) -> Any:
-        tensors = [one.torch() if isinstance(one, NDArray) else torch.as_tensor(one) for one in arrays]
+        tensors = [
+            in_hand(one).torch() if isinstance(one, NDArray) else torch.as_tensor(one) for one in arrays
+        ]
         return rules.collate(tensors, collate_fn_map=collate_fn_map)
 
     ways: dict[Any, Any] = {NDArray: stack_arrays, **rules.default_collate_fn_map}
