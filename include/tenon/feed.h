@@ -140,7 +140,7 @@ typedef struct tenon_batch tenon_batch;
 /* flags of tenon_feed_options */
 enum {
   TENON_PROCESSES = 1 << 0,    /* workers are processes */
-  TENON_ROUND_ROBIN = 1 << 1,  /* worker i modulo workers fills batch i; else any free worker */
+  TENON_ROUND_ROBIN = 1 << 1,  /* worker i modulo workers fills the batch at place i; else any */
   TENON_SHARED_SLOTS = 1 << 2, /* the slots lie in a memory file, also if workers are threads */
   /* A slot takes memory where it is written, and keeps it; the creation takes addresses only. The schema may
    * be much larger than the batches. A lack of memory is found at a batch: see tenon_worker_commit.

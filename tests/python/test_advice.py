@@ -226,3 +226,13 @@ def test_an_argument_is_not_to_be_deleted_where_the_caller_has_it():
         step(x)
     assert "variable `batch` of step" in str(caught.value)
     assert "`del " not in str(caught.value)
+
+
+def test_an_attribute_is_deleted_before_the_variable_that_leads_to_it():
+    class Holder:
+        pass
+
+    s, m = tn.zeros(3), Holder()
+    m.w, m.views = s.numpy(), (s.numpy(),)
+    with pytest.raises(tn.LeaseConflict, match=r"`del m\.w, m`"):
+        tn.push(np.copyto, tn.out(s), 1)

@@ -39,8 +39,8 @@ def save(file: File, data: Any) -> None:
     Parameters
     ----------
     file : path or binary file
-        A path that ends in .params is written in MXNet's format. Another path without an extension gets .npy
-        or .npz, as in NumPy.
+        A path that ends in .params is written in MXNet's format. To any other path that does not end in .npy
+        or .npz that ending is appended, as in NumPy: 'net.pt' becomes 'net.pt.npz'.
     data : array, or dict of str to array, or list of arrays
         One array goes to an npy file. A dict goes to an npz file under its names, a list under '0', '1', ...
         A .params file has lists with and without names; one array is a list without names.
@@ -57,8 +57,8 @@ def save(file: File, data: Any) -> None:
     names = list(data) if isinstance(data, dict) else []
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"the arrays of an npz file have names that are str, not {name!r}")
-        text_for_c(name, "the name of an array in an npz file")
+            raise TypeError(f"the arrays of a file have names that are str, not {name!r}")
+        text_for_c(name, "the name of an array in a file")
     several = list(data.values()) if names else data if isinstance(data, (dict, list, tuple)) else [data]
     arrays = [_core.share(array) for array in several]
     turn = _core.ArrayCall("save", arrays, [])

@@ -173,7 +173,9 @@ def _drop_text(places: list[Place]) -> str:
     if any(place.is_leftover for place in places):
         ways.append("call `a.drop_views()`, which clears what notebooks and tracebacks keep")
     if deleted:
-        names = sorted(change.removeprefix("`del ").removesuffix("`") for change in deleted)
+        names = [change.removeprefix("`del ").removesuffix("`") for change in deleted]
+        # `del m` takes m.w along, and has to come after it.
+        names.sort(key=lambda name: (-name.count(".") - name.count("["), name))
         ways.append(f"drop it (`del {', '.join(names)}`)")
     copies = list(dict.fromkeys(change for change in changes if change not in deleted))
     if copies:
