@@ -246,45 +246,6 @@ def test_a_forked_child_does_not_log_the_failures_of_its_parent():
     assert result.stderr.count("op 'own' failed") == 1, result.stderr
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
-def test_processes_of_multiprocessing_finish_their_ops_and_log_failures(start, tmp_path):
-    """They end without atexit."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent(
-            """
-            import multiprocessing, sys, time
-            import tenon as tn
-
-            def broken(x):
-                raise RuntimeError("no data")
-
-            def write(x, path):
-                time.sleep(0.2)
-                open(path, "w").write("done")
-
-            def job(path):
-                a = tn.zeros(2)
-                tn.push(write, tn.inout(a), path)
-                tn.push(broken, tn.out(tn.zeros(2)))
-
-            if __name__ == "__main__":
-                context = multiprocessing.get_context(sys.argv[1])
-                process = context.Process(target=job, args=(sys.argv[2],))
-                process.start()
-                process.join()
-                sys.exit(process.exitcode)
-            """
-        )
-    )
-    file = tmp_path / "written"
-    done = subprocess.run(
-        [sys.executable, program, start, file], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert (done.returncode, done.stderr.count(PHRASE)) == (0, 1), done.stderr
-    assert file.read_text() == "done"
-
-
 def test_a_forked_child_does_not_take_the_failures_of_its_parent():
     a = tn.zeros(2)
     op = failed(tn.out(a))

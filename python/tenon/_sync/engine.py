@@ -504,30 +504,6 @@ def describe_escape(body: Callable[..., Any]) -> str:
     return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
 
 
-_finishes_in_processes = False
-
-
-def _finish_in_processes() -> None:
-    """Processes of multiprocessing may end without atexit. They call finalizers of their own, and clear these
-    when they begin."""
-    global _finishes_in_processes
-    util = sys.modules.get("multiprocessing.util")
-    if util is None or _finishes_in_processes:
-        return
-    _finishes_in_processes = True
-
-    def finish(_: Any = None) -> None:
-        util.Finalize(None, _shut_down, exitpriority=0)
-
-    util.register_after_fork(_finish_in_processes, finish)
-    if sys.modules["multiprocessing.process"].parent_process() is not None:
-        finish()  # this one has begun
-
-
-os.register_at_fork(before=_finish_in_processes)
-_finish_in_processes()
-
-
 def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
     """What a failed body says. Neither it nor the error keeps memory of the arrays."""
     if not isinstance(body, Body):
