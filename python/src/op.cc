@@ -313,6 +313,8 @@ void add_ops(nb::module_& module) {
   module.def(
       "take_failure", [] { return failure_tuple(tenon_failures_take()); },
       nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));
+  module.def("report_failures", tenon_failures_report, nb::call_guard<nb::gil_scoped_release>(),
+             "Logs the failures that no call has raised.");
   module.def(
       "wait_all",
       [](Seconds timeout) {

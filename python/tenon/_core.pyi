@@ -1267,6 +1267,9 @@ def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | N
 
 def take_failure() -> tuple[str, str, str, int, BaseException | None] | None: ...
 
+def report_failures() -> None:
+    """Logs the failures that no call has raised."""
+
 def wait_all(timeout: float | None | None) -> None: ...
 
 def set_engine(name: str, workers: int) -> None: ...

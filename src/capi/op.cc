@@ -282,6 +282,8 @@ void tenon_set_failure_hook(void (*report)(tenon_failure* failure)) {
   set_failure_hook(reinterpret_cast<FailureHook>(report));
 }
 
+void tenon_failures_report(void) { Failures::instance().report_rest(); }
+
 tenon_failure* tenon_failures_take(void) { return wrap(Failures::instance().take()); }
 
 void tenon_failure_release(tenon_failure* failure) {

@@ -379,11 +379,25 @@ static void ops(const char* engine) {
   CHECK(unseen == 0);
   tenon_array_release(to);
   CHECK(unseen == 8);
-  tenon_set_failure_hook(NULL);
   failure = tenon_failures_take();
   CHECK(failure != NULL && tenon_failure_code(failure) == 8);
   tenon_failure_release(failure);
-  CHECK(context.failures == 2);
+
+  /* At the end of a process also that of memory which is still there. */
+  to = client_counting(2, 2);
+  uses[1].array = to;
+  context.to = elements(to);
+  context.code = 9;
+  OK(tenon_push(&work, 2, uses, NULL, &error));
+  CHECK(unseen == 8);
+  tenon_failures_report();
+  CHECK(unseen == 8 + 9);
+  tenon_set_failure_hook(NULL);
+  failure = tenon_failures_take();
+  CHECK(failure != NULL && tenon_failure_code(failure) == 9);
+  tenon_failure_release(failure);
+  tenon_array_release(to);
+  CHECK(context.failures == 3);
   tenon_array_release(from);
 }
 

@@ -4,10 +4,12 @@
 import asyncio
 import gc
 import logging
+import multiprocessing.util
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -244,6 +246,70 @@ def test_a_forked_child_does_not_log_the_failures_of_its_parent():
     """)
     assert result.stderr.count("op 'broken' failed") == 1, result.stderr
     assert result.stderr.count("op 'own' failed") == 1, result.stderr
+
+
+PROCESSES = """
+    import multiprocessing, sys, time
+
+    {first}
+
+    def broken(x):
+        raise RuntimeError("no data")
+
+    def write(x, path):
+        time.sleep(0.2)
+        open(path, "w").write("done")
+
+    def job(path):
+        {then}
+        tn.push(write, tn.write(tn.zeros(2)), path)
+        tn.push(broken, tn.overwrite(tn.zeros(2)))
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[1])
+        process = context.Process(target=job, args=(sys.argv[2],))
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("imports", ["first", "then"])
+def test_processes_of_multiprocessing_finish_their_ops_and_log_failures(start, imports, tmp_path):
+    """Two of these kinds end without atexit. A task may be what imports the package first."""
+    program = tmp_path / "program.py"
+    lines = {"first": "", "then": ""} | {imports: "import tenon as tn"}
+    program.write_text(textwrap.dedent(PROCESSES).format(**lines))
+    file = tmp_path / "written"
+    done = subprocess.run(
+        [sys.executable, program, start, file], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert (done.returncode, done.stderr.count(PHRASE)) == (0, 1), done.stderr
+    assert file.read_text() == "done"
+
+
+def test_threads_push_ops_after_the_target_of_a_process_has_ended():
+    """multiprocessing waits for them after it has called its finalizers."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_push_later)
+    process.start()
+    process.join(600)
+    assert process.exitcode == 0
+
+
+def _push_later():
+    ended = threading.Event()
+    multiprocessing.util.Finalize(None, ended.set, exitpriority=-1)
+
+    def late():
+        ended.wait(600)
+        try:
+            assert tn.push(np.sum, tn.ones(2)).result() == 2
+        except BaseException:
+            os._exit(1)
+
+    threading.Thread(target=late).start()
 
 
 def test_a_forked_child_does_not_take_the_failures_of_its_parent():

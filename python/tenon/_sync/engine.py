@@ -623,3 +623,35 @@ def _shut_down(shut_down: Callable[[float], None] = _core.shut_down_engine) -> N
         shut_down(_EXIT_SECONDS)
     except Exception as error:
         _log.warning("ops are left behind at exit: %s", error)
+
+
+def _finish() -> None:
+    """At the end of a process of multiprocessing, where threads may still push ops."""
+    try:
+        _core.wait_all(_EXIT_SECONDS)
+    except Exception as error:
+        _log.warning("ops are left behind at the end of a process: %s", error)
+    _core.report_failures()
+
+
+_is_registered = False  # with multiprocessing
+
+
+def _finish_with_multiprocessing() -> None:
+    """Its processes that were forked end without atexit, but with finalizers, which they clear first."""
+    global _is_registered
+    util = sys.modules.get("multiprocessing.util")
+    if util is None or _is_registered:
+        return
+    _is_registered = True
+
+    def register(_: Any = None) -> None:
+        util.Finalize(None, _finish, exitpriority=0)
+
+    util.register_after_fork(_finish_with_multiprocessing, register)
+    if sys.modules["multiprocessing.process"].parent_process() is not None:
+        register()  # this process has begun, and its task imports the package
+
+
+os.register_at_fork(before=_finish_with_multiprocessing)
+_finish_with_multiprocessing()
