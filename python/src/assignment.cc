@@ -102,7 +102,13 @@ Array array_from(nb::handle value) {
   if (is_ndarray(value.ptr())) return share(value.ptr());
   if (Array numbers = read_if_numpy(value)) return numbers;
   if (has_dlpack(value)) return import_dlpack(value);
-  return read_if_numpy(nb::module_::import_("numpy").attr("asarray")(value));
+  const nb::object made = nb::module_::import_("numpy").attr("asarray")(value);
+  if (made.attr("ndim").equal(nb::int_(0)) && made.attr("dtype").attr("kind").equal(nb::str("O"))) {
+    raise(PyExc_TypeError, "%s is no array, number or list of numbers%s",
+          text_of(nb::getattr(value.type(), "__name__")).data(),
+          nb::hasattr(value, "todense") ? ", but a sparse array: pass x.toarray()" : "");
+  }
+  return read_if_numpy(made);
 }
 
 void assign(const Array& destination, nb::handle value) {

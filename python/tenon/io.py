@@ -55,7 +55,8 @@ class NDArrayIter(DataIter):
     ----------
     data, label : list of (name, NDArray)
     idx : numpy.ndarray
-        The order of the rows in this epoch, without those that were rolled over.
+        The order of the rows in this epoch, without those that were rolled over. With the same state of
+        ``numpy.random`` it is MXNet's.
     num_data : int
         The number of rows.
     cursor : int
@@ -64,7 +65,9 @@ class NDArrayIter(DataIter):
     Raises
     ------
     TypeError
-        An array whose elements are not numbers.
+        An object that is no array, or whose elements are not numbers; a sparse array of SciPy.
+    BufferError
+        A sparse tensor.
     ValueError
         No data, arrays of different numbers of rows, `batch_size` below 1, an unknown `last_batch_handle`.
     """
@@ -94,6 +97,7 @@ class NDArrayIter(DataIter):
         self.provide_data = self._describe(self.data)
         self.provide_label = self._describe(self.label)
         self._order: np.ndarray[Any, Any] | None = None  # None: as they lie
+        self._shuffled: np.ndarray[Any, Any] | None = None  # what the last reset applied to the order
         self._rolled_over: np.ndarray[Any, Any] | None = None  # rows of the last epoch, first in this one
         self._begin()
 
@@ -139,9 +143,11 @@ class NDArrayIter(DataIter):
         if self.shuffle:
             import numpy as np
 
-            order = self.idx.copy()  # callers may have the last one
-            np.random.shuffle(order)
-            self._order = order
+            before = self.idx
+            # As MXNet does it: the numbers are shuffled further, and applied to the order of the last epoch.
+            self._shuffled = np.arange(self.num_data) if self._shuffled is None else self._shuffled
+            np.random.shuffle(self._shuffled)
+            self._order = before[self._shuffled]
 
     def _describe(self, arrays: list[tuple[str, NDArray]]) -> list[DataDesc]:
         return [describe(name, (self.batch_size, *array.shape[1:]), array.dtype) for name, array in arrays]
@@ -257,7 +263,7 @@ def _named_arrays(source: Any, name: str) -> list[tuple[str, NDArray]]:
     for name, one in named:
         try:
             array = from_numpy(one) if isinstance(one, np.ndarray) else asarray(one)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, BufferError) as error:
             error.add_note(f"This was {name!r} of the data for an NDArrayIter.")
             raise
         if array.ndim == 0:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches and iterators in the form of MXNet's mx.io."""
 
+import copy
+import pickle
 import threading
 
 import native_library
@@ -16,10 +18,26 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 FILL = "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)"
 
 
-def test_a_description_is_a_tuple_with_mxnets_fields():
+def test_a_description_is_a_pair_with_mxnets_attributes():
     described = DataDesc("data", (64, 3, 8, 8))
-    assert described == ("data", (64, 3, 8, 8), "float32", "NCHW")
-    assert (described.name, described.shape, described.dtype, described.layout) == tuple(described)
+    assert described == ("data", (64, 3, 8, 8)) == (described.name, described.shape)
+    assert (described.dtype, described.layout) == (np.float32, "NCHW")
+    assert repr(described) == "DataDesc[data,(64, 3, 8, 8),float32,NCHW]"
+    assert described == DataDesc("data", (64, 3, 8, 8), "int8", None) != DataDesc("data", (64,))
+    for copied in (copy.copy(described), pickle.loads(pickle.dumps(described)), described._replace(name="x")):
+        assert type(copied) is DataDesc and vars(copied) == vars(described)
+
+
+def test_shapes_and_types_make_descriptions():
+    shapes = dict(NDArrayIter({"x": np.zeros((4, 2))}, {"y": np.zeros(4)}, 2).provide_data)
+    assert shapes == {"x": (2, 2)}
+    made = DataDesc.get_list([("x", (2, 2)), ("y", (2,))], [("y", "int8"), ("x", "f8")])
+    assert [(one, one.dtype, one.layout) for one in made] == [
+        (("x", (2, 2)), "f8", "NCHW"),
+        (("y", (2,)), "int8", "NCHW"),
+    ]
+    assert [one.dtype for one in DataDesc.get_list(shapes.items(), None)] == [np.float32]
+    assert [DataDesc.get_batch_axis(layout) for layout in (None, "NCHW", "TNC", "CHW")] == [0, 0, 1, -1]
 
 
 def test_a_batch_has_mxnets_fields():
@@ -27,6 +45,7 @@ def test_a_batch_has_mxnets_fields():
     fields = ("data", "label", "pad", "index", "bucket_key", "provide_data", "provide_label")
     assert [getattr(batch, field) for field in fields] == [[1], [2], 3, 4, 5, [6], [7]]
     assert DataBatch([]).label is None
+    assert str(DataBatch([tn.ones((2, 3))])) == "DataBatch: data shapes: [(2, 3)] label shapes: None"
     with pytest.raises(TypeError, match="data is NDArray: it must be a list"):
         DataBatch(tn.zeros(3))
 
@@ -43,8 +62,8 @@ def test_a_feed_gives_data_batches_on_its_slots():
                 assert 0 <= data.data_ptr - stats.memory < stats.slots * stats.slot_nbytes
                 assert np.asarray(label).tolist() == [epoch * 10000 + index * 100 + row for row in range(4)]
                 assert (batch.pad, batch.index, batch.bucket_key) == (0, index, None)
-                assert batch.provide_data == [("data", (4, 8), tn.float32, "NC")]
-                assert batch.provide_label == [("label", (4,), tn.int64, "N")]
+                assert repr(batch.provide_data) == "[DataDesc[data,(4, 8),float32,NC]]"
+                assert repr(batch.provide_label) == "[DataDesc[label,(4,),int64,N]]"
                 assert str(batch) == "DataBatch: data shapes: [(4, 8)] label shapes: [(4,)]"
 
 
@@ -180,6 +199,35 @@ def test_the_order_follows_from_numpys_seed():
     assert orders[0] == orders[1] != list(range(100))
 
 
+def test_every_epoch_of_a_seed_has_the_order_of_mxnet():
+    """It shuffles its numbers again for each epoch, and takes the rows of the last epoch by them."""
+    np.random.seed(7)
+    iterator, orders = NDArrayIter(np.arange(40), None, 10, shuffle=True), []
+    for _ in range(4):
+        orders.append([row for batch in iterator for row in batch.data[0].tolist()])
+        iterator.reset()
+    np.random.seed(7)
+    numbers, rows, wanted = np.arange(40), np.arange(40), []
+    for _ in range(4):
+        np.random.shuffle(numbers)
+        rows = rows[numbers]
+        wanted.append(rows.tolist())
+    assert orders == wanted
+
+
+def test_sparse_arrays_are_refused_by_that_name():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(
+        TypeError, match=r"csr_matrix is no array.*a sparse array: pass x.toarray\(\)"
+    ) as error:
+        NDArrayIter({"rows": scipy_sparse.csr_matrix(np.eye(3))})
+    assert "'rows'" in error.value.__notes__[0]
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BufferError, match="sparse_coo") as error:
+        NDArrayIter({"rows": torch.eye(3).to_sparse()})
+    assert "'rows'" in error.value.__notes__[0]
+
+
 def test_names_of_single_arrays_lists_and_dicts():
     x, y = np.zeros((6, 2, 3)), np.zeros(6, "i8")
 
@@ -196,7 +244,7 @@ def test_names_of_single_arrays_lists_and_dicts():
     assert described([x, x], y, data_name="d", label_name="l") == (["_0_d", "_1_d"], ["l"])
     assert described({"b": x, "a": x}, {"z": y}) == (["a", "b"], ["z"])
     assert described([x] * 12)[0] == [f"_{i}_data" for i in range(12)]
-    assert NDArrayIter(x, y, 3).provide_data == [("data", (3, 2, 3), tn.float64, "NCH")]
+    assert repr(NDArrayIter(x, y, 3).provide_data) == "[DataDesc[data,(3, 2, 3),float64,NCH]]"
 
 
 @pytest.mark.parametrize("handle", ["pad", "discard", "roll_over", "keep"])
@@ -369,8 +417,8 @@ def test_a_feed_is_an_iterator_of_its_epochs():
         stats = feed.stats()
         iterator = FeedIter(feed)
         assert iterator.batch_size == 4
-        assert iterator.provide_data == [("data", (4, 8), tn.float32, "NC")]
-        assert iterator.provide_label == [("label", (4,), tn.int64, "N")]
+        assert repr(iterator.provide_data) == "[DataDesc[data,(4, 8),float32,NC]]"
+        assert repr(iterator.provide_label) == "[DataDesc[label,(4,),int64,N]]"
         for epoch in range(3):
             iterator.reset()  # as scripts do that begin each epoch with it: no epoch is lost
             for index, batch in enumerate(iterator):

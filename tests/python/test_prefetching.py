@@ -125,7 +125,7 @@ def test_names_that_are_not_renamed_stay_and_plain_tuples_describe_too():
     source = Counting()
     source.provide_data = [("a", (2, 3)), ("b", (2, 4), "int32")]
     iterator = PrefetchingIter([source], [{"b": "c"}])
-    assert iterator.provide_data == [("a", (2, 3), "float32", "NCHW"), ("c", (2, 4), "int32", "NCHW")]
+    assert repr(iterator.provide_data) == "[DataDesc[a,(2, 3),float32,NCHW], DataDesc[c,(2, 4),int32,NCHW]]"
     for wrong in ([], [{}, {}]):
         with pytest.raises(ValueError, match=r"rename_label has \d dicts for 1 iterators"):
             PrefetchingIter(source, None, wrong)

@@ -3,20 +3,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .._core import Batch
+from .._core import Batch, float32
 
 NO_BATCH = "there is no batch at hand: call iter_next(), and after its False reset()"
 
 
-class DataDesc(NamedTuple):
-    """Name, shape, dtype and layout of one array of a batch; layout names the axes, N for rows."""
-
+class _NameAndShape(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    dtype: Any = "float32"
-    layout: str = "NCHW"
+
+
+class DataDesc(_NameAndShape):
+    """One array of a batch: the pair (name, shape), with attributes. Equality compares the pair.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    dtype : dtype
+        Default: float32.
+    layout : str or None
+        A letter for each axis, N for the rows.
+    """
+
+    dtype: Any
+    layout: str | None
+
+    def __new__(
+        cls, name: str, shape: tuple[int, ...], dtype: Any = float32, layout: str | None = "NCHW"
+    ) -> DataDesc:
+        described = super().__new__(cls, name, shape)
+        described.dtype = dtype
+        described.layout = layout
+        return described
+
+    def __repr__(self) -> str:
+        return f"DataDesc[{self.name},{self.shape},{self.dtype},{self.layout}]"
+
+    def _replace(self, **changes: Any) -> DataDesc:
+        return DataDesc(**{"name": self.name, "shape": self.shape, **vars(self), **changes})
+
+    @staticmethod
+    def get_batch_axis(layout: str | None) -> int:
+        """The axis of the rows: 0 without a layout, and -1 if it has no N."""
+        return 0 if layout is None else layout.find("N")
+
+    @staticmethod
+    def get_list(
+        shapes: Iterable[tuple[str, Any]], types: Iterable[tuple[str, Any]] | None
+    ) -> list[DataDesc]:
+        """Makes descriptions from pairs of name and shape, and of name and dtype; None: float32."""
+        if types is None:
+            return [DataDesc(name, shape) for name, shape in shapes]
+        dtypes = dict(types)
+        return [DataDesc(name, shape, dtypes[name]) for name, shape in shapes]
 
 
 class DataBatch:
@@ -57,7 +100,7 @@ class DataBatch:
 
     def __str__(self) -> str:
         shapes = [[tuple(array.shape) for array in arrays or []] for arrays in (self.data, self.label)]
-        return f"DataBatch: data shapes: {shapes[0]} label shapes: {shapes[1]}"
+        return f"{type(self).__name__}: data shapes: {shapes[0]} label shapes: {shapes[1] or None}"
 
 
 class DataIter:
