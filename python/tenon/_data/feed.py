@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import weakref
@@ -142,6 +143,12 @@ class Feed(Forms):
         if isinstance(generator, Worker):
             raise TypeError(
                 f"{generator.name} is a function that makes generators: call it, with its arguments"
+            )
+        if isinstance(generator, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+            name = getattr(generator, "__name__", "fill")
+            raise TypeError(
+                f"a feed's generator is {name!r}, a function of ctypes, which tells no feed its parameters: "
+                f'declare it, tn.c_function(library, "int {name}(float *data, int64_t *label, size_t n)")'
             )
         if not isinstance(generator, Plugin) and not callable(generator):
             raise TypeError(
