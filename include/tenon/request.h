@@ -40,7 +40,7 @@ typedef struct tenon_fill_request {
 enum {
   TENON_NO_BATCH = -2147483647,     /* there is no batch with this index: the consumer gets the next one */
   TENON_END_OF_EPOCH = -2147483646, /* the epoch ends before this batch */
-  TENON_UNWRITTEN = -2147483645     /* of fill: the batch is passed on, but no field of it was written */
+  TENON_UNWRITTEN = -2147483645     /* of fill: the batch is passed on, but a field was not written */
 };
 
 /* Fills one batch. Returns 0, one of the codes above, or another code, which means failure. For a failure it

@@ -294,7 +294,42 @@ PyObject* exit_later(PyObject* self, PyObject* const* arguments, Py_ssize_t n) n
   return guarded([] { return nb::object(callback(Callback::kNothingLater)()).release().ptr(); });
 }
 
+// Of a use as if it were the array of the block.
+void refuse_use(PyObject* self, PyObject* type) noexcept {
+  const char* const method = block_of(self)->is_write ? "write" : "read";
+  PyErr_Format(type,
+               "a.%s() has no elements, it begins a block: `with a.%s() as v:`, and use v in it (`v[0]`, "
+               "`v.sum()`)",
+               method, method);
+}
+
+PyObject* get_item(PyObject* self, PyObject*) noexcept {
+  refuse_use(self, PyExc_TypeError);
+  return nullptr;
+}
+
+int set_item(PyObject* self, PyObject*, PyObject*) noexcept {
+  refuse_use(self, PyExc_TypeError);
+  return -1;
+}
+
+PyObject* get_attribute(PyObject* self, PyObject* name) noexcept {
+  PyObject* const found = PyObject_GenericGetAttr(self, name);
+  if (found != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return found;
+  // Others ask for names of protocols, which begin with '_'.
+  const Py_UCS4 first = PyUnicode_GetLength(name) > 0 ? PyUnicode_ReadChar(name, 0) : '_';
+  if (first == '_') return nullptr;
+  PyErr_Clear();
+  refuse_use(self, PyExc_AttributeError);
+  return nullptr;
+}
+
+// NumPy would make an array of one object of it.
+PyObject* refuse_array(PyObject* self, PyObject*, PyObject*) noexcept { return get_item(self, nullptr); }
+
 PyMethodDef methods[] = {
+    {"__array__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(refuse_array)),
+     METH_VARARGS | METH_KEYWORDS, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exit)), METH_FASTCALL, nullptr},
     {"__aenter__", enter_later, METH_NOARGS, nullptr},
@@ -307,6 +342,9 @@ PyType_Slot slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
     {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
     {Py_tp_methods, methods},
+    {Py_tp_getattro, reinterpret_cast<void*>(get_attribute)},
+    {Py_mp_subscript, reinterpret_cast<void*>(get_item)},
+    {Py_mp_ass_subscript, reinterpret_cast<void*>(set_item)},
     {Py_tp_doc, const_cast<char*>("What `with a.read() as v` and `with a.write() as v` enter.")},
     {0, nullptr},
 };

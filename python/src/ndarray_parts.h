@@ -22,6 +22,7 @@ struct Parts {
 };
 
 void add_attributes(Parts& parts);
+void add_missing_attributes(Parts& parts);
 void add_indexing(Parts& parts);
 void add_operators(Parts& parts);
 void add_conversions(Parts& parts);

@@ -97,6 +97,7 @@ void add_ndarray(nb::module_& module) {
       {Py_tp_hash, reinterpret_cast<void*>(PyObject_HashNotImplemented)},
   };
   add_attributes(parts);
+  add_missing_attributes(parts);
   add_indexing(parts);
   add_operators(parts);
   add_conversions(parts);

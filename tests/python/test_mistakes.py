@@ -74,14 +74,101 @@ def test_a_loop_that_returns_a_value_is_an_error(processes):
     assert "loop returned int" in str(caught.value) and "assign to their fields" in str(caught.value)
 
 
-def test_a_loop_that_returns_ends_the_epoch():
+# ---------------------------------------------------------------------------- loops that return early
+
+
+@tn.worker(FIELDS)
+def returns_at_two(batches):
+    for batch in batches:
+        batch.x = batch.y = batch.index + 1
+        if batch.index == 2:
+            return
+
+
+@tn.worker(FIELDS)
+def takes_two(batches):
+    for batch in itertools.islice(batches, 2):
+        batch.x = batch.y = batch.index + 1
+
+
+@tn.worker(FIELDS)
+def writes_half_and_returns(batches):
+    for batch in batches:
+        batch.x[:2] = batch.index + 1
+        if batch.index == 1:
+            break
+        batch.x[2:] = batch.y = batch.index + 1
+
+
+@tn.worker(FIELDS)
+def returns_at_once(batches):
+    pass
+
+
+EARLY = pytest.mark.parametrize(
+    ("loop", "came"),
+    [(returns_at_two, 2), (takes_two, 1), (writes_half_and_returns, 1), (returns_at_once, 0)],
+    ids=lambda value: getattr(value, "name", value),
+)
+
+
+@EITHER
+@EARLY
+def test_a_loop_that_returns_drops_its_open_batch_and_ends_the_epoch(loop, came, processes):
+    with tn.Feed(loop(), processes=processes, timeout=60, on_starved="copy") as feed:
+        for epoch in range(3):
+            batches = list(feed)
+            assert [(batch.epoch, batch.index) for batch in batches] == [(epoch, i) for i in range(came)]
+            assert all((batch.x.numpy() == batch.index + 1).all() for batch in batches)
+            assert all((batch.y.numpy() == batch.index + 1).all() for batch in batches)
+
+
+@EITHER
+@EARLY
+def test_a_loop_that_returns_before_the_end_of_the_epoch_is_an_error_with_batches(loop, came, processes):
+    seen = []
+    with (
+        tn.Feed(loop(), batches=9, processes=processes, timeout=60) as feed,
+        pytest.raises(tn.OpError, match=f"{came} of the 9 batches of the epoch came") as caught,
+    ):
+        for batch in feed:
+            seen.append(batch.index)
+    assert seen == list(range(came))
+    assert (caught.value.kind, caught.value.epoch, caught.value.index) == ("failed", 0, came)
+    assert "without break and return" in str(caught.value)
+
+
+def test_a_loop_that_returns_in_a_shuffled_epoch_does_not_count_by_the_index():
+    with tn.Feed(returns_at_two(), batches=9, shuffle=True, seed=1) as feed:
+        with pytest.raises(tn.OpError, match="not all of the 9 batches of the epoch came") as caught:
+            for _ in feed:
+                pass
+        assert caught.value.index == 2
+
+
+def test_a_loop_that_runs_to_the_end_of_its_epochs_is_no_error():
     @tn.worker(FIELDS)
     def loop(batches):
-        for batch in itertools.islice(batches, 2):
-            batch.x = 1
+        for batch in batches:
+            batch.x = batch.y = 1
 
-    with tn.Feed(loop(), batches=9) as feed:
-        assert len(list(feed)) < 9
+    for workers in (1, 2):
+        with tn.Feed(loop(), batches=3, workers=workers, check=True) as feed:
+            assert [len(list(feed)) for _ in range(3)] == [3, 3, 3]
+
+
+def test_a_view_that_is_kept_of_a_dropped_batch_is_an_error():
+    kept = []
+
+    @tn.worker(FIELDS)
+    def loop(batches):
+        for batch in batches:
+            kept.append(batch.x[:1])
+            return
+
+    with tn.Feed(loop()) as feed, pytest.raises(tn.OpError, match="views of field 'x' live on"):
+        list(feed)
+    kept.clear()
 
 
 def yields(batch):
@@ -127,7 +214,7 @@ def test_a_loop_whose_body_would_not_run_is_refused_where_it_is_decorated(functi
 
 def every_second(batch):
     if batch.index % 2:
-        batch.x = 1
+        batch.x = batch.y = 1
 
 
 @tn.worker(FIELDS)
@@ -185,24 +272,79 @@ def test_the_environment_turns_the_check_on(monkeypatch, topics, check, is_error
             assert len(list(feed)) == 1
 
 
+def only_x(batch):
+    batch.x = 1
+
+
+@tn.worker(FIELDS)
+def only_x_loop(batches):
+    for batch in batches:
+        only_x(batch)
+
+
+@EITHER
+@pytest.mark.parametrize("make", [lambda: only_x, only_x_loop], ids=["fill", "loop"])
+def test_a_field_that_was_not_written_is_counted_and_with_check_an_error_that_names_it(make, processes):
+    with tn.Feed(make(), FIELDS, batches=3, processes=processes) as feed:
+        assert sum(1 for _ in feed) == 3
+        assert feed.stats().unwritten == 3
+    with tn.Feed(make(), FIELDS, batches=3, processes=processes, check=True) as feed:
+        with pytest.raises(tn.OpError, match="field 'y' of batch 0 of epoch 0 was not written") as caught:
+            list(feed)
+        assert "batch.y[...] = ..." in str(caught.value)
+        assert feed.stats().unwritten == 0
+
+
+def test_several_fields_that_were_not_written_are_named():
+    three = FIELDS | {"z": ("f4", (3,))}
+    with (
+        tn.Feed(only_x, three, batches=3, check=True) as feed,
+        pytest.raises(tn.OpError, match="the fields 'y', 'z' of batch 0 of epoch 0 were not written"),
+    ):
+        list(feed)
+
+
 @pytest.mark.parametrize(
     "write",
     [
-        lambda batch: batch.x,
-        lambda batch: batch["y"],
-        lambda batch: setattr(batch, "y", 1),
-        lambda batch: batch.__setitem__("x", 1),
-        lambda batch: batch.resize("y", (3,)),
-        list,
+        lambda batch, name: getattr(batch, name),
+        lambda batch, name: batch[name],
+        lambda batch, name: setattr(batch, name, 1),
+        lambda batch, name: batch.__setitem__(name, 1),
+        lambda batch, name: batch.resize(name, batch[name].shape),
+        lambda batch, name: list(batch),
+        lambda batch, name: np.copyto(batch[name][1:], 0),
     ],
-    ids=["attribute", "item", "set attribute", "set item", "resize", "iteration"],
+    ids=["attribute", "item", "set attribute", "set item", "resize", "iteration", "view"],
 )
 def test_each_way_to_the_array_of_a_field_counts_as_a_write(write):
     def fill(batch):
-        write(batch)
+        write(batch, "x")
+        write(batch, "y")
 
     with tn.Feed(fill, FIELDS, batches=3, check=True) as feed:
         assert len(list(feed)) == 3
+        assert feed.stats().unwritten == 0
+
+
+def test_a_view_that_is_written_after_the_other_fields_counts_as_a_write():
+    def fill(batch):
+        x, y = batch.x, batch.y  # kept for the whole of the fill
+        batch.rows = 2
+        y[:2] = 1
+        x[:2] = 1
+        del x, y
+
+    with tn.Feed(fill, FIELDS, batches=3, check=True) as feed:
+        assert [len(batch.x) for batch in feed] == [2, 2, 2]
+
+
+def test_a_batch_without_rows_has_nothing_to_write():
+    def fill(batch):
+        batch.rows = 0
+
+    with tn.Feed(fill, FIELDS, batches=3, check=True) as feed:
+        assert [len(batch.x) for batch in feed] == [0, 0, 0]
         assert feed.stats().unwritten == 0
 
 

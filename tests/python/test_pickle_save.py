@@ -194,8 +194,6 @@ def test_params_files_hold_lists_and_names(tmp_path, is_shared):
     assert [a.tolist() for a in tn.load(tmp_path / "list.params")] == [a.tolist() for a in arrays.values()]
     tn.save(tmp_path / "one.params", tn.ones(2))
     assert [a.tolist() for a in tn.load(tmp_path / "one.params")] == [[1, 1]]
-    tn.save(tmp_path / "none.params", {})
-    assert tn.load(tmp_path / "none.params") == []
 
 
 def params_file(array, names=b"\0" * 8):
@@ -260,3 +258,37 @@ def test_shared_arrays_are_saved_without_a_lease(tmp_path):
     assert tn.load(tmp_path / "b.npz")["a"].tolist() == [1, 2, 3]
     assert tn.load(tmp_path / "c.params")["a"].tolist() == [1, 2, 3]
     assert a.leases() == []
+
+
+def test_a_name_of_a_params_file_that_is_not_utf8_is_an_error_with_file_and_position(tmp_path):
+    path = tmp_path / "latin.params"
+    tn.save(path, {"weight": tn.ones(2), "groesse": tn.ones(2)})
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"groesse", "gr\u00f6\u00dfe12".encode("latin-1")))
+    at = good.index(b"groesse") + 2
+    with pytest.raises(
+        ValueError, match=rf"latin\.params.*name of array 1 is not UTF-8 \(byte {at} of the file\)"
+    ) as caught:
+        tn.load(path)
+    assert not isinstance(caught.value, UnicodeDecodeError)
+    assert "names in UTF-8" in str(caught.value)
+    with open(path, "rb") as file, pytest.raises(ValueError, match=rf"latin\.params.*byte {at} of the file"):
+        tn.load(file)
+
+
+def test_an_empty_dict_comes_back_as_such_or_is_refused(tmp_path):
+    tn.save(tmp_path / "empty.npz", {})
+    assert tn.load(tmp_path / "empty.npz") == {}
+    with pytest.raises(ValueError, match=r"cannot hold an empty dict.*Save to \.npz"):
+        tn.save(tmp_path / "empty.params", {})
+    assert not (tmp_path / "empty.params").exists()
+    tn.save(tmp_path / "empty.params", [])
+    assert tn.load(tmp_path / "empty.params") == []
+
+
+def test_the_error_of_a_damaged_params_file_names_the_file(tmp_path):
+    path = tmp_path / "cut.params"
+    tn.save(path, [tn.ones(2)])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"cut\.params: the file is damaged or cut off"):
+        tn.load(path)

@@ -79,6 +79,35 @@ def test_an_op_whose_handle_is_dropped_before_it_fails_is_logged(log):
     assert len(log.unseen()) == 1
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt("by the body")
+
+
+def test_an_interrupt_that_a_body_raises_in_a_thread_of_the_pool_is_logged(log):
+    tn.push(interrupted)
+    until(log.unseen, "it was not logged")
+    [text] = log.unseen()
+    assert "op 'interrupted' failed (pushed at" in text and "KeyboardInterrupt: by the body" in text
+
+
+def test_an_interrupt_that_a_thread_raises_that_waits_is_not_logged(log):
+    op = tn.push(interrupted)
+    until(op.done)
+    with pytest.raises(tn.OpError, match="by the body"):
+        op.wait()
+    del op
+    gc.collect()
+    assert log.unseen() == []
+
+
+def test_an_interrupt_of_a_body_in_the_main_thread_is_raised_there_and_not_logged(log):
+    with tn.set_engine("inline"):
+        with pytest.raises(KeyboardInterrupt):
+            tn.push(interrupted).wait()
+        gc.collect()
+        assert log.unseen() == []
+
+
 def test_memory_without_a_value_keeps_the_failure_from_being_logged(log):
     a = tn.zeros(3)
     del_op = failed(tn.inout(a))

@@ -27,6 +27,41 @@ def _checked(view: Any) -> Any:
     return view
 
 
+def _is_file(object: Any, method: str) -> bool:
+    """A path, or a file with the method. Arrays have read and write, too."""
+    is_open = hasattr(object, method) and not isinstance(object, NDArray)
+    return is_open or isinstance(object, (str, os.PathLike))
+
+
+def _not_a_file(file: Any) -> str:
+    return f"file is {type(file).__name__}: it must be a path or a binary file"
+
+
+def _check_arguments(file: Any, data: Any) -> None:
+    """Of `save`: what NumPy's errors would not tell."""
+    if not _is_file(file, "write"):
+        is_swapped = _is_file(data, "write")
+        hint = ". The arguments are in the wrong order: save(file, data)" if is_swapped else ""
+        raise TypeError(_not_a_file(file) + hint)
+    _check_path(file)
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(f"data is {data!r}: it must be an array, a dict of arrays or a list of arrays")
+    if not isinstance(data, dict):
+        return
+    for name, array in data.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the arrays of a file have names that are str, not {name!r}")
+        text_for_c(name, "the name of an array in a file")
+        if isinstance(array, dict):
+            inner = next(iter(array), "...")
+            raise TypeError(
+                f"{name!r} is a dict: the arrays of a file have one level of names. Join the names: "
+                f"{{'{name}.{inner}': ...}}"
+            )
+        if array is None or isinstance(array, str):
+            raise TypeError(f"{name!r} is {array!r}: it must be an array")
+
+
 def _is_params(file: File) -> bool:
     return isinstance(file, (str, os.PathLike)) and os.fsdecode(file).endswith(".params")
 
@@ -48,17 +83,20 @@ def save(file: File, data: Any) -> None:
     Raises
     ------
     TypeError
-        The file does not support the dtype (npy: bfloat16, fp8; .params: complex numbers, fp8).
+        The file does not support the dtype (npy: bfloat16, fp8; .params: complex numbers, fp8). The arguments
+        are in the wrong order, or a value of the dict is no array, for example another dict.
+    ValueError
+        An empty dict for a .params file: the format cannot tell it from an empty list.
     """
-    _check_path(file)
+    _check_arguments(file, data)
     is_params = _is_params(file)
+    if is_params and isinstance(data, dict) and not data:
+        raise ValueError(
+            "a .params file cannot hold an empty dict: it would be loaded as an empty list. Save to .npz"
+        )
     if isinstance(data, (list, tuple)) and not is_params:
         data = {str(i): array for i, array in enumerate(data)}
     names = list(data) if isinstance(data, dict) else []
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"the arrays of a file have names that are str, not {name!r}")
-        text_for_c(name, "the name of an array in a file")
     several = list(data.values()) if names else data if isinstance(data, (dict, list, tuple)) else [data]
     arrays = [_core.share(array) for array in several]
     turn = _core.ArrayCall("save", arrays, [])
@@ -111,10 +149,13 @@ def load(
     TypeError
         The elements of the file are not numbers.
     ValueError
-        The file is damaged, or `mmap_mode` is given with `shared` or for a .params file.
+        The file is damaged, a name of a .params file is not UTF-8, or `mmap_mode` is given with `shared` or
+        for a .params file.
     """
     import numpy as np
 
+    if not _is_file(file, "read"):
+        raise TypeError(_not_a_file(file))
     _check_path(file)
     if flag(shared, "shared") and mmap_mode is not None:
         raise ValueError(f"mmap_mode is {mmap_mode!r}: a mapped file cannot be in shared memory")
@@ -143,7 +184,11 @@ def _begins_with_magic(file: BinaryIO) -> bool:
 def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray] | dict[str, NDArray]:
     if mmap_mode is not None:
         raise ValueError(f"mmap_mode is {mmap_mode!r}: only npy files can be mapped")
-    return params.read(file, lambda shape, dtype: empty(shape, dtype, shared=shared))
+    try:
+        return params.read(file, lambda shape, dtype: empty(shape, dtype, shared=shared))
+    except ValueError as error:
+        name = getattr(file, "name", None)
+        raise error if name is None else ValueError(f"{name}: {error}") from None
 
 
 def _loaded(array: Any, shared: bool) -> NDArray:

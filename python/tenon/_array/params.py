@@ -61,12 +61,25 @@ def read(file: Any, make: Make) -> list[NDArray] | dict[str, NDArray]:
     _, n = _numbers(file, "QQ")
     arrays = [_read_array(file, make) for _ in range(n)]
     (n_names,) = _numbers(file, "Q")
-    names = [_bytes(file, _numbers(file, "Q")[0]).decode() for _ in range(n_names)]
+    names = [_read_name(file, number) for number in range(n_names)]
     if not names:
         return arrays
     if len(names) != len(arrays) or len(set(names)) != len(names):
         raise ValueError(f"the file is damaged: it has {len(arrays)} arrays and the names {names}")
     return dict(zip(names, arrays, strict=True))
+
+
+def _read_name(file: Any, number: int) -> str:
+    (length,) = _numbers(file, "Q")
+    text = _bytes(file, length)
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the name of array {number} is not UTF-8 (byte {file.tell() - length + error.start} of the "
+            f"file): {text[:80]!r}. The file is damaged, or was written under names in another encoding: "
+            "save it again, where it was written, under names in UTF-8"
+        ) from None
 
 
 def _code_of(array: NDArray) -> int:

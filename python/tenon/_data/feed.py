@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import weakref
@@ -22,7 +23,7 @@ from .schema import schema_of
 from .serving import ServedFeed, Server, name_for
 from .serving import check as check_serving
 from .statistics import FeedStatistics, Meter
-from .workers import EachBatch, PythonGenerator, Worker, WorkerBatch, Workers, name_of
+from .workers import EachBatch, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
 if TYPE_CHECKING:
     from .attached import AttachedFeed
@@ -69,7 +70,8 @@ class Feed(Forms):
         slots then lie in memory that the workers map. If this process forks, the child sees that inherited
         slots are filled again, so copy what the child needs.
     batches : int, optional
-        The number of batches of an epoch. None: an epoch does not end.
+        The number of batches of an epoch. The loop of a `worker` that returns before is an error. None: an
+        epoch ends where the generator ends it, if it does.
     seed : int
         The seeds of batches depend on it; taken modulo 2**64.
     timeout : float, optional
@@ -103,8 +105,8 @@ class Feed(Forms):
         Each epoch has its batches in another order, which depends only on ``seed`` and the epoch. A batch
         keeps its index and seed, and so its content. Needs ``batches``.
     check : bool, optional
-        Makes it an error of a Python generator if it passes on a batch of which no field was written: the
-        fill used none of the fields' arrays, neither by access nor by assignment. Without the check,
+        Makes it an error of a Python generator if it passes on a batch of which a field was not written: the
+        fill did not use the array of the field, neither by access nor by assignment. Without the check,
         ``feed.stats().unwritten`` counts such batches. None: as the environment says, where
         ``TENON_DEBUG=fields`` and ``TENON_DEBUG=1`` mean True.
 
@@ -141,6 +143,12 @@ class Feed(Forms):
         if isinstance(generator, Worker):
             raise TypeError(
                 f"{generator.name} is a function that makes generators: call it, with its arguments"
+            )
+        if isinstance(generator, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+            name = getattr(generator, "__name__", "fill")
+            raise TypeError(
+                f"a feed's generator is {name!r}, a function of ctypes, which tells no feed its parameters: "
+                f'declare it, tn.c_function(library, "int {name}(float *data, int64_t *label, size_t n)")'
             )
         if not isinstance(generator, Plugin) and not callable(generator):
             raise TypeError(
@@ -189,7 +197,9 @@ class Feed(Forms):
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
-        source, constants, self._workers = _source_of(generator, schema, processes, check)
+        source, constants, self._workers = _source_of(
+            generator, schema, processes, Rules(check, batches, shuffle)
+        )
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
@@ -408,7 +418,7 @@ class Feed(Forms):
 
 
 def _source_of(
-    generator: Any, schema: Schema, processes: bool | str, check: bool
+    generator: Any, schema: Schema, processes: bool | str, rules: Rules
 ) -> tuple[Any, dict[str, Any], Workers | None]:
     """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
     if isinstance(generator, (CFunction, Plugin)):
@@ -417,7 +427,7 @@ def _source_of(
         constants = generator.constants if isinstance(generator, CFunction) else {}
         return generator._native, constants, None
     loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator, schema)
-    workers = Workers(schema, loop, processes, check=check)
+    workers = Workers(schema, loop, processes, rules=rules)
     return workers, {}, workers
 
 

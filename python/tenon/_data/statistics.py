@@ -165,8 +165,9 @@ class FeedStatistics:
         Batches that were skipped after a failure; repeated fills; restarted worker processes; batches that
         were delivered as copies because slots were missing.
     unwritten : int
-        Fills of a Python generator that used the array of no field, neither by access nor by assignment. The
-        consumer gets such a batch with old elements. See ``check`` of `Feed`.
+        Fills of a Python generator that did not use the array of each field, neither by access nor by
+        assignment. The consumer gets the other fields with old elements. Batches of 0 rows are not counted.
+        See ``check`` of `Feed`.
     page_faults : int
         Minor page faults of the whole process since the feed was made, without its worker processes.
     slot_nbytes, memory : int

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike
@@ -132,9 +132,10 @@ class WorkerBatch(Fields):
         for name in list(self._views):
             self._let_go(name, frame)
 
-    def _is_written(self) -> bool:
-        """Whether the array of a field was asked for: each of them is writable."""
-        return bool(self._views)
+    def _unwritten(self) -> list[str]:
+        """The fields whose array was not asked for: each array is writable. A batch without rows has no
+        elements to be written."""
+        return [name for name in self._names if name not in self._views] if self._rows else []
 
     def _end(self) -> None:
         self._native = None
@@ -152,6 +153,7 @@ class _Batches:
         self._check = check
         self._batch: WorkerBatch | None = None
         self._is_over = False
+        self._ended_at = (-1, 0)  # (epoch, index) of the batch before which an epoch has ended
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._no_field(name))
@@ -173,23 +175,31 @@ class _Batches:
 
     def __next__(self) -> WorkerBatch:
         self.hand_on(sys._getframe(1))
-        if not self._native.next():
+        if not self.has_request():
             self._is_over = True
             raise StopIteration
         self._batch = WorkerBatch(self._native, self._schema)
         return self._batch
+
+    def has_request(self) -> bool:
+        """Waits for one. Those that were made ahead, in an epoch that has ended, are not for the loop."""
+        native, (epoch, index) = self._native, self._ended_at
+        while native.next():
+            if native.epoch != epoch or native.index < index:
+                return True
+            native.answer(_core.END_OF_EPOCH, "")
+        return False
 
     def hand_on(self, frame: FrameType | None) -> None:
         """``frame`` runs the loop: what only its variables name is no view that lives on."""
         batch = self._batch
         if batch is None:
             return
-        code = 0 if batch._is_written() else _core.UNWRITTEN
-        if code != 0 and self._check:
-            raise ValueError(
-                f"no field of batch {batch.index} of epoch {batch.epoch} was written: the consumer would get "
-                f"old elements. Assign to its fields: batch.{batch.keys()[0]}[...] = ..."
-            )
+        code = 0
+        if unwritten := batch._unwritten():
+            if self._check:
+                raise ValueError(_unwritten_text(batch, unwritten))
+            code = _core.UNWRITTEN
         batch._let_go_of_all(frame)
         batch._end()
         self._batch = None
@@ -201,8 +211,10 @@ class _Batches:
             try:
                 batch._let_go_of_all(None)
             except LeaseEscaped as error:
-                text += f"\nand {error}"
+                code, text = -1, f"{text}\nand {error}" if text else str(error)
             batch._end()
+        if code == _core.END_OF_EPOCH:
+            self._ended_at = (self._native.epoch, self._native.index)
         self._native.answer(code, text)
 
     def has_ended(self) -> bool:
@@ -212,19 +224,53 @@ class _Batches:
         return self._batch is not None
 
 
+def _unwritten_text(batch: WorkerBatch, unwritten: list[str]) -> str:
+    what, names = f"batch {batch.index} of epoch {batch.epoch}", ", ".join(map(repr, unwritten))
+    if len(unwritten) == len(batch.keys()):
+        text = f"no field of {what} was written"
+    elif len(unwritten) == 1:
+        text = f"field {names} of {what} was not written"
+    else:
+        text = f"the fields {names} of {what} were not written"
+    return (
+        f"{text}: the consumer would get old elements. Assign to its fields: batch.{unwritten[0]}[...] = ..."
+    )
+
+
+class Rules(NamedTuple):
+    """What the loop of a worker has to keep to."""
+
+    check: bool = False  # a batch of which a field was not written is an error
+    batches: int | None = None  # of an epoch, whose end the loop does not decide
+    is_shuffled: bool = False
+
+    def early_end_text(self, index: int) -> str:
+        came = "not all" if self.is_shuffled else f"{index}"
+        return (
+            f"the loop returned before it passed on batch {index}: {came} of the {self.batches} batches of "
+            "the epoch came. The next step of the loop passes a batch on, so loop over all of `batches`, "
+            "without break and return. If the loop decides where an epoch ends, make the feed without "
+            "batches="
+        )
+
+
+_NO_RULES = Rules()
+
+
 def run(
     native: NativeWorker,
     schema: Schema,
     function: Callable[..., Any],
     setup: Callable[[], Any] | None = None,
-    check: bool = False,
+    rules: Rules = _NO_RULES,
 ) -> None:
-    """Runs a worker until its feed is closed. ``check``: a batch whose fields were not written is an error.
+    """Runs a worker until its feed is closed.
 
     ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
-    position of the batch, and after it has returned, which ends the epoch.
+    position of the batch, and after it has returned. That drops the open batch, and ends the epoch before it;
+    it is an error if the feed knows the number of batches.
     """
-    batches = _Batches(native, schema, check)
+    batches = _Batches(native, schema, rules.check)
     while not batches.has_ended():
         code, text = _core.END_OF_EPOCH, ""
         try:
@@ -232,7 +278,6 @@ def run(
                 setup()
                 setup = None
             function(batches)
-            batches.hand_on(None)
             if batches.has_ended():
                 return
         except BaseException as error:
@@ -241,17 +286,19 @@ def run(
             code, text = -1, "".join(traceback.format_exception(error))
             error.__traceback__ = None
             del error
-        if not batches.has_open() and not native.next():
+        if not batches.has_open() and not batches.has_request():
             return
+        if code == _core.END_OF_EPOCH and rules.batches is not None:
+            code, text = -1, rules.early_end_text(native.index)
         batches.fail(code, text)
 
 
 def _run_thread(
-    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any, check: bool
+    native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any, rules: Rules
 ) -> None:
     """A thread cannot be replaced: an error that ends its loop is reported for each requested batch."""
     try:
-        run(native, schema, function, setup, check)
+        run(native, schema, function, setup, rules)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         error.__traceback__ = None
@@ -260,11 +307,11 @@ def _run_thread(
             native.answer(-1, text)
 
 
-def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any, check: bool) -> None:
+def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup: Any, rules: Rules) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the feed's process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    run(NativeWorker(link, schema), schema, function, setup, check)
+    run(NativeWorker(link, schema), schema, function, setup, rules)
 
 
 class Workers:
@@ -289,10 +336,10 @@ class Workers:
         processes: bool | str | multiprocessing.context.BaseContext,
         prepare: Callable[[int, int], bytes | None] | None = None,
         setup: Callable[[int], Any] | None = None,
-        check: bool = False,
+        rules: Rules = _NO_RULES,
     ) -> None:
         self._schema = schema
-        self._check = check
+        self._rules = rules
         self._function = function
         self._setup = setup
         self._context: Any = None
@@ -316,7 +363,7 @@ class Workers:
             native = NativeWorker(link, self._schema)
             thread = threading.Thread(
                 target=_run_thread,
-                args=(native, self._schema, self._function, setup, self._check),
+                args=(native, self._schema, self._function, setup, self._rules),
                 name=f"tenon-worker-{worker}",
                 daemon=True,
             )
@@ -325,7 +372,7 @@ class Workers:
             return 0
         process = self._context.Process(
             target=_run_process,
-            args=(link, self._schema, self._function, setup, self._check),
+            args=(link, self._schema, self._function, setup, self._rules),
             name=f"tenon-worker-{worker}",
             daemon=True,
         )
@@ -456,7 +503,10 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     Each worker runs the function once for all epochs, in its own thread or process. Any free worker gets the
     next batch. A batch that is computed from ``batch.index`` and ``batch.epoch``, or from ``batch.seed``, is
     the same for any number of workers. An exception is raised in the consumer at the position of the batch,
-    and the function is called again for the next batch. If the function returns, the epoch ends.
+    and the function is called again for the next batch.
+
+    If the function returns while a batch is open, the batch is dropped, and the epoch ends before it. If the
+    feed has ``batches``, this is an error at the position of the batch.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -148,7 +149,7 @@ def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpErro
 
 def report_unseen(failure: tuple[str, str, str, int, BaseException | None]) -> None:
     """Logs the failure of an op that no call raised, and that none can raise any more."""
-    if not isinstance(failure[4], KeyboardInterrupt):  # the main thread raises it itself
+    if not getattr(failure[4], "_is_raised_here", False):
         _log.error("the failure of an op was never retrieved: %s", op_error(failure))
 
 
@@ -506,6 +507,8 @@ def describe_escape(body: Callable[..., Any]) -> str:
 
 def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
     """What a failed body says. Neither it nor the error keeps memory of the arrays."""
+    if isinstance(error, KeyboardInterrupt) and threading.get_ident() == threading.main_thread().ident:
+        error._is_raised_here = True  # type: ignore[attr-defined]  # the extension raises another one here
     if not isinstance(body, Body):
         return describe(error, [])
     return describe(error, body.take_views(), body.function)
