@@ -49,6 +49,7 @@ class WorkerBatch(Fields):
     _rows: int
     _roots: dict[str, Any]  # on which all stand that are made of the views
     _views: dict[str, Any]
+    _ends_epoch: bool
     index: int
     epoch: int
     seed: int
@@ -65,6 +66,7 @@ class WorkerBatch(Fields):
             _rows=schema.rows,
             _roots={},
             _views={},
+            _ends_epoch=False,
         )
 
     def _slot(self) -> NativeWorker:
@@ -119,6 +121,12 @@ class WorkerBatch(Fields):
         self._slot().set_shape(self._names.index(name), shape)
         self._let_go(name, sys._getframe(1))
         return self[name]
+
+    def end(self) -> None:
+        """Ends the epoch before this batch, which is not passed on. This is for streams of unknown length; a
+        generator can also raise StopIteration. Batches with a higher index are dropped."""
+        self._slot()
+        self.__dict__["_ends_epoch"] = True
 
     def _let_go(self, name: str, frame: FrameType | None) -> None:
         if name in self._views and not end_views([self._views.pop(name), self._roots.pop(name)], frame):
@@ -196,14 +204,16 @@ class _Batches:
         if batch is None:
             return
         code = 0
-        if unwritten := batch._unwritten():
+        if batch._ends_epoch:
+            code = _core.END_OF_EPOCH
+        elif unwritten := batch._unwritten():
             if self._check:
                 raise ValueError(_unwritten_text(batch, unwritten))
             code = _core.UNWRITTEN
         batch._let_go_of_all(frame)
         batch._end()
         self._batch = None
-        self._native.answer(code, "")
+        self._answer(code, "")
 
     def fail(self, code: int, text: str) -> None:
         batch, self._batch = self._batch, None
@@ -213,6 +223,9 @@ class _Batches:
             except LeaseEscaped as error:
                 code, text = -1, f"{text}\nand {error}" if text else str(error)
             batch._end()
+        self._answer(code, text)
+
+    def _answer(self, code: int, text: str) -> None:
         if code == _core.END_OF_EPOCH:
             self._ended_at = (self._native.epoch, self._native.index)
         self._native.answer(code, text)
@@ -222,6 +235,9 @@ class _Batches:
 
     def has_open(self) -> bool:
         return self._batch is not None
+
+    def ends_epoch(self) -> bool:
+        return self._batch is not None and self._batch._ends_epoch
 
 
 def _unwritten_text(batch: WorkerBatch, unwritten: list[str]) -> str:
@@ -249,8 +265,7 @@ class Rules(NamedTuple):
         return (
             f"the loop returned before it passed on batch {index}: {came} of the {self.batches} batches of "
             "the epoch came. The next step of the loop passes a batch on, so loop over all of `batches`, "
-            "without break and return. If the loop decides where an epoch ends, make the feed without "
-            "batches="
+            "without break and return. If the loop decides where an epoch ends, call batch.end()"
         )
 
 
@@ -267,12 +282,12 @@ def run(
     """Runs a worker until its feed is closed.
 
     ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
-    position of the batch, and after it has returned. That drops the open batch, and ends the epoch before it;
-    it is an error if the feed knows the number of batches.
+    position of the batch, and after it has returned or raised StopIteration. These drop the open batch, and
+    end the epoch before it; a return is an error if the feed knows the number of batches.
     """
     batches = _Batches(native, schema, rules.check)
     while not batches.has_ended():
-        code, text = _core.END_OF_EPOCH, ""
+        code, text, is_early = _core.END_OF_EPOCH, "", rules.batches is not None
         try:
             if setup is not None:
                 setup()
@@ -280,6 +295,9 @@ def run(
             function(batches)
             if batches.has_ended():
                 return
+            is_early = is_early and not batches.ends_epoch()
+        except StopIteration:
+            is_early = False
         except BaseException as error:
             if isinstance(error, (SystemExit, GeneratorExit)) and batches.has_ended():
                 return
@@ -288,7 +306,7 @@ def run(
             del error
         if not batches.has_open() and not batches.has_request():
             return
-        if code == _core.END_OF_EPOCH and rules.batches is not None:
+        if code == _core.END_OF_EPOCH and is_early:
             code, text = -1, rules.early_end_text(native.index)
         batches.fail(code, text)
 
@@ -505,8 +523,8 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     the same for any number of workers. An exception is raised in the consumer at the position of the batch,
     and the function is called again for the next batch.
 
-    If the function returns while a batch is open, the batch is dropped, and the epoch ends before it. If the
-    feed has ``batches``, this is an error at the position of the batch.
+    `WorkerBatch.end` or a StopIteration that leaves the function ends the epoch before the open batch. So does
+    a return, unless the feed has ``batches``: then it is an error at the position of the batch.
 
     Parameters
     ----------
