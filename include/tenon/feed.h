@@ -179,6 +179,11 @@ typedef struct tenon_feed_options {
   int32_t reserved;
   int64_t fill_timeout_ns; /* for one batch; a process that takes longer is killed; <= 0: no limit */
   uint64_t attachment_nbytes;
+  /* Of world_size feeds with the same options and generator, this one delivers the batches at the places
+   * rank, rank + world_size, ... of the epoch. 0 and 0, or 0 and 1: all, also if struct_size ends before
+   * them. Since 0.5. */
+  int32_t rank;
+  int32_t world_size;
 } tenon_feed_options;
 
 /* Takes ownership of the generator: the feed drops it. On failure it still belongs to the caller.
@@ -191,10 +196,13 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
  * stay valid. Fails with CLOSED. */
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
 
-/* Sets the epoch and the place in it at which the next tenon_feed_begin begins, to restore a position. */
+/* Sets the epoch and the place in it at which the next tenon_feed_begin begins, to restore a position. With
+ * a world_size, places are those of the whole epoch, and the first batch is the first one of this rank that
+ * does not lie before. */
 TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place);
 /* The current epoch, or the one that would begin, and the place of the batch that tenon_feed_next would
- * return: the number of batches before it, and its index unless TENON_SHUFFLE is set. */
+ * return: the number of batches before it, and its index unless TENON_SHUFFLE is set. With a world_size it is
+ * the number of batches that all ranks have delivered when each has delivered as many as this one. */
 TENON_API void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place);
 
 /* The next batch of the epoch. At the end of the epoch *out is NULL, and the status is OK. Waits at most

@@ -381,6 +381,10 @@ struct FeedOptions {
   bool has_shared_slots = false;             // slots lie in a memory file, also for threads
   bool has_sparse_slots = false;             // slots take memory where they are written
   bool is_shuffled = false;                  // each epoch has the batches in another order
+  // Of world_size feeds, this one delivers the batches at the places rank, rank + world_size, ... of an
+  // epoch.
+  int32_t rank = 0;
+  int32_t world_size = 1;
 };
 
 // Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
@@ -405,6 +409,8 @@ class Feed {
     described.on_starved = static_cast<int32_t>(options.on_starved);
     described.fill_timeout_ns = options.fill_timeout.count();
     described.attachment_nbytes = options.attachment_nbytes;
+    described.rank = options.rank;
+    described.world_size = options.world_size;
     tenon_feed* made = nullptr;
     call(tenon_feed_create, &generator.get(), schema_.get(), &described, &made);
     generator.release();

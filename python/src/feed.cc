@@ -434,7 +434,7 @@ void add_feed(nb::module_& module) {
              int32_t workers, int32_t slots, int64_t batches, uint64_t seed, bool processes, bool round_robin,
              int32_t on_error, int32_t retries, int32_t on_starved, int64_t fill_timeout_ns,
              uint64_t attachment_nbytes, const std::string& name, bool prepares, bool shared_slots,
-             bool sparse_slots, bool shuffle) {
+             bool sparse_slots, bool shuffle, int32_t rank, int32_t world_size) {
             FeedOptions options;
             options.workers = workers;
             options.slots = slots;
@@ -450,13 +450,16 @@ void add_feed(nb::module_& module) {
             options.has_shared_slots = shared_slots;
             options.has_sparse_slots = sparse_slots;
             options.is_shuffled = shuffle;
+            options.rank = rank;
+            options.world_size = world_size;
             new (self) NativeFeed(source, schema, constants, options, name, prepares);
           },
           nb::kw_only(), nb::arg("source"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"),
           nb::arg("slots"), nb::arg("batches"), nb::arg("seed"), nb::arg("processes"), nb::arg("round_robin"),
           nb::arg("on_error"), nb::arg("retries"), nb::arg("on_starved"), nb::arg("fill_timeout_ns"),
           nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"), nb::arg("shared_slots") = false,
-          nb::arg("sparse_slots") = false, nb::arg("shuffle") = false)
+          nb::arg("sparse_slots") = false, nb::arg("shuffle") = false, nb::arg("rank") = 0,
+          nb::arg("world_size") = 1)
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),

@@ -2,7 +2,9 @@
 //
 // Of feed.h: schemas, feeds and batches.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <tuple>
 
 #include "capi/boundary.h"
 #include "data/feed.h"
@@ -69,12 +71,14 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     not_null(options, "options");
     not_null(out, "out");
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
-    check_struct_size(options->struct_size, sizeof(tenon_feed_options), "tenon_feed_options");
+    check_struct_size(options->struct_size, offsetof(tenon_feed_options, rank), "tenon_feed_options");
     check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
     check_flags(options->flags,
                 TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS | TENON_SHUFFLE,
                 "tenon_feed_create");
-    *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), *options));
+    tenon_feed_options known{};
+    std::memcpy(&known, options, std::min<size_t>(options->struct_size, sizeof known));
+    *out = reinterpret_cast<tenon_feed*>(new Feed(*generator, Ref<Schema>::share(unwrap(schema)), known));
   });
 }
 
@@ -99,9 +103,7 @@ tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch**
 void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place) { unwrap(feed)->seek(epoch, place); }
 
 void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place) {
-  const Ticket position = unwrap(feed)->position();
-  *epoch = position.epoch;
-  *place = position.place;
+  std::tie(*epoch, *place) = unwrap(feed)->position();
 }
 
 void tenon_feed_failure_get(tenon_feed* feed, tenon_feed_failure* out) {

@@ -72,6 +72,10 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
   if (options.batches < -1) {
     throw_error(Code::kValue, "feed: batches is ", options.batches, "; it is a count, or -1 for no end");
   }
+  if (options.world_size < 0 || options.rank < 0 || options.rank >= std::max(options.world_size, 1)) {
+    throw_error(Code::kValue, "feed: rank is ", options.rank, " of world_size ", options.world_size,
+                "; a rank is a number from 0 to world_size - 1");
+  }
   if (options.on_error < TENON_ON_ERROR_RAISE || options.on_error > TENON_ON_ERROR_RETRY ||
       options.on_starved < TENON_ON_STARVED_WAIT || options.on_starved > TENON_ON_STARVED_RAISE) {
     throw_error(Code::kValue, "feed: on_error is ", options.on_error, " and on_starved ", options.on_starved,
@@ -139,9 +143,14 @@ void Feed::end() {
   if (!process_.is_child()) workers_->queue().end();
 }
 
-void Feed::seek(uint64_t epoch, uint64_t place) { workers_->queue().seek(epoch, place); }
+void Feed::seek(uint64_t epoch, uint64_t place) {
+  workers_->queue().seek(epoch, workers_->order().first_from(place));
+}
 
-Ticket Feed::position() { return workers_->queue().position(); }
+std::pair<uint64_t, uint64_t> Feed::position() {
+  const Ticket next = workers_->queue().position();
+  return {next.epoch, workers_->order().delivered_by_all(next.place)};
+}
 
 bool Feed::is_starved() const noexcept { return workers_->slots().lent() == workers_->slots().count(); }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/fork_mark.h"
@@ -36,8 +37,9 @@ class Feed {
   void begin();
   void end();
 
+  // Epoch and place in it, as tenon.h says: the place of the whole epoch, not of this rank.
   void seek(uint64_t epoch, uint64_t place);
-  Ticket position();
+  std::pair<uint64_t, uint64_t> position();
 
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
   // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all

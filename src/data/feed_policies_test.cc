@@ -18,6 +18,7 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -505,12 +506,12 @@ TEST_P(EitherWay, ABatchOfWhichNothingWasWrittenIsPassedOnAndCounted) {
 TEST_P(EitherWay, AShuffledEpochHasEachBatchOnceAndIsResumed) {
   tenon_feed_options o = options(3, 50);
   o.flags |= TENON_SHUFFLE;
-  const Order order(50, kSeed);
+  const Order order = Order(50).shuffled(kSeed);
   Feed feed(source_.generator(), schema(), o);
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     feed.begin();
     for (uint64_t place = 0; place < 50; ++place) {
-      EXPECT_EQ(feed.position().place, place);
+      EXPECT_EQ(feed.position().second, place);
       ASSERT_TRUE(is_intact(*next(feed), epoch, order.index_at(epoch, place)));
     }
     EXPECT_FALSE(next(feed));
@@ -528,6 +529,42 @@ TEST_P(EitherWay, AShuffledEpochHasEachBatchOnceAndIsResumed) {
   EXPECT_EQ(feed.failure().index, order.index_at(2, 7));
   o.batches = -1;
   EXPECT_THROW(Feed(source_.generator(), schema(), o), Error);
+}
+
+TEST_P(EitherWay, RanksShareAnEpochAndAnotherNumberOfThemGoesOn) {
+  const uint64_t batches = 23;
+  for (const uint32_t flags : {0u, uint32_t{TENON_SHUFFLE}}) {
+    std::vector<int> seen(batches);
+    std::pair<uint64_t, uint64_t> left{0, 0};
+    for (const auto& [ranks, count] :
+         std::vector<std::pair<int32_t, int>>{{4, 3}, {3, 2}, {1, 2}, {2, 100}}) {
+      const std::pair<uint64_t, uint64_t> begin = left;
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        tenon_feed_options o = options(2, static_cast<int64_t>(batches));
+        o.flags |= flags;
+        o.rank = rank;
+        o.world_size = ranks;
+        Feed feed(source_.generator(), schema(), o);
+        feed.seek(begin.first, begin.second);
+        feed.begin();
+        for (int i = 0; i < count; ++i) {
+          const Ref<Batch> batch = next(feed);
+          if (!batch) break;
+          ++seen[batch->ticket().index];
+          ASSERT_TRUE(is_intact(*batch, 0, batch->ticket().index));
+        }
+        if (rank == 0 || count < 100) left = feed.position();
+      }
+    }
+    EXPECT_EQ(seen, std::vector<int>(batches, 1));
+  }
+  tenon_feed_options o = options(2, 5);
+  for (const auto& [rank, ranks] :
+       std::vector<std::pair<int32_t, int32_t>>{{1, 1}, {-1, 2}, {2, 2}, {1, 0}, {0, -1}}) {
+    o.rank = rank;
+    o.world_size = ranks;
+    EXPECT_THROW(Feed(source_.generator(), schema(), o), Error);
+  }
 }
 
 TEST_P(EitherWay, WhatIsPreparedAndAttachedTravelsWithTheBatch) {
@@ -576,9 +613,7 @@ TEST_P(EitherWay, AFeedGoesOnWhereItWasLeft) {
     }
     feed.begin();
     for (int i = 0; i < 7; ++i) (void)next(feed);
-    const Ticket position = feed.position();
-    epoch = position.epoch;
-    index = position.place;
+    std::tie(epoch, index) = feed.position();
   }
   EXPECT_EQ(epoch, 1u);
   EXPECT_EQ(index, 7u);
@@ -587,7 +622,7 @@ TEST_P(EitherWay, AFeedGoesOnWhereItWasLeft) {
   feed.begin();
   for (uint64_t i = 7; i < 20; ++i) ASSERT_TRUE(is_intact(*next(feed), 1, i));
   EXPECT_FALSE(next(feed));
-  EXPECT_EQ(feed.position().epoch, 2u);
+  EXPECT_EQ(feed.position().first, 2u);
   feed.begin();
   EXPECT_TRUE(is_intact(*next(feed), 2, 0));
 }

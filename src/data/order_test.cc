@@ -10,7 +10,7 @@ namespace tenon::impl {
 namespace {
 
 std::vector<uint64_t> order_of(uint64_t batches, uint64_t seed, uint64_t epoch) {
-  const Order order(batches, seed);
+  const Order order = Order(batches).shuffled(seed);
   std::vector<uint64_t> indices;
   for (uint64_t place = 0; place < batches; ++place) indices.push_back(order.index_at(epoch, place));
   return indices;
@@ -37,7 +37,7 @@ TEST(Order, HasEachBatchOnce) {
 
 TEST(Order, OfManyBatchesStaysWithinThem) {
   for (const uint64_t batches : {uint64_t{1} << 32, (uint64_t{1} << 62) + 1, uint64_t{INT64_MAX}}) {
-    const Order order(batches, 7);
+    const Order order = Order(batches).shuffled(7);
     for (uint64_t place = 0; place < 1000; ++place) ASSERT_LT(order.index_at(0, place), batches);
     EXPECT_LT(order.index_at(0, batches - 1), batches);
     EXPECT_EQ(order.index_at(0, batches), batches);
@@ -69,6 +69,27 @@ TEST(Order, TakesEachBatchEquallyOftenToEachPlace) {
   }
   EXPECT_EQ(counts.size(), kBatches * kBatches);
   for (const auto& [pair, count] : counts) EXPECT_NEAR(count, kEpochs / 10, 255);
+}
+
+TEST(Order, OfTheRanksTogetherHasEachPlaceOnce) {
+  for (const uint64_t ranks : {1, 2, 3, 7}) {
+    for (const uint64_t batches : {0, 1, 6, 7, 20}) {
+      std::vector<int> seen(batches);
+      for (uint64_t rank = 0; rank < ranks; ++rank) {
+        const Order order = Order(batches, rank, ranks).shuffled(5);
+        const Order whole = Order(batches).shuffled(5);
+        for (uint64_t place = 0; place < order.batches(); ++place) {
+          EXPECT_EQ(order.index_at(1, place), whole.index_at(1, place * ranks + rank));
+          ++seen[order.index_at(1, place)];
+          EXPECT_EQ(order.first_from(order.delivered_by_all(place)), place);
+        }
+        EXPECT_EQ(order.first_from(order.delivered_by_all(order.batches())), order.batches());
+      }
+      EXPECT_EQ(seen, std::vector<int>(batches, 1));
+    }
+  }
+  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).batches(), Order::kNoEnd);
+  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).index_at(0, 4), 14u);
 }
 
 }  // namespace

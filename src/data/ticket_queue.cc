@@ -8,9 +8,8 @@
 
 namespace tenon::impl {
 
-TicketQueue::TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin, uint32_t feed, Order order)
+TicketQueue::TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin, uint32_t feed)
     : slots_(std::move(slots)),
-      usual_end_(batches < 0 ? UINT64_MAX : static_cast<uint64_t>(batches)),
       round_robin_(static_cast<uint64_t>(round_robin)),
       feed_(feed),
       order_(order),
@@ -140,7 +139,7 @@ void TicketQueue::begin() {
   epoch_ = start.epoch;
   next_ = start.place;
   deliver_ = start.place;
-  end_ = std::max(usual_end_, start.place);
+  end_ = std::max(order_.batches(), start.place);
   limit_ = end_;
   is_active_ = true;
   work_.notify_all();
@@ -155,7 +154,9 @@ void TicketQueue::seek(uint64_t epoch, uint64_t place) {
 
 Ticket TicketQueue::position() {
   const std::scoped_lock lock(mutex_);
-  if (is_active_ && deliver_ != end_) return ticket_at(epoch_, deliver_);
+  // At the end of this rank's batches others may have some.
+  const bool has_left = deliver_ != end_ || (end_ == order_.batches() && !order_.is_end_of_all(end_));
+  if (is_active_ && has_left) return ticket_at(epoch_, deliver_);
   return has_start_ ? start_ : ticket_at(epoch_ + 1, 0);
 }
 

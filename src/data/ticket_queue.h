@@ -53,10 +53,9 @@ struct TicketFailure {
 // lies in its entry of ring_ as filled, failed or skipped.
 class TicketQueue {
  public:
-  // batches: of an epoch; -1 for no end. round_robin: the number of workers among which the batches go round;
-  // 0: the next worker that asks gets the next batch. feed: its number in a timeline.
-  explicit TicketQueue(Ref<Slots> slots, int64_t batches, int32_t round_robin = 0, uint32_t feed = 0,
-                       Order order = {});
+  // round_robin: the number of workers among which the batches go round; 0: the next worker that asks gets
+  // the next batch. feed: its number in a timeline.
+  explicit TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin = 0, uint32_t feed = 0);
 
   // For workers: slot is the one that the caller has taken for the ticket. A batch of a past epoch, or one
   // that was given up, is dropped, and its slot is free.
@@ -164,7 +163,6 @@ class TicketQueue {
 
   // Constant after construction.
   const Ref<Slots> slots_;
-  const uint64_t usual_end_;  // of an epoch: UINT64_MAX for none
   const uint64_t round_robin_;
   const uint32_t feed_;
   const Order order_;

@@ -26,7 +26,7 @@ using NextBatch = TicketQueue::NextBatch;
 struct Bench {
   Bench(int32_t slot_count, int64_t batches)
       : slots(Slots::create({slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))})),
-        queue(slots, batches) {}
+        queue(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches))) {}
 
   struct Job {
     Ticket ticket;

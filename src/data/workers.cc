@@ -25,9 +25,12 @@ thread_local const Workers* working_for = nullptr;
 std::atomic<uint32_t> feeds{0};
 
 Order order_of(const tenon_feed_options& options) {
-  if ((options.flags & TENON_SHUFFLE) == 0) return {};
+  const Order order(options.batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(options.batches),
+                    static_cast<uint64_t>(options.rank),
+                    static_cast<uint64_t>(std::max(options.world_size, 1)));
+  if ((options.flags & TENON_SHUFFLE) == 0) return order;
   if (options.batches < 0) throw_error(Code::kValue, "a feed that is shuffled needs batches >= 0");
-  return {static_cast<uint64_t>(options.batches), options.seed};
+  return order.shuffled(options.seed);
 }
 
 bool wants_processes(const tenon_feed_options& options) { return (options.flags & TENON_PROCESSES) != 0; }
@@ -71,8 +74,8 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
       slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
       count_(workers_of(generator, options)),
-      queue_(slots_, options.batches, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_,
-             order_of(options)),
+      order_(order_of(options)),
+      queue_(slots_, order_, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_),
       times_(static_cast<size_t>(count_)),
       fields_(static_cast<size_t>(count_), std::vector<void*>(schema_->fields().size())),
       shapes_(static_cast<size_t>(count_), std::vector<int64_t*>(schema_->fields().size())) {

@@ -21,8 +21,21 @@ static void look_at_it(void) {
 
 static void run_it(void) {
   tenon_plugin_options plugin_options = {sizeof plugin_options, 0, 5, "{\"rows\": 3}"};
-  tenon_feed_options options = {sizeof options,        2, 6, 0, 4, 5, TENON_ON_ERROR_RAISE, 0,
-                                TENON_ON_STARVED_WAIT, 0, 0, 0};
+  /* Of a caller that was compiled before rank was added. */
+  tenon_feed_options options = {offsetof(tenon_feed_options, rank),
+                                2,
+                                6,
+                                0,
+                                4,
+                                5,
+                                TENON_ON_ERROR_RAISE,
+                                0,
+                                TENON_ON_STARVED_WAIT,
+                                0,
+                                0,
+                                0,
+                                7,
+                                3};
   tenon_error error = TENON_ERROR_INIT;
   tenon_generator generator;
   tenon_schema* schema = NULL;
@@ -31,6 +44,9 @@ static void run_it(void) {
   uint64_t index;
   OK(tenon_plugin_open(TENON_TEST_PLUGIN, &plugin_options, NULL, &schema, &generator, &error));
   CHECK(tenon_schema_field_count(schema) == 2 && tenon_schema_rows(schema) == 3);
+  options.struct_size = sizeof options;
+  FAILS(TENON_ERR_VALUE, tenon_feed_create(&generator, schema, &options, &feed, &error));
+  options.struct_size = offsetof(tenon_feed_options, rank);
   OK(tenon_feed_create(&generator, schema, &options, &feed, &error));
   OK(tenon_feed_begin(feed, &error));
   for (index = 0; index < 4; index++) {

@@ -39,7 +39,7 @@ class Epoch:
         feed._native.begin()
         self._feed = feed
         if feed.progress is not None:
-            self._progress = Progress(feed.progress, feed, feed._native.position()[1])
+            self._progress = Progress(feed.progress, feed, feed._own(feed._native.position()[1]))
         self._next = _next_of(feed._native)
         self._convert = convert
         feed._epoch = weakref.ref(self)

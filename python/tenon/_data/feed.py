@@ -70,8 +70,8 @@ class Feed(Forms):
         slots then lie in memory that the workers map. If this process forks, the child sees that inherited
         slots are filled again, so copy what the child needs.
     batches : int, optional
-        The number of batches of an epoch. The loop of a `worker` that returns before is an error. None: an
-        epoch ends where the generator ends it, if it does.
+        The number of batches of an epoch, of all ranks together. The loop of a `worker` that returns before
+        is an error. None: an epoch ends where the generator ends it, if it does.
     seed : int
         The seeds of batches depend on it; taken modulo 2**64.
     timeout : float, optional
@@ -104,6 +104,12 @@ class Feed(Forms):
     shuffle : bool
         Each epoch has its batches in another order, which depends only on ``seed`` and the epoch. A batch
         keeps its index and seed, and so its content. Needs ``batches``.
+    rank, world_size : int
+        For training with several processes that have a feed each, with the same arguments otherwise. This
+        feed delivers the batches at the places ``rank``, ``rank + world_size``, ``rank + 2 * world_size``,
+        ... of the epoch; without ``shuffle`` the places are the indices. The feeds of all ranks together
+        deliver each batch of the epoch once. If ``batches`` is not a multiple of ``world_size``, the last
+        ranks get one batch less.
     check : bool, optional
         Makes it an error of a Python generator if it passes on a batch of which a field was not written: the
         fill did not use the array of the field, neither by access nor by assignment. Without the check,
@@ -138,6 +144,8 @@ class Feed(Forms):
         progress: Any = None,
         shared: bool | str = False,
         shuffle: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
         check: bool | None = None,
     ) -> None:
         if isinstance(generator, Worker):
@@ -175,6 +183,12 @@ class Feed(Forms):
         shuffle = flag(shuffle, "shuffle")
         if shuffle and batches is None:
             raise ValueError("shuffle is True: an epoch without an end cannot be shuffled, so give batches=")
+        world_size = count(world_size, "world_size", 1, INT32_MAX)
+        rank = count(rank, "rank", 0, INT32_MAX)
+        if rank >= world_size:
+            raise ValueError(
+                f"rank is {rank}, and world_size is {world_size}: a rank is a number from 0 to world_size - 1"
+            )
         check = _is_debug() if check is None else flag(check, "check")
         if not isinstance(processes, str):
             processes = flag(processes, "processes")
@@ -190,16 +204,17 @@ class Feed(Forms):
         self.name = name_for(shared, on_starved)
         self.generator = generator
         self.schema = schema
-        self.batches = batches
+        self._ranks = (rank, world_size)
+        self._batches_of_all = batches
+        self.batches = None if batches is None else self._own(batches)
         self._shuffle_seed = seed % 2**64 if shuffle else None
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
-        source, constants, self._workers = _source_of(
-            generator, schema, processes, Rules(check, batches, shuffle)
-        )
+        rules = Rules(check, batches, counts_by_index=not shuffle and world_size == 1)
+        source, constants, self._workers = _source_of(generator, schema, processes, rules)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
@@ -222,6 +237,8 @@ class Feed(Forms):
                 prepares=hasattr(self._workers, "prepare"),
                 shared_slots=bool(shared),
                 shuffle=shuffle,
+                rank=rank,
+                world_size=world_size,
             )
         except BaseException:
             if self._workers is not None:
@@ -331,9 +348,18 @@ class Feed(Forms):
 
     def state_dict(self) -> dict[str, int]:
         """The position of the feed: ``epoch``, and ``next``, the number of batches before the next one. It is
-        the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed."""
+        the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed.
+
+        With ``world_size``, ``next`` counts the batches of all ranks. The state is the same for all ranks
+        that have delivered the same number of batches, and can be restored with another ``world_size``.
+        """
         epoch, index = self._native.position()
         return {"epoch": epoch, "next": index} | self._order_state()
+
+    def _own(self, places: int) -> int:
+        """How many of the first places of an epoch are this rank's."""
+        rank, world_size = self._ranks
+        return len(range(rank, places, world_size))
 
     def _order_state(self) -> dict[str, int]:
         return {"shuffle": self._shuffle_seed} if self._shuffle_seed is not None else {}
@@ -356,8 +382,8 @@ class Feed(Forms):
                 f"state is {state}: this feed has another order, {self._order_state() or 'that of the index'}"
             )
         epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
-        if self.batches is not None and index > self.batches:
-            raise ValueError(f"state is {state}: this feed has {self.batches} batches in an epoch")
+        if self._batches_of_all is not None and index > self._batches_of_all:
+            raise ValueError(f"state is {state}: an epoch has {self._batches_of_all} batches")
         self._native.seek(epoch, index)
 
     def end(self) -> None:

@@ -258,10 +258,10 @@ class Rules(NamedTuple):
 
     check: bool = False  # a batch of which a field was not written is an error
     batches: int | None = None  # of an epoch, whose end the loop does not decide
-    is_shuffled: bool = False
+    counts_by_index: bool = True  # of the epoch: the index is the number of batches before
 
     def early_end_text(self, index: int) -> str:
-        came = "not all" if self.is_shuffled else f"{index}"
+        came = f"{index}" if self.counts_by_index else "not all"
         return (
             f"the loop returned before it passed on batch {index}: {came} of the {self.batches} batches of "
             "the epoch came. The next step of the loop passes a batch on, so loop over all of `batches`, "
@@ -523,8 +523,8 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     the same for any number of workers. An exception is raised in the consumer at the position of the batch,
     and the function is called again for the next batch.
 
-    `WorkerBatch.end` or a StopIteration that leaves the function ends the epoch before the open batch. So does
-    a return, unless the feed has ``batches``: then it is an error at the position of the batch.
+    `WorkerBatch.end` or a StopIteration that leaves the function ends the epoch before the open batch. So
+    does a return, unless the feed has ``batches``: then it is an error at the position of the batch.
 
     Parameters
     ----------

@@ -208,10 +208,10 @@ def test_exchanges_leave_nothing_behind(kind):
     assert blocks < n // 20, f"{blocks} blocks of CPython after {n} rounds"
     assert nbytes < max(n // 2, 4096), f"{nbytes} bytes of malloc after {n} rounds"
     assert live.counts() == before
-    if live.n_file_descriptors() != descriptors:  # a thread of another library may have opened one meanwhile
+    if live.n_file_descriptors() > descriptors:  # a thread of another library may have opened one meanwhile
         descriptors = live.n_file_descriptors()
         growth(call, n)
-        assert live.n_file_descriptors() == descriptors
+        assert live.n_file_descriptors() <= descriptors  # less: others that earlier tests left have closed
     assert x.flags.writeable
 
 
