@@ -1221,7 +1221,11 @@ class NativeLease:
         Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.
         """
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> _bool:
+        """
+        Takes a request back, or releases the lease. False: it was granted, and is released as soon as that has been
+        told.
+        """
 
     def release(self) -> _bool: ...
 
