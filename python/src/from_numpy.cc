@@ -23,7 +23,9 @@ constexpr const char* kDocumentation =
     "The memory of a NumPy array as an NDArray: both see each other's writes.\n\n"
     "Parameters\n----------\n"
     "x : numpy.ndarray\n"
-    "    Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray.\n"
+    "    Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. A view that "
+    "was taken of\n"
+    "    an array on loan is read-only, and lends that array once more.\n"
     "zero_copy : bool\n"
     "    False copies the elements into new memory, and leaves ``x`` as it is.\n"
     "mode : {'readonly', 'writable', 'move'}\n"
@@ -70,20 +72,6 @@ void check_strides(PyArrayObject* x) {
   }
 }
 
-// The array at the end of x's chain of bases, and what that one stands on (null: memory of its own).
-struct Root {
-  PyArrayObject* array;
-  PyObject* exporter;
-};
-Root root_of(PyArrayObject* x) noexcept {
-  PyObject* base = PyArray_BASE(x);
-  while (base != nullptr && is_numpy_array(base)) {
-    x = as_numpy(base);
-    base = PyArray_BASE(x);
-  }
-  return {x, base};
-}
-
 // x in the words of the C ABI; strides has room for NPY_MAXDIMS entries.
 void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   *out = {};
@@ -111,8 +99,8 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
 }
 
 // x is a part of root: the whole of root's memory is what the storage registers.
-void describe_extent(PyArrayObject* root, tenon_adoption* out) noexcept {
-  const Addresses extent = addresses_of(reinterpret_cast<PyObject*>(root));
+void describe_extent(PyObject* root, tenon_adoption* out) noexcept {
+  const Addresses extent = addresses_of(root);
   if (extent.begin == extent.end) return;
   out->extent = extent.begin;
   out->extent_nbytes = static_cast<uint64_t>(extent.end - extent.begin);
@@ -176,6 +164,16 @@ nb::object native(nb::handle x) {
   return owned(PyArray_FromArray(as_numpy(x.ptr()), dtype, flags));
 }
 
+// The node that owns the memory of x for an array, which may write it unless it is read-only.
+OwnedNode lend_to_array(PyObject* x, LendMode mode, bool is_readonly, LentBy by) {
+  const Lending how{current_site(), by};
+  if (mode != LendMode::kReadonly) return lend(x, is_readonly ? Writers::kNone : Writers::kBoth, how);
+  if (!is_readonly) return lend(x, Writers::kBorrower, how);
+  // What is a view of an array on loan lends that array: else it would become writable too early.
+  PyObject* const lent_base = lent_base_of(x);
+  return lent_base != nullptr ? lend(lent_base, Writers::kBorrower, how) : lend(x, Writers::kNone, how);
+}
+
 bool is_numpy(nb::handle object) {
   if (PyArray_API == nullptr) {
     static Name numpy("numpy");
@@ -217,8 +215,8 @@ Array lend_numpy(nb::handle object, LendMode mode, LentBy by) {
   int64_t strides[NPY_MAXDIMS];
   tenon_adoption adoption;
   describe(x, &adoption, strides);
-  const Root root = root_of(x);
-  if (root.array != x) describe_extent(root.array, &adoption);
+  const Root root = root_of(object.ptr());
+  if (root.array != object.ptr()) describe_extent(root.array, &adoption);
   const bool is_writable = (PyArray_FLAGS(x) & NPY_ARRAY_WRITEABLE) != 0;
   const bool is_readonly = !is_writable && !is_lent(object.ptr());
   if (is_readonly) adoption.flags |= TENON_READONLY;
@@ -227,8 +225,7 @@ Array lend_numpy(nb::handle object, LendMode mode, LentBy by) {
   }
   if (mode == LendMode::kMove) check_movable(x);
   OwnedNode owner(mode == LendMode::kMove ? OwnedNode(new owners::Object(object))
-                  : is_readonly ? lend_readonly(object.ptr(), {current_site(), by})
-                                : lend(object.ptr(), mode == LendMode::kReadonly, {current_site(), by}));
+                                          : lend_to_array(object.ptr(), mode, is_readonly, by));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;
   Array array = Array::adopt_described(adoption);

@@ -104,16 +104,19 @@ class NativeLease {
   // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
   std::string call_ahead() const { return buffer_call_ahead(array_.get(), Access{options_.access}); }
 
-  // No caller waits for it any more: takes the request back, or releases it as soon as it has been told of.
-  void cancel() {
+  // No caller waits for it any more: takes the request back, or releases the lease. False: another thread has
+  // granted it and is about to tell; it is released then.
+  bool cancel() {
     const owners::Collector collector;
     if (tenon_lease_cancel(&lease_) != 0) {
       owners::release(std::exchange(notice_, nullptr));
     } else if (notice_ != nullptr) {
       notice_->is_abandoned = true;
+      return false;
     } else {
       (void)tenon_lease_release(&lease_);
     }
+    return true;
   }
 
   bool release() {
@@ -230,7 +233,9 @@ void add_leases(nb::module_& module) {
            "block and are in its way; with False only that.\n")
       .def("call_ahead", &NativeLease::call_ahead,
            "Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.")
-      .def("cancel", &NativeLease::cancel)
+      .def("cancel", &NativeLease::cancel,
+           "Takes a request back, or releases the lease. False: it was granted, and is released as soon as "
+           "that has been\ntold.")
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
       .def("detach", &NativeLease::detach)

@@ -10,28 +10,28 @@ namespace tenon::python {
 namespace {
 
 struct Lend : owners::Node {
-  Lend(void (*finish_function)(Node*), bool is_readonly_lend, const Lending& how) noexcept
-      : Node(finish_function), site(how.site), by(how.by), is_readonly(is_readonly_lend) {}
+  Lend(void (*finish_function)(Node*), Writers who_writes, const Lending& how) noexcept
+      : Node(finish_function), site(how.site), by(how.by), writers(who_writes) {}
   const char* site;
   LentBy by;
-  bool is_readonly;
+  Writers writers;
 };
 
 // The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
 // the one reference that Tenon has to it.
 struct Lender : Lend {
-  Lender(PyObject* x, bool is_readonly_lend, const Lending& how);
+  Lender(PyObject* x, Writers who_writes, const Lending& how);
   bool is_over = false;  // the first lend
   PyObject* array;
   Lender* next_in_bucket = nullptr;
   struct FurtherLend* further = nullptr;  // the latest of them
   uint32_t n_lends = 1;
-  uint32_t n_readonly;  // lends for which the flag is cleared
+  uint32_t n_cleared;  // lends for which the flag is cleared
 };
 
 // Another lend of the same array, in the list of its lender.
 struct FurtherLend : Lend {
-  FurtherLend(Lender* first, bool is_readonly_lend, const Lending& how);
+  FurtherLend(Lender* first, Writers who_writes, const Lending& how);
   ~FurtherLend();
   Lender* lender;
   FurtherLend* older;
@@ -110,23 +110,8 @@ class Table {
 
 constinit Table table;
 
-struct ReadonlyLend : Lend {
-  ReadonlyLend(PyObject* x, const Lending& how);
-  PyObject* array;
-};
-
-void finish_readonly(owners::Node* node) {
-  auto* const self = static_cast<ReadonlyLend*>(node);
-  PyObject* const array = self->array;
-  delete self;
-  Py_DECREF(array);
-}
-
-ReadonlyLend::ReadonlyLend(PyObject* x, const Lending& how)
-    : Lend(finish_readonly, true, how), array(Py_NewRef(x)) {}
-
-void end_lend(Lender* lender, bool is_readonly) {
-  if (is_readonly && --lender->n_readonly == 0)
+void end_lend(Lender* lender, Writers writers) {
+  if (writers == Writers::kBorrower && --lender->n_cleared == 0)
     PyArray_ENABLEFLAGS(as_numpy(lender->array), NPY_ARRAY_WRITEABLE);
   if (--lender->n_lends != 0) return;
   table.erase(lender);
@@ -138,22 +123,24 @@ void end_lend(Lender* lender, bool is_readonly) {
 void finish_first(owners::Node* node) {
   auto* const lender = static_cast<Lender*>(node);
   lender->is_over = true;
-  end_lend(lender, lender->is_readonly);
+  end_lend(lender, lender->writers);
 }
 
 void finish_further(owners::Node* node) {
   auto* const self = static_cast<FurtherLend*>(node);
   Lender* const lender = self->lender;
-  const bool is_readonly = self->is_readonly;
+  const Writers writers = self->writers;
   delete self;
-  end_lend(lender, is_readonly);
+  end_lend(lender, writers);
 }
 
-Lender::Lender(PyObject* x, bool is_readonly_lend, const Lending& how)
-    : Lend(finish_first, is_readonly_lend, how), array(Py_NewRef(x)), n_readonly(is_readonly_lend ? 1 : 0) {}
+Lender::Lender(PyObject* x, Writers who_writes, const Lending& how)
+    : Lend(finish_first, who_writes, how),
+      array(Py_NewRef(x)),
+      n_cleared(who_writes == Writers::kBorrower ? 1 : 0) {}
 
-FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, const Lending& how)
-    : Lend(finish_further, is_readonly_lend, how), lender(first), older(first->further) {
+FurtherLend::FurtherLend(Lender* first, Writers who_writes, const Lending& how)
+    : Lend(finish_further, who_writes, how), lender(first), older(first->further) {
   if (older != nullptr) older->newer = this;
   first->further = this;
 }
@@ -161,6 +148,12 @@ FurtherLend::FurtherLend(Lender* first, bool is_readonly_lend, const Lending& ho
 FurtherLend::~FurtherLend() {
   if (older != nullptr) older->newer = newer;
   (newer != nullptr ? newer->older : lender->further) = older;
+}
+
+// Null: lend() did not make the node.
+const Lend* lend_of(const owners::Node* node) noexcept {
+  const bool is_lend = node != nullptr && (node->finish == finish_first || node->finish == finish_further);
+  return is_lend ? static_cast<const Lend*>(node) : nullptr;
 }
 
 bool do_overlap(const Addresses& a, const Addresses& b) noexcept {
@@ -176,8 +169,8 @@ nb::list borrowers(nb::handle x) {
   }
   nb::list found;
   for (const Loan& loan : loans_of(x.ptr())) {
-    found.append(nb::make_tuple(loan.is_readonly ? "readonly" : "writable", loan.array.attr("shape"),
-                                nb::str(nb::object(loan.array.attr("dtype"))),
+    found.append(nb::make_tuple(loan.writers == Writers::kBoth ? "writable" : "readonly",
+                                loan.array.attr("shape"), nb::str(nb::object(loan.array.attr("dtype"))),
                                 loan.site != nullptr ? loan.site : ""));
   }
   return found;
@@ -188,7 +181,7 @@ nb::list borrowers(nb::handle x) {
 nb::object lone_loan(const Array& array) {
   auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
   const Loan loan = loan_of(node);
-  if (!loan.is_readonly || !is_known_to_tenon_only(loan.array.ptr(), 1)) return nb::none();
+  if (loan.writers != Writers::kBorrower || !is_known_to_tenon_only(loan.array.ptr(), 1)) return nb::none();
   return nb::str(loan.site != nullptr ? loan.site : "");
 }
 
@@ -196,30 +189,54 @@ nb::object lone_loan(const Array& array) {
 
 bool is_lent(PyObject* x) noexcept {
   const Lender* const lender = table.find(x);
-  return lender != nullptr && lender->n_readonly != 0;
+  return lender != nullptr && lender->n_cleared != 0;
 }
 
-OwnedNode lend(PyObject* x, bool is_readonly, const Lending& how) {
+PyObject* lent_base_of(PyObject* x) noexcept {
+  bool has_other_views = false;
+  for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
+       base = PyArray_BASE(as_numpy(base))) {
+    if (is_lent(base)) return base;
+    has_other_views |= Py_REFCNT(base) > 1;
+  }
+  if (!has_other_views) return nullptr;
+  // The base of a view of a view is that of both. Of several lent views around x the widest one counts.
+  const PyObject* const root = root_of(x).array;
+  const Addresses inner = addresses_of(x);
+  PyObject* found = nullptr;
+  ptrdiff_t widest = 0;
+  table.visit([&](const Lender& lender) {
+    if (lender.n_cleared == 0) return;
+    const Addresses outer = addresses_of(lender.array);
+    const bool is_inside = outer.begin <= inner.begin && inner.end <= outer.end && inner.begin < inner.end;
+    if (!is_inside || outer.end - outer.begin <= widest) return;
+    if (root_of(lender.array).array != root) return;
+    found = lender.array;
+    widest = outer.end - outer.begin;
+  });
+  return found;
+}
+
+OwnedNode lend(PyObject* x, Writers writers, const Lending& how) {
+  const bool is_cleared = writers == Writers::kBorrower;
   OwnedNode node;
   if (Lender* const first = table.find(x)) {
-    node.reset(new FurtherLend(first, is_readonly, how));
+    node.reset(new FurtherLend(first, writers, how));
     ++first->n_lends;
-    first->n_readonly += is_readonly ? 1 : 0;
+    first->n_cleared += is_cleared ? 1 : 0;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x, is_readonly, how);
+    auto* const lender = new Lender(x, writers, how);
     table.insert(lender);
     node.reset(lender);
   }
-  if (is_readonly) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
+  if (is_cleared) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);
   return node;
 }
 
-OwnedNode lend_readonly(PyObject* x, const Lending& how) { return OwnedNode(new ReadonlyLend(x, how)); }
-
 bool is_lent_by_user(const owners::Node* node) noexcept {
-  const bool is_lend = original_of(node) != nullptr || (node != nullptr && node->finish == finish_readonly);
-  return is_lend && static_cast<const Lend*>(node)->by == LentBy::kFromNumpy;
+  const Lend* const lend = lend_of(node);
+  return lend != nullptr && lend->by == LentBy::kFromNumpy;
 }
 
 std::vector<Loan> loans_of(PyObject* x) {
@@ -228,10 +245,10 @@ std::vector<Loan> loans_of(PyObject* x) {
   table.visit([&](const Lender& lender) {
     if (!do_overlap(wanted, addresses_of(lender.array))) return;
     const nb::object array = nb::borrow(lender.array);
-    if (!lender.is_over) loans.push_back({array, lender.is_readonly, lender.site});
+    if (!lender.is_over) loans.push_back({array, lender.writers, lender.site});
     const auto oldest = static_cast<ptrdiff_t>(loans.size());
     for (const FurtherLend* lend = lender.further; lend != nullptr; lend = lend->older)
-      loans.insert(loans.begin() + oldest, {array, lend->is_readonly, lend->site});
+      loans.insert(loans.begin() + oldest, {array, lend->writers, lend->site});
   });
   return loans;
 }
@@ -239,8 +256,8 @@ std::vector<Loan> loans_of(PyObject* x) {
 Loan loan_of(const owners::Node* node) noexcept {
   PyObject* const array = original_of(node);
   if (array == nullptr) return {};
-  const auto& lend = *static_cast<const Lend*>(node);
-  return {nb::borrow(array), lend.is_readonly, lend.site};
+  const Lend& lend = *lend_of(node);
+  return {nb::borrow(array), lend.writers, lend.site};
 }
 
 Addresses addresses_of(PyObject* x) noexcept {
@@ -255,11 +272,20 @@ Addresses addresses_of(PyObject* x) noexcept {
   return {low, high};
 }
 
+Root root_of(PyObject* x) noexcept {
+  PyObject* base = PyArray_BASE(as_numpy(x));
+  while (base != nullptr && is_numpy_array(base)) {
+    x = base;
+    base = PyArray_BASE(as_numpy(x));
+  }
+  return {x, base};
+}
+
 PyObject* original_of(const owners::Node* node) noexcept {
-  if (node == nullptr) return nullptr;
-  if (node->finish == finish_first) return static_cast<const Lender*>(node)->array;
-  if (node->finish == finish_further) return static_cast<const FurtherLend*>(node)->lender->array;
-  return nullptr;
+  const Lend* const lend = lend_of(node);
+  if (lend == nullptr || lend->writers == Writers::kNone) return nullptr;
+  if (node->finish == finish_first) return static_cast<const Lender*>(lend)->array;
+  return static_cast<const FurtherLend*>(lend)->lender->array;
 }
 
 bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept {

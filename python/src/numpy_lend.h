@@ -20,6 +20,9 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 
 // x's flag is cleared by one lend at least.
 bool is_lent(PyObject* x) noexcept;
+// The array whose flag is cleared so and of which x may be a view that was taken meanwhile, which is then
+// read-only for the lend alone; null: there is none. May look at all lends.
+PyObject* lent_base_of(PyObject* x) noexcept;
 
 // Whether the user has lent x, and may end that by `with`.
 enum class LentBy : uint8_t { kFromNumpy, kTenon };
@@ -29,12 +32,16 @@ struct Lending {
   LentBy by;
 };
 
-// Keeps x alive; with is_readonly clears its flag, and finish gives it back. Requires: x is a NumPy array
-// that is writable, or is_lent(x).
-OwnedNode lend(PyObject* x, bool is_readonly, const Lending& how);
+// What may write the memory of a NumPy array while it is lent.
+enum class Writers : uint8_t {
+  kBoth,
+  kBorrower,  // the array's flag is cleared
+  kNone,      // the array was read-only before
+};
 
-// Keeps x, which nothing writes, alive: there is no flag to give back.
-OwnedNode lend_readonly(PyObject* x, const Lending& how);
+// Keeps x alive; clears its flag if only the borrower writes, and finish gives it back. Requires: x is a
+// NumPy array; unless nothing writes, it is writable or is_lent(x).
+OwnedNode lend(PyObject* x, Writers writers, const Lending& how);
 
 // The node was made by one of these, for from_numpy().
 bool is_lent_by_user(const owners::Node* node) noexcept;
@@ -42,7 +49,7 @@ bool is_lent_by_user(const owners::Node* node) noexcept;
 // One lend that has not ended.
 struct Loan {
   nb::object array;  // the NumPy array
-  bool is_readonly = false;
+  Writers writers = Writers::kBoth;
   const char* site = nullptr;
 };
 // The lends of NumPy arrays whose memory shares addresses with x, a NumPy array. Looks at all lends.
@@ -51,7 +58,7 @@ std::vector<Loan> loans_of(PyObject* x);
 // The lend that made this node; its array is empty if lend() did not make it.
 Loan loan_of(const owners::Node* node) noexcept;
 
-// The array that was lent with this node, if it was made by lend().
+// The array that was lent with this node, if it was made by lend() and something writes it.
 PyObject* original_of(const owners::Node* node) noexcept;
 
 // The program still refers to a lent array, or to a writable one of its bases, and so may read (or write) the
@@ -68,6 +75,13 @@ struct Addresses {
   char* end;
 };
 Addresses addresses_of(PyObject* x) noexcept;
+
+// The array at the end of x's chain of bases, and what that one stands on (null: memory of its own).
+struct Root {
+  PyObject* array;
+  PyObject* exporter;
+};
+Root root_of(PyObject* x) noexcept;
 
 void add_numpy_lend(nb::module_& module);
 

@@ -865,7 +865,8 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
     Parameters
     ----------
     x : numpy.ndarray
-        Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray.
+        Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. A view that was taken of
+        an array on loan is read-only, and lends that array once more.
     zero_copy : bool
         False copies the elements into new memory, and leaves ``x`` as it is.
     mode : {'readonly', 'writable', 'move'}
@@ -1221,7 +1222,11 @@ class NativeLease:
         Of a lease that was granted to a task: the call that uses a buffer, for which it has to wait.
         """
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> _bool:
+        """
+        Takes a request back, or releases the lease. False: it was granted, and is released as soon as that has been
+        told.
+        """
 
     def release(self) -> _bool: ...
 

@@ -27,7 +27,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
   const std::string holder = is_behind_view ? found_text_of(conflict.holder) : text_of(conflict.holder);
   switch (conflict.reason) {
     case Conflict::Reason::kHostView:
-      return make_error(Code::kLeaseConflict, what, " in an op: ordinary code holds ", holder);
+      return make_error(Code::kLeaseConflict, what, ": ordinary code holds ", holder);
     case Conflict::Reason::kOwnLease:
       return make_error(Code::kLeaseConflict, what, ": this code holds ", holder,
                         ", which allows reading only");

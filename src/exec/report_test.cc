@@ -107,6 +107,25 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
   EXPECT_EQ(text_of_wait_for(*third), "") << "nothing is in its way any more";
 }
 
+TEST_F(ReportOfAWait, NamesTheWayOutBehindALeaseThatHasAnOwner) {
+  constexpr const char* kWayOut =
+      "; the lease belongs to that thread or its asyncio task: if that waits for ";
+  Conflict conflict;
+  CellLease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&conflict));
+  const Ref<Op> first = push({write(a), write(b)}, [] {});
+  const Ref<Op> second = push({write(b)}, [] {});
+  for (const Ref<Op>& op : {first, second}) {
+    const std::string text = text_of_wait_for(*op);
+    EXPECT_LT(text.find("waits for a lease for writing"), text.find(kWayOut)) << text;
+    EXPECT_NE(text.find(kWayOut), std::string::npos) << text;
+  }
+  lease.detach();
+  EXPECT_EQ(text_of_wait_for(*second).find(kWayOut), std::string::npos) << "it has no owner";
+  (void)lease.release();
+  wait(second);
+}
+
 TEST_F(ReportOfAWait, OfALongWayNamesTheBeginAndTheEnd) {
   keep(view, write(a));
   std::vector<Cell> row(8);

@@ -50,7 +50,10 @@ Holder Holder::of(const RequestPart& part) noexcept {
   o.is_granted = part.is_granted && !part.needs_grant;
   o.thread = request.owner.number;
   o.since_ms = request.since_ms;
-  o.has_view = request.kind == HolderKind::kLease && part.views != nullptr;
+  if (request.kind == HolderKind::kLease) {
+    o.has_view = part.views != nullptr;
+    o.has_owner = o.is_granted && !request.is_detached.load(std::memory_order_relaxed);
+  }
   o.extent = part.extent;
   copy_text(o.name, sizeof o.name, request.name);
   copy_text(o.site, sizeof o.site, request.site);

@@ -23,9 +23,10 @@ struct Holder {
   // Texts are set up to their NUL, because to clear the rest takes longer than a lease.
   char name[64];  // of a process: its command
   char site[192];
-  bool has_view = false;  // it is a view, or a lease under which one lives
-  Extent extent;          // of this process; not of a process
-  char note[384];         // of a process: what holds the memory there, if it has told
+  bool has_view = false;   // it is a view, or a lease under which one lives
+  bool has_owner = false;  // it is a lease that is held, by a thread or task
+  Extent extent;           // of this process; not of a process
+  char note[384];          // of a process: what holds the memory there, if it has told
 
   Holder() noexcept { name[0] = site[0] = note[0] = '\0'; }
   static Holder of(const RequestPart& part) noexcept;  // requires the lock of the queue

@@ -171,6 +171,13 @@ std::string text_of_wait(const WaitNode& node) {
       text += path.is_cut && i + 1 == path.count ? ", which in the end waits for " : ", which waits for ";
     text += found_text_of(path.holders[i]);
   }
+  // The owner may wait for this waiter in a way that the library cannot see: by a join, or for a future.
+  if (path.count != 0 && path.holders[path.count - 1].has_owner) {
+    text +=
+        "; the lease belongs to that thread or its asyncio task: if that waits for this code, neither goes "
+        "on; "
+        "use the array before the block of the lease, or pass the block's view to this code";
+  }
   return text;
 }
 

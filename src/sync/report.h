@@ -26,8 +26,8 @@ void set_view_finder(ViewFinder find) noexcept;
 std::string found_text_of(const Holder& holder);
 // The same without ages: for a reader at a later time.
 std::string lasting_text_of(const Holder& holder);
-// "a lease for writing, ...", or "the op 'b' that ..., which waits for a view of it, ...". "": nothing is in
-// the waiter's way any more.
+// "a lease for writing, ...", or "the op 'b' that ..., which waits for a view of it, ..."; after a lease what
+// to do if its owner waits for the waiter. "": nothing is in the waiter's way any more.
 std::string text_of_wait(const WaitNode& node);
 
 // Reports each view that outlived its lease and keeps this waiter waiting, once, by the hook.

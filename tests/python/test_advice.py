@@ -197,6 +197,20 @@ def test_the_advice_for_an_argument_of_a_native_function_works(name, is_pushed):
         assert fresh.tolist() == [[2, 2], [2, 2]]
 
 
+@pytest.mark.parametrize(
+    ("on_conflict", "begin"),
+    [("raise", "cannot push an op on the array"), ("copy", "cannot leave the old values of the array")],
+)
+def test_a_refusal_because_of_a_view_says_what_was_refused_and_who_holds_the_view(on_conflict, begin):
+    a = tn.zeros(3)
+    x = np.asarray(a)
+    with pytest.raises(tn.LeaseConflict) as caught:
+        tn.push(tn.fill, tn.out(a), 1, on_conflict=on_conflict)
+    rest = r" of shape \(3,\) and dtype float32: ordinary code holds a writable view of it, taken at "
+    assert re.match(re.escape(begin) + rest, str(caught.value)), caught.value
+    del x
+
+
 def test_a_view_whose_place_is_not_found_leaves_all_ways_open(monkeypatch):
     a = tn.zeros(3)
     hidden = np.empty(1, object)

@@ -4,14 +4,17 @@ waits for itself."""
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 
+import native_library
 import pytest
 
 import tenon as tn
@@ -164,6 +167,61 @@ def test_cancels_and_grants_of_another_thread_in_any_order_leave_nothing():
 
     asyncio.run(main())
     assert entered >= 300, seed
+
+
+@contextlib.contextmanager
+def gil_kept(loop, monkeypatch):
+    """The thread of the loop keeps the GIL, also between steps that follow at once: another thread that asks
+    for it gets it only where the loop sleeps."""
+    select = loop._selector.select
+    before = sys.getswitchinterval()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._selector, "select", lambda seconds: [] if seconds == 0 else select(seconds))
+        sys.setswitchinterval(1000)
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("n_cancels", [0, 1, 2])
+def test_a_task_that_gives_up_before_it_is_told_of_its_grant_holds_nothing(n_cancels, monkeypatch):
+    """A worker grants the lease without the GIL, and cannot tell before it gets that. The task gives up in
+    between: by its timeout, or because it is cancelled."""
+    a = tn.ones(1000)
+    clear = tn.c_function(native_library.generators(), "void clear(void *bytes, size_t n)", threadsafe=True)
+    timeout = 0.01 if n_cancels == 0 else None
+
+    async def write():
+        try:
+            async with a.write(timeout=timeout):
+                raise AssertionError("it gave up")
+        except BaseException as error:
+            return error, [holder.kind for holder in a.leases()], a.tolist()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        lease = a.lease("w").detach()
+        tn.push(clear, tn.out(a), a.nbytes)
+        waiting = asyncio.create_task(write())
+        await until_waiting(a)
+        with gil_kept(loop, monkeypatch):
+            lease.release()
+            while [(holder.kind, holder.is_granted) for holder in a.leases()] != [("lease", True)]:
+                pass  # the op runs, and its worker goes on to the lease
+            end = loop.time() + 0.02
+            while n_cancels == 0 and loop.time() < end:
+                pass
+            for _ in range(n_cancels):
+                waiting.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            return await waiting
+
+    error, holders, values = asyncio.run(main())
+    assert isinstance(error, TimeoutError if n_cancels == 0 else asyncio.CancelledError)
+    assert n_cancels != 0 or re.fullmatch(r"cannot .* in the time given \(0.01 s\)", str(error)), error
+    assert (holders, values) == ([], [0] * 1000)
 
 
 def test_a_task_that_has_waited_is_told_that_the_memory_holds_no_value():

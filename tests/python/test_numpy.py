@@ -385,14 +385,104 @@ def test_each_loan_of_an_array_is_a_borrower_of_its_own():
     assert tn.borrowers(x) == []
 
 
+@pytest.mark.parametrize(
+    "made", [lambda: np.zeros((2, 4)), lambda: np.zeros(8).reshape(2, 4)], ids=["owner", "view"]
+)
+@pytest.mark.parametrize("first", ["whole", "part"])
+def test_a_view_of_an_array_on_loan_is_another_loan_of_that(made, first):
+    x = made()
+    arrays = {"whole": tn.from_numpy(x), "part": tn.from_numpy(x[1, 1:])}
+    assert tn.borrowers(x) == [tn.Borrower("readonly", (2, 4), "float64", line_here(-1))] * 2
+    assert (arrays["whole"].writable, arrays["part"].writable) == (True, False)
+    del arrays[first]
+    assert not x.flags.writeable
+    third = tn.from_numpy(x[1])
+    arrays.clear()
+    assert not x.flags.writeable
+    assert tn.borrowers(x) == [tn.Borrower("readonly", (2, 4), "float64", line_here(-3))]
+    del third
+    assert tn.borrowers(x) == []
+    x[...] = 1
+
+
+def test_a_view_of_an_array_on_loan_does_not_keep_that_from_ops():
+    x = np.zeros(8)
+    a = tn.from_numpy(x)
+    part = tn.from_numpy(x[1:])
+    del x
+    tn.push(tn.fill, tn.out(a), 3).wait()
+    assert part.tolist() == [3] * 7
+
+
+def test_the_widest_array_on_loan_around_a_view_stays_read_only():
+    flat = np.zeros(12)
+    x, row = flat.reshape(3, 4), flat[4:8]
+    of_row, of_x = tn.from_numpy(row), tn.from_numpy(x)
+    of_part = tn.from_numpy(x[1, 1:3])
+    del of_x, of_row
+    assert (x.flags.writeable, row.flags.writeable, flat.flags.writeable) == (False, True, True)
+    del of_part
+    assert x.flags.writeable
+
+
+def test_a_read_only_view_lends_nothing_but_itself_where_no_loan_made_it_read_only():
+    flat, other = np.zeros(12), np.zeros(12)
+    x, beside = flat[:6], flat[6:]
+    beside.flags.writeable = False
+    kept = [tn.from_numpy(x), tn.from_numpy(other, mode="writable")]
+    view = other[1:]
+    view.flags.writeable = False
+    a, b = tn.from_numpy(beside[1:]), tn.from_numpy(view)
+    assert [(loan.mode, loan.shape) for loan in tn.borrowers(beside)] == [("readonly", (5,))]
+    assert [loan.mode for loan in tn.borrowers(other)] in (["writable", "readonly"], ["readonly", "writable"])
+    del kept
+    assert x.flags.writeable and other.flags.writeable
+    del a, b
+    assert not beside.flags.writeable and not view.flags.writeable
+
+
+def test_an_array_that_another_owner_keeps_is_no_view_of_the_one_on_loan():
+    memory = bytearray(64)
+    x, other = np.frombuffer(memory), np.frombuffer(memory)
+    view = other[1:]
+    view.flags.writeable = False
+    a, b = tn.from_numpy(x), tn.from_numpy(view)
+    del a
+    assert x.flags.writeable
+    del b
+
+
+def test_a_promise_to_order_writes_holds_for_views_of_an_array_on_loan():
+    x = np.zeros(8)
+    a = tn.from_numpy(x)
+    part = tn.from_numpy(x[1:], mode="writable")
+    del a
+    x[1] = 5
+    assert part.tolist() == [5, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_read_only_array_on_loan_has_borrowers_and_stays_as_it_was():
+    x = np.zeros(3)
+    x.flags.writeable = False
+    a, b = tn.from_numpy(x), tn.from_numpy(x, mode="writable")
+    sites = [line_here(-1)] * 2
+    assert tn.borrowers(x) == [tn.Borrower("readonly", (3,), "float64", site) for site in sites]
+    x.flags.writeable = True
+    c = tn.from_numpy(x)
+    assert c.writable and not x.flags.writeable and len(tn.borrowers(x)) == 3
+    del a
+    assert len(tn.borrowers(x)) == 2 and not x.flags.writeable
+    del c
+    assert x.flags.writeable
+    x.flags.writeable = False
+    del b
+    assert tn.borrowers(x) == [] and not x.flags.writeable
+
+
 def test_no_loan_has_no_borrower():
     x = np.zeros(3)
     copy = tn.from_numpy(x, zero_copy=False)
-    read_only = np.zeros(3)
-    read_only.flags.writeable = False
-    a = tn.from_numpy(read_only)
-    assert tn.borrowers(x) == tn.borrowers(read_only) == tn.borrowers(np.asarray(copy)) == []
-    del a
+    assert tn.borrowers(x) == tn.borrowers(np.asarray(copy)) == []
     for wrong in (copy, [1.0], None):
         with pytest.raises(TypeError, match=r"borrowers\(\) takes a numpy.ndarray"):
             tn.borrowers(wrong)

@@ -3,6 +3,7 @@
 and on which variable the view hangs. Ctrl-C in the middle of a report ends the wait."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -92,6 +93,11 @@ HOLDS = {
     "op": (f"the op 'slow' that writes it, pushed at {HERE} by thread THREAD", ""),
     "call": (f"the call of .+, made at {HERE} by thread THREAD", ""),
 }
+
+WAY_OUT = (
+    "; the lease belongs to that thread or its asyncio task: if that waits for this code, neither goes on; "
+    "use the array before the block of the lease, or pass the block's view to this code"
+)
 
 
 def _block(a):
@@ -183,6 +189,7 @@ def test_every_wait_of_five_seconds_names_the_holder_its_line_and_the_variable(k
             until(functools.partial(reports.of, *long), lambda: str(reports.texts))
             text = reports.of(*long)[0]
             assert matches(text, kind, holders[name]), (waiter.name, text)
+            assert (WAY_OUT in text) == (kind in ("block", "lease")), (waiter.name, text)
             kept = reports.of(waiter.name, "outlived its block")
             assert len(kept) == (kind == "kept_view"), (waiter.name, kept)
             assert all(matches(text, kind, holders[name]) for text in kept), kept
@@ -248,13 +255,37 @@ def test_a_task_that_waits_names_the_holder_its_line_and_the_variable(
     waiter.start()
     try:
         until(lambda: len(reports.of("waiter", "waiting for ")) > 1, lambda: str(reports.texts))
-        assert matches(reports.of("waiter", "waiting for ")[0], kind, holder), reports.texts
+        text = reports.of("waiter", "waiting for ")[0]
+        assert matches(text, kind, holder), text
+        assert (WAY_OUT in text) == (kind in ("block", "lease")), text
         kept = reports.of("waiter", "outlived its block")
         assert len(kept) == (kind == "kept_view"), kept
         assert all(matches(text, kind, holder) for text in kept), kept
     finally:
         holder.end()
         waiter.join(SECONDS)
+
+
+@pytest.mark.slow
+def test_a_thread_for_which_the_block_waits_is_told_the_way_out(reports):
+    a = tn.zeros(8)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        with concurrent.futures.ThreadPoolExecutor(2, "pool") as pool:
+            with a.write(overwrite=True) as view:
+                view[:] = 1
+                stuck = loop.run_in_executor(pool, a.tolist)
+                line = sys._getframe().f_lineno - 3
+                end = loop.time() + SECONDS
+                while not (texts := [t for name in list(reports.texts) for t in reports.of(name, WAY_OUT)]):
+                    assert not stuck.done() and loop.time() < end, reports.texts
+                    await asyncio.sleep(0.01)
+                assert f"test_wait_messages.py:{line} by thread {threading.get_native_id()}" in texts[0]
+                assert await loop.run_in_executor(pool, view.tolist) == [1] * 8  # the way out
+            assert await stuck == [1] * 8
+
+    asyncio.run(main())
 
 
 def test_a_wait_behind_an_op_names_whom_the_op_waits_for(many_workers):

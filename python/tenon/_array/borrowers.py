@@ -19,8 +19,10 @@ class Borrower:
     Attributes
     ----------
     mode : {'readonly', 'writable'}
-        'readonly': the NumPy array is read-only until the memory is given back (`from_numpy`).
+        'readonly': the NumPy array is read-only until the memory is given back (`from_numpy`), or it was
+        read-only before and stays so.
     shape : tuple of int
+        Of the NumPy array that is on loan. A view that was taken of it during a loan lends the array itself.
     dtype : str
     site : str
         The line that borrowed the memory, for example 'train.py:12'; empty if it was not Python code.
@@ -36,7 +38,8 @@ def borrowers(x: np.ndarray[Any, Any]) -> list[Borrower]:
     """The arrays that use memory of a NumPy array, each with the line that borrowed it.
 
     It explains NumPy's error "assignment destination is read-only": while `from_numpy` has the memory of an
-    array on loan, that array is read-only, and so are the views that are taken of it meanwhile.
+    array on loan, that array is read-only, and so are the views that are taken of it meanwhile. The arrays of
+    one that was read-only before are listed, too.
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ from .tasks import Signal, current_task, number_of, until_empty
 Mode = Literal["r", "w"]
 
 _MAX_NAMED = 4
+_POLL_SECONDS = 0.0001
 
 
 def give_back(array: NDArray, error: BaseException | None) -> None:
@@ -244,12 +245,25 @@ async def granted(
                 await until_empty(lease.call_ahead)
             except asyncio.CancelledError:  # before the request ends
                 behind = lease.call_ahead() if is_granted else lease.report(True)
+                await cancelled(lease)
                 raise
     except TimeoutError:
-        lease.cancel()
         raise TimeoutError(
-            f"cannot {limit.doing} in the time given ({limit.seconds:g} s): {behind}"
+            f"cannot {limit.doing} in the time given ({limit.seconds:g} s){behind and ': ' + behind}"
         ) from None
     except BaseException:
         lease.cancel()
         raise
+
+
+async def cancelled(lease: NativeLease) -> None:
+    """Until a lease that is not wanted any more is not held. It may have been granted by a thread that has
+    yet to tell: that needs the GIL. A cancellation meanwhile is raised at the end."""
+    cancellation = None
+    while not lease.cancel():
+        try:
+            await asyncio.sleep(_POLL_SECONDS)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation
