@@ -6,6 +6,7 @@ next one."""
 import contextlib
 import io
 import itertools
+import multiprocessing
 import pickle
 import random
 import re
@@ -245,6 +246,42 @@ def test_a_loader_goes_on_with_workers_that_persist(kind):
     assert_goes_on(kind, 3, num_workers=2, persistent_workers=True)
 
 
+class Read(Numbers):
+    """Counts the rows that all processes read."""
+
+    def __init__(self):
+        self.count = multiprocessing.Value("i", 0)
+
+    def __iter__(self):
+        return CountedPlace(self.numbers(), self.count)
+
+
+class CountedPlace(Place):
+    def __init__(self, numbers, count):
+        super().__init__(numbers)
+        self.count = count
+
+    def __next__(self):
+        row = super().__next__()
+        with self.count:
+            self.count.value += 1
+        return row
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_before_the_place_of_an_iterator_are_not_read_again(workers):
+    loader = tn.DataLoader(Read(), batch_size=3, num_workers=workers)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    dataset = Read()
+    again = tn.DataLoader(dataset, batch_size=3, num_workers=workers)
+    again.load_state_dict(state)
+    rest = list(again)
+    assert dataset.count.value == sum(map(len, rest)) > 0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_state_is_that_after_the_loop_was_left(workers):
     seed(4)
@@ -259,7 +296,7 @@ def test_the_state_is_that_after_the_loop_was_left(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["shuffled", "generator"])
+@pytest.mark.parametrize("kind", ["shuffled", "generator", "sampler with a state"])
 def test_after_an_epoch_the_next_one_is_begun(kind, workers):
     seed(5)
     loader = loader_of(kind, num_workers=workers)

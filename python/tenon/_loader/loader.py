@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from .base import BaseLoader, Kind, torch
-from .state import set_generator
+from .state import begin_after
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -75,7 +75,7 @@ class DataLoader(BaseLoader[_T_co]):
         if state is None:
             return make(self, None)
         if state["finished"]:
-            set_generator(self.generator, state["generator"])
+            begin_after(state, self._index_sampler, self.generator)
             return make(self, None)
         if self._dataset_kind == Kind.Map or any(state["workers"]):
             return make(self, state)

@@ -48,11 +48,16 @@ def restore_fetcher(fetcher: Any, state: dict[str, Any] | None) -> None:
         fetcher.ended = state["ended"]
 
 
+def parts_of(sampler: Any) -> list[Any]:
+    """Those that may have a state: of a batch sampler also its sampler."""
+    return [sampler, getattr(sampler, "sampler", None)]
+
+
 class Indices:
     """The iterator of a sampler."""
 
     def __init__(self, sampler: Any, iterator: Any, saved: dict[str, Any] | None = None) -> None:
-        self._parts = [sampler, getattr(sampler, "sampler", None)]  # of a batch sampler both
+        self._parts = parts_of(sampler)
         self._iterator = iterator
         self._random: dict[str, Any] | None = None  # when the first index was taken
         self._count = 0
@@ -88,7 +93,10 @@ class Indices:
         """The place of the next index, for `saved`."""
         if not self._is_stateful:
             return self._count
-        return self._count, [state_of(part) for part in self._parts], state_of(self._iterator)
+        return self._count, self.parts(), state_of(self._iterator)
+
+    def parts(self) -> list[Any]:
+        return [state_of(part) for part in self._parts]
 
     def saved(self, mark: Any) -> dict[str, Any]:
         count, parts, iterator = (mark, [None, None], None) if isinstance(mark, int) else mark
@@ -115,7 +123,8 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         if self.is_finished:
-            return {"finished": True, "generator": _generator_state(self.generator)}
+            generator = _generator_state(self.generator)
+            return {"finished": True, "generator": generator, "parts": self.indices.parts()}
         workers = [pickle.loads(one) if isinstance(one, bytes) else one for one in self.workers]
         return {
             "finished": False,
@@ -135,7 +144,14 @@ def _generator_state(generator: Any) -> Any:
     return generator.bit_generator.state if torch is None else generator.get_state()
 
 
-def set_generator(generator: Any, state: Any) -> None:
+def begin_after(state: dict[str, Any], sampler: Any, generator: Any) -> None:
+    """For the epoch after one that has finished."""
+    for part, of_part in zip(parts_of(sampler), state["parts"], strict=True):
+        restore(part, of_part)
+    _set_generator(generator, state["generator"])
+
+
+def _set_generator(generator: Any, state: Any) -> None:
     if generator is None or state is None:
         return
     if torch is None:
@@ -164,7 +180,7 @@ def _random_as_in(states: dict[str, Any] | None, generator: Any) -> Iterator[Non
         yield
         return
     kept = _random_states(None)
-    set_generator(generator, states["generator"])
+    _set_generator(generator, states["generator"])
     _set_random(states)
     try:
         yield
