@@ -79,7 +79,7 @@ class DataLoader(BaseLoader[_T_co]):
             return make(self, None)
         if self._dataset_kind == Kind.Map or any(state["workers"]):
             return make(self, state)
-        batches = make(self, {**state, "taken": 0, "yielded": 0, "ended": [], "sampler": None})
+        batches = make(self, {**state, "taken": 0, "yielded": 0, "sampler": None})
         for _ in range(state["yielded"]):  # of rows without a state
             next(batches)
         return batches

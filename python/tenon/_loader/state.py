@@ -117,7 +117,7 @@ class Progress:
         self.mark = indices.mark()
         self.taken = state["taken"] if state else 0  # answers of workers
         self.yielded = state["yielded"] if state else 0
-        self.ended: set[int] = set(state["ended"]) if state else set()  # workers without a further batch
+        self.ended: set[int] = set()  # workers without a further batch, which say so again after a state
         self.workers: list[Any] = list(state["workers"]) if state else [None] * max(num_workers, 1)
         self.is_finished = False
 
@@ -132,7 +132,6 @@ class Progress:
             "seed": self.seed,
             "taken": self.taken,
             "yielded": self.yielded,
-            "ended": sorted(self.ended),
             "workers": workers,
             "sampler": self.indices.saved(self.mark),
         }
