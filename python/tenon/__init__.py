@@ -2,6 +2,7 @@
 """Arrays whose memory C libraries, NumPy, PyTorch, JAX and other processes share without copies."""
 
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
@@ -108,13 +109,30 @@ from ._errors import (
 from ._ipc.arena import Arena
 from ._ipc.channel import Channel
 from ._ipc.planner import Plan, TensorUsage
-from ._loader.loader import DataLoader
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._typing import DTypeLike
 
+if _TYPE_CHECKING:
+    from ._loader.loader import DataLoader
+
 Tensor = TensorUsage  # the name of earlier versions, which the next one will not have
+
+
+def __getattr__(name: str) -> object:
+    """`DataLoader` is a subclass of PyTorch's, which its first use imports."""
+    if name != "DataLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._loader.loader import DataLoader
+
+    globals()[name] = DataLoader
+    return DataLoader
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "DataLoader"})
+
 
 # Without `bool`, so that `from tenon import *` hides no builtin.
 __all__ = [

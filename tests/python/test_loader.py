@@ -541,8 +541,8 @@ def test_wrong_arguments_are_refused_as_by_torch(options):
     for loader_class in (tn.DataLoader, data.DataLoader):
         with pytest.raises((ValueError, TypeError)) as caught:
             loader_class(Samples(lambda i: i), **options)
-        errors.append(caught.type)
-    assert errors[0] is errors[1]
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
 
 
 def test_attributes_and_lengths():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterators of a `DataLoader`: without workers, and over a feed of worker processes."""
+"""The iterator of a `DataLoader` over a feed of worker processes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,16 @@ import multiprocessing
 import os
 import signal
 import types
-import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from .. import _core
 from .._core import NativeFeed
 from .._data.workers import Workers
 from .._errors import OpError
 from . import workers as work
-from .collate import find_torch
+from .base import BaseIterator, Kind, SingleProcessIterator, default_collate, torch
 from .packing import Reader
-
-if TYPE_CHECKING:
-    from .loader import DataLoader
+from .state import Indices, Progress, fetcher_state, restore, restore_fetcher
 
 _log = logging.getLogger("tenon")
 
@@ -34,89 +28,57 @@ _BEYOND_WORKERS = 3  # slots for what the consumer has: two batches, and the nex
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
-class Epoch:
-    """The base class of the iterators."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._torch = find_torch()
-        self._pins = _may_pin(self._torch, loader)
-        self._begin(loader)
-        self._base_seed = _draw_seed(self._torch, loader.generator)
-
-    def _begin(self, loader: DataLoader) -> None:
-        self._sampler_iterator = iter(loader._index_sampler)
-        self._index_sampler = loader._index_sampler
-        self._dataset_name = repr(loader.dataset) if loader._said_length is not None else ""
-        self._said_length = loader._said_length
-        self._yielded = 0
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._index_sampler)
-
-    def __next__(self) -> Any:
-        data = self._next()
-        if self._pins:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            data = pin_memory(data)
-        self._yielded += 1
-        if self._said_length is not None and self._yielded > self._said_length:
-            warnings.warn(
-                f"Length of IterableDataset {self._dataset_name} was reported to be {self._said_length} "
-                f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched.",
-                stacklevel=2,
-            )
-        return data
-
-    def _next(self) -> Any:
-        raise NotImplementedError
-
-    def __getstate__(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
-
-
-class Here(Epoch):
+class Here(SingleProcessIterator):
     """Without workers."""
 
-    def __init__(self, loader: DataLoader) -> None:
-        if loader.timeout != 0:
-            raise AssertionError("timeout needs num_workers > 0")
+    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        if state is not None and state["workers"][0] is not None:
+            restore(loader.dataset, state["workers"][0]["dataset"])
         super().__init__(loader)
-        self._task = _task(loader, self._base_seed)
-        self._fetcher = work.Fetcher(self._task)
+        self._progress = _progress(self, loader, state)
+        if state is not None:
+            restore_fetcher(self._dataset_fetcher, state["workers"][0])
+        if fetcher_state(self._dataset_fetcher) is not None:
+            loader._progress = self  # which has the state of the dataset when it is asked for
 
-    def _next(self) -> Any:
-        return work.collate(self._task, self._fetcher.fetch(next(self._sampler_iterator)))
+    def _next_data(self) -> Any:
+        progress = self._progress
+        try:
+            data = super()._next_data()
+        except StopIteration:
+            progress.is_finished = True
+            raise
+        progress.mark = progress.indices.mark()
+        progress.yielded += 1
+        return data
+
+    def state(self) -> dict[str, Any]:
+        self._progress.workers = [fetcher_state(self._dataset_fetcher)]
+        return self._progress.state()
 
 
-class Processes(Epoch):
+class Processes(BaseIterator):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         self.is_closed = True  # for __del__, when the next lines raise
         super().__init__(loader)
         self._pid = os.getpid()
-        self._timeout = loader.timeout
-        self._persists = loader.persistent_workers
-        self._num_workers = loader.num_workers
-        self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
+        self._requests: collections.deque[tuple[bytes, Any]] = collections.deque()  # not answered yet
+        self._progress = _progress(self, loader, state)
         self.is_closed = False
-        task = _task(loader, self._base_seed)
-        self._ahead = max(loader.prefetch_factor or 0, 1) * loader.num_workers
-        self._context = loader.multiprocessing_context or multiprocessing.get_context()
+        self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
+        context = loader.multiprocessing_context or multiprocessing.get_context()
         schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
-        pipes = [self._context.Pipe(duplex=False) for _ in range(loader.num_workers)]
+        pipes = [context.Pipe(duplex=False) for _ in range(self._num_workers)]
         self._pipes = [sender for _, sender in pipes]
-        loop = work.Loop(task, [receiver for receiver, _ in pipes])
-        self._workers = Workers(schema, loop, self._context, setup=loop.set_up)
+        loop = work.Loop(_task(loader, self._progress), [receiver for receiver, _ in pipes])
+        self._source = Workers(schema, loop, context, setup=loop.set_up)
         self._native = NativeFeed(
-            source=self._workers,
+            source=self._source,
             schema=schema,
             constants={},
-            workers=loader.num_workers,
+            workers=self._num_workers,
             slots=self._ahead + _BEYOND_WORKERS,
             batches=-1,
             seed=0,
@@ -135,53 +97,79 @@ class Processes(Epoch):
 
         closing.OPEN.add(self)
         self._number = -1
-        self._run(self._sampler_iterator)
+        self._begin()
 
-    def reset(self, loader: DataLoader) -> None:
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._native.end()
-        self._begin(loader)
-        self._run(self._sampler_iterator)
+        super()._reset(loader, first_iter)
+        self._progress = _progress(self, loader, None)
+        self._begin()
 
-    def _run(self, indices: Iterator[Any]) -> None:
-        self._exhausted: set[bytes] = set()
-        self._indices = indices
+    @property
+    def _workers(self) -> list[Any]:
+        """The processes that run."""
+        return list(self._source._processes.values())
+
+    def _begin(self) -> None:
         self._drop_requests()
-        self._sent = self._received = 0
+        self._sent = self._progress.taken
         self._number += 1  # of the epoch
+        self._native.seek(self._number, self._sent)
         self._native.begin()
         for _ in range(self._ahead):
             self._send()
 
     def _send(self) -> None:
         """The next index to the worker whose turn it is."""
-        for index in self._indices:
+        for index in self._sampler_iter:
             request = work.store_index(index)
             self._pipes[self._sent % self._num_workers].send((self._number, request))
-            self._requests.append(request)
+            self._requests.append((request, self._progress.indices.mark()))
             self._sent += 1
             return
 
     def _drop_requests(self) -> None:
         while self._requests:
-            work.drop_index(self._requests.popleft())
+            work.drop_index(self._requests.popleft()[0])
 
-    def _next(self) -> Any:
-        while self._received < self._sent and len(self._exhausted) < self._num_workers:
+    def __next__(self) -> Any:
+        if self._IterableDataset_len_called is not None or _is_profiled():
+            return super().__next__()  # which warns, and marks the batch in a profile
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        progress = self._progress
+        while progress.taken < self._sent and len(progress.ended) < self._num_workers:
             batch = self._take()
-            self._received += 1
-            self._requests.popleft()
+            worker = progress.taken % self._num_workers
+            progress.taken += 1
+            progress.mark = self._requests.popleft()[1]
             self._send()
             answer = batch.attachment
             kind, answer = answer[:1], answer[1:]
-            if kind == work.BATCH:
-                return Reader(batch.arrays[0], answer).load()
             if kind == work.FAILURE:
                 raise _error_of(answer)
-            self._exhausted.add(answer)
-        self._received = self._sent
-        if not self._persists:
+            if kind == work.EXHAUSTED:
+                progress.ended.add(worker)
+                continue
+            data = Reader(batch.arrays[0], answer).load()
+            if kind == work.WITH_STATE:
+                data, progress.workers[worker] = data
+            progress.yielded += 1
+            return self._pinned(data) if self._pin_memory else data
+        progress.taken = self._sent
+        progress.is_finished = True
+        if not self._persistent_workers:
             self.close()
         raise StopIteration
+
+    def state(self) -> dict[str, Any]:
+        return self._progress.state()
+
+    def _pinned(self, data: Any) -> Any:
+        return torch.utils.data._utils.pin_memory.pin_memory(data, self._pin_memory_device)
 
     def _take(self) -> _core.Batch:
         try:
@@ -190,7 +178,7 @@ class Processes(Epoch):
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except OpError as error:
             failure = self._native.failure()
-            self._sent = self._received
+            self._sent = self._progress.taken
             self.close()
             raise RuntimeError(_death_text(failure, str(error))) from None
         assert batch is not None
@@ -218,42 +206,42 @@ class Processes(Epoch):
             if os.getpid() == self._pid:
                 self._drop_requests()
 
+    _shutdown_workers = close
+
     def __del__(self) -> None:
         self.close()
 
 
-def _may_pin(torch: Any, loader: DataLoader) -> bool:
-    if not loader.pin_memory:
-        return False
-    if torch is None or not torch.accelerator.is_available():
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
-            "won't be used.",
-            stacklevel=4,
-        )
-        return False
-    return True
+def _is_profiled() -> bool:
+    return torch is not None and torch.autograd._profiler_enabled()
 
 
-def _draw_seed(torch: Any, generator: Any) -> int:
-    if torch is not None:
-        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-    if generator is None:
-        return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))
-    return int(generator.integers(0, 2**63 - 1))
+def _progress(iterator: Any, loader: Any, state: dict[str, Any] | None) -> Progress:
+    """Sets also the iterator to the state."""
+    saved = None
+    if state is not None:
+        saved = state["sampler"]
+        iterator._base_seed = state["seed"]
+        iterator._num_yielded = state["yielded"]
+    indices = Indices(iterator._index_sampler, iterator._sampler_iter, saved)
+    iterator._sampler_iter = indices
+    progress = Progress(iterator._base_seed, indices, iterator._num_workers, loader.generator, state)
+    loader._progress = progress
+    return progress
 
 
-def _task(loader: DataLoader, base_seed: int) -> work.Task:
+def _task(loader: Any, progress: Progress) -> work.Task:
     return work.Task(
         dataset=loader.dataset,
-        is_iterable=loader._is_iterable,
+        is_iterable=loader._dataset_kind == Kind.Iterable,
         auto_collation=loader._auto_collation,
         collate_fn=loader.collate_fn,
-        is_default_collate=loader._collates_by_default,
+        is_default_collate=loader._auto_collation and loader.collate_fn is default_collate,
         drop_last=loader.drop_last,
-        base_seed=base_seed,
+        base_seed=progress.seed,
         worker_init_fn=loader.worker_init_fn,
         num_workers=loader.num_workers,
+        states=list(progress.workers),
     )
 
 

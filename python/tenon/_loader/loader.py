@@ -3,30 +3,15 @@
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-import multiprocessing.context
-import types
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from .collate import (
-    BatchSampler,
-    Endless,
-    RandomSampler,
-    SequentialSampler,
-    find_torch,
-    numpy_collate,
-    unchanged,
-)
+from .base import BaseLoader, Kind, torch
+from .state import begin_after
 
-if TYPE_CHECKING:
-    from .epochs import Processes
-
-_FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-class DataLoader:
+class DataLoader(BaseLoader[_T_co]):
     """`torch.utils.data.DataLoader` with the same arguments, on recycled slots.
 
     Worker processes stack the samples of a batch directly in the memory of the consumer's tensors. A slot is
@@ -67,181 +52,75 @@ class DataLoader:
     ValueError
         Arguments that exclude each other, or are out of range.
     TypeError
-        An invalid multiprocessing context; a dataset that is a DataPipe.
+        An invalid multiprocessing context.
     """
 
-    __class_getitem__: Any = classmethod(types.GenericAlias)
-    _is_made = False
+    _progress: Any = None  # of the last iterator
+    _state: dict[str, Any] | None = None  # for the next iterator
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
-        num_workers: int = 0,
-        collate_fn: Any = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Any = None,
-        multiprocessing_context: Any = None,
-        generator: Any = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-    ) -> None:
-        _check_numbers(num_workers, timeout, prefetch_factor, persistent_workers)
-        torch = find_torch()
-        self._is_iterable = _is_iterable(torch, dataset)
-        if self._is_iterable:
-            for name, value in (
-                ("shuffle", shuffle or None),
-                ("sampler", sampler),
-                ("batch_sampler", batch_sampler),
-            ):
-                if value is not None:
-                    raise ValueError(
-                        f"DataLoader with IterableDataset: expected unspecified {name} option, "
-                        f"but got {name}={value}"
-                    )
-        if sampler is not None and shuffle:
-            raise ValueError("sampler option is mutually exclusive with shuffle")
-        if batch_sampler is not None:
-            if batch_size != 1 or shuffle or sampler is not None or drop_last:
-                raise ValueError(
-                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and "
-                    "drop_last"
-                )
-            batch_size = None
-        elif batch_size is None and drop_last:
-            raise ValueError(
-                "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
-            )
-        kinds: Any = (
-            torch.utils.data
-            if torch
-            else types.SimpleNamespace(
-                RandomSampler=RandomSampler, SequentialSampler=SequentialSampler, BatchSampler=BatchSampler
-            )
-        )
-        if sampler is None:
-            if self._is_iterable:
-                sampler = Endless()
-            elif shuffle:
-                sampler = kinds.RandomSampler(dataset, generator=generator)
-            else:
-                sampler = kinds.SequentialSampler(dataset)
-        if batch_size is not None and batch_sampler is None:
-            batch_sampler = kinds.BatchSampler(sampler, batch_size, drop_last)
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.sampler = sampler
-        self.batch_sampler = batch_sampler
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.pin_memory_device = pin_memory_device
-        self.drop_last = drop_last
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = _context(multiprocessing_context, num_workers)
-        self.generator = generator
-        self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
-        self.persistent_workers = persistent_workers
-        self.in_order = in_order
-        self._collates_by_default = collate_fn is None and batch_sampler is not None
-        if collate_fn is None:
-            if batch_sampler is None:
-                collate_fn = torch.utils.data.default_convert if torch else unchanged
-            else:
-                collate_fn = torch.utils.data.default_collate if torch else numpy_collate
-        elif torch and batch_sampler is not None:
-            self._collates_by_default = collate_fn is torch.utils.data.default_collate
-        self.collate_fn = collate_fn
-        self._iterator: Processes | None = None
-        self._said_length: int | None = None
-        self._is_made = True
+    def __iter__(self) -> Any:
+        if getattr(self._iterator, "is_closed", False):  # a worker of it was killed
+            self._iterator = None
+        return super().__iter__()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_made and name in _FIXED:
-            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
-        super().__setattr__(name, value)
-
-    def __iter__(self) -> Iterator[Any]:
+    def _get_iterator(self) -> Any:
+        if _is_pipe(self.dataset):
+            return super()._get_iterator()
         from .epochs import Here, Processes  # needs NumPy
 
-        if self.num_workers == 0:
-            return Here(self)
-        if not self.persistent_workers:
-            return Processes(self)
-        if self._iterator is None or self._iterator.is_closed:
-            self._iterator = Processes(self)
-        else:
-            self._iterator.reset(self)
-        return self._iterator
+        if self.num_workers:
+            self.check_worker_number_rationality()
+        make = Processes if self.num_workers else Here
+        state, self._state = self._state, None
+        if state is None:
+            return make(self, None)
+        if state["finished"]:
+            begin_after(state, self._index_sampler, self.generator)
+            return make(self, None)
+        if self._dataset_kind == Kind.Map or any(state["workers"]):
+            return make(self, state)
+        batches = make(self, {**state, "taken": 0, "yielded": 0, "sampler": None})
+        for _ in range(state["yielded"]):  # of rows without a state
+            next(batches)
+        return batches
 
-    def __len__(self) -> int:
-        if not self._is_iterable:
-            return len(self._index_sampler)
-        length = self._said_length = len(self.dataset)
-        if self.batch_size is None:
-            return length
-        return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch, after the batches that the consumer has got. It may be pickled.
 
-    @property
-    def _auto_collation(self) -> bool:
-        return self.batch_sampler is not None
+        Samplers, datasets and their iterators may have ``state_dict`` and ``load_state_dict``. Before the
+        first epoch the state is empty.
+        """
+        if self._state is not None:
+            return self._state
+        return {} if self._progress is None else dict(self._progress.state())
 
-    @property
-    def _index_sampler(self) -> Any:
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on behind the batches before a `state_dict`.
 
+        Parameters
+        ----------
+        state : dict
+            Of a loader with the same dataset, sampler and arguments. Empty: a new epoch.
 
-def _check_numbers(workers: int, timeout: float, prefetch: int | None, persists: bool) -> None:
-    if workers < 0:
-        raise ValueError(
-            "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."
-        )
-    if timeout < 0:
-        raise ValueError("timeout option should be non-negative")
-    if workers == 0 and prefetch is not None:
-        raise ValueError("prefetch_factor option could only be specified in multiprocessing: num_workers > 0")
-    if prefetch is not None and prefetch < 0:
-        raise ValueError("prefetch_factor option should be non-negative")
-    if persists and workers == 0:
-        raise ValueError("persistent_workers option needs num_workers > 0")
-
-
-def _is_iterable(torch: Any, dataset: Any) -> bool:
-    if torch is None:
-        return not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__")
-    for name in ("IterDataPipe", "MapDataPipe"):
-        if isinstance(dataset, getattr(torch.utils.data, name, ())):
-            raise TypeError("DataPipes are not supported: use torch.utils.data.DataLoader for them")
-    return isinstance(dataset, torch.utils.data.IterableDataset)
-
-
-def _context(given: Any, workers: int) -> Any:
-    if given is None:
-        return None
-    if workers == 0:
-        raise ValueError(
-            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), "
-            f"but got num_workers={workers}"
-        )
-    if isinstance(given, str):
-        if given not in multiprocessing.get_all_start_methods():
+        Raises
+        ------
+        ValueError
+            The state is of a loader of another class, or with another number of workers.
+        """
+        if state and "finished" not in state:
+            raise ValueError(f"the state has the keys {sorted(state)}: it is not of a tenon.DataLoader")
+        if state and not state["finished"] and state["num_workers"] != self.num_workers:
             raise ValueError(
-                "multiprocessing_context option should specify a valid start method in "
-                f"{multiprocessing.get_all_start_methods()!r}, but got multiprocessing_context={given!r}"
+                f"the state is of a loader with num_workers={state['num_workers']}, "
+                f"but this one has num_workers={self.num_workers}"
             )
-        return multiprocessing.get_context(given)
-    if not isinstance(given, multiprocessing.context.BaseContext):
-        raise TypeError(
-            "multiprocessing_context option should be a valid context object or a string specifying the "
-            f"start method, but got multiprocessing_context={given}"
-        )
-    return given
+        self._iterator = self._progress = None
+        self._state = state or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None}
+
+
+def _is_pipe(dataset: Any) -> bool:
+    kinds = [getattr(torch.utils.data, name, ()) for name in ("IterDataPipe", "MapDataPipe")] if torch else []
+    return any(isinstance(dataset, kind) for kind in kinds)

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import NDArray
 from . import packing
-from .collate import find_torch, in_hand, numpy_collate
+from .base import torch
+from .collate import numpy_collate
+from .plain import Fetcher
+from .state import fetcher_state, restore, restore_fetcher
 
 ATTACHMENT_NBYTES = 1 << 14
 INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
 LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
 NO_MORE = 1 << 62  # an epoch after all others
-BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
+BATCH, WITH_STATE, FAILURE, EXHAUSTED = b"B", b"S", b"F", b"E"  # the first byte of an attachment
 
 
 class Task(NamedTuple):
@@ -35,43 +37,7 @@ class Task(NamedTuple):
     base_seed: int
     worker_init_fn: Any
     num_workers: int
-
-
-class Fetcher:
-    """Takes the samples of a batch from a dataset, in whatever process."""
-
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self._iterator = iter(task.dataset) if task.is_iterable else None
-        self._has_ended = False
-
-    def fetch(self, index: Any) -> Any:
-        """One batch's samples, not collated. StopIteration: the dataset is exhausted."""
-        if self._iterator is not None:
-            return self._take(index)
-        dataset = self._task.dataset
-        if not self._task.auto_collation:
-            return dataset[index]
-        if getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(index)
-        return [dataset[one] for one in index]
-
-    def _take(self, index: Any) -> Any:
-        if self._has_ended:
-            raise StopIteration
-        assert self._iterator is not None
-        if not self._task.auto_collation:
-            return next(self._iterator)
-        samples = []
-        for _ in index:
-            try:
-                samples.append(next(self._iterator))
-            except StopIteration:
-                self._has_ended = True
-                break
-        if not samples or (self._task.drop_last and len(samples) < len(index)):
-            raise StopIteration
-        return samples
+    states: list[Any]  # of the workers in the first epoch, which goes on from them
 
 
 class Loop:
@@ -131,15 +97,27 @@ class Loop:
 
     def _pack(self, epoch: int, request: bytes, writer: packing.Writer) -> bytes:
         if epoch != self._epoch:
-            self._fetcher = Fetcher(self._task)
+            self._fetcher = self._new_fetcher(self._task.states[self._worker] if epoch == 0 else None)
             self._epoch = epoch
         try:
             samples = self._fetcher.fetch(load_index(request))
         except StopIteration:
             if not self._task.is_iterable:
                 raise
-            return EXHAUSTED + b"%d" % self._worker
-        return BATCH + writer.pack(collate(self._task, samples, writer))
+            return EXHAUSTED
+        state = fetcher_state(self._fetcher)
+        data = collate(self._task, samples, writer)
+        if state is None:
+            return BATCH + writer.pack(data)
+        return WITH_STATE + writer.pack((data, pickle.dumps(state)))  # without views of the slot
+
+    def _new_fetcher(self, state: dict[str, Any] | None) -> Fetcher:
+        task = self._task
+        if state is not None:
+            restore(task.dataset, state["dataset"])
+        fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
+        restore_fetcher(fetcher, state)
+        return fetcher
 
     def _failure(self, error: Exception) -> bytes:
         text = (
@@ -162,27 +140,20 @@ def forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def collate(task: Task, samples: Any, writer: packing.Writer | None = None) -> Any:
+def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
     """What ``collate_fn`` makes of the samples; the default one stacks tensors in the writer's slot."""
     if not task.is_default_collate:
         return task.collate_fn(samples)
-    torch = find_torch()
     if torch is None:
-        return numpy_collate(samples, None if writer is None else writer.stack_arrays)
-    from torch.utils.data._utils import collate as rules
+        return numpy_collate(samples, writer.stack_arrays)
+    rules = torch.utils.data._utils.collate
 
     def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
-        if writer is not None and packing.stacks(torch, tensors):
+        if packing.stacks(torch, tensors):
             return writer.stack(tensors)
         return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
-    def stack_arrays(arrays: Any, *, collate_fn_map: Any = None) -> Any:
-        tensors = [
-            in_hand(one).torch() if isinstance(one, NDArray) else torch.as_tensor(one) for one in arrays
-        ]
-        return rules.collate(tensors, collate_fn_map=collate_fn_map)
-
-    ways: dict[Any, Any] = {NDArray: stack_arrays, **rules.default_collate_fn_map}
+    ways: dict[Any, Any] = dict(rules.default_collate_fn_map)
     if ways.get(torch.Tensor) is rules.collate_tensor_fn:
         ways[torch.Tensor] = stack
     return rules.collate(samples, collate_fn_map=ways)
@@ -192,12 +163,10 @@ def seed_worker(task: Task, worker: int) -> None:
     """Seeds as PyTorch's workers are seeded, and tells ``get_worker_info``."""
     seed = task.base_seed + worker
     random.seed(seed)
-    torch = find_torch()
     if torch is None:
         np.random.seed(np.random.SeedSequence([task.base_seed, worker]).generate_state(4))
         return
-    from torch.utils.data._utils import worker as torch_worker
-
+    torch_worker = torch.utils.data._utils.worker
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(task.base_seed, worker))

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DataLoader as a subclass of PyTorch's. Oracle: what libraries do with that class does the same here."""
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+import tenon as tn
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+BOTH = (tn.DataLoader, data.DataLoader)
+
+
+def rows(count=10):
+    return data.TensorDataset(torch.arange(count))
+
+
+def values(loader):
+    return [one for (batch,) in loader for one in batch.tolist()]
+
+
+def lies_in_slot(tensor):
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= tensor.data_ptr() < end:
+            return "memfd:tenon-feed" in line
+    raise AssertionError("the tensor has no memory")
+
+
+def texts(run):
+    """Of the warnings of a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in caught]
+
+
+def refusal(run):
+    with pytest.raises(Exception) as caught:
+        run()
+    return caught.type, str(caught.value)
+
+
+def test_the_class_is_made_at_its_first_use_as_a_subclass_of_torchs():
+    program = """
+    import sys
+    import tenon as tn
+    assert "DataLoader" in dir(tn)
+    assert "torch" not in sys.modules
+    loader_class = tn.DataLoader
+    import torch
+    assert issubclass(loader_class, torch.utils.data.DataLoader)
+    assert isinstance(tn.DataLoader([1]), torch.utils.data.DataLoader)
+    assert tn.DataLoader is loader_class
+    try:
+        tn.DataLoade
+    except AttributeError as error:
+        assert str(error) == "module 'tenon' has no attribute 'DataLoade'"
+    else:
+        raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
+
+
+class Doubled(tn.DataLoader):
+    def __init__(self, dataset, factor, **options):
+        super().__init__(dataset, **options)
+        self.factor = factor
+
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            yield (batch * self.factor,)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copy", "pickle"]
+)
+def test_loaders_and_subclasses_are_copied_and_pickled(again):
+    loader = again(tn.DataLoader[int](rows(), batch_size=4, num_workers=1))
+    assert type(loader) is tn.DataLoader
+    assert values(loader) == list(range(10))
+    doubled = again(Doubled(rows(), 2, batch_size=4, num_workers=1))
+    assert type(doubled) is Doubled
+    assert values(doubled) == list(range(0, 20, 2))
+    with pytest.raises(ValueError, match="dataset attribute should not be set after Doubled is initialized"):
+        doubled.dataset = rows()
+
+
+def test_an_iterator_is_not_pickled():
+    batches = iter(tn.DataLoader(rows(), num_workers=1))
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(batches)
+
+
+@pytest.mark.parametrize("kind", BOTH, ids=["ours", "theirs"])
+def test_a_loader_of_torch_takes_the_class(kind):
+    loader = kind(rows(), batch_size=4, num_workers=1)
+    loader.__class__ = tn.DataLoader
+    assert all(lies_in_slot(batch) for (batch,) in loader)
+    assert values(loader) == list(range(10))
+
+
+class Repeated:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+class ManyEpochs(data.DataLoader):
+    """Workers that live for all epochs, as libraries write it beside PyTorch's class."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Repeated(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def reset(self):
+        self.iterator = self._get_iterator()
+
+    def end(self):
+        for worker in self.iterator._workers:
+            if worker.is_alive():
+                worker.terminate()
+        self.iterator._shutdown_workers()
+
+
+class OursForManyEpochs(ManyEpochs, tn.DataLoader):
+    pass
+
+
+def test_a_subclass_may_replace_the_sampler_and_end_the_workers():
+    found = []
+    for kind in (OursForManyEpochs, ManyEpochs):
+        torch.manual_seed(5)
+        loader = kind(rows(), batch_size=4, shuffle=True, num_workers=2)
+        found.append([values(loader) for _ in range(3)])
+        loader.reset()
+        found[-1].append(values(loader))
+        processes = [worker.pid for worker in loader.iterator._workers]
+        assert len(set(processes)) == 2
+        loader.end()
+        deadline = time.monotonic() + 600
+        while any(Path(f"/proc/{pid}").exists() for pid in processes):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert found[0] == found[1]
+    assert sorted(found[0][0]) == list(range(10))
+
+
+class Numbers(data.IterableDataset):
+    def __init__(self, count=9):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+    def __len__(self):
+        return 4
+
+    def __repr__(self):
+        return "<numbers>"
+
+
+def test_private_names_that_libraries_read():
+    for dataset in (rows(), Numbers()):
+        ours, theirs = (kind(dataset, batch_size=4, num_workers=2) for kind in BOTH)
+        for name in ("_dataset_kind", "_auto_collation", "_iterator", "_IterableDataset_len_called"):
+            assert getattr(ours, name) == getattr(theirs, name)
+        assert type(ours._index_sampler) is type(theirs._index_sampler)
+        batches = iter(ours)
+        assert isinstance(batches, data.dataloader._BaseDataLoaderIter)
+        next(batches)
+        assert batches._num_yielded == 1
+        assert [worker.is_alive() for worker in batches._workers] == [True, True]
+        batches._shutdown_workers()
+        assert batches._workers == []
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_warning_of_a_wrong_length_is_torchs(workers):
+    found = []
+    for kind in BOTH:
+        loader = kind(Numbers(), batch_size=None, num_workers=workers)
+        assert len(loader) == 4
+        found.append(texts(lambda loader=loader: list(loader)))
+    assert found[0] == found[1]
+    assert len(found[0]) == 9 * max(workers, 1) - 4
+
+
+def test_the_warning_of_too_many_workers_is_torchs():
+    workers = len(os.sched_getaffinity(0)) + 1
+    made = [texts(lambda kind=kind: kind(rows(), num_workers=workers)) for kind in BOTH]
+    assert made[0] == made[1]
+    assert len(made[0]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaders = [kind(rows(), num_workers=workers) for kind in BOTH]
+    begun = [texts(lambda loader=loader: next(iter(loader))) for loader in loaders]
+    assert begun[0] == begun[1]
+    assert len(begun[0]) == 1
+
+
+def test_contexts_are_checked_when_they_are_set():
+    for workers, context in ((1, "thread"), (1, 3), (0, "fork")):
+        loaders = [kind(rows(), num_workers=workers) for kind in BOTH]
+        refusals = [
+            refusal(
+                lambda loader=loader, context=context: setattr(loader, "multiprocessing_context", context)
+            )
+            for loader in loaders
+        ]
+        assert refusals[0] == refusals[1]
+    loader = tn.DataLoader(rows(), num_workers=1)
+    loader.multiprocessing_context = "spawn"
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
+def largest(samples):
+    return (torch.stack([sample for (sample,) in samples]).max()[None],)
+
+
+def test_a_collation_that_is_set_later_is_used():
+    loader = tn.DataLoader(rows(), batch_size=5, num_workers=1)
+    assert values(loader) == list(range(10))
+    loader.collate_fn = largest
+    assert values(loader) == [4, 9]
+
+
+def test_data_pipes_are_those_of_torch():
+    if not hasattr(data, "IterDataPipe"):
+        pytest.skip("this PyTorch has no DataPipes")
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    found = []
+    for kind in BOTH:
+        torch.manual_seed(2)
+        pipe = IterableWrapper(range(20)).shuffle().sharding_filter()
+        found.append([b.tolist() for b in kind(pipe, batch_size=4, shuffle=True, num_workers=2)])
+    assert found[0] == found[1]
+    assert sorted(i for batch in found[0] for i in batch) == list(range(20))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profile_names_each_batch(workers):
+    loader = tn.DataLoader(rows(), batch_size=5, num_workers=workers)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert values(loader) == list(range(10))
+    names = [event.name for event in profile.events()]
+    assert sum(name.startswith("enumerate(DataLoader)#") for name in names) == 3  # with the end
+
+
+def test_a_loader_whose_worker_was_killed_begins_again():
+    loader = tn.DataLoader(rows(), batch_size=4, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        while True:
+            next(batches)
+    assert values(loader) == list(range(10))
+    loader._iterator.close()
+
+
+INTERRUPTED = """
+import signal, sys, time
+import tenon as tn
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the caller has it ignored
+class Stuck:
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        print("loading", flush=True)
+        time.sleep(3600)
+batches = iter(tn.DataLoader(Stuck(), num_workers=1))
+print(*(worker.pid for worker in batches._workers), flush=True)
+next(batches)
+"""
+
+
+def test_ctrl_c_ends_the_wait_and_the_workers():
+    """The terminal sends it to all processes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lines = {process.stdout.readline().strip() for _ in range(2)}  # of two processes, in any order
+    assert "loading" in lines
+    (pid,) = map(int, lines - {"loading"})
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=600)
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert errors.count("Traceback") == 1, errors
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_without_torch_the_names_and_checks_are_there():
+    program = """
+    import os, pickle, sys, warnings
+    sys.modules["torch"] = None
+    import numpy as np, pytest, tenon as tn
+    class Rows:
+        def __len__(self): return 6
+        def __getitem__(self, i): return np.float32(i)
+    class Numbers:
+        def __len__(self): return 2
+        def __iter__(self): return iter([np.float32(i) for i in range(4)])
+    class Loader(tn.DataLoader[int]):
+        pass
+    tn.Loader, Loader.__module__, Rows.__module__ = Loader, "tenon", "tenon"
+    tn.Rows = Rows
+    loader = pickle.loads(pickle.dumps(Loader(Rows(), batch_size=4, num_workers=1)))
+    assert type(loader) is Loader
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set after Loader is"):
+        loader.batch_size = 3
+    with pytest.raises(ValueError, match="should specify a valid start method"):
+        loader.multiprocessing_context = "thread"
+    with pytest.warns(UserWarning, match=f"will create {len(os.sched_getaffinity(0)) + 1} worker"):
+        tn.DataLoader(Rows(), num_workers=len(os.sched_getaffinity(0)) + 1)
+    for workers in (0, 1):
+        loader = tn.DataLoader(Numbers(), batch_size=None, num_workers=workers)
+        assert len(loader) == 2
+        with pytest.warns(UserWarning, match="was reported to be 2.*but 4 samples have been fetched"):
+            assert [float(x) for x in loader] == [0, 1, 2, 3]
+    with pytest.raises(AssertionError, match="timeout"):
+        iter(tn.DataLoader(Rows(), timeout=3))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
