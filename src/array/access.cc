@@ -86,7 +86,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           "was forked while there was no room for another process; end some first");
     case Conflict::Reason::kInherited:
       return make_error(Code::kLeaseConflict, what, ": this forked process still has ", holder,
-                        ", from before the fork, and no right of its own to that memory: drop it first");
+                        ", from before the fork, and no right of its own to that memory: drop it here, and "
+                        "leave the block that has it, or fork outside of that block");
   }
   return make_error(Code::kInternal, what);
 }

@@ -545,3 +545,39 @@ def test_an_op_that_writes_what_it_may_only_read_is_told_how_to_push_it(name):
     assert out.tolist() == [2] * 3
     with pytest.raises(ExceptionGroup):
         tn.waitall()
+
+
+# ------------------------------------------------------------------------------ a consumer of a feed
+
+
+def fill_feed(batch):
+    batch.x[...] = batch.index
+
+
+@pytest.mark.parametrize("n_slots", [2, 3, 4])
+def test_every_advice_for_a_feed_whose_batches_are_all_kept_works(n_slots):
+    """Its consumer keeps all batches, or all copies, or as many as before the error."""
+
+    def batches_kept(is_copied=False, n_kept=20, **options):
+        options = {"slots": n_slots, "batches": 20, "timeout": 0.2, **options}
+        with tn.Feed(fill_feed, {"x": ("f4", (4,))}, **options) as feed:
+            kept = []
+            try:
+                for batch in feed:
+                    kept = [*kept, np.asarray(batch.x).copy() if is_copied else batch][-n_kept:]
+                    del batch
+            except TimeoutError as error:
+                return len(kept), str(error)
+            return [int(np.asarray(part if is_copied else part.x)[0]) for part in kept], ""
+
+    n_kept, message = batches_kept()
+    assert n_kept == n_slots
+    ways = message.partition("slots hold delivered batches. ")[2].partition(" Held, ")[0].split("; or ")
+    assert len(ways) == 3, message
+    assert ways[0].endswith("keep copies of fields (.copy())")
+    assert batches_kept(is_copied=True)[0] == list(range(20))
+    [(name, value)] = re.findall(r'use (\w+)="(\w+)"', ways[1])
+    assert batches_kept(**{name: value})[0] == list(range(20))
+    [(name, value)] = re.findall(r"(slots)=(\d+), if no more are kept than now\.", ways[2])
+    assert batches_kept(n_kept=n_kept, **{name: int(value)})[0] == list(range(20))[-n_kept:]
+    assert batches_kept(**{name: int(value)})[1] != ""  # no number is enough for a list of all
