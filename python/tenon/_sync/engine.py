@@ -39,7 +39,7 @@ class _Use:
     def __init__(self, array: Any, is_write: bool, is_overwrite: bool) -> None:
         if not isinstance(array, NDArray):
             verb = "writes to an NDArray, not to" if is_write else "reads an NDArray, not"
-            raise TypeError(f"an op {verb} {type(array).__name__}")
+            raise TypeError(f"an op {verb} {type(array).__name__}: make one with tn.array(), which copies")
         self.array = array
         self.is_write = is_write
         self.is_overwrite = is_overwrite
@@ -445,12 +445,12 @@ class _Uses:
                 raise TypeError(f"{name} is {arrays!r}: it must be a list of NDArrays")
             for array in arrays:
                 if not isinstance(array, NDArray):
-                    raise TypeError(f"{name} has {array!r}: make an NDArray of it with tn.from_numpy")
+                    raise TypeError(
+                        f"{name} has {array!r}: make an NDArray of it with tn.array(), which copies"
+                    )
                 self.add(array, name != "reads", name == "overwrites")
 
     def add(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
-        if not isinstance(array, NDArray):
-            raise TypeError(f"an op uses NDArrays, not {type(array).__name__}: make one with tn.from_numpy")
         if is_write and not array.writable:
             raise BufferError(f"an op cannot write to a read-only array of shape {array.shape}")
         self.rows.append((array, is_write, is_overwrite))

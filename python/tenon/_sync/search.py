@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import NDArray
+from .._core import NDArray, borrowers
 from .holders import BODY_CODES
 from .objects import (
     CONTAINERS,
@@ -578,9 +578,9 @@ def _is_original(value: Any) -> bool:
 
 
 def _is_movable(array: Any) -> bool:
-    """The lender of memory itself, read-only meanwhile, and the owner."""
+    """The lender of memory itself, read-only meanwhile, and the owner; lent once."""
     flags = _array_flags(array)
-    return bool(flags.owndata) and not flags.writeable
+    return bool(flags.owndata) and not flags.writeable and len(borrowers(array)) == 1
 
 
 def _is_of_buffer(value: Any) -> bool:

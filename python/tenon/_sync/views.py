@@ -140,12 +140,12 @@ def _ways_out(
     given = [array for array in arguments if is_a(array, np.ndarray)] if is_original and not places else []
     is_read_only = not any(is_write for _, is_write, _ in in_way) and not given
     is_leftover = any(place.is_leftover for place in places)
+    it, of_each = ("each", " of each") if len({id(array) for array, *_ in in_way}) > 1 else ("it", "")
     drop = _drop_text(places)
     if drop and is_leftover and _shell() is not None:
         ways.append(drop)
     if is_read_only and all(any(array is given for given in arguments) for array, *_ in in_way):
-        several = " of each" if len({id(array) for array, *_ in in_way}) > 1 else ""
-        ways.append(f"push a copy{several} (`push(f, a.copy())`), for the op only reads")
+        ways.append(f"push a copy{of_each} (`push(f, a.copy())`), for the op only reads")
     if drop not in ("", *ways):
         ways.append(drop)
     if is_original:
@@ -157,21 +157,23 @@ def _ways_out(
     else:
         if not places or (not drop and any(place.is_held_elsewhere for place in places)):
             ways.append(
-                "call `a.drop_views()`: it drops what notebooks and tracebacks keep, and returns the other "
-                "views, with what refers to them if that is found, for you to drop"
+                f"call `a.drop_views()`{of_each}: it drops what notebooks and tracebacks keep, and returns "
+                "the other views, with what refers to them if that is found, for you to drop"
             )
-        if is_read_only and not places:
-            ways.append("take it as `np.asarray(a.readonly())`, for the op only reads")
-        elif is_read_only and all(place.is_of_buffer for place in places):
-            ways.append("take it from `a.readonly()`, for the op only reads")
+        can_be_taken = is_read_only and not any(array.shared for array, *_ in in_way)  # outside of blocks
+        if can_be_taken and not places:
+            ways.append(f"take {it} as `np.asarray(a.readonly())`, for the op only reads")
+        elif can_be_taken and all(place.is_of_buffer for place in places):
+            ways.append(f"take {it} from `a.readonly()`, for the op only reads")
         if can_renew([array for array, *_ in in_way]):
-            ways.append("give `a` new memory (`on_conflict='copy'`), and the views keep the old values")
+            what = "each" if of_each else "`a`"
+            ways.append(f"give {what} new memory (`on_conflict='copy'`), and the views keep the old values")
         block = f"(`with {'a.read()' if is_read_only else 'a.write()'} as v:`), behind which ops queue"
         wait = "let the op wait until it is dropped (`on_conflict='wait'`)"
         later = [wait]
         if all(place.is_of_block for place in places):
             is_all = places and not any(place.is_held_elsewhere for place in places)
-            later.append(f"take it in a block {block}{'' if is_all else ', and keep no part of it'}")
+            later.append(f"take {it} in a block {block}{'' if is_all else ', and keep no part of it'}")
         ways += later[::-1] if drop else later  # what a caller has passed on is the caller's to change
     ways.append("promise with `on_conflict='ignore'` that no code uses it before the op is done")
     return ways
