@@ -49,7 +49,7 @@ void check_original(const Array& array) {
   throw Error(
       TENON_ERR_LEASE_CONFLICT,
       "cannot move memory of a NumPy array x that was given to from_numpy() and is still referred to, or "
-      "a base of it: `del x` first, or go on with x");
+      "a base of it: drop x and its views first, or go on with x");
 }
 
 // Of other arrays it would throw the memory away: who writes `with a:` means to hold the array.

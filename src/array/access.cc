@@ -30,11 +30,12 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return make_error(Code::kLeaseConflict, what, ": ordinary code holds ", holder);
     case Conflict::Reason::kOwnLease:
       return make_error(Code::kLeaseConflict, what, ": this code holds ", holder,
-                        ", which allows reading only");
+                        ", which allows reading only",
+                        conflict.holder.kind == HolderKind::kOp ? ": name it in writes= of the push" : "");
     case Conflict::Reason::kUndeclared:
       return make_error(Code::kLeaseConflict, what,
-                        " in the body of an op that has not declared it: name it in "
-                        "reads= or writes= of the push");
+                        " in the body of an op that has not declared it: name it in reads= of the push, or "
+                        "in writes= if the op writes to it");
     case Conflict::Reason::kMoved: {
       const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
       return make_error(Code::kMoved, what, ": its memory was moved out",
@@ -86,7 +87,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           "was forked while there was no room for another process; end some first");
     case Conflict::Reason::kInherited:
       return make_error(Code::kLeaseConflict, what, ": this forked process still has ", holder,
-                        ", from before the fork, and no right of its own to that memory: drop it first");
+                        ", from before the fork, and no right of its own to that memory: drop it here, and "
+                        "leave the block that has it, or fork outside of that block");
   }
   return make_error(Code::kInternal, what);
 }

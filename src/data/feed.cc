@@ -294,10 +294,10 @@ std::string Feed::held_text(uint64_t epoch) {
   std::string text =
       concat("all ", workers_->slots().count(),
              " slots hold delivered batches. Let go of those that are done with, and of arrays and "
-             "tensors made from them, or use slots=",
-             held.size() + static_cast<size_t>(workers_->count()) + 1,
-             (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : ", or on_starved=\"copy\" or \"grow\"",
-             ". Held, oldest first: ");
+             "tensors made from them, and keep copies of fields (.copy())",
+             (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : "; or use on_starved=\"copy\"",
+             "; or slots=", held.size() + static_cast<size_t>(workers_->count()) + 1,
+             ", if no more are kept than now. Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
     const Ticket& ticket = held[i].use.ticket;
     text += concat(i > 0 ? ", " : "", ticket.index,

@@ -112,7 +112,7 @@ def test_waitall_raises_a_group_of_the_roots_once():
 
 def test_a_body_that_touches_what_it_has_not_declared_fails_and_says_so():
     a, b = tn.zeros(2), tn.zeros(2)
-    with pytest.raises(tn.OpError, match="reads= or writes="):
+    with pytest.raises(tn.OpError, match="reads= of the push, or in writes="):
         tn.push(lambda x: b.tolist(), a).wait()
     assert tn.push(lambda x: b.tolist(), a, reads=[b]).result() == [0, 0]
     assert tn.push(lambda x: tn.ones(2).tolist(), a).result() == [1, 1]

@@ -118,7 +118,7 @@ def test_a_move_waits_for_ops_that_were_pushed_before():
 def test_memory_of_a_numpy_array_that_is_still_referred_to_does_not_move():
     x = np.ones(3)
     a = tn.from_numpy(x)
-    with pytest.raises(tn.LeaseConflict, match="del x"):
+    with pytest.raises(tn.LeaseConflict, match="drop x and its views first"):
         a.move_to_numpy()
     del x
     y = a.move_to_numpy()

@@ -221,7 +221,8 @@ class AttachedFeed(Forms):
             return text + "it waits for other consumers, or has not begun to serve"
         return text + (
             f"all {slots} batches that may be out are in the hands of its consumers. Let go of those that "
-            "are done with, or make the feed with more slots"
+            "are done with, and keep copies of fields (.copy()); or make the feed with more slots, if no "
+            "more are kept than now"
         )
 
     def _owner_died(self, pid: int) -> OwnerDied:

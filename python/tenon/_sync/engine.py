@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .._core import NativeOp, NDArray
-from .._errors import LeaseConflict, OpError, describe
+from .._errors import LeaseConflict, OpError, describe, text_of
 from .._values import INT32_MAX, count, text_for_c
 from .endings import settle, wait_for_searches
 from .function import CFunction
@@ -35,30 +35,31 @@ _RAISE, _WAIT, _IGNORE = 0, 1, 2
 
 
 class _Use:
-    """An array among the arguments of an op that the op writes."""
+    """An array among the arguments of an op, and what the op does with it."""
 
-    def __init__(self, array: NDArray, is_overwrite: bool) -> None:
+    def __init__(self, array: Any, is_write: bool, is_overwrite: bool) -> None:
         if not isinstance(array, NDArray):
-            raise TypeError(f"an op writes to an NDArray, not to {type(array).__name__}")
+            verb = "writes to an NDArray, not to" if is_write else "reads an NDArray, not"
+            raise TypeError(f"an op {verb} {type(array).__name__}: make one with tn.array(), which copies")
         self.array = array
+        self.is_write = is_write
         self.is_overwrite = is_overwrite
 
 
-def read(array: NDArray) -> NDArray:
-    """Marks an argument of `push`: the op reads ``array``, as it reads one that is not marked. Returns it."""
-    if not isinstance(array, NDArray):
-        raise TypeError(f"an op reads an NDArray, not {type(array).__name__}")
-    return array
+def read(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op only reads ``array``, as a Python function does without this. A
+    `CFunction` is refused if its prototype does not declare the parameter const."""
+    return _Use(array, is_write=False, is_overwrite=False)
 
 
 def write(array: NDArray) -> Any:
     """Wraps an argument of `push`: the op reads and writes ``array``."""
-    return _Use(array, is_overwrite=False)
+    return _Use(array, is_write=True, is_overwrite=False)
 
 
 def overwrite(array: NDArray) -> Any:
     """Wraps an argument of `push`: the op writes every element of ``array`` before it reads any."""
-    return _Use(array, is_overwrite=True)
+    return _Use(array, is_write=True, is_overwrite=True)
 
 
 inout, out = write, overwrite  # the names of earlier versions
@@ -176,9 +177,10 @@ def push(
         `CFunction` runs without the GIL. It gets addresses; it reads the arrays that its prototype declares
         const, and writes the others.
     *args
-        An NDArray is read, or written if it is wrapped in `write` or `overwrite`. Other objects are passed
-        unchanged. An array that is passed unwrapped counts as read, also if it is named elsewhere. For a
-        `CFunction`, pointers accept the same objects as in a direct call, and numbers are read now.
+        An NDArray is read, as if it was wrapped in `read`, or written if it is wrapped in `write` or
+        `overwrite`. Other objects are passed unchanged. An array that is passed unwrapped counts as read,
+        also if it is named elsewhere. For a `CFunction`, pointers accept the same objects as in a direct
+        call, and numbers are read now.
     **keywords
         Arguments that the function takes by name, as ``push(np.add, a, b, out=out(c))``. For a parameter
         whose name `push` uses itself, push ``lambda x: fn(x, name=...)``.
@@ -208,6 +210,8 @@ def push(
         A view of ordinary code conflicts. The message names the line that took it. Nothing was queued.
     MovedError
         The memory of an array was moved out.
+    TypeError
+        The push only reads an array (`read`, ``reads=``) that a `CFunction` may write to.
     ValueError, TypeError, BufferError
         Invalid arguments.
     """
@@ -299,20 +303,22 @@ class _Work:
         named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
         for argument in arguments:
             if isinstance(argument, _Use):
-                uses.add(argument.array, True, argument.is_overwrite)
+                uses.add(argument.array, argument.is_write, argument.is_overwrite)
+        if self._native is not None:
+            _check_declared(self._native, arguments, uses)
         self._arguments: list[Any] = []
         self._written: list[bool] = []  # of each argument: the body may write to it
         for argument in arguments:
-            is_wrapped = isinstance(argument, _Use)
-            argument = argument.array if is_wrapped else argument
+            wrapped = argument if isinstance(argument, _Use) else None
+            argument = argument if wrapped is None else wrapped.array
             if (
                 isinstance(argument, NDArray)
-                and not is_wrapped
+                and wrapped is None
                 and (self._native is None or uses.knows(argument))
             ):
                 uses.add(argument, False, False)
             self._arguments.append(argument)
-            self._written.append(is_wrapped or id(argument) in named)
+            self._written.append((wrapped is not None and wrapped.is_write) or id(argument) in named)
 
     def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
         """renewed: arrays that get the memory of another when the push is accepted."""
@@ -381,9 +387,34 @@ class _Work:
 
     def explained(self, conflict: LeaseConflict) -> LeaseConflict:
         """With where the views hang, if that is found."""
+        conflict.__traceback__ = None  # whose frames have the arguments
         from .views import explain
 
-        return explain(conflict, self._all_uses(), self._arguments)
+        return explain(conflict, self._all_uses(), self._arguments, self._can_renew)
+
+    def _can_renew(self, in_way: list[NDArray]) -> bool:
+        """Whether the op could be pushed with ``on_conflict="copy"`` if only these arrays are viewed."""
+        try:
+            renewed = {id(array) for array, _ in _renewals(self.uses)}
+        except Exception:
+            return False
+        return all(id(array) in renewed for array in in_way)
+
+
+def _check_declared(function: CFunction, arguments: Sequence[Any], uses: _Uses) -> None:
+    """Refuses an array that the push only reads, and to which the function may write by its prototype."""
+    for i, (argument, parameter) in enumerate(zip(arguments, function._native.parameters)):
+        name, is_pointer, is_const, _ = parameter
+        is_wrapped = isinstance(argument, _Use)
+        array = argument.array if is_wrapped else argument
+        if not is_pointer or is_const or not isinstance(array, NDArray):
+            continue
+        if not argument.is_write if is_wrapped else uses.knows(array) and not uses.writes(array):
+            raise TypeError(
+                f"the function may write to parameter {repr(name) if name else i + 1} of "
+                f"{function.prototype!r}, and the push only reads the array: declare the parameter const if "
+                f"the function only reads, else pass `tn.write(a)`"
+            )
 
 
 def _submit_or_copy(work: _Work) -> Op:
@@ -392,9 +423,14 @@ def _submit_or_copy(work: _Work) -> Op:
         return work.submit()
     except LeaseConflict:
         pass
-    overwritten = work.uses.overwritten()
+    return work.submit(_renewals(work.uses))
+
+
+def _renewals(uses: _Uses) -> list[tuple[NDArray, NDArray]]:
+    """Arrays that an op overwrites and that are viewed, each with one on new memory."""
+    overwritten = uses.overwritten()
     viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
-    return work.submit([(array, _core.renewed(array)) for array in viewed or overwritten])
+    return [(array, _core.renewed(array)) for array in viewed or overwritten]
 
 
 class _Uses:
@@ -410,12 +446,12 @@ class _Uses:
                 raise TypeError(f"{name} is {arrays!r}: it must be a list of NDArrays")
             for array in arrays:
                 if not isinstance(array, NDArray):
-                    raise TypeError(f"{name} has {array!r}: make an NDArray of it with tn.from_numpy")
+                    raise TypeError(
+                        f"{name} has {array!r}: make an NDArray of it with tn.array(), which copies"
+                    )
                 self.add(array, name != "reads", name == "overwrites")
 
     def add(self, array: NDArray, is_write: bool, is_overwrite: bool) -> None:
-        if not isinstance(array, NDArray):
-            raise TypeError(f"an op uses NDArrays, not {type(array).__name__}: make one with tn.from_numpy")
         if is_write and not array.writable:
             raise BufferError(f"an op cannot write to a read-only array of shape {array.shape}")
         self.rows.append((array, is_write, is_overwrite))
@@ -488,6 +524,25 @@ class Body:
     def arrays(self) -> list[NDArray]:
         return [handle for handle in self._handles if isinstance(handle, NDArray)]
 
+    def advice_for(self, error: BaseException) -> str:
+        """For a function that writes to an array which the push lets it read only."""
+        if not isinstance(error, ValueError) or "read-only" not in text_of(error):
+            return ""
+        n = len(self._handles) - len(self._keywords)
+        labels = [f"argument {i + 1}" for i in range(n)] + [f"`{name}=`" for name in self._keywords]
+        read = [
+            label
+            for label, handle, output in zip(labels, self._handles, self._outputs)
+            if isinstance(handle, NDArray) and output is None
+        ]
+        if not read:
+            return ""
+        code = "`out=tn.out(out)`" if "`out=`" in read else "`tn.out(a)`"
+        return (
+            f"\nThe push lets the function only read {', '.join(read)}. Wrap what it writes in the push: "
+            f"{code}, or `tn.write(...)` if not every element is written"
+        )
+
     def take_views(self) -> list[Any]:
         """The arrays that the function was given. The body forgets them."""
         given, self._given = self._given, []
@@ -511,7 +566,8 @@ def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
         error._is_raised_here = True  # type: ignore[attr-defined]  # the extension raises another one here
     if not isinstance(body, Body):
         return describe(error, [])
-    return describe(error, body.take_views(), body.function)
+    advice = body.advice_for(error)
+    return describe(error, body.take_views(), body.function) + advice
 
 
 def copy(source: Any, destination: Any) -> None:

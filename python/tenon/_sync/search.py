@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import NDArray
+from .._core import NDArray, borrowers
 from .holders import BODY_CODES
 from .objects import (
     CONTAINERS,
@@ -79,9 +79,14 @@ class Place:
     text: str  # as 'variable `x` of main (train.py:12)'
     is_writable: bool  # the view holds the memory for writing, as far as can be seen
     change: str  # the statement after which the view is not there any more, as '`del x`'; else empty
+    scope: str  # the function or module in which the statement works; empty: the code that calls Tenon
+    is_held_elsewhere: bool  # something refers to the view that was not found, so that no statement suffices
     cell: str  # the name of a variable of a closure, which the function around it may delete; else empty
     is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` lets go of it
     is_original: bool  # the array that was given to `from_numpy`, or a view of that
+    is_movable: bool  # that array itself, if from_numpy(mode='move') takes it
+    is_of_block: bool  # a variable names it, and the end of a block would empty it
+    is_of_buffer: bool  # taken from `a.readonly()`, it would only read
 
 
 class Search:
@@ -97,6 +102,10 @@ class Search:
         self._wholes: list[Any] = []
         self._parents: list[int] = []
         self._templates: dict[int, str] = {}  # of the place of what is in a root; {} stands for its name
+        self._copies: set[int] = set()  # roots that the search has made
+        # By the identity of an object: the references to it that were seen, and those of the copies.
+        self._counts: dict[int, int] = {}
+        self._own: dict[int, int] = {}
         self._roots: deque[int] = deque()
         self._modules: set[int] = set()  # whose variables are roots
         self._queue: deque[int] = deque()
@@ -120,11 +129,11 @@ class Search:
         reach where the budget is `THOROUGH`."""
         names = ("last_exc", "last_value", "last_traceback")
         last = [name for name in names if sys.__dict__.get(name) is not None]
-        self._add_root({name: sys.__dict__[name] for name in last[:1]}, "sys.{}")  # the others are the same
-        self._add_root({"_": builtins.__dict__.get("_")}, "`{}`")
+        self._add_copy({name: sys.__dict__[name] for name in last[:1]}, "sys.{}")  # the others are the same
+        self._add_copy({"_": builtins.__dict__.get("_")}, "`{}`")
         for handled in list(sys._current_exceptions().values()):
             error: Any = handled[1] if type(handled) is tuple else handled  # a tuple before Python 3.12
-            self._add_root([error], "that is being handled")
+            self._add_copy([error], "that is being handled")
         modules = {"__main__": module_dict(sys.modules.get("__main__"))}
         for frame in self._frames:
             self._add_root(frame)
@@ -137,8 +146,9 @@ class Search:
             self._add_heap()
         self._follow(self._queue, self._left)
         found: dict[str, tuple[int, Place]] = {}
+        hidden = self._held_elsewhere()
         for number, i, view in self._found:
-            for place in self._places_of(i, view):
+            for place in self._places_of(i, view, hidden):
                 found.setdefault(place.text, (number, place))
         return list(found.values())
 
@@ -169,6 +179,10 @@ class Search:
         self._templates[len(self._wholes)] = template
         self._add(whole, -1, self._roots)
 
+    def _add_copy(self, whole: Any, template: str) -> None:
+        self._copies.add(len(self._wholes))
+        self._add_root(whole, template)
+
     def _add_modules(self, modules: dict[str, dict[str, Any]]) -> None:
         for module, variables in modules.items():
             if id(variables) in self._modules or _package(module) in _OTHERS_CODE:
@@ -178,8 +192,9 @@ class Search:
             if "_oh" in variables and "Out" in variables:  # a notebook's
                 variables = dict(variables)  # which no other thread changes
                 self._add_root(variables["_oh"], "Out[{}]")
-                self._add_root({name: variables[name] for name in filter(is_result_name, variables)}, "`{}`")
+                self._add_copy({name: variables[name] for name in filter(is_result_name, variables)}, "`{}`")
                 variables = {name: variables[name] for name in variables if not is_result_name(name)}
+                self._copies.add(len(self._wholes))
             self._add_root(variables, f"variable `{{}}` of module {module}")
 
     def _add_heap(self) -> None:
@@ -218,6 +233,10 @@ class Search:
             for part in self._parts_of(i)[: self._budget // 10]:
                 self._left -= 1
                 kind = self._kind_of(type(part))
+                if kind > _OWN:
+                    self._counts[id(part)] = self._counts.get(id(part), 0) + 1
+                    if i in self._copies:
+                        self._own[id(part)] = self._own.get(id(part), 0) + 1
                 if kind >= _NUMPY:
                     self._note(part, kind, i)
                 if (_OWN < kind < _NUMPY or kind == _TORCH) and id(part) not in self._seen:
@@ -308,9 +327,55 @@ class Search:
                                 saved += [part.data for part in (value if type(value) is tuple else [value])]
         return [part for part in saved if self._kind_of(type(part)) == _TORCH]
 
+    def _held_elsewhere(self) -> set[int]:
+        """The identities of views, and of what leads to them, to which something refers that was not found:
+        the iterator of a loop, an array that another array refers to, what lies beyond the budget."""
+        counts = dict(self._counts)
+        own = dict(self._own)  # references of the search itself
+        arrays: dict[int, Any] = {}
+        exports = set()  # each may refer to an array, which does not show
+        for *_, view in self._found:
+            own[id(view)] = own.get(id(view), 0) + 1
+            if is_a(view, np.ndarray):
+                arrays[id(view)] = view
+            else:
+                exports.add(id(view))
+        for whole in self._wholes:
+            if id(whole) in own:
+                own[id(whole)] += 1
+        rest = list(arrays.values())
+        while rest:
+            base = _array_base(rest.pop())
+            if is_a(base, np.ndarray):
+                counts[id(base)] = counts.get(id(base), 0) + 1
+                if id(base) not in arrays:
+                    arrays[id(base)] = base
+                    rest.append(base)
+        for key, view in arrays.items():  # what is lent has one more, of its lender or of the array over it
+            counts[key] = counts.get(key, 0) + len(exports) + _is_original(view)
+        view = whole = base = None
+        arrays.clear()
+        held = set()
+        leading = set()
+        for n in range(len(self._found)):
+            i, key = self._found[n][1], id(self._found[n][2])
+            # Without the argument of getrefcount.
+            if sys.getrefcount(self._found[n][2]) - 1 > own[key] + counts.get(key, 0):
+                held.add(key)
+            while i >= 0:
+                leading.add(i)
+                i = self._parents[i]
+        for i in leading:
+            key = id(self._wholes[i])
+            is_counted = self._parents[i] >= 0 and self._kind_of(type(self._wholes[i])) != _FRAME
+            n_known = counts.get(key, 0) + self._own.get(key, 0)
+            if is_counted and sys.getrefcount(self._wholes[i]) - 2 > n_known:
+                held.add(key)
+        return held
+
     # --- words
 
-    def _places_of(self, i: int, view: Any) -> Iterator[Place]:
+    def _places_of(self, i: int, view: Any, held: set[int]) -> Iterator[Place]:
         """Where a view is that the object with a number refers to."""
         chain, template = [view], ""
         while i >= 0:
@@ -321,6 +386,7 @@ class Search:
             chain[_MAX_HOPS:], template = [], ""
         chain.reverse()
         is_variable = type(chain[0]) is FrameType or template.startswith("variable")
+        scope = self._scope_of(chain[0], template)
         is_leftover = template.startswith(("sys.", "`", "Out["))
         texts, paths, cell = [""], [""], ""
         for whole, part in itertools.pairwise(chain):
@@ -337,11 +403,42 @@ class Search:
             is_leftover |= type(part) is FrameType and is_a(whole, (BaseException, TracebackType))
             if type(whole) is FunctionType or (type(whole) is FrameType and names[0] in _free_names(whole)):
                 cell = names[0]
-        root = next(iter(_names(chain[0], chain[1])), "") if is_variable and len(chain) > 2 else ""
+        roots = _names(chain[0], chain[1]) if is_variable and len(chain) > 2 else []
         is_writable, is_original = _is_writable(view), _is_original(view)
+        is_movable = is_original and is_a(view, np.ndarray) and _is_movable(view)
+        is_of_block = is_variable and len(chain) == 2 and type(view) is np.ndarray
         for text, path in zip(texts, paths):
-            change = "" if is_leftover or not is_variable else _change(chain, path, root)
-            yield Place(text, is_writable, change, cell, is_leftover, is_original)
+            change, n = ("", -1) if is_leftover or not is_variable else _change(chain, path, roots)
+            is_held = any(id(part) in held for part in chain[n:])
+            for whole, part in itertools.pairwise(chain[n - 1 : -1]):  # which must hang there alone
+                is_held |= self._counts.get(id(part), 0) > max(len(_names(whole, part)), 1)
+            yield Place(
+                text,
+                is_writable,
+                change,
+                scope,
+                is_held,
+                cell,
+                is_leftover,
+                is_original,
+                is_movable,
+                is_of_block,
+                _is_of_buffer(view),
+            )
+
+    def _scope_of(self, root: Any, template: str) -> str:
+        """Where a statement works that names the variables of a root; empty: where Tenon is called."""
+        line = self._frames[0] if self._frames else None
+        if type(root) is FrameType:
+            return "" if root is line else root.f_code.co_name
+        module = template.removeprefix("variable `{}` of ")
+        if line is None or line.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return module
+        if line.f_locals is not line.f_globals:
+            return module
+        # A notebook's variables are a copy here.
+        is_here = root is line.f_globals or module == f"module {dict.get(line.f_globals, '__name__')}"
+        return "" if is_here else module
 
     def _place(self, whole: Any, part: Any, name: Any, where: str) -> str:
         """Where a part of an object is. where: the object's own place."""
@@ -421,19 +518,38 @@ def _is_plain(whole: Any) -> bool:
     return type(whole) is list or type(whole) is dict  # comparing types may run code of theirs
 
 
-def _change(chain: list[Any], path: str, root: str) -> str:
-    """The statement that takes a view, the last of a chain, from where it hangs. What a caller has passed to
-    a function stays the caller's, so no argument is deleted."""
+def _change(chain: list[Any], path: str, roots: list[str]) -> tuple[str, int]:
+    """The statement that takes a view, the last of a chain, from where it hangs, or an empty text; and the
+    index in the chain of what it drops. What a caller has passed to a function stays the caller's, so no
+    argument is deleted."""
     holder, view = chain[-2:]
+    names, n = [path], -1
     if len(chain) > 2:
         if path and _is_plain(holder) and is_a(view, np.ndarray):
-            return f"`{path} = {path}.copy()`"
-        if path and (type(holder) is dict or (dict_of(holder) and not is_a(holder, type))):
-            return f"`del {path}`"
-        path = root
-    if not path or (type(chain[0]) is FrameType and path in (*_arguments(chain[0]), *_free_names(chain[0]))):
-        return ""
-    return f"`del {path}`"
+            return f"`{path} = {path}.copy()`", -1
+        if path and (type(holder) is dict or _can_delete(holder, path.rpartition(".")[2])):
+            return f"`del {path}`", -1
+        names, n = roots, 1 - len(chain)
+    kept: tuple[str, ...] = ("",)
+    if type(chain[0]) is FrameType:
+        code = chain[0].f_code
+        is_expression = code.co_flags & inspect.CO_OPTIMIZED and code.co_name.startswith("<")
+        kept = ("", *_arguments(chain[0]), *_free_names(chain[0]), *(names if is_expression else ()))
+    if not names or not set(names).isdisjoint(kept):
+        return "", -1
+    return f"`del {', '.join(names)}`", n
+
+
+def _can_delete(holder: Any, name: str) -> bool:
+    """Whether the attribute lies in the dictionary of an object whose class lets it be deleted."""
+    if is_a(holder, type) or name not in dict_of(holder):
+        return False
+    own = [cls for cls in mro_of(type(holder)) if cls is not object]
+    if any(hasattr(type(class_dict_of(cls).get(name)), "__set__") for cls in own):
+        return False
+    deleting = next((cls for cls in own if "__delattr__" in class_dict_of(cls)), None)
+    nn = sys.modules.get("torch.nn")  # of whose modules it is known
+    return deleting is None or deleting is getattr(nn, "Module", None)
 
 
 def _arguments(frame: FrameType) -> tuple[str, ...]:
@@ -459,6 +575,18 @@ def _is_original(value: Any) -> bool:
     while is_a(value, np.ndarray) and _array_base(value) is not None:
         value = _array_base(value)
     return is_a(value, np.ndarray) or type(value) in (bytes, bytearray)
+
+
+def _is_movable(array: Any) -> bool:
+    """The lender of memory itself, read-only meanwhile, and the owner; lent once."""
+    flags = _array_flags(array)
+    return bool(flags.owndata) and not flags.writeable and len(borrowers(array)) == 1
+
+
+def _is_of_buffer(value: Any) -> bool:
+    while is_a(value, np.ndarray):
+        value = _array_base(value)
+    return is_a(value.obj, NDArray) if is_a(value, memoryview) else type(value).__name__ == "ViewHolder"
 
 
 def _package(module: Any) -> str:

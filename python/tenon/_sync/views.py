@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -75,10 +75,24 @@ def drop_views(array: NDArray) -> list[Holder]:
 
 
 def explain(
-    error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]], arguments: Sequence[Any]
+    error: LeaseConflict,
+    uses: Iterable[tuple[NDArray, bool, bool]],
+    arguments: Sequence[Any],
+    can_renew: Callable[[list[NDArray]], bool],
 ) -> LeaseConflict:
     """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do,
-    the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses."""
+    the likely ways first.
+
+    Parameters
+    ----------
+    error : LeaseConflict
+    uses : iterable
+        (array, is write, is overwrite) of all that the op uses.
+    arguments : sequence
+        Of the op's function.
+    can_renew : callable
+        Whether ``on_conflict="copy"`` would work if views are in the way of these arrays only.
+    """
     text = str(error)
     is_original = "from_numpy()" in text
     if not is_original and "ordinary code holds" not in text:
@@ -94,7 +108,8 @@ def explain(
     in_way = _in_way(rows, [array for array, *_ in found], is_original)
     if places:
         text += f". It hangs on: {_some([place.text for place in places])}"
-    text += f". To go on: {'; or '.join(_ways_out(in_way, places, is_original, arguments))}."
+    ways = _ways_out(in_way, places, is_original, arguments, can_renew)
+    text += f". To go on: {'; or '.join(ways)}."
     error.args = (text, *error.args[1:])
     return error
 
@@ -116,70 +131,88 @@ def _ways_out(
     places: list[Place],
     is_original: bool,
     arguments: Sequence[Any],
+    can_renew: Callable[[list[NDArray]], bool],
 ) -> list[str]:
-    """What a caller can do whose op conflicts with views at these places. Each way is one by itself."""
+    """What a caller can do whose op conflicts with views at these places. Each way is one by itself, and
+    works where the op is pushed, or says where else."""
     ways = []
     # A native function may get the NumPy array itself, of which no search tells.
-    is_given = is_original and not places and any(is_a(given, np.ndarray) for given in arguments)
-    is_read_only = not any(is_write for _, is_write, _ in in_way) and not is_given
+    given = [array for array in arguments if is_a(array, np.ndarray)] if is_original and not places else []
+    is_read_only = not any(is_write for _, is_write, _ in in_way) and not given
     is_leftover = any(place.is_leftover for place in places)
+    it, of_each = ("each", " of each") if len({id(array) for array, *_ in in_way}) > 1 else ("it", "")
     drop = _drop_text(places)
     if drop and is_leftover and _shell() is not None:
         ways.append(drop)
     if is_read_only and all(any(array is given for given in arguments) for array, *_ in in_way):
-        ways.append("push a copy (`push(f, a.copy())`), for the op only reads")
+        ways.append(f"push a copy{of_each} (`push(f, a.copy())`), for the op only reads")
     if drop not in ("", *ways):
         ways.append(drop)
-    if is_given:
-        ways.append("pass an NDArray that has the memory (`a = tn.from_numpy(x, mode='move')`)")
     if is_original:
+        if given and all(map(_is_movable, given)):
+            ways.append("pass an NDArray that has the memory (`a = tn.from_numpy(x, mode='move')`)")
         ways.append("import a copy (`a = tn.from_numpy(x.copy())`)")
-        if len(places) == 1 and places[0].change.startswith("`del "):
+        if len(places) == 1 and drop.startswith("drop it") and places[0].is_movable:
             ways.append("give the memory away at the import (`a = tn.from_numpy(x, mode='move')`)")
     else:
-        if not places:
+        if not places or (not drop and any(place.is_held_elsewhere for place in places)):
             ways.append(
-                "call `a.drop_views()`: it drops what notebooks and tracebacks keep, and returns the other "
-                "views with what refers to them, for you to drop"
+                f"call `a.drop_views()`{of_each}: it drops what notebooks and tracebacks keep, and returns "
+                "the other views, with what refers to them if that is found, for you to drop"
             )
-        if is_read_only:
-            ways.append("take it from `a.readonly()`, for the op only reads")
-        holders = [holder for array, *_ in in_way for holder in leases(array)]
-        has_writer = any(holder.kind == "view" and holder.mode == "w" for holder in holders)
-        if not has_writer and all(is_overwrite for *_, is_overwrite in in_way):
-            ways.append("give `a` new memory (`on_conflict='copy'`), and the views keep the old values")
-        block = "a.read()" if is_read_only else "a.write()"
-        later = [
-            f"take it in a block (`with {block} as v:`), behind which ops queue",
-            "let the op wait until it is dropped (`on_conflict='wait'`)",
-        ]
-        ways += later if drop else later[::-1]  # what a caller has passed on is the caller's to change
+        can_be_taken = is_read_only and not any(array.shared for array, *_ in in_way)  # outside of blocks
+        if can_be_taken and not places:
+            ways.append(f"take {it} as `np.asarray(a.readonly())`, for the op only reads")
+        elif can_be_taken and all(place.is_of_buffer for place in places):
+            ways.append(f"take {it} from `a.readonly()`, for the op only reads")
+        if can_renew([array for array, *_ in in_way]):
+            what = "each" if of_each else "`a`"
+            ways.append(f"give {what} new memory (`on_conflict='copy'`), and the views keep the old values")
+        block = f"(`with {'a.read()' if is_read_only else 'a.write()'} as v:`), behind which ops queue"
+        wait = "let the op wait until it is dropped (`on_conflict='wait'`)"
+        later = [wait]
+        if all(place.is_of_block for place in places):
+            is_all = places and not any(place.is_held_elsewhere for place in places)
+            later.append(f"take {it} in a block {block}{'' if is_all else ', and keep no part of it'}")
+        ways += later[::-1] if drop else later  # what a caller has passed on is the caller's to change
     ways.append("promise with `on_conflict='ignore'` that no code uses it before the op is done")
     return ways
 
 
+def _is_movable(x: np.ndarray[Any, Any]) -> bool:
+    """Whether from_numpy(mode='move') takes an array that was passed: at most one name refers to it."""
+    if not x.flags.owndata:
+        return False
+    address, _ = x.__array_interface__["data"]
+    with no_other_search():
+        found = [place for _, place in Search([(address, address + x.nbytes)], QUICK).places()]
+    return len(found) <= 1
+
+
 def _drop_text(places: list[Place]) -> str:
     """How all of the views are dropped; empty if that is not known of one of them."""
-    changes = [place.change for place in places if place.change]
-    deleted = {change for change in changes if change.startswith("`del ")}
-    rest = [
-        place
-        for place in places
-        if not place.change and not place.is_leftover and f"`del {place.cell}`" not in deleted
-    ]
-    if rest or not places:
+    deleted = {place.change for place in places if place.change.startswith("`del ")}
+    # With the variable of a function goes what the functions in it have of it.
+    places = [place for place in places if f"`del {place.cell}`" not in deleted]
+    deleted = {place.change for place in places if place.change.startswith("`del ")}
+    is_leftover = any(place.is_leftover for place in places)
+    # What a notebook keeps besides is found by `drop_views`.
+    is_held = any(place.is_held_elsewhere for place in places) and not is_leftover
+    if is_held or not places or not all(place.change or place.is_leftover for place in places):
         return ""
     ways = []
-    if any(place.is_leftover for place in places):
+    if is_leftover:
         ways.append("call `a.drop_views()`, which clears what notebooks and tracebacks keep")
-    if deleted:
-        names = [change.removeprefix("`del ").removesuffix("`") for change in deleted]
-        # `del m` takes m.w along, and has to come after it.
-        names.sort(key=lambda name: (-name.count(".") - name.count("["), name))
-        ways.append(f"drop it (`del {', '.join(names)}`)")
-    copies = list(dict.fromkeys(change for change in changes if change not in deleted))
-    if copies:
-        ways.append(f"keep a copy instead ({', '.join(copies)})")
+    for is_deleted, what in ((True, "drop it"), (False, "keep a copy instead")):
+        changes = [place for place in places if place.change and (place.change in deleted) is is_deleted]
+        for scope in sorted({place.scope for place in changes}):
+            codes = list(dict.fromkeys(place.change for place in changes if place.scope == scope))
+            if is_deleted:
+                names = [code.removeprefix("`del ").removesuffix("`") for code in codes]
+                # `del m` takes m.w along, and has to come after it.
+                names.sort(key=lambda name: (-name.count(".") - name.count("["), name))
+                codes = [f"`del {', '.join(names)}`"]
+            ways.append(f"{what}{f' in {scope}' if scope else ''} ({', '.join(codes)})")
     return " and ".join(ways)
 
 

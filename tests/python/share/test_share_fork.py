@@ -154,6 +154,39 @@ def test_inside_of_a_block_the_child_has_no_right_until_its_views_are_gone():
     """) == ["True", "True", "True", "True", "0", "[5, 5, 5]", "[5, 5, 5]", "0"]
 
 
+def test_the_advice_for_a_child_that_was_forked_inside_of_a_block_works():
+    assert run("""
+        import multiprocessing
+        a = tn.zeros(3, "int32", shared=True)
+        def work():
+            try:
+                print(a.tolist(), flush=True)
+            except tn.LeaseConflict as error:
+                here, there = "drop it here, and leave the block that has it", "fork outside of that block"
+                print(str(error).endswith(f"{here}, or {there}"), flush=True)
+        def started():
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+            process.join()
+        for mode in (a.read, a.write):
+            pid = 0
+            with mode() as v:
+                started()
+                sys.stdout.flush()
+                pid = os.fork()
+                if pid == 0:
+                    work()
+                    del v
+            if pid == 0:  # it has left the block
+                work()
+                with a.write(timeout=600) as v:
+                    v += 1
+                os._exit(0)
+            wait_for(pid)
+            started()
+    """) == ["True", "True", "[0, 0, 0]", "[1, 1, 1]", "True", "True", "[1, 1, 1]", "[2, 2, 2]"]
+
+
 def test_a_lease_of_the_parent_s_is_not_the_child_s():
     assert run("""
         a = tn.zeros(3, "int32", shared=True)
