@@ -359,6 +359,65 @@ def test_attributes_that_are_no_fields_count_as_no_write():
         assert feed.stats().unwritten == 3
 
 
+def send_x(channel):
+    with channel.loan(timeout=60) as item:
+        item.x = 1
+
+
+def send_nothing(channel):
+    with channel.loan(timeout=60):
+        pass
+
+
+def send_x_later(channel):
+    item = channel.loan(timeout=60)
+    item["x"][...] = 1
+    item.send()
+
+
+@pytest.mark.parametrize("topics", ["fields", "1"])
+@pytest.mark.parametrize(
+    ("send", "text"),
+    [
+        (send_x, "field 'y' of the item was not written"),
+        (send_x_later, "field 'y' of the item was not written"),
+        (send_nothing, "no field of the item was written"),
+    ],
+)
+def test_a_loan_with_a_field_that_was_not_written_is_dropped_with_an_error(monkeypatch, topics, send, text):
+    with tn.Channel(FIELDS) as channel:
+        send(channel)  # not checked
+    monkeypatch.setenv("TENON_DEBUG", topics)
+    with tn.Channel(FIELDS, slots=2) as channel:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=text):
+                send(channel)
+            assert (channel.stats()["sent"], channel.stats()["in_use"]) == (0, 0)
+        with channel.loan(timeout=60) as item:
+            x, _ = item.x, item["y"]  # a field whose old elements are wanted is looked at
+            x[1:] = 1
+        assert channel.stats()["sent"] == 1
+        channel.loan(timeout=60).drop()
+        with pytest.raises(KeyError), channel.loan(timeout=60):
+            raise KeyError
+
+
+def test_a_feed_that_is_served_passes_the_check_of_its_channels(monkeypatch):
+    monkeypatch.setenv("TENON_DEBUG", "fields")
+
+    def fill(batch):
+        batch.x = batch.y = 1
+        if batch.index:
+            batch.attachment = b"a"
+
+    with (
+        tn.Feed(fill, FIELDS, batches=3, shared=True, attachment_nbytes=8) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(feed.name) as attached,
+    ):
+        assert [batch.attachment for batch in attached] == [b"", b"a", b"a"]
+
+
 def test_a_check_that_is_no_bool_is_refused():
     with pytest.raises(TypeError, match="check is 'yes'"):
         tn.Feed(every_second, FIELDS, check="yes")

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._core import Schema
@@ -43,6 +44,26 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def checks_fields() -> bool:
+    """Whether the environment makes it an error to pass on fields that were not written."""
+    return not {"1", "fields"}.isdisjoint(os.environ.get("TENON_DEBUG", "").split(","))
+
+
+def unwritten_text(what: str, variable: str, names: Sequence[str], unwritten: Sequence[str]) -> str:
+    """Of an object of these fields. A field counts as written if its array was used."""
+    listed = ", ".join(map(repr, unwritten))
+    if len(unwritten) == len(names):
+        text = f"no field of {what} was written"
+    elif len(unwritten) == 1:
+        text = f"field {listed} of {what} was not written"
+    else:
+        text = f"the fields {listed} of {what} were not written"
+    return (
+        f"{text}: the consumer would get old elements. Assign to its fields: "
+        f"{variable}.{unwritten[0]}[...] = ..."
+    )
 
 
 def write_field(name: str, array: Any, value: Any) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._array.fields import FieldsLike
+from .._array.fields import FieldsLike, checks_fields
 from .._core import Batch, NativeFeed, Schema
 from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
@@ -189,7 +188,7 @@ class Feed(Forms):
             raise ValueError(
                 f"rank is {rank}, and world_size is {world_size}: a rank is a number from 0 to world_size - 1"
             )
-        check = _is_debug() if check is None else flag(check, "check")
+        check = checks_fields() if check is None else flag(check, "check")
         if not isinstance(processes, str):
             processes = flag(processes, "processes")
         if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
@@ -461,7 +460,3 @@ def _name_of(generator: Any) -> str:
     if isinstance(generator, (CFunction, Plugin, PythonGenerator)):
         return generator.name
     return name_of(generator)
-
-
-def _is_debug() -> bool:
-    return not {"1", "fields"}.isdisjoint(os.environ.get("TENON_DEBUG", "").split(","))

@@ -459,8 +459,10 @@ class ServedFeed:
                 raise RuntimeError(f"batch {batch.index} of feed {self.name!r} lies outside of its slots")
             numbers += (self._at + offset, *array.shape)
         loan.head[...] = numbers
+        attachment = loan.attachment  # also if there is none: the field counts as written
         if data:
-            loan.attachment[: len(data)] = memoryview(data)
+            attachment[: len(data)] = memoryview(data)
+        del attachment
         key = loan.head.ctypes.data
         self._held[key] = batch
         loan.send()

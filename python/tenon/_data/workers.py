@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._array.fields import Fields, FieldsLike
+from .._array.fields import Fields, FieldsLike, unwritten_text
 from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
@@ -208,7 +208,8 @@ class _Batches:
             code = _core.END_OF_EPOCH
         elif unwritten := batch._unwritten():
             if self._check:
-                raise ValueError(_unwritten_text(batch, unwritten))
+                what = f"batch {batch.index} of epoch {batch.epoch}"
+                raise ValueError(unwritten_text(what, "batch", batch.keys(), unwritten))
             code = _core.UNWRITTEN
         batch._let_go_of_all(frame)
         batch._end()
@@ -238,19 +239,6 @@ class _Batches:
 
     def ends_epoch(self) -> bool:
         return self._batch is not None and self._batch._ends_epoch
-
-
-def _unwritten_text(batch: WorkerBatch, unwritten: list[str]) -> str:
-    what, names = f"batch {batch.index} of epoch {batch.epoch}", ", ".join(map(repr, unwritten))
-    if len(unwritten) == len(batch.keys()):
-        text = f"no field of {what} was written"
-    elif len(unwritten) == 1:
-        text = f"field {names} of {what} was not written"
-    else:
-        text = f"the fields {names} of {what} were not written"
-    return (
-        f"{text}: the consumer would get old elements. Assign to its fields: batch.{unwritten[0]}[...] = ..."
-    )
 
 
 class Rules(NamedTuple):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .. import _core
-from .._array.fields import Fields, FieldsLike, described
+from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
 from .._array.share import Shared, settings
 from .._core import NativeItem, NDArray
 from .._errors import LeaseEscaped
@@ -86,6 +86,7 @@ class Channel:
         self._native = native
         # The tasks of each event loop that wait for a descriptor.
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
+        self._check = checks_fields()
         self._fields = {field: number for number, (field, _, _) in enumerate(native.fields())}
         self.slots, mode, when_full = native.options()
         self.mode = _MODES[mode]
@@ -113,8 +114,11 @@ class Channel:
             The channel was closed in this process.
         LeaseEscaped
             At the end of the block: a view of the item still exists, so it was dropped and not sent.
+        ValueError
+            At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
+            the channel was opened: the array of a field was not used. The item was dropped and not sent.
         """
-        return Loan(self._native.loan(timeout), self._fields)
+        return Loan(self._native.loan(timeout), self._fields, self._check)
 
     def recv(self, timeout: float | None = None) -> Received:
         """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
@@ -255,13 +259,16 @@ class Loan(Fields):
     _noun = "the item"
     _native: NativeItem
     _views: Views
+    _unused: set[str]  # fields whose array was not asked for; empty if that is not checked
 
-    def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
-        self.__dict__.update(_native=native, _views=Views(), _names=tuple(fields))
+    def __init__(self, native: NativeItem, fields: Mapping[str, int], check: bool) -> None:
+        unused = set(fields) if check else set()
+        self.__dict__.update(_native=native, _views=Views(), _names=tuple(fields), _unused=unused)
         for field, number in fields.items():
             self._views.add(field, native.array(number))
 
     def _array(self, name: str) -> Any:
+        self._unused.discard(name)
         return self._views.named[name]
 
     def _missing(self, name: object) -> str:
@@ -279,6 +286,12 @@ class Loan(Fields):
         self._native.release()
 
     def _send(self, frame: Any) -> None:
+        if self._unused:
+            unwritten = [name for name in self._names if name in self._unused]
+            self._unused.clear()
+            self._views.end(frame)
+            self._native.release()
+            raise ValueError(unwritten_text("the item", "item", self._names, unwritten))
         where = ""
         if not self._views.end(frame):
             del frame

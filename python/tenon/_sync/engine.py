@@ -24,6 +24,7 @@ from .endings import settle, wait_for_searches
 from .function import CFunction
 from .holders import BODY_CODES
 from .lease import where_views_hang
+from .results import refuse_lost_result
 from .tasks import Signal, current_task, number_of
 
 _log = logging.getLogger("tenon")
@@ -203,6 +204,9 @@ def push(
     Op
         Its result is what the function returned. If that is an array that the function got to write, alone or
         in a tuple, the result has the NDArray of the caller: ``push(np.negative, a, out(b)).result() is b``.
+        The op fails with TypeError if the function returns an array of the shape of an argument that it was
+        to `overwrite`, and its code never uses that parameter: ``push(lambda x, o: x * 2, a, out(b))``. A
+        parameter whose name begins with ``_`` need not be used.
 
     Raises
     ------
@@ -364,7 +368,8 @@ class _Work:
                     handle = handles[id(argument)]
                     argument = handle.readonly() if not is_written and handle.writable else handle
                 arguments.append(argument)
-            body = Body(self._fn, arguments, self._keywords, outputs)
+            overwrites = [id(array) for array, _, is_overwrite in self.uses.rows if is_overwrite]
+            body = Body(self._fn, arguments, self._keywords, outputs, overwrites)
         if promise is None:
             return body
 
@@ -474,7 +479,7 @@ class Body:
     """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
     until the function has ended, and have no elements from then on."""
 
-    __slots__ = ("_fn", "_given", "_handles", "_keywords", "_outputs", "escapes")
+    __slots__ = ("_fn", "_given", "_handles", "_keywords", "_outputs", "_overwrites", "escapes")
 
     def __init__(
         self,
@@ -482,13 +487,16 @@ class Body:
         handles: list[Any],
         keywords: tuple[str, ...],
         outputs: list[NDArray | None],
+        overwrites: list[int],
     ) -> None:
         """``keywords``: the names of the last arguments. ``outputs``: for each argument the array of the
-        caller if the function writes to it, else None."""
+        caller if the function writes to it, else None. ``overwrites``: the identities of those of which it
+        writes every element."""
         self._fn = fn
         self._handles = handles
         self._keywords = keywords
         self._outputs = outputs
+        self._overwrites = overwrites
         self._given: list[Any] = []
         self.escapes = ""  # where an array hangs that somebody has kept
 
@@ -500,6 +508,9 @@ class Body:
         else:
             result = self._fn(*self._given)
         if result is not None:
+            if self._overwrites:
+                are_overwritten = [id(output) in self._overwrites for output in self._outputs]
+                refuse_lost_result(self._fn, self._given, self._keywords, are_overwritten, result)
             result = tuple(map(self._own, result)) if type(result) is tuple else self._own(result)
         views = self.take_views()
         while views:
