@@ -217,11 +217,12 @@ def test_a_feed_has_one_live_iterator_also_while_one_is_awaited(gate):
         iterator = aiter(feed)
         task = asyncio.ensure_future(index_of_next(iterator))
         await asyncio.sleep(0.02)
-        with pytest.raises(tn.TenonError, match="is being iterated already"):
-            iter(feed)
-        await iterator.aclose()
-        with pytest.raises(StopAsyncIteration):
+        other = aiter(feed)
+        with pytest.raises(tn.TenonError, match="another iteration over the feed has begun"):
             await task
+        await other.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(other)
         gate(1)
         return [batch.index async for batch in feed]
 

@@ -274,8 +274,6 @@ def test_after_a_timeout_the_epoch_goes_on():
         held.pop()
         feed.timeout = None
         assert next(iterator).index == 3
-        with pytest.raises(tn.TenonError, match="is being iterated already"):
-            iter(feed)
         assert view[0, 0] == 100
         del view
 
@@ -358,15 +356,43 @@ def test_a_failure_comes_at_its_place_and_ends_the_epoch(workers, code):
 def test_a_feed_has_one_live_iterator():
     with make(batches=3) as feed:
         first = iter(feed)
-        with pytest.raises(tn.TenonError, match="is being iterated already"):
-            iter(feed)
-        with pytest.raises(tn.TenonError, match="is being iterated already"):
-            iter(feed.numpy())
-        del first
-        second = iter(feed)
-        assert [batch.epoch for batch in second] == [1] * 3
-        assert [batch.epoch for batch in feed] == [2] * 3  # an exhausted iterator does not count
-        assert list(second) == []
+        assert next(first).index == 0
+        second = iter(feed.numpy())
+        assert int(next(second)[1][0]) == 10000  # the first batch of the next epoch
+        third = iter(feed)
+        for ended in (first, second) * 2:
+            with pytest.raises(tn.TenonError, match="another iteration over the feed has begun"):
+                next(ended)
+        assert [batch.epoch for batch in third] == [2] * 3
+        assert [batch.epoch for batch in feed] == [3] * 3
+        assert list(third) == []  # it was at its end
+
+
+def test_a_loop_within_a_loop_over_the_same_feed_is_an_error():
+    with make(batches=3) as feed, pytest.raises(tn.TenonError, match="make a feed for each"):
+        for _ in feed:
+            assert len([batch.index for batch in feed]) == 3
+
+
+def test_another_iteration_does_not_take_a_batch_for_which_a_thread_waits(tmp_path):
+    go = threading.Event()
+
+    def fill(batch):
+        go.wait(60)
+        batch.x = batch.index
+
+    with tn.Feed(fill, {"x": ("i8", (1,))}, batches=3, timeout=60) as feed:
+        iterator, came = iter(feed), []
+        thread = threading.Thread(target=lambda: came.extend(batch.index for batch in iterator))
+        thread.start()
+        try:
+            until(lambda: iterator._is_in_next)
+            with pytest.raises(tn.TenonError, match="another thread waits for a batch"):
+                iter(feed)
+        finally:
+            go.set()
+            thread.join()
+        assert came == [0, 1, 2]
 
 
 def test_end_makes_room_for_another_iterator():

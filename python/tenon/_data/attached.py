@@ -22,6 +22,7 @@ from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
+from .epochs import REPLACED, replace
 from .forms import Forms, itself
 from .serving import (
     IS_CLOSED_AT,
@@ -264,12 +265,9 @@ class _Epoch:
 
     def __init__(self, feed: AttachedFeed, convert: Callable[[Any], Any]) -> None:
         self._feed: AttachedFeed | None = None
-        self._has_timed_out = False
-        live = feed._live_epoch()
-        if live is not None:
-            if not live._has_timed_out:
-                raise TenonError("the feed is being iterated already: finish or drop that iterator")
-            live._end()
+        self._is_in_next = False
+        self._is_replaced = False
+        replace(feed._live_epoch())
         feed._join()
         self._feed = feed
         self._convert = convert
@@ -281,20 +279,23 @@ class _Epoch:
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
+            if self._is_replaced:
+                raise TenonError(REPLACED)
             raise StopIteration
+        self._is_in_next = True
         try:
             item = feed._receive()
-            self._has_timed_out = False
             if item is not None:
                 return self._convert(feed._batch_of(item))
             self._end()
             feed._end_round()
-        except TimeoutError:  # the caller may let go of batches, and try again; a traceback keeps this alive
-            self._has_timed_out = True
-            raise
+        except TimeoutError:
+            raise  # the caller may let go of batches, and try again
         except BaseException:
             self._end()
             raise
+        finally:
+            self._is_in_next = False
         raise StopIteration
 
     def _end(self) -> None:

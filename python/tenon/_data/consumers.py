@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core import Batch, Schema, from_dlpack
-from .epochs import Epoch
+from .._errors import TenonError
+from .epochs import REPLACED, Epoch
 
 if TYPE_CHECKING:
     from .feed import Feed
@@ -143,9 +144,9 @@ class AsyncEpoch(Epoch):
             except StopIteration:
                 break
             except NothingYet:
-                # Not the consumer's time, which the thread's wait is: the epoch is not left behind.
-                self._has_timed_out = False
-            await waiter.wait(self._feed.timeout)
+                await waiter.wait(self._feed.timeout)
+        if self._is_replaced:
+            raise TenonError(REPLACED)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

@@ -20,20 +20,31 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tenon")
 
 
+REPLACED = (
+    "this iterator has ended, because another iteration over the feed has begun: a feed delivers one epoch at a "
+    "time, so make a feed for each of several loops that run at the same time"
+)
+
+
+def replace(live: Any) -> None:
+    """Ends the iterator of a feed for another one. None: there is none."""
+    if live is None:
+        return
+    if live._is_in_next:
+        raise TenonError("another thread waits for a batch of this feed: end its loop first, or feed.end()")
+    live._end()
+    live._is_replaced = True
+
+
 class Epoch:
     """The one live iterator of a feed."""
 
     def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
         self._feed: Feed | None = None  # for __del__, when the next lines raise
         self._progress: Progress | None = None
-        self._has_timed_out = False
-        live = feed._live_epoch()
-        if live is not None:
-            if not live._has_timed_out:
-                raise TenonError(
-                    "the feed is being iterated already: finish or drop that iterator, or call feed.end()"
-                )
-            live._end()
+        self._is_in_next = False
+        self._is_replaced = False
+        replace(feed._live_epoch())
         if feed._served is not None and feed._served.server is None:
             feed._served.reclaim()  # what consumers elsewhere had, and have let go of since
         feed._native.begin()
@@ -50,22 +61,21 @@ class Epoch:
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
+            if self._is_replaced:
+                raise TenonError(REPLACED)
             raise StopIteration
         progress = self._progress
         if progress is not None:
             progress.catch_up()
+        self._is_in_next = True
         try:
             batch = self._next(feed.timeout, _log.warning)
-            self._has_timed_out = False
             if batch is not None:
                 if progress is not None:
                     progress.note_delivery()
                 return self._convert(batch)
         except (TimeoutError, LeaseConflict):
-            # The caller may let go of batches and try again, or begin another epoch: a traceback keeps this
-            # iterator alive.
-            self._has_timed_out = True
-            raise
+            raise  # the caller may let go of batches, and try again
         except OpError as error:
             error.op = feed._name()
             failure = feed._native.failure()
@@ -83,6 +93,8 @@ class Epoch:
         except BaseException:
             self._end()
             raise
+        finally:
+            self._is_in_next = False
         self._feed = None
         self._end_progress()
         raise StopIteration

@@ -46,7 +46,7 @@ class Feed(Forms):
     ``shuffle``. A batch is the same for any number of workers if the generator computes it from ``epoch`` and
     ``index``, or from ``seed``. ``seed`` depends only on the feed's seed, the epoch and the index:
     ``s(s(s(seed) ^ epoch) ^ index)``, where ``s`` is one step of SplitMix64. A feed has one active iterator
-    at a time. Dropping the iterator ends its epoch.
+    at a time: another iteration, in whatever form, ends its epoch, and so does dropping the iterator.
 
     Parameters
     ----------
