@@ -14,6 +14,7 @@ import re
 import sys
 import types
 
+import native_library
 import numpy as np
 import pytest
 
@@ -167,6 +168,8 @@ SCENES = {
         WRITE,
         "`del base`",
     ),
+    "a variable of a notebook": ("Out = _oh = {}\nx = np.asarray(a)\nPUSH", WRITE, "`del x`"),
+    "an object of a notebook": ("Out = _oh = {}\nbox = Slotted(np.asarray(a))\nPUSH", WRITE, "`del box`"),
     "a result of a notebook": ("builtins._ = np.asarray(a)\nPUSH", WRITE, "a.drop_views()"),
     "a result of a notebook and a name": (
         "builtins._ = x = np.asarray(a)\nPUSH",
@@ -526,3 +529,40 @@ def test_an_attribute_is_deleted_before_the_variable_that_leads_to_it():
     m.w, m.views = s.numpy(), (s.numpy(),)
     with pytest.raises(tn.LeaseConflict, match=r"`del m\.w, m`"):
         tn.push(np.copyto, tn.out(s), 1)
+
+
+# A NumPy array that a native function is to write, and whether from_numpy() can take its memory over.
+GIVEN = {
+    "an array": ("x = np.ones(4, 'f4')", True),
+    "a view": ("x = np.ones((2, 4), 'f4')[0]", False),
+    "an array of two names": ("x = y = np.ones(4, 'f4')", False),
+    "an item of a list": ("rows = [np.ones(4, 'f4')]\nx = rows[0]", False),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_every_advice_for_an_array_that_a_native_function_is_to_write_works(name, monkeypatch):
+    source, is_movable = GIVEN[name]
+    scale = tn.c_function(
+        native_library.generators(),
+        "int scale(const float *source, float *destination, size_t n, float factor)",
+    )
+    monkeypatch.setattr(builtins, "scale", scale, raising=False)
+    push = "op = tn.push(scale, tn.full((4,), 3.0), x, 4, 2.0)"
+    with pytest.raises(tn.LeaseConflict) as caught:
+        run(f"{source}\nPUSH", push, monkeypatch)
+    ways = ways_of(str(caught.value))
+    caught = None
+    assert any("mode='move'" in way for way in ways) == is_movable
+    for way in ways:
+        [code] = re.findall(r"`([^`]+)`", way)
+        if way.startswith("promise with"):
+            scene = run(f"{source}\nPUSH", f"{push[:-1]}, {code})", monkeypatch)
+        else:
+            assert way.startswith(("pass an NDArray that has the memory", "import a copy")), way
+            scene = run(f"{source}\n{code}\nPUSH", push.replace("x,", "a,"), monkeypatch)
+        scene.op.wait()
+        written = scene.x if way.startswith("promise with") else scene.a
+        assert written.tolist() == [6] * 4
+        del written
+        drop(scene)

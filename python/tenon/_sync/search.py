@@ -432,9 +432,7 @@ class Search:
         if type(root) is FrameType:
             return "" if root is line else root.f_code.co_name
         module = template.removeprefix("variable `{}` of ")
-        if line is None or line.f_code.co_flags & inspect.CO_OPTIMIZED:
-            return module
-        if line.f_locals is not line.f_globals:
+        if line is None or line.f_code.co_flags & inspect.CO_OPTIMIZED or line.f_locals is not line.f_globals:
             return module
         # A notebook's variables are a copy here.
         is_here = root is line.f_globals or module == f"module {dict.get(line.f_globals, '__name__')}"

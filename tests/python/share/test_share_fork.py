@@ -157,6 +157,7 @@ def test_inside_of_a_block_the_child_has_no_right_until_its_views_are_gone():
 def test_the_advice_for_a_child_that_was_forked_inside_of_a_block_works():
     assert run("""
         import multiprocessing
+        tn.set_lock_timeout(600)
         a = tn.zeros(3, "int32", shared=True)
         def work():
             try:
