@@ -25,10 +25,22 @@ _log = logging.getLogger("tenon")
 
 SLOT_NBYTES = 256 << 20  # addresses of a slot, which takes memory where it is written
 _BEYOND_WORKERS = 3  # slots for what the consumer has: two batches, and the next one
+_is_profiled: Any = None if torch is None else torch.autograd._profiler_enabled
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
-class Here(SingleProcessIterator):
+class _Quick(BaseIterator):
+    """Marks batches for a profiler only where one runs: that costs as much as a small batch."""
+
+    def __next__(self) -> Any:
+        if self._IterableDataset_len_called is not None or _is_profiled is None or _is_profiled():
+            return super().__next__()  # which warns, and marks the batch in a profile
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
+class Here(_Quick, SingleProcessIterator):
     """Without workers."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
@@ -57,7 +69,7 @@ class Here(SingleProcessIterator):
         return self._progress.state()
 
 
-class Processes(BaseIterator):
+class Processes(_Quick):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
@@ -124,20 +136,14 @@ class Processes(BaseIterator):
         for index in self._sampler_iter:
             request = work.store_index(index)
             self._pipes[self._sent % self._num_workers].send((self._number, request))
-            self._requests.append((request, self._progress.indices.mark()))
             self._sent += 1
+            indices = self._progress.indices
+            self._requests.append((request, indices.mark() if indices.is_stateful else self._sent))
             return
 
     def _drop_requests(self) -> None:
         while self._requests:
             work.drop_index(self._requests.popleft()[0])
-
-    def __next__(self) -> Any:
-        if self._IterableDataset_len_called is not None or _is_profiled():
-            return super().__next__()  # which warns, and marks the batch in a profile
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
 
     def _next_data(self) -> Any:
         progress = self._progress
@@ -212,10 +218,6 @@ class Processes(BaseIterator):
         self.close()
 
 
-def _is_profiled() -> bool:
-    return torch is not None and torch.autograd._profiler_enabled()
-
-
 def _progress(iterator: Any, loader: Any, state: dict[str, Any] | None) -> Progress:
     """Sets also the iterator to the state."""
     saved = None
@@ -224,7 +226,7 @@ def _progress(iterator: Any, loader: Any, state: dict[str, Any] | None) -> Progr
         iterator._base_seed = state["seed"]
         iterator._num_yielded = state["yielded"]
     indices = Indices(iterator._index_sampler, iterator._sampler_iter, saved)
-    iterator._sampler_iter = indices
+    iterator._sampler_iter = iter(indices)
     progress = Progress(iterator._base_seed, indices, iterator._num_workers, loader.generator, state)
     loader._progress = progress
     return progress

@@ -67,31 +67,28 @@ class Indices:
             self._iterator = iter(sampler)
             restore(self._iterator, saved["iterator"])
             self._random = saved["random"]
-        self._is_stateful = any(map(is_stateful, [*self._parts, self._iterator]))
-        if saved is not None and not self._is_stateful:
+        self.is_stateful = any(map(is_stateful, [*self._parts, self._iterator]))
+        if saved is not None and not self.is_stateful:
             with _random_as_in(self._random, self._generator()):
-                for _ in range(saved["count"]):
-                    next(self)
+                for _ in itertools.islice(self, saved["count"]):
+                    pass
                 first = list(itertools.islice(self._iterator, 1))  # which may be what draws the order
             self._iterator = itertools.chain(first, self._iterator)
 
     def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
         if self._random is None:
             self._random = _random_states(self._generator())
-        index = next(self._iterator)
-        self._count += 1
-        return index
+        for index in self._iterator:
+            self._count += 1
+            yield index
 
     def _generator(self) -> Any:
         found = (getattr(part, "generator", None) for part in self._parts)
         return next((one for one in found if one is not None), None)
 
     def mark(self) -> Any:
-        """The place of the next index, for `saved`."""
-        if not self._is_stateful:
+        """The place of the next index, for `saved`. Without a state the count alone."""
+        if not self.is_stateful:
             return self._count
         return self._count, self.parts(), state_of(self._iterator)
 
