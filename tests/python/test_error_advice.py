@@ -208,18 +208,12 @@ def fed(generator=fields, schema=None, **options):
         return len(feed)
 
 
-def iterated(leave):
-    """The second loop over a feed, after the first was left."""
-    with tn.Feed(fields, {"x": ("f4", (4,))}, batches=3) as feed:
-        first = [iter(feed)]
-        next(first[0])
-        leave(feed, first)
-        return len(list(feed))
+def shared():
+    return tn.zeros(3, shared=True)
 
 
 X = np.ones(3, "f4")
 A = tn.ones((2, 3))
-SHARED = tn.zeros(3, shared=True)
 LIBRARY_CALL = "int scale(const float *source, float *destination, size_t n, float factor)"
 
 # What is refused, words of the advice, and programs that follow them.
@@ -250,14 +244,14 @@ OTHERS = {
         [lambda: undeclared(A, A, writes=[A])],
     ),
     "a view of a shared array": (
-        lambda: np.asarray(SHARED),
+        lambda: np.asarray(shared()),
         "take it inside of `with a.read():` or `with a.write():`, or while a.lease() holds; np.array(a) and "
         "a.copy() copy it",
         [
-            lambda: in_a_block(SHARED.read()),
-            lambda: in_a_block(SHARED.write()),
-            lambda: np.array(SHARED),
-            lambda: SHARED.copy(),
+            lambda: in_a_block(shared().read()),
+            lambda: in_a_block(shared().write()),
+            lambda: np.array(shared()),
+            lambda: shared().copy(),
         ],
     ),
     "the truth of an array": (lambda: bool(A), "use numpy.any(a)", [lambda: np.any(A), lambda: np.all(A)]),
@@ -301,15 +295,6 @@ OTHERS = {
         lambda: tn.c_function(ctypes.PyDLL(native_library.generators()), LIBRARY_CALL),
         "load the library as ctypes.CDLL",
         [lambda: tn.c_function(ctypes.CDLL(native_library.generators()), LIBRARY_CALL)],
-    ),
-    "a feed that is iterated": (
-        lambda: iterated(lambda feed, first: None),
-        "finish or drop that iterator, or call feed.end()",
-        [
-            lambda: iterated(lambda feed, first: list(first[0])),
-            lambda: iterated(lambda feed, first: first.clear()),
-            lambda: iterated(lambda feed, first: feed.end()),
-        ],
     ),
     "a feed without a length": (lambda: fed(), "give batches=", [lambda: fed(batches=3)]),
     "an endless epoch that is shuffled": (
