@@ -17,6 +17,7 @@ import time
 import native_library
 import numpy as np
 import pytest
+from other_thread import until
 
 import tenon as tn
 
@@ -374,7 +375,7 @@ def test_a_loop_within_a_loop_over_the_same_feed_is_an_error():
             assert len([batch.index for batch in feed]) == 3
 
 
-def test_another_iteration_does_not_take_a_batch_for_which_a_thread_waits(tmp_path):
+def test_another_iteration_does_not_take_a_batch_for_which_a_thread_waits():
     go = threading.Event()
 
     def fill(batch):

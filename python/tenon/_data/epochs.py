@@ -21,8 +21,8 @@ _log = logging.getLogger("tenon")
 
 
 REPLACED = (
-    "this iterator has ended, because another iteration over the feed has begun: a feed delivers one epoch at a "
-    "time, so make a feed for each of several loops that run at the same time"
+    "this iterator has ended, because another iteration over the feed has begun: a feed delivers one epoch "
+    "at a time, so make a feed for each of several loops that run at the same time"
 )
 
 
