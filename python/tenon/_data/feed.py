@@ -310,7 +310,7 @@ class Feed(Forms):
             The feed has no name (``shared=``), or the name is taken; the feed is closed; a number is out of
             range; the mode differs from that of an earlier call.
         TenonError
-            The feed is already being served or iterated.
+            The feed is already being served, or another thread waits for a batch.
         """
         check_serving(mode, epochs, consumers)
         if self._served is None:
