@@ -83,15 +83,16 @@ def test_nothing_is_written_but_what_is_received():
     process = context.Process(target=_send, args=(theirs,), daemon=True)
     process.start()
     with tn.Feed(received(ours.recv()), batches=1, slots=2) as feed, CopyMeter() as meter:
+        written = []
         for _ in range(3):
             meter.start()
             for batch in feed:
                 nbytes = batch.data.nbytes
-            written = meter.stop() / nbytes
+            written.append(meter.stop() / nbytes)
             del batch
     process.terminate()
     process.join()
-    assert written == pytest.approx(1, abs=0.05)
+    assert min(written) == pytest.approx(1, abs=0.05)  # threads of other libraries write, too
 
 
 def _send(pipe):
