@@ -197,8 +197,7 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
 
 /* Sets the epoch and the place in it at which the next tenon_feed_begin begins, to restore a position. With
- * a world_size, places are those of the whole epoch, and the first batch is the first one of this rank that
- * does not lie before. */
+ * a world_size it is a place of the whole epoch, and the ranks divide the batches from there on. */
 TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place);
 /* The current epoch, or the one that would begin, and the place of the batch that tenon_feed_next would
  * return: the number of batches before it, and its index unless TENON_SHUFFLE is set. With a world_size it is

@@ -109,10 +109,13 @@ class Table {
 };
 
 constinit Table table;
+constinit size_t n_cleared_lenders = 0;  // arrays whose flag is cleared
 
 void end_lend(Lender* lender, Writers writers) {
-  if (writers == Writers::kBorrower && --lender->n_cleared == 0)
+  if (writers == Writers::kBorrower && --lender->n_cleared == 0) {
     PyArray_ENABLEFLAGS(as_numpy(lender->array), NPY_ARRAY_WRITEABLE);
+    --n_cleared_lenders;
+  }
   if (--lender->n_lends != 0) return;
   table.erase(lender);
   PyObject* const array = lender->array;
@@ -193,6 +196,7 @@ bool is_lent(PyObject* x) noexcept {
 }
 
 PyObject* lent_base_of(PyObject* x) noexcept {
+  if (n_cleared_lenders == 0) return nullptr;
   bool has_other_views = false;
   for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
        base = PyArray_BASE(as_numpy(base))) {
@@ -223,11 +227,12 @@ OwnedNode lend(PyObject* x, Writers writers, const Lending& how) {
   if (Lender* const first = table.find(x)) {
     node.reset(new FurtherLend(first, writers, how));
     ++first->n_lends;
-    first->n_cleared += is_cleared ? 1 : 0;
+    if (is_cleared && first->n_cleared++ == 0) ++n_cleared_lenders;
   } else {
     table.make_room();
     auto* const lender = new Lender(x, writers, how);
     table.insert(lender);
+    if (is_cleared) ++n_cleared_lenders;
     node.reset(lender);
   }
   if (is_cleared) PyArray_CLEARFLAGS(as_numpy(x), NPY_ARRAY_WRITEABLE);

@@ -143,14 +143,9 @@ void Feed::end() {
   if (!process_.is_child()) workers_->queue().end();
 }
 
-void Feed::seek(uint64_t epoch, uint64_t place) {
-  workers_->queue().seek(epoch, workers_->order().first_from(place));
-}
+void Feed::seek(uint64_t epoch, uint64_t place) { workers_->queue().seek(epoch, place); }
 
-std::pair<uint64_t, uint64_t> Feed::position() {
-  const Ticket next = workers_->queue().position();
-  return {next.epoch, workers_->order().delivered_by_all(next.place)};
-}
+std::pair<uint64_t, uint64_t> Feed::position() { return workers_->queue().position(); }
 
 bool Feed::is_starved() const noexcept { return workers_->slots().lent() == workers_->slots().count(); }
 
@@ -158,11 +153,11 @@ bool Feed::is_starved() const noexcept { return workers_->slots().lent() == work
 void Feed::help_starved() {
   if (options_.on_starved == TENON_ON_STARVED_GROW) {
     if (workers_->slots().grow()) return;
-    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch),
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().first),
                 "; there are as many slots as there may be");
   }
   if (options_.on_starved == TENON_ON_STARVED_RAISE) {
-    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch));
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().first));
   }
 }
 
@@ -297,7 +292,7 @@ std::string Feed::held_text(uint64_t epoch) {
              "tensors made from them, and keep copies of fields (.copy())",
              (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : "; or use on_starved=\"copy\"",
              "; or slots=", held.size() + static_cast<size_t>(workers_->count()) + 1,
-             ", if no more are kept than now. Held, oldest first: ");
+             ", enough if no more are kept than now. Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
     const Ticket& ticket = held[i].use.ticket;
     text += concat(i > 0 ? ", " : "", ticket.index,

@@ -3,8 +3,9 @@
 // The order of the batches of an epoch: a function of only the feed's seed, the epoch and the place, so that
 // any thread finds the batch of a place, and a saved position is a number.
 //
-// Feeds of several ranks share an epoch: rank r of n has the places r, r + n, r + 2n, ... of it, which are
-// its own places 0, 1, 2, ...
+// Feeds of several ranks divide an epoch, or the rest of it behind a place where they begin: rank r of n has
+// the batches at the places begin + r, begin + r + n, begin + r + 2n, ... of the epoch. It counts them
+// itself, as its places begin, begin + 1, begin + 2, ...
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@ class Order {
  public:
   static constexpr uint64_t kNoEnd = UINT64_MAX;
 
-  // By index.
+  // By index. batches: of the epoch.
   explicit Order(uint64_t batches = kNoEnd, uint64_t rank = 0, uint64_t ranks = 1) noexcept
       : batches_(batches), rank_(rank), ranks_(ranks) {}
 
@@ -32,23 +33,26 @@ class Order {
     return order;
   }
 
-  // Of an epoch, for this rank; kNoEnd: no end.
-  uint64_t batches() const noexcept { return batches_ == kNoEnd ? kNoEnd : first_from(batches_); }
-
-  // The first place that does not lie before a place of the epoch.
-  uint64_t first_from(uint64_t of_epoch) const noexcept {
-    return of_epoch <= rank_ ? 0 : (of_epoch - rank_ - 1) / ranks_ + 1;
+  // The place behind the last one; kNoEnd: none.
+  uint64_t end(uint64_t begin) const noexcept {
+    if (batches_ == kNoEnd) return kNoEnd;
+    const uint64_t left = batches_ > begin ? batches_ - begin : 0;
+    return begin + (left > rank_ ? (left - rank_ - 1) / ranks_ + 1 : 0);
   }
 
   // The place of the epoch up to which all ranks have delivered, when each is at this place.
-  uint64_t delivered_by_all(uint64_t place) const noexcept { return std::min(place * ranks_, batches_); }
+  uint64_t delivered_by_all(uint64_t begin, uint64_t place) const noexcept {
+    return std::max(begin, std::min(begin + (place - begin) * ranks_, batches_));
+  }
 
-  // Whether all ranks have delivered all, when each is at this place.
-  bool is_end_of_all(uint64_t place) const noexcept { return delivered_by_all(place) == batches_; }
+  // Whether all ranks are at their ends, when each is at this place.
+  bool is_end_of_all(uint64_t begin, uint64_t place) const noexcept {
+    return delivered_by_all(begin, place) >= batches_;
+  }
 
-  // The index of the batch at a place. Places behind the last one are indices.
-  uint64_t index_at(uint64_t epoch, uint64_t own_place) const noexcept {
-    const uint64_t place = own_place * ranks_ + rank_;
+  // The index of the batch at a place. Behind the last one it is the place of the epoch.
+  uint64_t index_at(uint64_t epoch, uint64_t begin, uint64_t own_place) const noexcept {
+    const uint64_t place = begin + rank_ + (own_place - begin) * ranks_;
     if (half_bits_ == 0 || place >= batches_) return place;
     const uint64_t key = split_mix(split_mix(seed_ ^ kShuffle) ^ epoch);
     uint64_t index = place;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -12,13 +13,13 @@ namespace {
 std::vector<uint64_t> order_of(uint64_t batches, uint64_t seed, uint64_t epoch) {
   const Order order = Order(batches).shuffled(seed);
   std::vector<uint64_t> indices;
-  for (uint64_t place = 0; place < batches; ++place) indices.push_back(order.index_at(epoch, place));
+  for (uint64_t place = 0; place < batches; ++place) indices.push_back(order.index_at(epoch, 0, place));
   return indices;
 }
 
 TEST(Order, IsThatOfTheIndexByDefault) {
   for (uint64_t place : {uint64_t{0}, uint64_t{1}, uint64_t{77}, UINT64_MAX}) {
-    EXPECT_EQ(Order().index_at(3, place), place);
+    EXPECT_EQ(Order().index_at(3, 0, place), place);
   }
 }
 
@@ -38,9 +39,9 @@ TEST(Order, HasEachBatchOnce) {
 TEST(Order, OfManyBatchesStaysWithinThem) {
   for (const uint64_t batches : {uint64_t{1} << 32, (uint64_t{1} << 62) + 1, uint64_t{INT64_MAX}}) {
     const Order order = Order(batches).shuffled(7);
-    for (uint64_t place = 0; place < 1000; ++place) ASSERT_LT(order.index_at(0, place), batches);
-    EXPECT_LT(order.index_at(0, batches - 1), batches);
-    EXPECT_EQ(order.index_at(0, batches), batches);
+    for (uint64_t place = 0; place < 1000; ++place) ASSERT_LT(order.index_at(0, 0, place), batches);
+    EXPECT_LT(order.index_at(0, 0, batches - 1), batches);
+    EXPECT_EQ(order.index_at(0, 0, batches), batches);
   }
 }
 
@@ -71,25 +72,34 @@ TEST(Order, TakesEachBatchEquallyOftenToEachPlace) {
   for (const auto& [pair, count] : counts) EXPECT_NEAR(count, kEpochs / 10, 255);
 }
 
-TEST(Order, OfTheRanksTogetherHasEachPlaceOnce) {
+TEST(Order, OfTheRanksTogetherHasEachPlaceOnceAlsoFromAPlaceOn) {
   for (const uint64_t ranks : {1, 2, 3, 7}) {
     for (const uint64_t batches : {0, 1, 6, 7, 20}) {
-      std::vector<int> seen(batches);
-      for (uint64_t rank = 0; rank < ranks; ++rank) {
-        const Order order = Order(batches, rank, ranks).shuffled(5);
+      for (const uint64_t begin : {0, 1, 4, 6, 7, 25}) {
         const Order whole = Order(batches).shuffled(5);
-        for (uint64_t place = 0; place < order.batches(); ++place) {
-          EXPECT_EQ(order.index_at(1, place), whole.index_at(1, place * ranks + rank));
-          ++seen[order.index_at(1, place)];
-          EXPECT_EQ(order.first_from(order.delivered_by_all(place)), place);
+        std::vector<int> seen(batches);
+        for (uint64_t place = 0; place < std::min(begin, batches); ++place)
+          ++seen[whole.index_at(1, 0, place)];
+        uint64_t end_of_all = begin;
+        for (uint64_t rank = 0; rank < ranks; ++rank) {
+          const Order order = Order(batches, rank, ranks).shuffled(5);
+          for (uint64_t place = begin; place < order.end(begin); ++place) {
+            const uint64_t of_epoch = begin + rank + (place - begin) * ranks;
+            EXPECT_EQ(order.index_at(1, begin, place), whole.index_at(1, 0, of_epoch));
+            EXPECT_EQ(order.delivered_by_all(begin, place), of_epoch - rank);
+            EXPECT_FALSE(order.is_end_of_all(begin, place));
+            ++seen[order.index_at(1, begin, place)];
+          }
+          end_of_all = std::max(end_of_all, order.delivered_by_all(begin, order.end(begin)));
         }
-        EXPECT_EQ(order.first_from(order.delivered_by_all(order.batches())), order.batches());
+        EXPECT_EQ(seen, std::vector<int>(batches, 1));
+        EXPECT_EQ(end_of_all, std::max(begin, batches));
       }
-      EXPECT_EQ(seen, std::vector<int>(batches, 1));
     }
   }
-  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).batches(), Order::kNoEnd);
-  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).index_at(0, 4), 14u);
+  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).end(5), Order::kNoEnd);
+  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).index_at(0, 0, 4), 14u);
+  EXPECT_EQ(Order(Order::kNoEnd, 2, 3).index_at(0, 5, 6), 10u);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 3;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 4;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
@@ -27,6 +27,7 @@ inline constexpr size_t kControlPage = 4096;
 struct RingRequest {
   int32_t slot;
   uint64_t index, epoch, seed;
+  uint64_t round, place;  // of the ticket
 };
 
 struct RingAnswer {

@@ -2,6 +2,7 @@
 #include "data/ticket_queue.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -134,12 +135,12 @@ void TicketQueue::begin() {
   const std::scoped_lock lock(mutex_);
   if (is_stopped_) throw_error(Code::kClosed, "the feed is closed");
   if (is_active_) end_epoch();
-  const Ticket start = has_start_ ? start_ : ticket_at(epoch_ + 1, 0);
+  std::tie(epoch_, begin_) = has_start_ ? start_ : std::pair{epoch_ + 1, uint64_t{0}};
   has_start_ = false;
-  epoch_ = start.epoch;
-  next_ = start.place;
-  deliver_ = start.place;
-  end_ = std::max(order_.batches(), start.place);
+  ++round_;
+  next_ = begin_;
+  deliver_ = begin_;
+  end_ = order_.end(begin_);
   limit_ = end_;
   is_active_ = true;
   work_.notify_all();
@@ -148,16 +149,17 @@ void TicketQueue::begin() {
 
 void TicketQueue::seek(uint64_t epoch, uint64_t place) {
   const std::scoped_lock lock(mutex_);
-  start_ = ticket_at(epoch, place);
+  start_ = {epoch, place};
   has_start_ = true;
 }
 
-Ticket TicketQueue::position() {
+std::pair<uint64_t, uint64_t> TicketQueue::position() {
   const std::scoped_lock lock(mutex_);
   // At the end of this rank's batches others may have some.
-  const bool has_left = deliver_ != end_ || (end_ == order_.batches() && !order_.is_end_of_all(end_));
-  if (is_active_ && has_left) return ticket_at(epoch_, deliver_);
-  return has_start_ ? start_ : ticket_at(epoch_ + 1, 0);
+  const bool has_left =
+      deliver_ != end_ || (end_ == order_.end(begin_) && !order_.is_end_of_all(begin_, end_));
+  if (is_active_ && has_left) return {epoch_, order_.delivered_by_all(begin_, deliver_)};
+  return has_start_ ? start_ : std::pair{epoch_ + 1, uint64_t{0}};
 }
 
 bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
@@ -165,7 +167,7 @@ bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailur
   const Ticket wanted = ticket_at(epoch_, deliver_);
   if (!is_active_ || deliver_ >= next_ || !is_awaited(wanted)) return false;
   const auto use = std::ranges::find_if(uses_, [&](const SlotUse& u) {
-    return u.is_filling && u.ticket.epoch == wanted.epoch && u.ticket.place == wanted.place;
+    return u.is_filling && u.ticket.round == wanted.round && u.ticket.place == wanted.place;
   });
   if (use == uses_.end() || now_ns() - use->since_ns < longer_than_ns) return false;
   if (skips) {
@@ -196,7 +198,7 @@ void TicketQueue::begin_waiting(int64_t now) noexcept {
   waiting_ = trace::open(trace::SpanKind::kStarved, trace::key_of(this), [this](trace::Record& record) {
     record.group = feed_;
     record.epoch = epoch_;
-    record.index = order_.index_at(epoch_, deliver_);
+    record.index = order_.index_at(epoch_, begin_, deliver_);
   });
 }
 

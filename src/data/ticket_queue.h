@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/ref.h"
@@ -29,7 +30,8 @@ namespace tenon::impl {
 struct Ticket {
   uint64_t epoch = 0;
   uint64_t index = 0;  // which batch it is: what it is filled from
-  uint64_t place = 0;  // in the order of the epoch; the index, if the epoch is not shuffled
+  uint64_t place = 0;  // of this rank, in the order of the epoch: data/order.h
+  uint64_t round = 0;  // the number of begin() calls before: an epoch can begin several times
 };
 
 // What became of a batch that is none.
@@ -89,8 +91,9 @@ class TicketQueue {
   void end();
   // The epoch that begin() begins, and its place in it.
   void seek(uint64_t epoch, uint64_t place);
-  // The batch that next() would give, or the first one of the epoch that begin() would begin.
-  Ticket position();
+  // The epoch, and the place of the epoch up to which all ranks have delivered, when each has delivered as
+  // many as this one. If no epoch runs, where begin() would begin.
+  std::pair<uint64_t, uint64_t> position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Delivery& item);
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
@@ -134,9 +137,9 @@ class TicketQueue {
   // All of these require mutex_.
   RingEntry& entry(uint64_t place) { return ring_[place % ring_.size()]; }
   Ticket ticket_at(uint64_t epoch, uint64_t place) const noexcept {
-    return {epoch, order_.index_at(epoch, place), place};
+    return {epoch, order_.index_at(epoch, begin_, place), place, round_};
   }
-  bool is_current(const Ticket& ticket) const { return is_active_ && ticket.epoch == epoch_; }
+  bool is_current(const Ticket& ticket) const { return is_active_ && ticket.round == round_; }
   bool is_awaited(const Ticket& ticket) {
     return is_current(ticket) && ticket.place >= deliver_ &&
            entry(ticket.place).state == EntryState::kPending;
@@ -179,9 +182,12 @@ class TicketQueue {
   TicketFailure failure_;        // of the entry that has failed: an epoch ends with its first one
   std::vector<SlotUse> uses_;    // by slot
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
-  Ticket start_;                 // where begin() begins,
-  bool has_start_ = false;       // if seek() has set it
-  // Places in the epoch.
+  uint64_t round_ = 0;
+  // Where begin() begins: the epoch, and the place of it.
+  std::pair<uint64_t, uint64_t> start_;
+  bool has_start_ = false;  // seek() has set it
+  // Places.
+  uint64_t begin_ = 0;    // the first one, also of the epoch
   uint64_t end_ = 0;      // of this epoch
   uint64_t next_ = 0;     // the next ticket
   uint64_t limit_ = 0;    // no tickets from here on

@@ -122,8 +122,16 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
 }
 
 Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
-  if (!wait_for_request(timeout_ns)) return Received::kLate;
-  if (ring_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
+  const Deadline deadline(timeout_ns);
+  while (true) {
+    if (!wait_for_request(timeout_ns <= 0 ? timeout_ns : std::max<int64_t>(deadline.left_ns(), 0)))
+      return Received::kLate;
+    if (ring_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
+    const RingRequest& asked = ring_.requests[done_ % kRingEntries];
+    if (asked.round != ended_.round || asked.place < ended_.place) break;
+    since_ns_ = now_ns();
+    answer(TENON_END_OF_EPOCH, nullptr);
+  }
   const RingRequest& asked = ring_.requests[done_ % kRingEntries];
   std::byte* const slot = memory_ + offset_of(asked.slot);
   int64_t* shape = head_.layout.shapes(slot);
@@ -168,6 +176,9 @@ void Worker::commit(uint64_t nbytes) {
 
 void Worker::answer(int32_t code, const char* message) noexcept {
   has_request_ = false;
+  const RingRequest& asked = ring_.requests[done_ % kRingEntries];
+  if (code == TENON_END_OF_EPOCH && (asked.round != ended_.round || asked.place < ended_.place))
+    ended_ = asked;
   RingAnswer& answer = ring_.answers[done_ % kRingEntries];
   answer.code = code;
   answer.began_ns = since_ns_;

@@ -37,7 +37,8 @@ class Worker {
   ~Worker();
 
   enum class Received { kRequest, kLate, kOver };
-  // The next request, which is valid until it is answered. timeout_ns < 0: for ever.
+  // The next request, which is valid until it is answered. timeout_ns < 0: for ever. Requests that were made
+  // ahead behind the end of an epoch, which this worker has told of, are answered here.
   Received next(int64_t timeout_ns, tenon_fill_request& request);
   // Takes memory for the first bytes of a sparse slot, that of the current request. Fails with kValue,
   // kNoMemory.
@@ -60,6 +61,7 @@ class Worker {
   std::vector<int64_t*> shapes_;
   uint32_t done_ = 0;  // requests so far
   bool has_request_ = false;
+  RingRequest ended_{};   // before which an epoch has ended; round 0: none
   int64_t since_ns_ = 0;  // when the current one was taken
   SpinBudget short_wait_;
 };

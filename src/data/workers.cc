@@ -74,8 +74,7 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes)),
       slots_(slots_for(*schema_, layout_, workers_of(generator, options), options)),
       count_(workers_of(generator, options)),
-      order_(order_of(options)),
-      queue_(slots_, order_, (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_),
+      queue_(slots_, order_of(options), (options.flags & TENON_ROUND_ROBIN) != 0 ? count_ : 0, number_),
       times_(static_cast<size_t>(count_)),
       fields_(static_cast<size_t>(count_), std::vector<void*>(schema_->fields().size())),
       shapes_(static_cast<size_t>(count_), std::vector<int64_t*>(schema_->fields().size())) {
@@ -289,8 +288,10 @@ void Workers::fill_here(int32_t worker, const Job& job, FillResult& result) {
 
 void Workers::begin_fill(int32_t worker, const Job& job) noexcept {
   if (!processes_) return;
-  processes_->ask(worker, {job.slot, job.ticket.index, job.ticket.epoch,
-                           batch_seed(options_.seed, job.ticket.epoch, job.ticket.index)});
+  const Ticket& ticket = job.ticket;
+  processes_->ask(
+      worker, {job.slot, ticket.index, ticket.epoch, batch_seed(options_.seed, ticket.epoch, ticket.index),
+               ticket.round, ticket.place});
 }
 
 // Of the fill that was begun first. False: the feed ends.

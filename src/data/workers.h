@@ -43,7 +43,6 @@ class Workers {
   // Workers can be killed.
   bool has_processes() const noexcept { return processes_ && !processes_->is_thread(0); }
   const SlotLayout& layout() const noexcept { return layout_; }
-  const Order& order() const noexcept { return order_; }
   // Time that workers waited for a free slot; of that, while filled batches lay ready.
   uint64_t blocked_ns() const noexcept { return blocked_ns_.load(std::memory_order_relaxed); }
   uint64_t blocked_by_consumer_ns() const noexcept {
@@ -111,7 +110,6 @@ class Workers {
   const SlotLayout layout_;
   const Ref<Slots> slots_;
   const int32_t count_;
-  const Order order_;
 
   TicketQueue queue_;
   std::optional<WorkerProcesses> processes_;

@@ -109,7 +109,7 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
 
 TEST_F(ReportOfAWait, NamesTheWayOutBehindALeaseThatHasAnOwner) {
   constexpr const char* kWayOut =
-      "; the lease belongs to that thread or its asyncio task: if that waits for ";
+      "; if the thread or task that holds the lease waits for ";
   Conflict conflict;
   CellLease lease(write(a));
   ASSERT_TRUE(lease.acquire(&conflict));

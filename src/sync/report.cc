@@ -174,9 +174,8 @@ std::string text_of_wait(const WaitNode& node) {
   // The owner may wait for this waiter in a way that the library cannot see: by a join, or for a future.
   if (path.count != 0 && path.holders[path.count - 1].has_owner) {
     text +=
-        "; the lease belongs to that thread or its asyncio task: if that waits for this code, neither goes "
-        "on; "
-        "use the array before the block of the lease, or pass the block's view to this code";
+        "; if the thread or task that holds the lease waits for this code, both wait for ever: use the array "
+        "before the block of the lease, or pass the view of the block to this code";
   }
   return text;
 }

@@ -127,7 +127,7 @@ def test_an_op_that_writes_what_it_may_only_read_is_told_how_to_push_it(name):
     a, out = tn.ones(3), tn.zeros(3)
     with pytest.raises(tn.OpError) as caught:
         READ_ONLY[name](a, out).wait()
-    code = re.findall(r"`([^`]+)`", str(caught.value).rpartition("Wrap what it writes")[2])[0]
+    code = re.findall(r"`([^`]+)`", str(caught.value).rpartition("wrap that in the push")[2])[0]
     assert code == ("out=tn.out(out)" if name == "an output by name" else "tn.out(a)")
     out.clear_error()
     READ_ONLY[name](a, eval(code.removeprefix("out="), {"tn": tn, "a": out, "out": out})).wait()
@@ -173,7 +173,7 @@ def test_every_advice_for_a_feed_whose_batches_are_all_kept_works(n_slots):
     assert batches_kept(is_copied=True)[0] == list(range(20))
     [(name, value)] = re.findall(r'use (\w+)="(\w+)"', ways[1])
     assert batches_kept(**{name: value})[0] == list(range(20))
-    [(name, value)] = re.findall(r"(slots)=(\d+), if no more are kept than now\.", ways[2])
+    [(name, value)] = re.findall(r"(slots)=(\d+), enough if no more are kept than now\.", ways[2])
     assert batches_kept(n_kept=n_kept, **{name: int(value)})[0] == list(range(20))[-n_kept:]
     assert batches_kept(**{name: int(value)})[1] != ""  # no number is enough for a list of all
 
@@ -328,3 +328,24 @@ def test_the_advice_of_other_errors_works(name):
         tn.waitall()
     except ExceptionGroup:  # the op of fail()
         pass
+
+
+def test_an_error_about_something_else_that_is_read_only_gets_no_advice():
+    def body(x):
+        raise ValueError("the dataset was opened read-only; cannot write")
+
+    assert "push" not in str(tn.push(body, tn.zeros(2)).exception()).partition("cannot write")[2]
+
+
+def test_a_wrapped_argument_is_no_array():
+    a = tn.ones(3)
+    for wrap in (tn.read, tn.write, tn.overwrite):
+        with pytest.raises(
+            TypeError, match=rf"tn.{wrap.__name__}\(.*wraps an argument of tn.push: pass the array"
+        ):
+            np.asarray(wrap(a))
+        with pytest.raises(TypeError, match="pass the array itself"):
+            np.sum(wrap(a))
+        for name in ("reads", "writes", "overwrites"):
+            with pytest.raises(TypeError, match=rf"{name} has tn.{wrap.__name__}\(.*: pass the array itself"):
+                tn.push(list, **{name: [wrap(a)]})

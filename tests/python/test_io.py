@@ -24,6 +24,7 @@ def test_a_description_is_a_pair_with_mxnets_attributes():
     assert (described.dtype, described.layout) == (np.float32, "NCHW")
     assert repr(described) == "DataDesc[data,(64, 3, 8, 8),float32,NCHW]"
     assert described == DataDesc("data", (64, 3, 8, 8), "int8", None) != DataDesc("data", (64,))
+    assert repr(DataDesc._make(("x", (1,)))) == "DataDesc[x,(1,),float32,NCHW]"
     for copied in (copy.copy(described), pickle.loads(pickle.dumps(described)), described._replace(name="x")):
         assert type(copied) is DataDesc and vars(copied) == vars(described)
 

@@ -187,3 +187,38 @@ def test_what_is_no_mistake_for_certain_is_none():
     assert tn.push(lambda x: x * 2, a, overwrites=[b]).result().tolist() == [2, 2, 2]
     assert tn.push(np.multiply, a, 2, tn.out(b)).result() is b
     assert tn.push(np.multiply, a, 2, out=tn.out(b)).result() is b
+
+
+class Shapeless:
+    """An array of another library, whose shape cannot be had."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("not now")
+
+    @property
+    def shape(self):
+        raise RuntimeError("not now")
+
+
+class NoShape:
+    shape = None
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "made", [Shapeless, NoShape, lambda: pytest.importorskip("pyarrow").array([1.0, 2.0, 3.0])]
+)
+def test_a_body_may_return_arrays_whose_shape_is_not_known(made):
+    def body(x, o):
+        o[...] = x
+        return made()
+
+    def never(x, o):
+        return made()
+
+    b = tn.zeros(3)
+    assert tn.push(body, tn.ones(3), tn.out(b)).exception() is None
+    assert b.tolist() == [1, 1, 1]
+    assert tn.push(never, tn.ones(3), tn.out(b)).exception() is None

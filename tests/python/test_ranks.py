@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds of several ranks share the batches of an epoch."""
 
+import itertools
+
 import pytest
 
 import tenon as tn
@@ -59,6 +61,26 @@ def test_another_number_of_ranks_continues_an_epoch(before, after, shuffle):
         assert sorted(came) == sorted(whole)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_number_of_ranks_changes_again_and_again(shuffle):
+    """Each position is that of a rank, whichever it is, also right after it was restored."""
+    (whole,) = single(shuffle)
+    for one in range(3):
+        came, state = [], {"epoch": 0, "next": 0} | ({"shuffle": 3} if shuffle else {})
+        for world_size, steps in ((1, 4), (3, 1), (2, 0), (3, 2), (1, 1), (4, 1), (5, 100)):
+            states = []
+            for rank in range(world_size):
+                with feed_of(rank, world_size, shuffle=shuffle) as feed:
+                    feed.load_state_dict(state)
+                    batches = iter(feed)
+                    assert feed.state_dict() == state
+                    came += [int(batch.x[0]) for batch in itertools.islice(batches, steps)]
+                    states.append(feed.state_dict())
+                    del batches
+            state = states[one % world_size]
+        assert sorted(came) == sorted(whole)
+
+
 def test_each_rank_ends_a_stream_at_its_own_first_batch_behind_the_end():
     def stream(batch):
         if batch.index >= 10:
@@ -86,7 +108,9 @@ def test_the_bar_of_a_rank_counts_its_own_batches():
         feed.load_state_dict({"epoch": 0, "next": 8})
         epoch_of(feed)
         epoch_of(feed)
-    assert [(bar.total, bar.n) for bar in bars] == [(6, 6), (6, 6)]
+        feed.load_state_dict({"epoch": 0, "next": 21})
+        epoch_of(feed)
+    assert [(bar.total, bar.n) for bar in bars] == [(6, 6), (6, 6), (5, 5)]
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (-1, 2), (2, 2), (0, 0), (0, -1), (0.5, 2)])

@@ -50,17 +50,24 @@ def loop_that_stops(batches):
 
 
 GENERATORS = {
-    "stops": stops,
     "ends": ends,
     "loop_that_ends": loop_that_ends(),
     "loop_that_ends_and_returns": loop_that_ends_and_returns(),
-    "loop_that_stops": loop_that_stops(),
 }
+STOPPING = {"stops": stops, "loop_that_stops": loop_that_stops()}
+WORKERS = pytest.mark.parametrize(
+    ("workers", "processes"), [(1, False), (3, False), (1, "fork"), (3, "fork")]
+)
 
 
-@pytest.mark.parametrize("batches", [None, 100])
-@pytest.mark.parametrize(("workers", "processes"), [(1, False), (3, False), (1, "fork"), (3, "fork")])
-@pytest.mark.parametrize("generator", GENERATORS.values(), ids=GENERATORS.keys())
+@WORKERS
+@pytest.mark.parametrize(
+    ("generator", "batches"),
+    [
+        *((generator, batches) for generator in GENERATORS.values() for batches in (None, 100)),
+        *((generator, None) for generator in STOPPING.values()),
+    ],
+)
 def test_an_epoch_ends_where_the_generator_ends_it(generator, workers, processes, batches):
     with tn.Feed(
         generator, FIELDS, workers=workers, processes=processes, batches=batches, timeout=60
@@ -69,6 +76,55 @@ def test_an_epoch_ends_where_the_generator_ends_it(generator, workers, processes
             came = [(batch.epoch, batch.index, batch.x.tolist()) for batch in feed]
             assert came == [(epoch, index, [index, index]) for index in range(LENGTH)]
         assert feed.stats().unwritten == 0
+
+
+@WORKERS
+@pytest.mark.parametrize("generator", STOPPING.values(), ids=STOPPING.keys())
+def test_a_stop_iteration_is_an_error_where_the_feed_has_batches(generator, workers, processes):
+    """It is more often an iterator of the generator that is at its end."""
+    with tn.Feed(generator, FIELDS, workers=workers, processes=processes, batches=9, timeout=60) as feed:
+        for epoch in range(2):
+            came = []
+            with pytest.raises(
+                tn.OpError, match=r"in stops(.|\n)*ends an epoch earlier by batch.end"
+            ) as caught:
+                came.extend(batch.index for batch in feed)
+            assert (caught.value.epoch, caught.value.index) == (epoch, LENGTH)
+
+
+@WORKERS
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_that_ended_is_the_same_when_it_is_iterated_again(workers, processes, shuffle):
+    def at_five(batch):
+        if batch.index == 5:
+            batch.end()
+        else:
+            batch.x = batch.index
+
+    options = {"batches": 8, "shuffle": shuffle, "workers": workers, "processes": processes}
+    with tn.Feed(at_five, FIELDS, **options, seed=2, timeout=60) as feed:
+        state, epochs = feed.state_dict(), []
+        for _ in range(6):
+            feed.load_state_dict(state)
+            epochs.append([batch.index for batch in feed])
+            assert next(iter(feed)).epoch == 1
+    assert epochs == [epochs[0]] * 6 != [[]] * 6
+
+
+def test_a_stream_that_has_grown_is_read_on():
+    rows = [1, 2]
+
+    def stream(batch):
+        if batch.index >= len(rows):
+            batch.end()
+        else:
+            batch.x = rows[batch.index]
+
+    with tn.Feed(stream, FIELDS, timeout=60) as feed:
+        assert [int(batch.x[0]) for batch in feed] == [1, 2]
+        rows.append(3)
+        feed.load_state_dict({"epoch": 0, "next": 2})
+        assert [int(batch.x[0]) for batch in feed] == [3]
 
 
 @pytest.mark.parametrize("workers", [1, 3])

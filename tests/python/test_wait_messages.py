@@ -95,8 +95,8 @@ HOLDS = {
 }
 
 WAY_OUT = (
-    "; the lease belongs to that thread or its asyncio task: if that waits for this code, neither goes on; "
-    "use the array before the block of the lease, or pass the block's view to this code"
+    "; if the thread or task that holds the lease waits for this code, both wait for ever: use the array "
+    "before the block of the lease, or pass the view of the block to this code"
 )
 
 

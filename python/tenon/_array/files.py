@@ -53,7 +53,7 @@ def _check_arguments(file: Any, data: Any) -> None:
             raise TypeError(f"the arrays of a file have names that are str, not {name!r}")
         text_for_c(name, "the name of an array in a file")
         if isinstance(array, dict):
-            inner = next(iter(array), "...")
+            inner = next(iter(array), "x")
             raise TypeError(
                 f"{name!r} is a dict: the arrays of a file have one level of names. Join the names: "
                 f"{{'{name}.{inner}': ...}}"

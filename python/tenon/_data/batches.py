@@ -29,8 +29,8 @@ class DataDesc(_NameAndShape):
         A letter for each axis, N for the rows.
     """
 
-    dtype: Any
-    layout: str | None
+    dtype: Any = float32
+    layout: str | None = "NCHW"
 
     def __new__(
         cls, name: str, shape: tuple[int, ...], dtype: Any = float32, layout: str | None = "NCHW"

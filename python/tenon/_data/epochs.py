@@ -50,7 +50,12 @@ class Epoch:
         feed._native.begin()
         self._feed = feed
         if feed.progress is not None:
-            self._progress = Progress(feed.progress, feed, feed._own(feed._native.position()[1]))
+            done = feed._native.position()[1]
+            total = feed._batches_of_all
+            own = feed._share(done)
+            self._progress = Progress(
+                feed.progress, feed, own, None if total is None else own + feed._share(total - done)
+            )
         self._next = _next_of(feed._native)
         self._convert = convert
         feed._epoch = weakref.ref(self)

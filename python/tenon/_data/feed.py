@@ -69,8 +69,8 @@ class Feed(Forms):
         slots then lie in memory that the workers map. If this process forks, the child sees that inherited
         slots are filled again, so copy what the child needs.
     batches : int, optional
-        The number of batches of an epoch, of all ranks together. The loop of a `worker` that returns before
-        is an error. None: an epoch ends where the generator ends it, if it does.
+        The number of batches of an epoch, of all ranks together. It is an error if the loop of a `worker`
+        returns earlier. None: an epoch ends where the generator ends it, or not at all.
     seed : int
         The seeds of batches depend on it; taken modulo 2**64.
     timeout : float, optional
@@ -107,8 +107,9 @@ class Feed(Forms):
         For training with several processes that have a feed each, with the same arguments otherwise. This
         feed delivers the batches at the places ``rank``, ``rank + world_size``, ``rank + 2 * world_size``,
         ... of the epoch; without ``shuffle`` the places are the indices. The feeds of all ranks together
-        deliver each batch of the epoch once. If ``batches`` is not a multiple of ``world_size``, the last
-        ranks get one batch less.
+        deliver each batch of the epoch once. After `load_state_dict` they divide what is left of the epoch
+        in the same way. If the number of batches is not a multiple of ``world_size``, the last ranks get one
+        batch less.
     check : bool, optional
         Makes it an error of a Python generator if it passes on a batch of which a field was not written: the
         fill did not use the array of the field, neither by access nor by assignment. Without the check,
@@ -205,15 +206,14 @@ class Feed(Forms):
         self.schema = schema
         self._ranks = (rank, world_size)
         self._batches_of_all = batches
-        self.batches = None if batches is None else self._own(batches)
+        self.batches = None if batches is None else self._share(batches)
         self._shuffle_seed = seed % 2**64 if shuffle else None
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
-        rules = Rules(check, batches, counts_by_index=not shuffle and world_size == 1)
-        source, constants, self._workers = _source_of(generator, schema, processes, rules)
+        source, constants, self._workers = _source_of(generator, schema, processes, Rules(check, batches))
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
@@ -355,8 +355,8 @@ class Feed(Forms):
         epoch, index = self._native.position()
         return {"epoch": epoch, "next": index} | self._order_state()
 
-    def _own(self, places: int) -> int:
-        """How many of the first places of an epoch are this rank's."""
+    def _share(self, places: int) -> int:
+        """How many of so many places are this rank's."""
         rank, world_size = self._ranks
         return len(range(rank, places, world_size))
 

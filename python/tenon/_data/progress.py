@@ -36,7 +36,7 @@ class Progress:
     no batch either.
     """
 
-    def __init__(self, progress: Any, feed: Feed, done: int) -> None:
+    def __init__(self, progress: Any, feed: Feed, done: int, total: int | None) -> None:
         self._bar: Any = None
         self._close: Callable[[], object] | None = None
         self._feed = feed
@@ -46,7 +46,7 @@ class Progress:
             if is_bar(progress):
                 self._bar = progress
             else:
-                self._bar = progress(total=feed.batches)
+                self._bar = progress(total=total)
                 self._close = getattr(self._bar, "close", None)
             if done:
                 self._bar.update(done)

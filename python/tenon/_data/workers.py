@@ -123,8 +123,8 @@ class WorkerBatch(Fields):
         return self[name]
 
     def end(self) -> None:
-        """Ends the epoch before this batch, which is not passed on. This is for streams of unknown length; a
-        generator can also raise StopIteration. Batches with a higher index are dropped."""
+        """Ends the epoch before this batch, for streams of unknown length. This batch, and those that come
+        after it in the order of the epoch, are not delivered."""
         self._slot()
         self.__dict__["_ends_epoch"] = True
 
@@ -161,7 +161,6 @@ class _Batches:
         self._check = check
         self._batch: WorkerBatch | None = None
         self._is_over = False
-        self._ended_at = (-1, 0)  # (epoch, index) of the batch before which an epoch has ended
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._no_field(name))
@@ -183,20 +182,11 @@ class _Batches:
 
     def __next__(self) -> WorkerBatch:
         self.hand_on(sys._getframe(1))
-        if not self.has_request():
+        if not self._native.next():
             self._is_over = True
             raise StopIteration
         self._batch = WorkerBatch(self._native, self._schema)
         return self._batch
-
-    def has_request(self) -> bool:
-        """Waits for one. Those that were made ahead, in an epoch that has ended, are not for the loop."""
-        native, (epoch, index) = self._native, self._ended_at
-        while native.next():
-            if native.epoch != epoch or native.index < index:
-                return True
-            native.answer(_core.END_OF_EPOCH, "")
-        return False
 
     def hand_on(self, frame: FrameType | None) -> None:
         """``frame`` runs the loop: what only its variables name is no view that lives on."""
@@ -214,7 +204,7 @@ class _Batches:
         batch._let_go_of_all(frame)
         batch._end()
         self._batch = None
-        self._answer(code, "")
+        self._native.answer(code, "")
 
     def fail(self, code: int, text: str) -> None:
         batch, self._batch = self._batch, None
@@ -224,11 +214,6 @@ class _Batches:
             except LeaseEscaped as error:
                 code, text = -1, f"{text}\nand {error}" if text else str(error)
             batch._end()
-        self._answer(code, text)
-
-    def _answer(self, code: int, text: str) -> None:
-        if code == _core.END_OF_EPOCH:
-            self._ended_at = (self._native.epoch, self._native.index)
         self._native.answer(code, text)
 
     def has_ended(self) -> bool:
@@ -246,18 +231,17 @@ class Rules(NamedTuple):
 
     check: bool = False  # a batch of which a field was not written is an error
     batches: int | None = None  # of an epoch, whose end the loop does not decide
-    counts_by_index: bool = True  # of the epoch: the index is the number of batches before
 
     def early_end_text(self, index: int) -> str:
-        came = f"{index}" if self.counts_by_index else "not all"
         return (
-            f"the loop returned before it passed on batch {index}: {came} of the {self.batches} batches of "
-            "the epoch came. The next step of the loop passes a batch on, so loop over all of `batches`, "
-            "without break and return. If the loop decides where an epoch ends, call batch.end()"
+            f"the loop returned before it passed on batch {index}, and an epoch has {self.batches} batches. "
+            "The next step of the loop passes a batch on, so loop over all of `batches`, without `break` or "
+            "`return`. If the loop decides where an epoch ends, call batch.end()"
         )
 
 
 _NO_RULES = Rules()
+_STOP_HINT = "\nThe feed has batches=, so the generator ends an epoch earlier by batch.end()."
 
 
 def run(
@@ -271,11 +255,11 @@ def run(
 
     ``function`` gets the batches. It is called again after an exception, which the consumer gets at the
     position of the batch, and after it has returned or raised StopIteration. These drop the open batch, and
-    end the epoch before it; a return is an error if the feed knows the number of batches.
+    end the epoch before it; they are errors if the feed knows the number of batches.
     """
     batches = _Batches(native, schema, rules.check)
     while not batches.has_ended():
-        code, text, is_early = _core.END_OF_EPOCH, "", rules.batches is not None
+        code, text = _core.END_OF_EPOCH, ""
         try:
             if setup is not None:
                 setup()
@@ -283,20 +267,19 @@ def run(
             function(batches)
             if batches.has_ended():
                 return
-            is_early = is_early and not batches.ends_epoch()
-        except StopIteration:
-            is_early = False
+            if rules.batches is not None and not batches.ends_epoch():
+                code = -1
         except BaseException as error:
             if isinstance(error, (SystemExit, GeneratorExit)) and batches.has_ended():
                 return
-            code, text = -1, "".join(traceback.format_exception(error))
+            is_stop = isinstance(error, StopIteration)
+            if not is_stop or rules.batches is not None:
+                code, text = -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
             error.__traceback__ = None
             del error
-        if not batches.has_open() and not batches.has_request():
+        if not batches.has_open() and not native.next():
             return
-        if code == _core.END_OF_EPOCH and is_early:
-            code, text = -1, rules.early_end_text(native.index)
-        batches.fail(code, text)
+        batches.fail(code, text or ("" if code == _core.END_OF_EPOCH else rules.early_end_text(native.index)))
 
 
 def _run_thread(
@@ -511,8 +494,8 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     the same for any number of workers. An exception is raised in the consumer at the position of the batch,
     and the function is called again for the next batch.
 
-    `WorkerBatch.end` or a StopIteration that leaves the function ends the epoch before the open batch. So
-    does a return, unless the feed has ``batches``: then it is an error at the position of the batch.
+    `WorkerBatch.end` ends the epoch before the open batch. So does a return, or a StopIteration that leaves
+    the function, unless the feed has ``batches``: then it is an error at the position of the batch.
 
     Parameters
     ----------

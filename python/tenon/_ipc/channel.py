@@ -291,7 +291,9 @@ class Loan(Fields):
             self._unused.clear()
             self._views.end(frame)
             self._native.release()
-            raise ValueError(unwritten_text("the item", "item", self._names, unwritten))
+            raise ValueError(
+                unwritten_text("the item", "item", self._names, unwritten) + ". The item was dropped"
+            )
         where = ""
         if not self._views.end(frame):
             del frame

@@ -35,6 +35,9 @@ _FORK_SECONDS = 1.0  # how long a fork waits for bodies that run
 _RAISE, _WAIT, _IGNORE = 0, 1, 2
 
 
+_READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's texts end
+
+
 class _Use:
     """An array among the arguments of an op, and what the op does with it."""
 
@@ -46,10 +49,17 @@ class _Use:
         self.is_write = is_write
         self.is_overwrite = is_overwrite
 
+    def __repr__(self) -> str:
+        name = "overwrite" if self.is_overwrite else "write" if self.is_write else "read"
+        return f"tn.{name}({self.array!r})"
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self!r} wraps an argument of tn.push: pass the array itself here")
+
 
 def read(array: NDArray) -> Any:
-    """Wraps an argument of `push`: the op only reads ``array``, as a Python function does without this. A
-    `CFunction` is refused if its prototype does not declare the parameter const."""
+    """Wraps an argument of `push`: the op only reads ``array``, as a Python function does without this.
+    `push` refuses it for a parameter that the prototype of a `CFunction` does not declare const."""
     return _Use(array, is_write=False, is_overwrite=False)
 
 
@@ -450,6 +460,8 @@ class _Uses:
             if isinstance(arrays, NDArray) or not isinstance(arrays, Iterable):
                 raise TypeError(f"{name} is {arrays!r}: it must be a list of NDArrays")
             for array in arrays:
+                if isinstance(array, _Use):
+                    raise TypeError(f"{name} has {array!r}: pass the array itself")
                 if not isinstance(array, NDArray):
                     raise TypeError(
                         f"{name} has {array!r}: make an NDArray of it with tn.array(), which copies"
@@ -537,7 +549,7 @@ class Body:
 
     def advice_for(self, error: BaseException) -> str:
         """For a function that writes to an array which the push lets it read only."""
-        if not isinstance(error, ValueError) or "read-only" not in text_of(error):
+        if not isinstance(error, ValueError) or not text_of(error).endswith(_READ_ONLY):
             return ""
         n = len(self._handles) - len(self._keywords)
         labels = [f"argument {i + 1}" for i in range(n)] + [f"`{name}=`" for name in self._keywords]
@@ -550,8 +562,8 @@ class Body:
             return ""
         code = "`out=tn.out(out)`" if "`out=`" in read else "`tn.out(a)`"
         return (
-            f"\nThe push lets the function only read {', '.join(read)}. Wrap what it writes in the push: "
-            f"{code}, or `tn.write(...)` if not every element is written"
+            f"\nThe push lets the function only read {', '.join(read)}. If it writes there, wrap that in the "
+            f"push: {code}, or `tn.write(...)` if not every element is written"
         )
 
     def take_views(self) -> list[Any]:

@@ -35,18 +35,29 @@ def refuse_lost_result(
     results = result if type(result) in (tuple, list) else (result,)
     # An argument that is returned lives on, which is an error of its own.
     new = [value for value in results if all(value is not array for array in given)]
-    shapes = [tuple(value.shape) for value in new if hasattr(type(value), "__array__")]
     for i, (array, is_overwritten) in enumerate(zip(given, are_overwritten)):
-        if not is_overwritten or array.size == 0 or array.shape not in shapes:
+        if not is_overwritten or array.size == 0:
             continue
         position = i - (len(given) - len(keywords))
         name = keywords[position] if position >= 0 else _parameter(function, i)
-        if name is not None and not name.startswith("_") and name in _unused(function):
+        if name is None or name.startswith("_") or name not in _unused(function):
+            continue
+        if any(_shape(value) == array.shape for value in new):
             raise TypeError(
                 f"{getattr(function, '__qualname__', function)} returned an array of shape {array.shape} and "
                 f"did not write to its parameter {name!r}, all of which the op writes: {name}[...] = ... (if "
                 f"it is not to be written, name it _{name})"
             )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Of an array of whatever library; None of other objects."""
+    if not hasattr(type(value), "__array__"):
+        return None
+    try:
+        return tuple(value.shape)
+    except Exception:
+        return None
 
 
 def _function_of(function: Callable[..., Any]) -> tuple[types.FunctionType | None, int]:
