@@ -12,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tenon as tn
@@ -169,6 +170,66 @@ def test_a_subclass_may_replace_the_sampler_and_end_the_workers():
             time.sleep(0.01)
     assert found[0] == found[1]
     assert sorted(found[0][0]) == list(range(10))
+
+
+class Faulty:
+    """Iterators without ``__iter__``, which fail at index 3 and can go on."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(3)
+        self.begun = []
+
+    def __iter__(self):
+        self.begun.append([])
+        return Steps(self.begun[-1])
+
+    def __len__(self):
+        return 6
+
+
+class Steps:
+    def __init__(self, given):
+        self.given = given
+
+    def __next__(self):
+        self.given.append(len(self.given))
+        if self.given[-1] == 3:
+            raise ValueError("no index 3")
+        if len(self.given) > 6:
+            raise StopIteration
+        return self.given[-1]
+
+
+def told(batches):
+    """Values, and the errors between them."""
+    found = []
+    while True:
+        try:
+            found.append(next(batches)[0].tolist())
+        except ValueError as error:
+            found.append(str(error))
+        except StopIteration:
+            return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_is_iterated_once_in_an_epoch_and_goes_on_after_an_error(workers):
+    found = []
+    for kind in BOTH:
+        sampler = Faulty()
+        options = {"prefetch_factor": 1} if workers else {}
+        loader = kind(rows(), batch_size=None, sampler=sampler, num_workers=workers, **options)
+        found.append([told(iter(loader)) for _ in range(2)])
+        if kind is tn.DataLoader:
+            assert len(sampler.begun) == 2
+    assert found[0] == found[1]
+    assert "no index 3" in found[0][0]
+
+
+def test_it_has_no_state_that_libraries_would_save():
+    loader = tn.DataLoader(rows())
+    assert not hasattr(loader, "state_dict")
+    assert not hasattr(loader, "load_state_dict")
 
 
 class Numbers(data.IterableDataset):
