@@ -90,6 +90,7 @@ class Loop:
         except Exception as error:
             answer = self._failure(error)
             forget_frames(error)
+        writer.let_go()
         batch.rows = writer.used
         return answer
 
@@ -136,7 +137,7 @@ def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
     rules = torch.utils.data._utils.collate
 
     def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
-        if packing.stacks(torch, tensors):
+        if packing.stacks(tensors):
             return writer.stack(tensors)
         return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
