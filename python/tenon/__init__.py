@@ -120,7 +120,11 @@ Tensor = TensorUsage  # the name of earlier versions, which the next one will no
 # finds the other attributes more slowly, by 20 ns: so there is none after the first use, nor where PyTorch is
 # imported already or not installed.
 _loaded = _sys.modules.get("torch.utils.data.dataloader")
-if hasattr(_loaded, "DataLoader") or _find_spec("torch") is None:
+try:
+    _may_find_torch = _find_spec("torch") is not None
+except (ImportError, ValueError):  # a stub that other code made has no spec
+    _may_find_torch = True
+if hasattr(_loaded, "DataLoader") or not _may_find_torch:
     from ._loader.loader import DataLoader
 else:
 

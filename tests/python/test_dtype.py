@@ -118,6 +118,16 @@ def test_the_module_s_attributes_are_its_own():
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_stub_in_the_place_of_torch_is_no_error():
+    for options in ("", ", num_workers=1"):
+        code = (
+            "import sys, types; sys.modules['torch'] = types.ModuleType('torch'); import numpy, tenon;"
+            f"batches = list(tenon.DataLoader([numpy.arange(3), 2 * numpy.arange(3)]{options}));"
+            "assert [one.tolist() for one in batches] == [[[0, 1, 2]], [[0, 2, 4]]], batches"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
 def test_import_brings_neither_numpy_nor_a_framework():
     code = (
         "import sys, tenon; tenon.zeros(3); print([m for m in ('numpy', 'torch', 'jax') if m in sys.modules])"

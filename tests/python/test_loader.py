@@ -596,7 +596,7 @@ def test_a_script_needs_but_another_import():
 
 def test_without_torch():
     program = """
-    import sys
+    import collections, sys
     sys.modules["torch"] = None
     import numpy as np, tenon as tn
     class Rows:
@@ -609,6 +609,12 @@ def test_without_torch():
         assert batches[1]["name"] == ("4", "5", "6") or batches[1]["name"] == ["4", "5", "6"]
         shuffled = [int(i) for b in tn.DataLoader(Rows(), shuffle=True, num_workers=workers) for i in b["i"]]
         assert sorted(shuffled) == list(range(7))
+    class Converted(collections.namedtuple("Converted", "a b")):
+        def __new__(cls, a, b): return super().__new__(cls, a + 0, b)
+    samples = [Converted(np.full(3, i), np.float32(i)) for i in range(4)]
+    for workers in (0, 1):
+        first, second = tn.DataLoader(samples, batch_size=2, num_workers=workers)
+        assert second.a.tolist() == [[2] * 3, [3] * 3] and second.b.tolist() == [2, 3], second
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
 

@@ -10,8 +10,11 @@ import sys
 import textwrap
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 
 import tenon as tn
@@ -171,6 +174,66 @@ def test_a_subclass_may_replace_the_sampler_and_end_the_workers():
     assert sorted(found[0][0]) == list(range(10))
 
 
+class Faulty:
+    """Iterators without ``__iter__``, which fail at index 3 and can go on."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(3)
+        self.begun = []
+
+    def __iter__(self):
+        self.begun.append([])
+        return Steps(self.begun[-1])
+
+    def __len__(self):
+        return 6
+
+
+class Steps:
+    def __init__(self, given):
+        self.given = given
+
+    def __next__(self):
+        self.given.append(len(self.given))
+        if self.given[-1] == 3:
+            raise ValueError("no index 3")
+        if len(self.given) > 6:
+            raise StopIteration
+        return self.given[-1]
+
+
+def told(batches):
+    """Values, and the errors between them."""
+    found = []
+    while True:
+        try:
+            found.append(next(batches)[0].tolist())
+        except ValueError as error:
+            found.append(str(error))
+        except StopIteration:
+            return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_is_iterated_once_in_an_epoch_and_goes_on_after_an_error(workers):
+    found = []
+    for kind in BOTH:
+        sampler = Faulty()
+        options = {"prefetch_factor": 1} if workers else {}
+        loader = kind(rows(), batch_size=None, sampler=sampler, num_workers=workers, **options)
+        found.append([told(iter(loader)) for _ in range(2)])
+        if kind is tn.DataLoader:
+            assert len(sampler.begun) == 2
+    assert found[0] == found[1]
+    assert "no index 3" in found[0][0]
+
+
+def test_it_has_no_state_that_libraries_would_save():
+    loader = tn.DataLoader(rows())
+    assert not hasattr(loader, "state_dict")
+    assert not hasattr(loader, "load_state_dict")
+
+
 class Numbers(data.IterableDataset):
     def __init__(self, count=9):
         self.count = count
@@ -248,6 +311,139 @@ def test_a_collation_that_is_set_later_is_used():
     assert values(loader) == list(range(10))
     loader.collate_fn = largest
     assert values(loader) == [4, 9]
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+class Scaled(Point):
+    """Converts what it gets."""
+
+    def __new__(cls, x, y):
+        return super().__new__(cls, x + 0, y)
+
+
+class Checked(dict):
+    """Takes only tensors."""
+
+    def update(self, other):
+        for key, value in other.items():
+            self[key] = value
+
+    def __setitem__(self, key, value):
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"{key} is no tensor: {value}")
+        super().__setitem__(key, value)
+
+
+def checked(x, y):
+    return Checked(x=x, y=y)
+
+
+class Own:
+    """A type with a collation of its own."""
+
+    kept: ClassVar = []
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Loop:
+    """Refers to itself."""
+
+    def __init__(self, value):
+        self.value = value
+        self.me = self
+
+
+def nested(batch, ways):
+    return data._utils.collate.collate([one.value for one in batch], collate_fn_map=ways)
+
+
+def doubled(batch, *, collate_fn_map=None):
+    return nested(batch, collate_fn_map) * 2
+
+
+def changed(batch, *, collate_fn_map=None):
+    return nested(batch, collate_fn_map).add_(1)
+
+
+def turned(batch, *, collate_fn_map=None):
+    return nested(batch, collate_fn_map).t_()
+
+
+def cast(batch, *, collate_fn_map=None):
+    result = nested(batch, collate_fn_map)
+    result.data = result.int()
+    return result
+
+
+def parts(batch, *, collate_fn_map=None):
+    result = nested(batch, collate_fn_map)
+    return [result, result[0], result, result.requires_grad_(False)[:, 1]]
+
+
+def keeping(batch, *, collate_fn_map=None):
+    Own.kept.append(nested(batch, collate_fn_map))
+    return [Own.kept[0], Own.kept[-1]]
+
+
+def looping(batch, *, collate_fn_map=None):
+    return Loop(nested(batch, collate_fn_map)).me
+
+
+def failing(batch, *, collate_fn_map=None):
+    Own.kept.append(nested(batch, collate_fn_map))
+    raise RuntimeError(f"of {len(Own.kept)}")
+
+
+def plain(batch):
+    if isinstance(batch, torch.Tensor):
+        return str(batch.dtype), batch.tolist()
+    if isinstance(batch, Mapping):
+        return type(batch), {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, Loop):
+        return plain(batch.value)
+    return type(batch), [plain(one) for one in batch]
+
+
+@pytest.mark.parametrize("way", [doubled, changed, turned, cast, parts, keeping, looping])
+def test_types_that_are_added_to_the_map_get_tensors(monkeypatch, way):
+    monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, way)
+    samples = [(Own(torch.arange(3.0) + 10 * i), torch.tensor(i)) for i in range(8)]
+    found = [[plain(one) for one in kind(samples, batch_size=2, num_workers=1)] for kind in BOTH]
+    assert found[0] == found[1]
+    assert len(found[0]) == 4
+
+
+def keeping_a_view(batch, *, collate_fn_map=None):
+    result = nested(batch, collate_fn_map)
+    Own.kept.append(result[0])
+    return result
+
+
+def test_a_collation_that_keeps_a_view_is_an_error(monkeypatch):
+    monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, keeping_a_view)
+    with pytest.raises(RuntimeError, match="at batch 0"):
+        list(tn.DataLoader([Own(torch.arange(3.0))] * 3, num_workers=1))
+
+
+def test_a_collation_that_keeps_tensors_and_fails_is_an_error_of_its_batch(monkeypatch):
+    monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, failing)
+    batches = iter(tn.DataLoader([Own(torch.arange(3.0))] * 3, num_workers=1))
+    for i in range(3):
+        with pytest.raises(RuntimeError, match=f"of {i + 1}"):
+            next(batches)
+
+
+@pytest.mark.parametrize("make", [Point, Scaled, checked])
+def test_containers_get_tensors(make):
+    samples = [make(torch.arange(3.0) + i, torch.tensor(i)) for i in range(5)]
+    found = [[plain(one) for one in kind(samples, batch_size=2, num_workers=1)] for kind in BOTH]
+    assert found[0] == found[1]
 
 
 def test_data_pipes_are_those_of_torch():

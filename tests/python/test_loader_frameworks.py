@@ -154,36 +154,6 @@ def test_lightning(tmp_path, ranks, options):
     assert assert_rows_of_torch(tmp_path, script, ranks=ranks)
 
 
-RESUMED = """
-    import lightning
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-        def training_step(self, batch, index):
-            record(batch)
-            return self.layer(batch[0]).mean()
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-    def run(steps, checkpoint):
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )
-        trainer.fit(Model(), make_loader(), ckpt_path=checkpoint)
-        trainer.save_checkpoint("checkpoint")
-    run(2, None)
-    torch.manual_seed(4)
-    run(6, "checkpoint")
-"""
-
-
-def test_lightning_goes_on_in_the_midst_of_an_epoch(tmp_path):
-    skip_without("lightning")
-    (ours,) = results(tmp_path, RESUMED, "tenon")
-    assert sorted(int(row[0]) for batch in ours["rows"] for row in batch[0]) == list(range(23))
-
-
 def test_keras(tmp_path):
     skip_without("keras")
     script = """

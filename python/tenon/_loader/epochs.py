@@ -17,9 +17,8 @@ from .._core import NativeFeed
 from .._data.workers import Workers
 from .._errors import OpError
 from . import workers as work
-from .base import BaseIterator, Kind, SingleProcessIterator, default_collate, torch
+from .base import BaseIterator, Kind, default_collate, torch
 from .packing import Reader
-from .state import Indices, Progress, fetcher_state, restore, restore_fetcher
 
 _log = logging.getLogger("tenon")
 
@@ -29,62 +28,21 @@ _is_profiled: Any = None if torch is None else torch.autograd._profiler_enabled
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
-class _Quick(BaseIterator):
-    """Marks batches for a profiler only where one runs: that costs as much as a small batch."""
-
-    def __next__(self) -> Any:
-        if self._IterableDataset_len_called is not None or _is_profiled is None or _is_profiled():
-            return super().__next__()  # which warns, and marks the batch in a profile
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
-
-
-class Here(_Quick, SingleProcessIterator):
-    """Without workers."""
-
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
-        if state is not None and state["workers"][0] is not None:
-            restore(loader.dataset, state["workers"][0]["dataset"])
-        super().__init__(loader)
-        self._progress = _progress(self, loader, state)
-        if state is not None:
-            restore_fetcher(self._dataset_fetcher, state["workers"][0])
-        if fetcher_state(self._dataset_fetcher) is not None:
-            loader._progress = self  # which has the state of the dataset when it is asked for
-
-    def _next_data(self) -> Any:
-        progress = self._progress
-        try:
-            data = super()._next_data()
-        except StopIteration:
-            progress.is_finished = True
-            raise
-        progress.mark = progress.indices.mark()
-        progress.yielded += 1
-        return data
-
-    def state(self) -> dict[str, Any]:
-        self._progress.workers = [fetcher_state(self._dataset_fetcher)]
-        return self._progress.state()
-
-
-class Processes(_Quick):
+class Processes(BaseIterator):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: Any) -> None:
         self.is_closed = True  # for __del__, when the next lines raise
         super().__init__(loader)
         self._pid = os.getpid()
-        self._requests: collections.deque[tuple[bytes, Any]] = collections.deque()  # not answered yet
-        self._progress = _progress(self, loader, state)
+        self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
         context = loader.multiprocessing_context or multiprocessing.get_context()
         schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
         pipes = [context.Pipe(duplex=False) for _ in range(self._num_workers)]
         self._pipes = [sender for _, sender in pipes]
-        loop = work.Loop(_task(loader, self._progress), [receiver for receiver, _ in pipes])
+        loop = work.Loop(_task(loader, self._base_seed), [receiver for receiver, _ in pipes])
         self._source = Workers(schema, loop, context, setup=loop.set_up)
         self._native = NativeFeed(
             source=self._source,
@@ -114,7 +72,6 @@ class Processes(_Quick):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._native.end()
         super()._reset(loader, first_iter)
-        self._progress = _progress(self, loader, None)
         self._begin()
 
     @property
@@ -123,56 +80,54 @@ class Processes(_Quick):
         return list(self._source._processes.values())
 
     def _begin(self) -> None:
+        self._exhausted: set[bytes] = set()
         self._drop_requests()
-        self._sent = self._progress.taken
+        self._sent = self._received = 0
         self._number += 1  # of the epoch
-        self._native.seek(self._number, self._sent)
         self._native.begin()
         for _ in range(self._ahead):
             self._send()
 
     def _send(self) -> None:
         """The next index to the worker whose turn it is."""
-        for index in self._sampler_iter:
-            request = work.store_index(index)
-            self._pipes[self._sent % self._num_workers].send((self._number, request))
-            self._sent += 1
-            indices = self._progress.indices
-            self._requests.append((request, indices.mark() if indices.is_stateful else self._sent))
+        try:
+            index = next(self._sampler_iter)
+        except StopIteration:
             return
+        request = work.store_index(index)
+        self._pipes[self._sent % self._num_workers].send((self._number, request))
+        self._requests.append(request)
+        self._sent += 1
 
     def _drop_requests(self) -> None:
         while self._requests:
-            work.drop_index(self._requests.popleft()[0])
+            work.drop_index(self._requests.popleft())
+
+    def __next__(self) -> Any:
+        if self._IterableDataset_len_called is not None or (_is_profiled is not None and _is_profiled()):
+            return super().__next__()  # which warns, and marks the batch in a profile
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     def _next_data(self) -> Any:
-        progress = self._progress
-        while progress.taken < self._sent and len(progress.ended) < self._num_workers:
+        while self._received < self._sent and len(self._exhausted) < self._num_workers:
             batch = self._take()
-            worker = progress.taken % self._num_workers
-            progress.taken += 1
-            progress.mark = self._requests.popleft()[1]
+            self._received += 1
+            self._requests.popleft()
             self._send()
             answer = batch.attachment
             kind, answer = answer[:1], answer[1:]
+            if kind == work.BATCH:
+                data = Reader(batch.arrays[0], answer).load()
+                return self._pinned(data) if self._pin_memory else data
             if kind == work.FAILURE:
                 raise _error_of(answer)
-            if kind == work.EXHAUSTED:
-                progress.ended.add(worker)
-                continue
-            data = Reader(batch.arrays[0], answer).load()
-            if kind == work.WITH_STATE:
-                data, progress.workers[worker] = data
-            progress.yielded += 1
-            return self._pinned(data) if self._pin_memory else data
-        progress.taken = self._sent
-        progress.is_finished = True
+            self._exhausted.add(answer)
+        self._received = self._sent
         if not self._persistent_workers:
             self.close()
         raise StopIteration
-
-    def state(self) -> dict[str, Any]:
-        return self._progress.state()
 
     def _pinned(self, data: Any) -> Any:
         return torch.utils.data._utils.pin_memory.pin_memory(data, self._pin_memory_device)
@@ -184,7 +139,7 @@ class Processes(_Quick):
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except OpError as error:
             failure = self._native.failure()
-            self._sent = self._progress.taken
+            self._sent = self._received
             self.close()
             raise RuntimeError(_death_text(failure, str(error))) from None
         assert batch is not None
@@ -218,21 +173,7 @@ class Processes(_Quick):
         self.close()
 
 
-def _progress(iterator: Any, loader: Any, state: dict[str, Any] | None) -> Progress:
-    """Sets also the iterator to the state."""
-    saved = None
-    if state is not None:
-        saved = state["sampler"]
-        iterator._base_seed = state["seed"]
-        iterator._num_yielded = state["yielded"]
-    indices = Indices(iterator._index_sampler, iterator._sampler_iter, saved)
-    iterator._sampler_iter = iter(indices)
-    progress = Progress(iterator._base_seed, indices, iterator._num_workers, loader.generator, state)
-    loader._progress = progress
-    return progress
-
-
-def _task(loader: Any, progress: Progress) -> work.Task:
+def _task(loader: Any, base_seed: int) -> work.Task:
     return work.Task(
         dataset=loader.dataset,
         is_iterable=loader._dataset_kind == Kind.Iterable,
@@ -240,10 +181,9 @@ def _task(loader: Any, progress: Progress) -> work.Task:
         collate_fn=loader.collate_fn,
         is_default_collate=loader._auto_collation and loader.collate_fn is default_collate,
         drop_last=loader.drop_last,
-        base_seed=progress.seed,
+        base_seed=base_seed,
         worker_init_fn=loader.worker_init_fn,
         num_workers=loader.num_workers,
-        states=list(progress.workers),
     )
 
 

@@ -14,19 +14,13 @@ import numpy as np
 
 from .. import _core
 from .._array.creation import empty
+from .base import torch
 
 ALIGNMENT = 64
 
 
 def commit_nothing(nbytes: int) -> None:
     """For memory that is there."""
-
-
-class Stored:
-    """Stands for a tensor or array that lies in the slot already."""
-
-    def __init__(self, key: tuple[Any, ...]) -> None:
-        self.key = key
 
 
 class Writer(pickle.Pickler):
@@ -46,37 +40,49 @@ class Writer(pickle.Pickler):
         self._memory = memory
         self._commit = commit
         self._keys: dict[int, tuple[Any, ...]] = {}  # by id of the object, which the batch keeps alive
-        self._torch = sys.modules.get("torch")
+        self._stacked: dict[int, Any] = {}  # by id: what lies in the slot already, its key and its form
         self.used = 0
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) is Stored:
-            return obj.key
-        if self._torch is not None and type(obj) is self._torch.Tensor and _is_plain(self._torch, obj):
+        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
             store: Any = self._store_tensor
         elif type(obj) is np.ndarray and obj.dtype.kind in "biufc" and obj.dtype.isnative:
             store = self._store_array
         else:
             return None
         if id(obj) not in self._keys:
-            self._keys[id(obj)] = store(obj)
+            _, key, form = self._stacked.get(id(obj), (None, None, None))
+            is_there = form is not None and form == _form_of(obj)
+            self._keys[id(obj)] = key if is_there else store(obj)
         return self._keys[id(obj)]
 
-    def stack(self, tensors: Any) -> Stored:
+    def stack(self, tensors: Any) -> Any:
         """The tensors one below the other, written straight to where the consumer reads them."""
-        torch: Any = self._torch
         shape = (len(tensors), *tensors[0].shape)
         dtype = tensors[0].dtype
         place, memory = self._take(len(tensors) * tensors[0].numel() * tensors[0].element_size())
-        torch.stack(tensors, 0, out=torch.from_numpy(memory).view(dtype).view(shape))
-        return Stored(("tensor", place, str(dtype)[6:], shape, None))
+        result = torch.empty(0, dtype=dtype)  # no view of another tensor, which would keep the memory
+        result.set_(torch.from_numpy(memory).untyped_storage(), 0, shape)
+        torch.stack(tensors, 0, out=result)
+        self._stacked[id(result)] = result, ("tensor", place, str(dtype)[6:], shape, None), _form_of(result)
+        return result
 
-    def stack_arrays(self, arrays: Any) -> Stored:
+    def stack_arrays(self, arrays: Any) -> Any:
         shape = (len(arrays), *arrays[0].shape)
         dtype = arrays[0].dtype
         place, memory = self._take(len(arrays) * arrays[0].nbytes)
-        np.stack(arrays, out=memory.view(dtype).reshape(shape))
-        return Stored(("array", place, dtype.str, shape, None))
+        result = memory.view(dtype).reshape(shape)
+        np.stack(arrays, out=result)
+        self._stacked[id(result)] = result, ("array", place, dtype.str, shape, None), _form_of(result)
+        return result
+
+    def let_go(self) -> None:
+        """Gives a copy to stacked tensors that code of the user's keeps, since the slot is handed on."""
+        while self._stacked:
+            result = self._stacked.popitem()[1][0]
+            is_kept = sys.getrefcount(result) > 2  # the variable here, and the argument
+            if is_kept and torch is not None and isinstance(result, torch.Tensor):
+                result.data = result.detach().clone()
 
     def pack(self, data: Any) -> bytes:
         """What tells the consumer where to find the batch."""
@@ -87,7 +93,6 @@ class Writer(pickle.Pickler):
         return pickle.dumps((place, len(stream)))
 
     def _store_tensor(self, tensor: Any) -> tuple[Any, ...]:
-        torch: Any = self._torch
         place, memory = self._take(tensor.numel() * tensor.element_size())
         flat = torch.from_numpy(memory).view(tensor.dtype)
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
@@ -137,8 +142,6 @@ class Reader(pickle.Unpickler):
         return result
 
     def _tensor(self, place: Any, name: str, shape: Any, stride: Any) -> Any:
-        import torch
-
         dtype = getattr(torch, name)
         count = int(np.prod(shape, dtype=np.int64))
         if count == 0:
@@ -160,7 +163,14 @@ class Reader(pickle.Unpickler):
         return array.unchecked()  # it is the consumer's alone
 
 
-def _is_plain(torch: Any, tensor: Any) -> bool:
+def _form_of(thing: Any) -> tuple[Any, ...]:
+    """Where the elements of a tensor or array lie, and how."""
+    if isinstance(thing, np.ndarray):
+        return thing.__array_interface__["data"][0], thing.dtype, thing.shape, thing.strides
+    return thing.data_ptr(), thing.dtype, thing.shape, thing.stride()
+
+
+def _is_plain(tensor: Any) -> bool:
     """Nothing but numbers in host memory."""
     return (
         tensor.layout is torch.strided
@@ -182,13 +192,10 @@ def _is_dense(shape: Any, stride: Any) -> bool:
     return True
 
 
-def stacks(torch: Any, tensors: Any) -> bool:
+def stacks(tensors: Any) -> bool:
     """Whether they are plain, and alike; else stacking them is left to PyTorch, with its errors."""
     first = tensors[0]
     return all(
-        type(one) is torch.Tensor
-        and _is_plain(torch, one)
-        and one.dtype is first.dtype
-        and one.shape == first.shape
+        type(one) is torch.Tensor and _is_plain(one) and one.dtype is first.dtype and one.shape == first.shape
         for one in tensors
     )

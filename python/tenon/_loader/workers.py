@@ -16,13 +16,12 @@ from . import packing
 from .base import torch
 from .collate import numpy_collate
 from .plain import Fetcher
-from .state import fetcher_state, restore, restore_fetcher
 
 ATTACHMENT_NBYTES = 1 << 14
 INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
 LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
 NO_MORE = 1 << 62  # an epoch after all others
-BATCH, WITH_STATE, FAILURE, EXHAUSTED = b"B", b"S", b"F", b"E"  # the first byte of an attachment
+BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
 
 
 class Task(NamedTuple):
@@ -37,7 +36,6 @@ class Task(NamedTuple):
     base_seed: int
     worker_init_fn: Any
     num_workers: int
-    states: list[Any]  # of the workers in the first epoch, which goes on from them
 
 
 class Loop:
@@ -92,32 +90,22 @@ class Loop:
         except Exception as error:
             answer = self._failure(error)
             forget_frames(error)
+        writer.let_go()
         batch.rows = writer.used
         return answer
 
     def _pack(self, epoch: int, request: bytes, writer: packing.Writer) -> bytes:
         if epoch != self._epoch:
-            self._fetcher = self._new_fetcher(self._task.states[self._worker] if epoch == 0 else None)
+            task = self._task
+            self._fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
             self._epoch = epoch
         try:
             samples = self._fetcher.fetch(load_index(request))
         except StopIteration:
             if not self._task.is_iterable:
                 raise
-            return EXHAUSTED
-        state = fetcher_state(self._fetcher)
-        data = collate(self._task, samples, writer)
-        if state is None:
-            return BATCH + writer.pack(data)
-        return WITH_STATE + writer.pack((data, pickle.dumps(state)))  # without views of the slot
-
-    def _new_fetcher(self, state: dict[str, Any] | None) -> Fetcher:
-        task = self._task
-        if state is not None:
-            restore(task.dataset, state["dataset"])
-        fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
-        restore_fetcher(fetcher, state)
-        return fetcher
+            return EXHAUSTED + b"%d" % self._worker
+        return BATCH + writer.pack(collate(self._task, samples, writer))
 
     def _failure(self, error: Exception) -> bytes:
         text = (
@@ -149,7 +137,7 @@ def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
     rules = torch.utils.data._utils.collate
 
     def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
-        if packing.stacks(torch, tensors):
+        if packing.stacks(tensors):
             return writer.stack(tensors)
         return rules.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
