@@ -292,7 +292,7 @@ std::string Feed::held_text(uint64_t epoch) {
              "tensors made from them, and keep copies of fields (.copy())",
              (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : "; or use on_starved=\"copy\"",
              "; or slots=", held.size() + static_cast<size_t>(workers_->count()) + 1,
-             ", enough if no more are kept than now. Held, oldest first: ");
+             ", if no more are kept than now. Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
     const Ticket& ticket = held[i].use.ticket;
     text += concat(i > 0 ? ", " : "", ticket.index,

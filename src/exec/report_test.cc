@@ -108,8 +108,7 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
 }
 
 TEST_F(ReportOfAWait, NamesTheWayOutBehindALeaseThatHasAnOwner) {
-  constexpr const char* kWayOut =
-      "; if the thread or task that holds the lease waits for ";
+  constexpr const char* kWayOut = "; if the thread or task that holds the lease waits for ";
   Conflict conflict;
   CellLease lease(write(a));
   ASSERT_TRUE(lease.acquire(&conflict));

@@ -173,7 +173,7 @@ def test_every_advice_for_a_feed_whose_batches_are_all_kept_works(n_slots):
     assert batches_kept(is_copied=True)[0] == list(range(20))
     [(name, value)] = re.findall(r'use (\w+)="(\w+)"', ways[1])
     assert batches_kept(**{name: value})[0] == list(range(20))
-    [(name, value)] = re.findall(r"(slots)=(\d+), enough if no more are kept than now\.", ways[2])
+    [(name, value)] = re.findall(r"(slots)=(\d+), if no more are kept than now\.", ways[2])
     assert batches_kept(n_kept=n_kept, **{name: int(value)})[0] == list(range(20))[-n_kept:]
     assert batches_kept(**{name: int(value)})[1] != ""  # no number is enough for a list of all
 
