@@ -260,9 +260,7 @@ def test_holding_every_slot_is_a_timeout_that_says_who_and_how_many_would_do():
         message = str(caught.value)
         assert "no batch 3 of epoch 0" in message
         assert "all 3 slots hold delivered batches" in message
-        assert (
-            '; or use on_starved="copy"; or slots=5, if no more are kept than now. Held, ' in message
-        )
+        assert '; or use on_starved="copy"; or slots=5, if no more are kept than now. Held, ' in message
         assert [batch.index for batch in feed] == list(range(10))  # the next epoch
 
 
