@@ -761,3 +761,15 @@ def test_arrays_that_are_saved_are_read_in_one_call():
 def test_a_list_is_no_destination_of_cast():
     with pytest.raises(TypeError, match=r"destination is list: cast\(\) writes to an array or a buffer"):
         tn.cast(tn.array([1.0, 2.0]), [0, 0])
+
+
+def test_a_view_that_was_read_only_before_a_loan_counts_as_one_of_the_loan():
+    """NumPy does not tell it from a view that was taken meanwhile."""
+    x = np.zeros(3)
+    view = np.broadcast_to(x, (2, 3))
+    a, b = tn.from_numpy(x), tn.from_numpy(view)
+    del a
+    assert not x.flags.writeable
+    assert not b.writable
+    del b
+    assert x.flags.writeable

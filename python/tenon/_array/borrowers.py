@@ -22,7 +22,7 @@ class Borrower:
         'readonly': the NumPy array is read-only until the memory is given back (`from_numpy`), or it was
         read-only before and stays so.
     shape : tuple of int
-        Of the NumPy array that is on loan. A view that was taken of it during a loan lends the array itself.
+        Of the NumPy array that is on loan. A read-only view of it counts as the array itself.
     dtype : str
     site : str
         The line that borrowed the memory, for example 'train.py:12'; empty if it was not Python code.

@@ -282,8 +282,8 @@ class _Epoch:
             if self._is_replaced:
                 raise TenonError(REPLACED)
             raise StopIteration
-        self._is_in_next = True
         try:
+            self._is_in_next = True
             item = feed._receive()
             if item is not None:
                 return self._convert(feed._batch_of(item))

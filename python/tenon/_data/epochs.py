@@ -72,8 +72,8 @@ class Epoch:
         progress = self._progress
         if progress is not None:
             progress.catch_up()
-        self._is_in_next = True
         try:
+            self._is_in_next = True
             batch = self._next(feed.timeout, _log.warning)
             if batch is not None:
                 if progress is not None:
