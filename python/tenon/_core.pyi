@@ -865,8 +865,8 @@ def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "r
     Parameters
     ----------
     x : numpy.ndarray
-        Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. A view that was taken of
-        an array on loan is read-only, and lends that array once more.
+        Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. If it is a view of an
+        array on loan, the call makes another loan of that array.
     zero_copy : bool
         False copies the elements into new memory, and leaves ``x`` as it is.
     mode : {'readonly', 'writable', 'move'}
