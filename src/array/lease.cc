@@ -198,7 +198,7 @@ void Lease::check_value() {
 void Lease::withdraw() noexcept {
   if (pending_ != nullptr && cancel()) return;
   if (Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed))
-    (void)give_back(storage, false);
+    (void)finish(storage, false);
 }
 
 void Lease::drop_request() noexcept { delete std::exchange(pending_, nullptr); }
@@ -209,7 +209,7 @@ bool Lease::release() noexcept {
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   if (part_.is_overwrite) impl::settle(request_, {});
-  return give_back(storage, true);
+  return finish(storage, true);
 }
 
 bool Lease::fail(std::string_view message) {
@@ -220,10 +220,10 @@ bool Lease::fail(std::string_view message) {
   if (storage == nullptr) return false;
   end_span(trace::SpanOutcome::kFailed, message);
   impl::settle(request_, failure);
-  return give_back(storage, true);
+  return finish(storage, true);
 }
 
-bool Lease::give_back(Storage* storage, bool has_written) noexcept {
+bool Lease::finish(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
   const bool has_escaped = impl::release(request_, has_written);

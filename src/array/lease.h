@@ -78,7 +78,7 @@ class Lease {
   void end_span(trace::SpanOutcome outcome, std::string_view note = {}) noexcept {
     trace::close(request_.span, trace::key_of(&request_), outcome, note);
   }
-  bool give_back(Storage* storage, bool has_written) noexcept;
+  bool finish(Storage* storage, bool has_written) noexcept;
   void drop_request() noexcept;
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while held; first: zero memory is a free lease

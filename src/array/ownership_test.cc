@@ -144,7 +144,7 @@ TEST(Move, BesideViewsOfOtherThreadsIsRefusedOrRefusesThem) {
         try {
           HostView view(*a, Access::kWrite);
           ++open;
-          EXPECT_FALSE(is_moved) << "a view of memory that is somebody else's";
+          EXPECT_FALSE(is_moved) << "a view of memory that another owner has";
         } catch (const Error& e) {
           EXPECT_EQ(e.code(), Code::kMoved);
           ++refused;

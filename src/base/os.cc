@@ -155,8 +155,9 @@ std::string link_of(const std::string& path) {
   return n > 0 ? std::string(target, static_cast<size_t>(n)) : std::string();
 }
 
-// "/memfd:NAME (deleted)": NAME; else nothing.
-std::optional<std::string> memory_name(const std::string& link) {
+// Of a descriptor that links to "/memfd:NAME (deleted)": NAME; else nothing.
+std::optional<std::string> memory_name(const std::string& path) {
+  const std::string link = link_of(path);
   if (link.rfind(kMemoryPrefix, 0) != 0) return std::nullopt;
   std::string name = link.substr(std::strlen(kMemoryPrefix));
   const size_t end = name.rfind(" (deleted)");
@@ -178,6 +179,17 @@ void visit_numbers(const std::string& folder, Visit visit) {
   while (const dirent* entry = readdir(entries.get())) {
     if (is_number(entry->d_name)) visit(static_cast<uint32_t>(std::strtoul(entry->d_name, nullptr, 10)));
   }
+}
+
+// Calls visit(pid, fd, its path) with the descriptors of all processes of this user.
+template <class Visit>
+void visit_descriptors(Visit visit) {
+  visit_numbers("/proc", [&](uint32_t pid) {
+    const std::string process = concat("/proc/", pid);
+    struct stat status{};
+    if (stat(process.c_str(), &status) != 0 || status.st_uid != user()) return;
+    visit_numbers(process + "/fd", [&](uint32_t fd) { visit(pid, fd, concat(process, "/fd/", fd)); });
+  });
 }
 
 }  // namespace
@@ -273,15 +285,15 @@ std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable,
       mmap(reinterpret_cast<void*>(at), nbytes, is_writable ? PROT_READ | PROT_WRITE : PROT_READ,
            MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset));
   const int error = errno;
-  const auto give_back = [](uintptr_t from, uintptr_t to) {
+  const auto unmap_range = [](uintptr_t from, uintptr_t to) {
     if (to > from) munmap(reinterpret_cast<void*>(from), to - from);
   };
   if (mapped == MAP_FAILED) {
-    give_back(begin, begin + reserved);
+    unmap_range(begin, begin + reserved);
     throw_error(Code::kNoMemory, nbytes, " bytes of shared memory cannot be mapped: ", system_text(error));
   }
-  give_back(begin, at);
-  give_back(at + round_up(nbytes, page_nbytes()), begin + reserved);
+  unmap_range(begin, at);
+  unmap_range(at + round_up(nbytes, page_nbytes()), begin + reserved);
   return static_cast<std::byte*>(mapped);
 }
 
@@ -485,14 +497,9 @@ uint64_t boot() {
 
 std::vector<Found> find_memory(const std::string& prefix) {
   std::vector<Found> found;
-  visit_numbers("/proc", [&](uint32_t pid) {
-    const std::string process = concat("/proc/", pid);
-    struct stat status{};
-    if (stat(process.c_str(), &status) != 0 || status.st_uid != user()) return;
-    visit_numbers(process + "/fd", [&](uint32_t fd) {
-      const auto name = memory_name(link_of(concat(process, "/fd/", fd)));
-      if (name && name->rfind(prefix, 0) == 0) found.push_back({pid, static_cast<int>(fd), *name});
-    });
+  visit_descriptors([&](uint32_t pid, uint32_t fd, const std::string& path) {
+    const auto name = memory_name(path);
+    if (name && name->rfind(prefix, 0) == 0) found.push_back({pid, static_cast<int>(fd), *name});
   });
   return found;
 }
@@ -522,14 +529,9 @@ uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept {
   uint32_t holder = 0;
   try {
     const std::string wanted = link_of(concat("/proc/self/fd/", file.fd()));
-    visit_numbers("/proc", [&](uint32_t pid) {
-      const std::string process = concat("/proc/", pid);
-      struct stat status{};
-      if (holder != 0 || stat(process.c_str(), &status) != 0 || status.st_uid != user()) return;
-      visit_numbers(process + "/fd", [&](uint32_t fd) {
-        if (holder != 0 || link_of(concat(process, "/fd/", fd)) != wanted) return;
-        if (has_locked(concat(process, "/fdinfo/", fd), byte)) holder = pid;
-      });
+    visit_descriptors([&](uint32_t pid, uint32_t fd, const std::string& path) {
+      if (holder != 0 || link_of(path) != wanted) return;
+      if (has_locked(concat("/proc/", pid, "/fdinfo/", fd), byte)) holder = pid;
     });
   } catch (const std::exception&) {
     return 0;
@@ -539,7 +541,7 @@ uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept {
 
 File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable) {
   const std::string path = concat("/proc/", pid, "/fd/", fd);
-  const auto name = memory_name(link_of(path));
+  const auto name = memory_name(path);
   if (!name || name->rfind(name_prefix, 0) != 0) return {};
   const int opened = open(path.c_str(), (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) {
@@ -548,7 +550,7 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
   }
   File file(opened);
   // The process may have ended between the two, and its number and descriptor be another's.
-  const auto same = memory_name(link_of(concat("/proc/self/fd/", opened)));
+  const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();
 }
 

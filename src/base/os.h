@@ -67,18 +67,18 @@ void bind_to_node(std::byte* address, size_t nbytes, int node);
 // Reads a range of a file into private memory. False: it is not there.
 bool read_at(const File& file, size_t offset, void* to, size_t nbytes) noexcept;
 
-// A lock of one byte of a file belongs to one opening of it: to its descriptor with the copies of this that
-// forks make, and to its mappings. The kernel lets go of it with the last of them: when a process ends or
-// becomes another program, that is after the end of its last thread.
+// A lock of one byte of a file belongs to one open file description: to its descriptor with the copies of
+// this that forks make, and to its mappings. The kernel lets go of it with the last of them: when a process
+// ends or becomes another program, that is after the end of its last thread.
 void check_byte_locks(const File& file);                       // fails with kSystem (there are none)
-bool try_lock_byte(const File& file, uint64_t byte) noexcept;  // false: another opening has it
+bool try_lock_byte(const File& file, uint64_t byte) noexcept;  // false: another description has it
 void unlock_byte(const File& file, uint64_t byte) noexcept;
-bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another opening
+bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another description
 // A process of this user that has the lock, as /proc tells it: looks at the files of all of them. 0: it does
 // not tell.
 uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept;
-// For a forked child: a new opening in place of the one that it shares with its parent, for the descriptor
-// and for a mapping. False: it cannot be had, and all is as it was.
+// For a forked child: a new description in place of the one that it shares with its parent, for the
+// descriptor and for a mapping. False: it cannot be had, and all is as it was.
 bool reopen(const File& file) noexcept;
 bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept;
 

@@ -14,7 +14,7 @@ namespace tenon::impl {
 namespace {
 
 // A file with more than these is damaged: a sparse file of any size cannot keep the observer busy.
-constexpr int32_t kMostWorkers = 4096;
+constexpr int32_t kMostRings = 4096;
 
 FeedHead read_head(const MemoryFile& memory) {
   FeedHead head{};
@@ -29,14 +29,14 @@ FeedHead read_head(const MemoryFile& memory) {
                 kFeedVersion);
   }
   memory.read(0, &head, sizeof head);
-  if (head.workers < 1 || head.workers > kMostWorkers || head.fields < 1 || head.slots < 1) {
-    throw_error(Code::kValue, "it has ", head.workers, " workers, ", head.slots, " slots and ", head.fields,
+  if (head.rings < 1 || head.rings > kMostRings || head.fields < 1 || head.slots < 1) {
+    throw_error(Code::kValue, "it has ", head.rings, " workers, ", head.slots, " slots and ", head.fields,
                 " fields");
   }
   const uint64_t nbytes = memory.facts.nbytes;
-  const size_t control = control_nbytes(static_cast<size_t>(head.fields), static_cast<size_t>(head.workers));
+  const size_t control = control_nbytes(static_cast<size_t>(head.fields), static_cast<size_t>(head.rings));
   if (control > std::min(head.slots_at, nbytes)) {
-    throw_error(Code::kValue, head.workers, " workers do not fit into ", nbytes, " bytes with slots at ",
+    throw_error(Code::kValue, head.rings, " workers do not fit into ", nbytes, " bytes with slots at ",
                 head.slots_at);
   }
   return head;
@@ -47,11 +47,12 @@ FeedReport::WorkerReport worker_in(const RequestRing& ring) {
   worker.asked = ring.asked.load(std::memory_order_relaxed);
   worker.answered = ring.answered.load(std::memory_order_relaxed);
   if (worker.answered != 0) worker.last_fill_ns = ring.answers[(worker.answered - 1) % kRingEntries].fill_ns;
-  if (ring.is_over.load(std::memory_order_relaxed) != 0) {
+  const bool is_abandoned = ring.is_abandoned.load(std::memory_order_relaxed) != 0;
+  if (ring.is_over.load(std::memory_order_relaxed) != 0 && !is_abandoned) {
     worker.state = "over";
-  } else if (worker.asked != worker.answered) {
+  } else if (worker.asked != worker.answered || is_abandoned) {
     const RingRequest& request = ring.requests[worker.answered % kRingEntries];
-    worker.state = "busy";
+    worker.state = is_abandoned ? "abandoned" : "busy";
     worker.epoch = request.epoch;
     worker.index = request.index;
   } else {
@@ -71,11 +72,13 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->slot_nbytes = head.layout.slot_nbytes;
   bool is_over = true;
   std::vector<FeedReport::WorkerReport> workers;
-  for (int32_t i = 0; i < head.workers; ++i) {
+  for (int32_t i = 0; i < head.rings; ++i) {
     RequestRing ring{};
     memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof ring, &ring, sizeof ring);
+    const int32_t number = ring.worker.load(std::memory_order_relaxed);
+    if (number < 0) continue;
     workers.push_back(worker_in(ring));
-    workers.back().number = i;
+    workers.back().number = number;
     is_over &= ring.is_over.load(std::memory_order_relaxed) != 0;
   }
   feed->is_over = is_over;  // not before all has been read

@@ -19,7 +19,7 @@ namespace tenon::impl {
 struct FeedReport {
   struct WorkerReport {
     int32_t number = 0;
-    const char* state = "";  // "awake", "asleep", "busy", "over"
+    const char* state = "";  // "awake", "asleep", "busy", "abandoned", "over"
     uint32_t asked = 0, answered = 0;
     std::optional<uint64_t> epoch, index;  // of the batch of a busy worker
     std::optional<uint64_t> last_fill_ns;

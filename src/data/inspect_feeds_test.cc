@@ -55,7 +55,7 @@ class Content {
     h.pid = self.pid;
     h.start = self.start;
     h.nbytes = bytes.size();
-    h.workers = kWorkers;
+    h.rings = kWorkers;
     h.slots = 5;
     h.fields = kFields;
     h.rows = 8;
@@ -83,7 +83,15 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   RequestRing& ring = content.ring(1);
   ring.asked.store(5);
   ring.answered.store(4);
-  ring.requests[4 % kRingEntries] = {.slot = 0, .index = 17, .epoch = 3, .seed = 0, .round = 1, .place = 17};
+  ring.requests[4 % kRingEntries] = {.slot = 0,
+                                     .index = 17,
+                                     .epoch = 3,
+                                     .seed = 0,
+                                     .epoch_seed = 0,
+                                     .round = 1,
+                                     .place = 17,
+                                     .flags = 0,
+                                     .restore_nbytes = 0};
   ring.answers[3 % kRingEntries].fill_ns = 1234;
   const FeedReport feed = Planted(content.bytes).seen();
   EXPECT_EQ(feed.damage, "");
@@ -141,11 +149,11 @@ TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
       {[](FeedHead& h) { h.magic = 0; }, "it is being made"},
       {[](FeedHead& h) { h.magic = 7; }, "it begins with 7 and not with"},
       {[](FeedHead& h) { ++h.version; }, "its layout has version"},
-      {[](FeedHead& h) { h.workers = -1; }, "-1 workers"},
-      {[](FeedHead& h) { h.workers = 0; }, "0 workers"},
-      {[](FeedHead& h) { h.workers = INT32_MAX; }, "2147483647 workers"},
-      {[](FeedHead& h) { h.workers = 4000; }, "4000 workers do not fit"},
-      {[](FeedHead& h) { h.workers = 3; }, "3 workers do not fit"},
+      {[](FeedHead& h) { h.rings = -1; }, "-1 workers"},
+      {[](FeedHead& h) { h.rings = 0; }, "0 workers"},
+      {[](FeedHead& h) { h.rings = INT32_MAX; }, "2147483647 workers"},
+      {[](FeedHead& h) { h.rings = 4000; }, "4000 workers do not fit"},
+      {[](FeedHead& h) { h.rings = 3; }, "3 workers do not fit"},
       {[](FeedHead& h) { h.slots = 0; }, "0 slots"},
       {[](FeedHead& h) { h.fields = 0; }, "0 fields"},
       {[](FeedHead& h) { h.fields = INT32_MAX; }, "do not fit"},
@@ -165,7 +173,7 @@ TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
 
 TEST(InspectFeeds, TheNumberOfWorkersIsLimitedAlsoIfTheFileHasTheirBytes) {
   Content content;
-  content.head().workers = 5000;
+  content.head().rings = 5000;
   content.bytes.resize(control_nbytes(kFields, 5000));
   content.head().slots_at = content.bytes.size();
   EXPECT_NE(Planted(content.bytes).seen().damage.find("5000 workers"), std::string::npos);

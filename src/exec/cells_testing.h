@@ -161,7 +161,7 @@ class CellLease {
   ~CellLease() { release_if_held(); }
   // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
   void settle(const Ref<Failure>& failure) { impl::settle(request_, failure); }
-  // Nobody's from now on: any thread may give it back.
+  // Without an owner from now on: any thread may give it back.
   void detach() { impl::detach(request_); }
 
  private:

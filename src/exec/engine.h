@@ -54,7 +54,7 @@ class Engine {
     return pushed_.load(std::memory_order_seq_cst) - finished;
   }
 
-  // No further pushes; waits for what can end, and reports the failures that nobody has seen. False: the
+  // No further pushes; waits for what can end, and reports the failures that no caller has seen. False: the
   // conflict says why.
   bool shut_down(const Deadline& deadline, Conflict* conflict) noexcept;
 

@@ -117,7 +117,7 @@ TEST_P(EngineOn, AFailureIsReportedOnceWhenNobodyCanSeeItAnyMore) {
   EXPECT_TRUE(reports.names().empty()) << "b holds no value because of it";
   wait(push({overwrite(b)}, [] {}));
   reports.wait_for(1);
-  EXPECT_EQ(take_failures(), 1u) << "who waits for all ops learns of it nevertheless";
+  EXPECT_EQ(take_failures(), 1u) << "a thread that waits for all ops learns of it nevertheless";
   wait(push_failing({}, "last"));
   reports.wait_for(2);
   EXPECT_EQ(reports.names(), (std::vector<std::string>{"bad", "last"}));
@@ -377,7 +377,7 @@ TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
   Engine::instance().set_executor("pool", 1);
   Cell cell;
   Conflict::Reason reason = Conflict::Reason::kHostView;
-  std::latch has_begun(1);  // on the worker: who waits for the op could run it
+  std::latch has_begun(1);  // on the worker: a thread that waits for the op could run it
   const Ref<Op> op = push({}, [&] {
     has_begun.count_down();
     cell.queue.set_birth(this_thread.running);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where ready work runs. The engine decides what is ready; an executor only gives it a thread. Executors know
+// Where ready work runs. The queues decide what is ready; an executor only gives it a thread. Executors know
 // nothing of arrays, leases or ops.
 #pragma once
 
@@ -45,14 +45,14 @@ class Executor {
   // threads of its own may keep its tasks from others, and always say false.
   virtual bool try_run_one() noexcept = 0;
 
-  // True if posted tasks run without anyone calling try_run_one().
+  // True if posted tasks run without calls of try_run_one().
   virtual bool has_own_threads() const noexcept = 0;
 
   // How many tasks may run at a time.
   virtual int concurrency() const noexcept = 0;
 
   // Runs what has been posted to the end, then ends the threads. By then nothing may be posted from outside,
-  // and nobody may be in try_run_one().
+  // and no thread may be in try_run_one().
   virtual void stop() noexcept = 0;
 };
 

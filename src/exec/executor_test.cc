@@ -317,7 +317,7 @@ TEST(ThreadPool, WorkersHaveNamesAndBlockSignalsButThoseOfFaults) {
   for (int i = 1; i < SIGRTMIN; ++i) EXPECT_EQ(sigismember(&after, i), sigismember(&before, i)) << i;
 }
 
-// The only worker is held, so nobody else can run what is posted.
+// The only worker is held, so no other thread can run what is posted.
 TEST(ThreadPool, OthersCanRunItsTasks) {
   const std::unique_ptr<Executor> pool = make_executor("pool", 1);
   EXPECT_FALSE(pool->try_run_one());

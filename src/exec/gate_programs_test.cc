@@ -56,7 +56,7 @@ class Program {
     std::unique_ptr<Sight> sight;
     std::unique_ptr<Noted> noted;  // ends first
   };
-  struct Kept {  // a lease that belongs to nobody
+  struct Kept {  // a lease without an owner
     std::unique_ptr<CellLease> lease;
     std::unique_ptr<Noted> noted;  // ends first
   };
@@ -175,7 +175,7 @@ class Program {
     if (chance(50)) use.wanted.access = Access::kRead;
     CellLease lease(use.wanted);
     Conflict conflict;
-    ASSERT_TRUE(lease.acquire(&conflict, 0)) << "it waits for nobody";
+    ASSERT_TRUE(lease.acquire(&conflict, 0)) << "nothing is in its way";
     const Noted noted(*this, use, HolderKind::kLease, request);
     if (chance(30)) open_view(use, request);
     dwell();

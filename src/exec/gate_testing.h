@@ -2,7 +2,7 @@
 //
 // Memory that several processes share, for tests: the processes are objects, each with its own cells, queues
 // and gates; what they really share is the turns at the gates, which are taken as between true processes:
-// first come, first served among those that conflict, and nobody excludes what is of the same process.
+// first come, first served among those that conflict, and no process excludes its own.
 #pragma once
 
 #include <condition_variable>

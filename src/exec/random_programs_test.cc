@@ -37,7 +37,7 @@ using Bytes = std::array<uint8_t, kBytes>;
 
 uint8_t* bytes_of(Cell& cell) { return reinterpret_cast<uint8_t*>(&cell.value); }
 
-// The bytes of a cell that one pusher alone may write, or that nobody writes.
+// The bytes of a cell that one pusher alone may write, or that no thread writes.
 struct Place {
   Cell* cell;
   size_t begin = 0;
@@ -569,8 +569,8 @@ TEST(RandomPrograms, OfOnePusherGiveWhatTheSerialOrderGives) {
   for (uint64_t number = 1; number <= count && !HasFailure(); ++number) run_seeded(number);
 }
 
-// Each pusher has cells of its own, parts of cells whose other parts are others', and what nobody writes: so
-// what each program gives does not depend on the others.
+// Each pusher has cells of its own, parts of cells whose other parts are others', and what no thread writes:
+// so what each program gives does not depend on the others.
 void run_on_pool(uint64_t number) {
   SCOPED_TRACE(concat("TENON_PROGRAM=", number));
   constexpr size_t kPushers = 4;

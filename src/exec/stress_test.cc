@@ -380,7 +380,7 @@ TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
 // ---- waits ----
 
 // A sleeper looks for itself every 50 ms, so a wake that is lost is only late. The hook is called after each
-// such look that nobody had woken it for: it then counts what is over already.
+// such look for which no thread had woken it: it then counts what is over already.
 thread_local const std::function<bool()>* is_wait_over = nullptr;
 std::atomic<int> late{0};
 
@@ -429,7 +429,7 @@ class Wakes : public Stress {
   }
 };
 
-// An op that somebody else ends.
+// An op that another thread ends.
 struct Pending {
   void push() {
     is_over = false;

@@ -34,8 +34,8 @@ uint64_t lease_of(uint32_t grant, uint64_t state, uint64_t ticket) noexcept {
 }
 static_assert(kGrants <= 0xff && kMostBlocks <= 0x1000);
 
-void write_note(Slot& slot, uint64_t lease, const std::string& text) noexcept {
-  Note& note = slot.note;
+void write_note(Place& place, uint64_t lease, const std::string& text) noexcept {
+  Note& note = place.note;
   static std::atomic<uint64_t> numbers{0};
   publish(note.lease, uint64_t{0});
   const size_t n = std::min(text.size(), sizeof note.text - 1);
@@ -49,7 +49,7 @@ void write_note(Slot& slot, uint64_t lease, const std::string& text) noexcept {
 }
 
 // Another process has been waiting for this lease.
-bool is_awaited(const Control& control, const Slot& own, const Grant& grant, uint64_t state) noexcept {
+bool is_awaited(const Control& control, const Place& own, const Grant& grant, uint64_t state) noexcept {
   const uint32_t block = GrantState::block(state);
   if (block >= control.blocks || is_empty(control.block(block).waiting)) return false;
   const int64_t now_ms = coarse_now_ms();
@@ -69,11 +69,10 @@ bool is_awaited(const Control& control, const Slot& own, const Grant& grant, uin
 template <class Visit>
 bool visit_held(Segment& segment, Visit visit) {
   if (segment.participant().index() == Participant::kNone) return false;
-  const Slot& slot = segment.participant().slot();
-  const uint32_t used = std::min(look(slot.grants_used), kGrants);
+  const auto used = used_grants(segment.participant().place());
   bool is_any = false;
-  for (uint32_t i = 0; i < used; ++i) {
-    const uint64_t state = look(slot.grants[i].state);
+  for (uint32_t i = 0; i < used.size(); ++i) {
+    const uint64_t state = look(used[i].state);
     if (GrantState::kind(state) != GrantState::kGranted) continue;
     is_any = true;
     visit(i, state);
@@ -93,10 +92,11 @@ std::vector<Awaited> all_awaited() {
   std::vector<Awaited> found;
   Segments::instance().visit([&](Segment& segment) {
     (void)visit_held(segment, [&](uint32_t i, uint64_t state) {
-      const Slot& slot = segment.participant().slot();
-      if (found.size() == kMostAwaited || !is_awaited(segment.control(), slot, slot.grants[i], state)) return;
+      const Place& place = segment.participant().place();
+      if (found.size() == kMostAwaited || !is_awaited(segment.control(), place, place.grants[i], state))
+        return;
       found.push_back({segment.header().id, &segment.lock(GrantState::block(state)), i, state,
-                       look(slot.grants[i].ticket)});
+                       look(place.grants[i].ticket)});
     });
   });
   return found;
@@ -110,10 +110,10 @@ void report(const Awaited& awaited) {
   const std::string text = lasting_text_of(holder);
   Segments::instance().visit([&](Segment& segment) {
     if (segment.header().id != awaited.segment) return;
-    Slot& slot = segment.participant().slot();
-    const Grant& grant = slot.grants[awaited.grant];
+    Place& place = segment.participant().place();
+    const Grant& grant = place.grants[awaited.grant];
     if (look(grant.state) != awaited.state || look(grant.ticket) != awaited.ticket) return;
-    write_note(slot, lease_of(awaited.grant, awaited.state, awaited.ticket), text);
+    write_note(place, lease_of(awaited.grant, awaited.state, awaited.ticket), text);
   });
 }
 
@@ -137,10 +137,10 @@ void forget_watch() noexcept { detail::watch.store(WatchState::kOff, std::memory
 void AwaitedLook::look_at(Segment& segment) noexcept {
   const Control& control = segment.control();
   holds_any_ |= visit_held(segment, [&](uint32_t i, uint64_t state) {
-    const Slot& slot = segment.participant().slot();
-    if (is_due_ || !is_awaited(control, slot, slot.grants[i], state)) return;
-    const uint64_t lease = lease_of(i, state, look(slot.grants[i].ticket));
-    const bool is_said = (look(slot.note.lease) & ~kNumber) == lease;
+    const Place& place = segment.participant().place();
+    if (is_due_ || !is_awaited(control, place, place.grants[i], state)) return;
+    const uint64_t lease = lease_of(i, state, look(place.grants[i].ticket));
+    const bool is_said = (look(place.note.lease) & ~kNumber) == lease;
     const int64_t since_ms = coarse_now_ms() - reported_ms.load(std::memory_order_relaxed);
     is_due_ = !is_said || since_ms >= kAgainMs;
   });
@@ -163,7 +163,7 @@ void report_awaited() noexcept {
   static std::atomic<size_t> rounds{0};
   try {
     std::vector<Awaited> all = all_awaited();
-    // A slot has one note, that of the last one: each of them is the last one in turn.
+    // A place has one note, that of the last one: each of them is the last one in turn.
     const size_t round = rounds.fetch_add(1, std::memory_order_relaxed);
     if (!all.empty())
       std::rotate(all.begin(), all.begin() + static_cast<ptrdiff_t>(round % all.size()), all.end());
@@ -174,10 +174,10 @@ void report_awaited() noexcept {
   reported_ms.store(coarse_now_ms(), std::memory_order_relaxed);
 }
 
-void read_note(const Slot& slot, const Grant& grant, uint64_t state, char* text, size_t size) noexcept {
+void read_note(const Place& place, const Grant& grant, uint64_t state, char* text, size_t size) noexcept {
   text[0] = '\0';
-  const Note& note = slot.note;
-  const auto i = static_cast<uint32_t>(&grant - slot.grants);
+  const Note& note = place.note;
+  const auto i = static_cast<uint32_t>(&grant - place.grants);
   const uint64_t seen = look(note.lease);
   if (GrantState::kind(state) != GrantState::kGranted ||
       (seen & ~kNumber) != lease_of(i, state, look(grant.ticket)))

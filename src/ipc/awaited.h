@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a process says of the leases for which others have been waiting for a second: in its log, of views
-// that outlived their block, and in a note in its slot, for the reports and errors of those that wait.
+// that outlived their block, and in a note in its place, for the reports and errors of those that wait.
 //
 // While a process holds something its mutex owner looks at it once a second. The mutex owner may not wait for
 // the lock of a language, so the proxy waiter does the rest. Where there is no mutex owner, as in a forked
@@ -48,7 +48,7 @@ class AwaitedLook {
 // For the proxy waiter: says what is to be said. No lock is held: this calls the hooks of waits.
 void report_awaited() noexcept;
 
-// What the process of the slot says of this grant, while it is granted; else "".
-void read_note(const Slot& slot, const Grant& grant, uint64_t state, char* text, size_t size) noexcept;
+// What the process of the place says of this grant, while it is granted; else "".
+void read_note(const Place& place, const Grant& grant, uint64_t state, char* text, size_t size) noexcept;
 
 }  // namespace tenon::impl

@@ -49,7 +49,7 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   std::string description;
   channel->fields_.encode(&description);
   std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
-  sizes[0] = sizeof(State) + plan.slots * sizeof(Place) + description.size();
+  sizes[0] = sizeof(State) + plan.slots * sizeof(SlotState) + description.size();
   SharedOptions prepared = options;
   prepared.prepare = [&](std::byte* base) {
     auto* const state = reinterpret_cast<State*>(base);
@@ -58,7 +58,8 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
     state->when_full = static_cast<uint32_t>(plan.when_full);
     state->description_nbytes = description.size();
     make_robust(&state->mutex);
-    std::memcpy(base + sizeof(State) + plan.slots * sizeof(Place), description.data(), description.size());
+    std::memcpy(base + sizeof(State) + plan.slots * sizeof(SlotState), description.data(),
+                description.size());
     // pairs with: Channel::of, "the description of a channel"
     state->mark.store(kChannelMark, std::memory_order_release);
   };
@@ -77,7 +78,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
                     static_cast<WhenFull>(state->when_full)};
-  const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(Place);
+  const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(SlotState);
   const uint64_t description_nbytes = state->description_nbytes;
   if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
       state->when_full > TENON_WHEN_FULL_RAISE || at > nbytes || description_nbytes > nbytes - at) {
@@ -93,7 +94,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
 
 void Channel::open_slots() {
   state_ = reinterpret_cast<State*>(memory_->data());
-  places_ = reinterpret_cast<Place*>(state_ + 1);
+  slot_states_ = reinterpret_cast<SlotState*>(state_ + 1);
   segment_ = &Segments::lock_of(*memory_).segment();
   for (uint32_t i = 1; i <= plan_.slots; ++i) {
     slots_.push_back(Segments::instance().sibling(*memory_, i));
@@ -109,8 +110,8 @@ Channel::End& Channel::own_end() const noexcept { return state_->ends[segment_->
 bool Channel::is_alive(uint32_t p) const noexcept {
   const Control& control = segment_->control();
   const End& end = state_->ends[p];
-  return control.has_slot(p) && look(control.slot(p).generation) == look(end.generation) &&
-         look(control.slot(p).state) == SlotState::kLive && impl::is_alive(control, p);
+  return control.has_place(p) && look(control.place(p).generation) == look(end.generation) &&
+         look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
 }
 
 // Requires the mutex, as all that follow up to try_receive().
@@ -119,7 +120,7 @@ void Channel::take_role(Role role) {
   const uint32_t index = segment_->participant().index();
   if (index == Participant::kNone) throw_no_place();
   End& end = own_end();
-  const uint32_t generation = segment_->participant().slot().generation.load(std::memory_order_relaxed);
+  const uint32_t generation = segment_->participant().place().generation.load(std::memory_order_relaxed);
   const uint64_t taker = uint64_t{index} << 32 | generation;
   // A forked child has those that it takes itself.
   if (roles_taker_.exchange(taker, std::memory_order_relaxed) != taker) {
@@ -146,6 +147,11 @@ void Channel::take_role(Role role) {
     throw_error(Code::kClosed, "the channel was closed here");
   }
   // Its death is to wake the sleeping processes, too.
+  wake_all();
+}
+
+// Wakes the sleeping processes of both kinds.
+void Channel::wake_all() noexcept {
   signal_event(state_->items);
   signal_event(state_->room);
 }
@@ -161,8 +167,7 @@ bool Channel::look_at_ends() noexcept {
     has_found = true;
     if ((roles & kProducer) != 0) count_death(end);
     end_roles(end, roles);
-    signal_event(state_->items);
-    signal_event(state_->room);
+    wake_all();
   }
   return has_found;
 }
@@ -224,7 +229,7 @@ uint32_t Channel::next_slot(uint64_t after) const noexcept {
   uint32_t found = kNoSlot;
   uint64_t least = UINT64_MAX;
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    const uint64_t sequence = look(places_[i].sequence);
+    const uint64_t sequence = look(slot_states_[i].sequence);
     if (sequence <= after || sequence >= least) continue;
     least = sequence;
     found = i;
@@ -235,7 +240,7 @@ uint32_t Channel::next_slot(uint64_t after) const noexcept {
 // Of the items that are there. The last number that was given may be that of one that was never sent.
 uint64_t Channel::newest_sequence() const noexcept {
   uint64_t newest = 0;
-  for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(places_[i].sequence));
+  for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(slot_states_[i].sequence));
   return newest;
 }
 
@@ -274,17 +279,17 @@ bool Channel::try_to_lend(Item& item, const char* site) {
     if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
     // In this order: a process that cannot have the slot, or dies here, takes no item away.
     if (!take(item, i, Access::kWrite, true, site)) return false;
-    publish(places_[i].sequence, uint64_t{0});
+    publish(slot_states_[i].sequence, uint64_t{0});
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    if (is_spare(look(places_[i].sequence)) && try_slot(i)) return true;
+    if (is_spare(look(slot_states_[i].sequence)) && try_slot(i)) return true;
   }
   // With a broadcast without consumers, the oldest go.
   const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
                         (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
   if (may_drop && plan_.mode != ChannelMode::kLatest) {
-    for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(places_[i].sequence))) {
+    for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(slot_states_[i].sequence))) {
       if (!Segments::lock_of(*slots_[i]).is_idle()) continue;
       if (!try_slot(i)) break;
       (void)add(state_->dropped, uint64_t{1});
@@ -300,7 +305,7 @@ uint32_t Channel::slot_to_receive() const noexcept {
   if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
   const uint64_t newest = newest_sequence();
   for (uint32_t i = 0; i < plan_.slots && newest > cursor; ++i) {
-    if (look(places_[i].sequence) == newest) return i;
+    if (look(slot_states_[i].sequence) == newest) return i;
   }
   return kNoSlot;
 }
@@ -312,10 +317,10 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    const uint64_t sequence = look(places_[slot].sequence);
+    const uint64_t sequence = look(slot_states_[slot].sequence);
     if (take(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
       item.sequence_ = sequence;
-      if (is_queue) publish(places_[slot].sequence, uint64_t{0});
+      if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
       publish(end.cursor, sequence);
       (void)add(state_->received, uint64_t{1});
       return true;
@@ -362,9 +367,9 @@ bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexc
 }
 
 Watch* Channel::watch_of(const SharedEvent& event) const noexcept {
-  const auto& place = &event == &state_->items ? item_watch_ : room_watch_;
+  const auto& current = &event == &state_->items ? item_watch_ : room_watch_;
   // pairs with: Channel::descriptor, "the watch of an end"
-  Watch* const watch = place.load(std::memory_order_acquire);
+  Watch* const watch = current.load(std::memory_order_acquire);
   return watch == nullptr || watch->is_inherited() ? nullptr : watch;
 }
 
@@ -389,14 +394,14 @@ bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
 
 int Channel::descriptor(Access access) {
   SharedEvent& event = access == Access::kRead ? state_->items : state_->room;
-  auto& place = access == Access::kRead ? item_watch_ : room_watch_;
+  auto& current = access == Access::kRead ? item_watch_ : room_watch_;
   if (segment_->participant().index() == Participant::kNone) throw_no_place();
   // pairs with: Channel::descriptor, "the watch of an end"
-  Watch* watch = place.load(std::memory_order_acquire);
+  Watch* watch = current.load(std::memory_order_acquire);
   while (watch == nullptr || watch->is_inherited()) {
     auto fresh = std::make_unique<Watch>(*this, event);
     // pairs with: Channel::descriptor, "the watch of an end"
-    if (!place.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
+    if (!current.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
     fresh->keep(watch);
     watch = fresh.release();
     if (is_closed_.load(std::memory_order_relaxed)) watch->end();
@@ -416,7 +421,7 @@ std::string Channel::stopped_text() const {
     const End& end = state_->ends[p];
     if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
     text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
-                   identity_of(segment_->control().slot(p)).command, "), which is stopped");
+                   identity_of(segment_->control().place(p)).command, "), which is stopped");
   }
   return text.empty() ? text : text + ", takes part in it";
 }
@@ -429,7 +434,7 @@ void Channel::throw_timeout(const char* doing) const {
 template <class Try>
 void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
-  uint32_t turn = look(event.turn);
+  uint32_t signals = look(event.signals);
   if (attempt()) return;
   if (deadline.has_passed()) {
     if (!try_once_more(event, attempt)) throw_timeout(doing);
@@ -437,8 +442,8 @@ void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadl
   }
   const int64_t began = now_ns();
   const auto has_come = [&] {
-    const uint32_t now = look(event.turn);
-    return now != std::exchange(turn, now) && attempt();
+    const uint32_t now = look(event.signals);
+    return now != std::exchange(signals, now) && attempt();
   };
   if (SpinBudget::poll(budget.budget_ns(), has_come, false)) {
     budget.note(now_ns() - began);
@@ -470,7 +475,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     os::Sleep words[os::kMostWords];
     size_t n = 0;
     bool has_died = false;
-    words[n++] = {&event.turn, look(event.turn)};
+    words[n++] = {&event.signals, look(event.signals)};
     const bool will_be_woken = add_lives(words, &n, &has_died);
     if (will_be_woken) pace.restart();
     if (attempt()) return;
@@ -486,10 +491,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel has told no other thread, and the process may have died before it signaled.
       if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
-      if (will_be_woken) {  // else the others have been told, and look by themselves
-        signal_event(state_->items);
-        signal_event(state_->room);
-      }
+      if (will_be_woken) wake_all();  // else the others have been told, and look by themselves
     }
   }
 }
@@ -516,7 +518,7 @@ void Channel::send(Item& item) {
     if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
-      publish(places_[item.slot_].sequence, sequence);
+      publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;
     }
   }
@@ -554,13 +556,11 @@ Ref<Array> Item::array(int32_t field) {
   }
   const Part& part = parts[static_cast<size_t>(field)];
   // On a storage of its own over the slot's bytes, which keeps the item.
-  const Memory& slot = channel_->slots_[slot_]->storage().memory();
-  const auto release_item = [](void* owner) { static_cast<Item*>(owner)->release(); };
-  Memory memory = slot;
-  memory.data = slot.data + part.offset;
+  Memory memory = channel_->slots_[slot_]->storage().memory();
+  memory.data += part.offset;
   memory.nbytes = part.nbytes;
   memory.owner = this;
-  memory.deleter = release_item;
+  memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
   memory.is_readonly = is_readonly_;
   if (part.nbytes == 0) memory.extent_nbytes = 0;
   retain();
@@ -596,14 +596,13 @@ void Channel::close() noexcept {
     }
     sched_yield();
   }
-  signal_event(state_->items);
-  signal_event(state_->room);
+  wake_all();
 }
 
 // Gives back the roles of this opening, without the mutex. True: some of them are to be ended.
 bool Channel::give_roles() noexcept {
   Participant& self = segment_->participant();
-  const uint64_t taker = uint64_t{self.index()} << 32 | look(self.slot().generation);
+  const uint64_t taker = uint64_t{self.index()} << 32 | look(self.place().generation);
   // pairs with: Channel::take_role, "a role of an opening"
   const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
   if (roles_taker_.load(std::memory_order_relaxed) != taker) return false;
@@ -622,7 +621,7 @@ ChannelStatistics Channel::statistics() const {
   s.dropped = look(state_->dropped);
   s.deaths = look(state_->deaths);
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    s.ready += look(places_[i].sequence) != 0 ? 1 : 0;
+    s.ready += look(slot_states_[i].sequence) != 0 ? 1 : 0;
     s.in_use += Segments::lock_of(*slots_[i]).is_idle() ? 0 : 1;
   }
   s.producers = count(kProducer);

@@ -102,7 +102,7 @@ class Channel {
   friend class Watcher;
   using State = ChannelState;
   using End = ChannelEnd;
-  using Place = ChannelPlace;
+  using SlotState = ChannelSlot;
   using Role = ChannelRole;
 
   Channel() = default;
@@ -112,6 +112,7 @@ class Channel {
   void take_role(Role role);
   bool give_roles() noexcept;
   bool is_alive(uint32_t participant) const noexcept;
+  void wake_all() noexcept;
   bool look_at_ends() noexcept;
   void count_death(End& end) noexcept;
   std::string stopped_text() const;
@@ -145,7 +146,7 @@ class Channel {
   std::vector<Ref<Array>> slots_;
   Segment* segment_ = nullptr;
   State* state_ = nullptr;
-  Place* places_ = nullptr;
+  SlotState* slot_states_ = nullptr;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies at the beginning of a channel's memory. Behind it come the places, then the description of the
-// fields. The slots are the blocks of the segment from the second one on.
+// What lies at the beginning of a channel's memory. Behind it come the states of the slots, then the
+// description of the fields. The slots are the blocks of the segment from the second one on.
 #pragma once
 
 #include "ipc/layout.h"
@@ -17,7 +17,7 @@ enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2 };
 // What a participant is to the channel. Written by itself, or by one that finds it dead, under the mutex. But
 // a role without an opening is ended by the next process that has the mutex.
 struct ChannelEnd {
-  std::atomic<uint32_t> generation;  // of the participant's slot, as long as it has a role
+  std::atomic<uint32_t> generation;  // of the participant's place, as long as it has a role
   std::atomic<uint32_t> roles;
   std::atomic<uint32_t> pid;
   std::atomic<uint32_t> producers;  // openings of its process that have the role
@@ -30,7 +30,7 @@ struct ChannelEnd {
   }
 };
 
-struct alignas(64) ChannelPlace {
+struct alignas(64) ChannelSlot {
   std::atomic<uint64_t> sequence;  // of the item that it holds; 0: none
 };
 
@@ -41,7 +41,7 @@ struct ChannelState {
   uint32_t when_full;
   uint32_t reserved;
   uint64_t description_nbytes;
-  pthread_mutex_t mutex;  // robust (timed_lock.h); guards all that follows and the places
+  pthread_mutex_t mutex;  // robust (timed_lock.h); guards all that follows and the states of the slots
   std::atomic<uint64_t> last_sequence;
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;

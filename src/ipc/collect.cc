@@ -65,7 +65,7 @@ void collect_in(Collected* result) {
   reap_all(control);  // places that were reserved for children that have not come
   for (const PlaceReport& place : before.places) {
     const bool was_reserved = place.state == PlaceReport::PlaceState::kReserved;
-    if (was_reserved && look(control.slot(place.index).state) == SlotState::kFree) note(place, result);
+    if (was_reserved && look(control.place(place.index).state) == PlaceState::kFree) note(place, result);
   }
 }
 

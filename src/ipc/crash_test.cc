@@ -227,10 +227,10 @@ Left what_is_left() {
     const Control& control = segment.control();
     reap_all(control);
     for (uint32_t p = 0; p < kParticipants; ++p) {
-      if (!control.has_slot(p)) continue;
-      const Slot& slot = control.slot(p);
-      left.participants += look(slot.state) != SlotState::kFree ? 1 : 0;
-      for (const Grant& r : slot.grants) left.grants += GrantState::is_lease(look(r.state)) ? 1 : 0;
+      if (!control.has_place(p)) continue;
+      const Place& place = control.place(p);
+      left.participants += look(place.state) != PlaceState::kFree ? 1 : 0;
+      for (const Grant& r : place.grants) left.grants += GrantState::is_lease(look(r.state)) ? 1 : 0;
     }
     for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
       const Block& block = control.block(i);
@@ -249,7 +249,7 @@ size_t count_segments() {
   return n;
 }
 
-// For messages: the places that are taken, and by whom.
+// For messages: the places that are taken, and by which process.
 std::string text_of_places() {
   std::string text;
   Segments::instance().visit([&](Segment& segment) {
@@ -258,11 +258,11 @@ std::string text_of_places() {
       std::string users;
       for (uint32_t i = 0; i < control.blocks; ++i)
         users += has_bit(control.block(i).users, p) ? concat(" ", i) : "";
-      if (!control.has_slot(p) || (users.empty() && look(control.slot(p).state) == SlotState::kFree))
+      if (!control.has_place(p) || (users.empty() && look(control.place(p).state) == PlaceState::kFree))
         continue;
-      const Slot& slot = control.slot(p);
-      text += concat("; place ", p, ": state ", static_cast<int>(look(slot.state)), ", process ",
-                     slot.pid.load(), ", word ", look(life_word(control.life(p))), ", blocks", users);
+      const Place& place = control.place(p);
+      text += concat("; place ", p, ": state ", static_cast<int>(look(place.state)), ", process ",
+                     place.pid.load(), ", word ", look(life_word(control.life(p))), ", blocks", users);
     }
   });
   return text;
@@ -315,7 +315,7 @@ class Crashes : public testing::Test {
     const auto began = Clock::now();
     if (said != nullptr) *said = child.said;
     const bool has_looked = child.said.find('D') != std::string::npos;
-    // Everybody is told until all is written anew.
+    // Every reader is told until all is written anew.
     const bool is_unclear = overwrites && child.said.back() == 'p';
     expect_told(24,
                 overwrites && has_looked ? Told::kNo

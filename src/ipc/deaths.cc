@@ -22,23 +22,22 @@ bool is_noted(const Control& control, uint32_t block, const Span& bytes) noexcep
 
 // Leases for writing of one block that a dead process had, if they are too many for as many deaths, become
 // one. True: they did.
-bool join(Slot& slot, Grant& into, uint64_t word) noexcept {
+bool join(Place& place, Grant& into, uint64_t word) noexcept {
   Span all = span_of(into);
   uint32_t deaths = 0, leases = 0;
-  const uint32_t used = std::min(look(slot.grants_used), kGrants);
-  for (uint32_t i = 0; i < used; ++i) {
-    const uint64_t other = look(slot.grants[i].state);
+  const auto used = used_grants(place);
+  for (const Grant& grant : used) {
+    const uint64_t other = look(grant.state);
     if (is_death(other) && GrantState::block(other) == GrantState::block(word)) ++deaths;
     if (other != word) continue;
     ++leases;
-    const Span bytes = span_of(slot.grants[i]);
+    const Span bytes = span_of(grant);
     all = {std::min(all.begin, bytes.begin), std::max(all.end, bytes.end)};
   }
   if (leases < 2 || deaths + leases <= kDeaths) return false;
   publish(into.begin, all.begin);
   publish(into.end, all.end);
-  for (uint32_t i = 0; i < used; ++i) {
-    Grant& other = slot.grants[i];
+  for (Grant& other : used) {
     if (&other != &into && look(other.state) == word) publish(other.state, uint64_t{GrantState::kFree});
   }
   return true;
@@ -67,15 +66,15 @@ bool split(Participant& self, Block& block, const Grant& from, uint64_t word, co
 
 }  // namespace
 
-void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word) noexcept {
+void note_death(const Control& control, Place& place, Grant& grant, uint64_t word) noexcept {
   const uint32_t block = GrantState::block(word);
   const Span bytes = span_of(grant);
   if (bytes.is_empty() || is_noted(control, block, bytes)) {
     return publish(grant.state, uint64_t{GrantState::kFree});
   }
-  const bool is_joined = join(slot, grant, word);
+  const bool is_joined = join(place, grant, word);
   store(grant.thread, 0u);
-  store(grant.task_or_dead_pid, std::max(slot.pid.load(std::memory_order_relaxed), 1u));
+  store(grant.task_or_dead_pid, std::max(place.pid.load(std::memory_order_relaxed), 1u));
   announce(grant.state, GrantState::make(block, GrantState::kDied, Access::kWrite) |
                             (is_joined ? GrantState::kJoined : uint64_t{0}));
 }

@@ -22,23 +22,20 @@ struct Span {
 };
 inline Span span_of(const Grant& grant) noexcept { return {look(grant.begin), look(grant.end)}; }
 
-// Calls visit(grant, word) with each grant of a block that is not free, in all slots.
+// Calls visit(grant, word) with each grant of a block that is not free, in all places.
 template <class Visit>
 void visit_grants(const Control& control, uint32_t block, Visit visit) {
   visit_bits(control.block(block).present, [&](uint32_t p) {
-    if (!control.has_slot(p)) return;
-    Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.grants_used), kGrants);
-    for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(slot.grants[i].state);
-      if (GrantState::kind(word) == GrantState::kFree || GrantState::block(word) != block) continue;
-      visit(slot.grants[i], word);
+    if (!control.has_place(p)) return;
+    for (Grant& grant : used_grants(control.place(p))) {
+      const uint64_t word = observe(grant.state);
+      if (GrantState::kind(word) != GrantState::kFree && GrantState::block(word) == block) visit(grant, word);
     }
   });
 }
 
 // Of a grant of a dead process: a lease for writing becomes a death. Requires the life of that process.
-void note_death(const Control& control, Slot& slot, Grant& grant, uint64_t word) noexcept;
+void note_death(const Control& control, Place& place, Grant& grant, uint64_t word) noexcept;
 
 // These bytes hold values. Requires that this process holds them for writing.
 void heal(const Control& control, Participant& self, uint32_t block, const Span& bytes) noexcept;

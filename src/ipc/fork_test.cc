@@ -366,13 +366,13 @@ TEST(Fork, AnAbandonedPlaceIsFreeAgain) {
   owner.segment().after_fork();
   const Control& control = owner.segment().control();
   uint32_t place = 0;
-  while (look(control.slot(place).state) != SlotState::kReserved) ++place;
+  while (look(control.place(place).state) != PlaceState::kReserved) ++place;
   EXPECT_TRUE(has_bit(control.block(block).users, place));
   reap_all(other.segment().control());
-  EXPECT_EQ(look(control.slot(place).state), SlotState::kReserved) << "it may still come";
-  control.slot(place).since_ns -= 11'000'000'000;
+  EXPECT_EQ(look(control.place(place).state), PlaceState::kReserved) << "it may still come";
+  control.place(place).since_ns -= 11'000'000'000;
   reap_all(other.segment().control());
-  EXPECT_EQ(look(control.slot(place).state), SlotState::kFree);
+  EXPECT_EQ(look(control.place(place).state), PlaceState::kFree);
   EXPECT_FALSE(has_bit(control.block(block).users, place));
 }
 

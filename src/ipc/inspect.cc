@@ -64,7 +64,7 @@ class Inspection {
     read_header();
     copy_ = std::make_unique<Copy>(control_end(header_.blocks));
     control_ = {copy_->data(), header_.blocks, nullptr};
-    memory_.read(0, copy_->data(), kSlotsAt);
+    memory_.read(0, copy_->data(), kPlacesAt);
     const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
     memory_.read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
     for (uint32_t p = 0; p < kParticipants; ++p) look_at_place(p);
@@ -79,7 +79,7 @@ class Inspection {
     if (!os::is_sealed(file_)) {
       throw_error(Code::kValue, "it is being made, or its maker has ended over it: it is not sealed");
     }
-    if (report_.nbytes < kSlotsAt || !os::read_at(file_, 0, &header_, sizeof header_)) {
+    if (report_.nbytes < kPlacesAt || !os::read_at(file_, 0, &header_, sizeof header_)) {
       throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", report_.nbytes,
                   " bytes");
     }
@@ -90,36 +90,35 @@ class Inspection {
   }
 
   void look_at_place(uint32_t p) {
-    if (!control_.has_slot(p)) return;
-    const Slot& slot = control_.slot(p);
-    memory_.read(kSlotsAt + p * kSlotStride, copy_->data() + kSlotsAt + p * kSlotStride, sizeof slot);
-    const SlotState state = look(slot.state);
-    const bool is_taken = state == SlotState::kReserved || state == SlotState::kLive;
-    look_at_grants(p, slot, is_taken);
+    if (!control_.has_place(p)) return;
+    const Place& place = control_.place(p);
+    memory_.read(kPlacesAt + p * kPlaceStride, copy_->data() + kPlacesAt + p * kPlaceStride, sizeof place);
+    const PlaceState state = look(place.state);
+    const bool is_taken = state == PlaceState::kReserved || state == PlaceState::kLive;
+    look_at_grants(p, place, is_taken);
     if (!is_taken) return;
-    const Identity identity = identity_of(slot);
-    PlaceReport place;
-    place.index = p;
-    place.process = {identity.pid, identity.command, true, false};
-    place.age_ns = age_of(slot.since_ns.load(std::memory_order_relaxed));
+    const Identity identity = identity_of(place);
+    PlaceReport seen;
+    seen.index = p;
+    seen.process = {identity.pid, identity.command, true, false};
+    seen.age_ns = age_of(place.since_ns.load(std::memory_order_relaxed));
     const bool is_in_sight =
-        slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known();
-    if (state == SlotState::kReserved) {
-      place.state = PlaceReport::PlaceState::kReserved;
-      if (is_in_sight) place.process = process_of(identity.pid);
+        place.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known();
+    if (state == PlaceState::kReserved) {
+      seen.state = PlaceReport::PlaceState::kReserved;
+      if (is_in_sight) seen.process = process_of(identity.pid);
     } else {
-      place.process.is_alive = os::is_byte_locked(file_, p);
-      place.process.is_stopped = is_in_sight && place.process.is_alive && os::is_stopped(identity.pid);
-      if (!place.process.is_alive) place.state = PlaceReport::PlaceState::kDead;
+      seen.process.is_alive = os::is_byte_locked(file_, p);
+      seen.process.is_stopped = is_in_sight && seen.process.is_alive && os::is_stopped(identity.pid);
+      if (!seen.process.is_alive) seen.state = PlaceReport::PlaceState::kDead;
     }
     pids_[p] = identity.pid;
-    report_.places.push_back(std::move(place));
+    report_.places.push_back(std::move(seen));
   }
 
-  // is_taken: by a participant. Deaths stay in a slot that is free.
-  void look_at_grants(uint32_t p, const Slot& slot, bool is_taken) {
-    const uint32_t used = std::min(look(slot.grants_used), kGrants);
-    for (const Grant& grant : std::span(slot.grants, used)) {
+  // is_taken: by a participant. Deaths stay in a place that is free.
+  void look_at_grants(uint32_t p, const Place& place, bool is_taken) {
+    for (const Grant& grant : used_grants(place)) {
       const uint64_t state = look(grant.state);
       const GrantState::Kind kind = GrantState::kind(state);
       if (kind == GrantState::kDied) {
@@ -132,7 +131,7 @@ class Inspection {
       LeaseReport lease;
       lease.block = GrantState::block(state);
       lease.place = p;
-      lease.pid = slot.pid.load(std::memory_order_relaxed);
+      lease.pid = place.pid.load(std::memory_order_relaxed);
       lease.access = GrantState::access(state);
       lease.is_granted = kind == GrantState::kGranted;
       lease.begin = grant.begin.load(std::memory_order_relaxed);
@@ -181,8 +180,8 @@ class Inspection {
 
   void look_at_sent(const Block& block, ArrayReport* array) {
     std::map<uint32_t, uint32_t> counts;
-    for (const auto& place : block.sent) {
-      const uint32_t number = look(place);
+    for (const auto& entry : block.sent) {
+      const uint32_t number = look(entry);
       if (number != 0) ++counts[(number & 0xff) - 1];
     }
     for (const auto& [p, count] : counts) {
@@ -251,15 +250,15 @@ class Inspection {
   }
 
   void look_at_channel(const ChannelState& state, const Copy& bytes, ChannelReport* channel) {
-    const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelPlace);
+    const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelSlot);
     if (state.slots == 0 || state.slots >= header_.blocks || state.mode > TENON_CHANNEL_LATEST ||
         state.when_full > TENON_WHEN_FULL_RAISE || at > bytes.size() ||
         state.description_nbytes > bytes.size() - at) {
       throw_error(Code::kValue, "its table of ", state.slots, " slots is damaged");
     }
-    const auto* const places = reinterpret_cast<const ChannelPlace*>(bytes.data() + sizeof(ChannelState));
+    const auto* const states = reinterpret_cast<const ChannelSlot*>(bytes.data() + sizeof(ChannelState));
     channel->slots.resize(state.slots);
-    for (uint32_t i = 0; i < state.slots; ++i) channel->slots[i].sequence = look(places[i].sequence);
+    for (uint32_t i = 0; i < state.slots; ++i) channel->slots[i].sequence = look(states[i].sequence);
     for (const LeaseReport& lease : report_.leases) {
       if (lease.is_granted && lease.block >= 1 && lease.block <= state.slots) {
         channel->slots[lease.block - 1].holders.push_back(lease.pid);
@@ -268,7 +267,7 @@ class Inspection {
     for (const PlaceReport& place : report_.places) {
       const ChannelEnd& end = state.ends[place.index];
       const uint32_t roles = look(end.roles);
-      const bool is_same = look(end.generation) == look(control_.slot(place.index).generation);
+      const bool is_same = look(end.generation) == look(control_.place(place.index).generation);
       if (!is_same || place.state != PlaceReport::PlaceState::kLive) continue;
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
@@ -295,11 +294,11 @@ class Inspection {
   std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
 };
 
-// Opens the file that all of these openings show. False: it has vanished.
-bool open_any(const std::vector<os::Found>& openings, const os::FileFacts& known, MemoryFile* memory) {
+// Opens the file that all of these descriptors show. False: it has vanished.
+bool open_any(const std::vector<os::Found>& descriptors, const os::FileFacts& known, MemoryFile* memory) {
   bool is_there = false;
-  for (const os::Found& found : openings) {
-    memory->opening = found;
+  for (const os::Found& found : descriptors) {
+    memory->descriptor = found;
     memory->file = os::open_memory_of(found.pid, found.fd, found.name, false);
     os::FileFacts& facts = memory->facts;
     const auto is_known = [&] { return facts.inode == known.inode && facts.device == known.device; };
@@ -326,13 +325,13 @@ void visit_memory_files(const std::string& prefix, const std::function<void(cons
     if (!os::facts_of(found.pid, found.fd, &facts) || !facts.is_regular) continue;
     files[{facts.device, facts.inode}].push_back(std::move(found));
   }
-  for (const auto& [file, openings] : files) {
+  for (const auto& [file, descriptors] : files) {
     MemoryFile memory;
     os::FileFacts known;
     known.device = file.first;
     known.inode = file.second;
-    if (!open_any(openings, known, &memory)) continue;
-    for (const os::Found& found : openings) {
+    if (!open_any(descriptors, known, &memory)) continue;
+    for (const os::Found& found : descriptors) {
       const auto is_same = [&](const ProcessReport& process) { return process.pid == found.pid; };
       if (std::ranges::any_of(memory.processes, is_same)) continue;
       memory.processes.push_back(process_of(found.pid));
@@ -345,9 +344,9 @@ std::vector<SegmentReport> inspect() {
   std::vector<SegmentReport> segments;
   visit_memory_files(kFilePrefix, [&](const MemoryFile& memory) {
     SegmentReport report;
-    report.file = memory.opening.name;
-    report.opened_of_pid = memory.opening.pid;
-    report.opened_fd = memory.opening.fd;
+    report.file = memory.descriptor.name;
+    report.opened_of_pid = memory.descriptor.pid;
+    report.opened_fd = memory.descriptor.fd;
     report.nbytes = memory.facts.nbytes;
     report.committed_nbytes = memory.facts.committed_nbytes;
     report.processes = memory.processes;

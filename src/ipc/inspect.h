@@ -128,9 +128,9 @@ struct SegmentReport {
 
 // A memory file that processes of this user have open.
 struct MemoryFile {
-  os::Found opening;    // one of its openings
-  os::File file;        // opened for reading; empty: it cannot be opened
-  os::FileFacts facts;  // of file
+  os::Found descriptor;  // one of those that show it
+  os::File file;         // opened for reading; empty: it cannot be opened
+  os::FileFacts facts;   // of file
   std::vector<ProcessReport> processes;
 
   // Fails with kValue: the file does not have these bytes.

@@ -87,9 +87,9 @@ void check(const Header& header, size_t file_nbytes) {
   // A later minor version may have more behind the name; the sum covers what this version knows.
   check_is(header.checksum, checksum_of(header), "the sum over its header");
   check_is<uint64_t>(header.total_nbytes, file_nbytes, "its size");
-  check_is(header.lives_at, kLivesAt, "the place of its lives");
-  check_is(header.slots_at, kSlotsAt, "the place of its slots");
-  check_is(header.blocks_at, kBlocksAt, "the place of its blocks");
+  check_is(header.lives_at, kLivesAt, "the offset of its lives");
+  check_is(header.places_at, kPlacesAt, "the offset of its places");
+  check_is(header.blocks_at, kBlocksAt, "the offset of its blocks");
   check_is(header.participants, kParticipants, "its number of participants");
   check_is(header.grants, kGrants, "its number of grants");
   if (header.blocks == 0 || header.blocks > kMostBlocks) {

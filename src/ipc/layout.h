@@ -2,7 +2,7 @@
 //
 // What lies in a segment: one sealed memory file, mapped by several processes.
 //
-//   header          constant from creation on; may come from anyone, so it is copied, then checked
+//   header          constant from creation on; may come from any process, so it is copied, then checked
 //   lives           one robust mutex for each participant, which wakes others when its process begins to end;
 //                   that it has ended is told by the lock of its place (place_locks.h)
 //   slots           what each participant holds and waits for; written by it, or by the process that reaps it
@@ -16,9 +16,11 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/access.h"
@@ -68,7 +70,7 @@ struct Header {
   SegmentId id;
   uint64_t total_nbytes;
   uint64_t lives_at;
-  uint64_t slots_at;
+  uint64_t places_at;
   uint64_t blocks_at;
   uint64_t data_at;
   uint64_t page_nbytes;  // of the memory file
@@ -97,11 +99,11 @@ void check(const Header& header, size_t file_nbytes);
 
 struct alignas(64) Life {
   pthread_mutex_t mutex;
-  std::atomic<uint32_t> has_slot;  // the memory of the slot is there
+  std::atomic<uint32_t> has_place;  // the memory of the place is there
 };
 static_assert(sizeof(Life) == 64);
 
-enum class SlotState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
+enum class PlaceState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 
 // The state of a grant in one word, so that one store changes all of it: the block, whether it waits or is
 // given, and for which access.
@@ -132,7 +134,7 @@ struct GrantState {
 };
 
 // The right to use some bytes of a block, which a participant has or waits for; or the death of a participant
-// that had it for writing, which stays in the slot when another process has it. All but the state is written
+// that had it for writing, which stays in the place when another process has it. All but the state is written
 // while the grant is free, and the ticket while it arrives. The bytes of a death become fewer: they change
 // under a lease for writing of those that are taken away, so that no other process changes them there.
 struct Grant {
@@ -155,26 +157,26 @@ struct Note {
   std::atomic<uint64_t> text[kNoteWords];  // bytes up to a NUL
 };
 
-struct alignas(64) Slot {
-  std::atomic<SlotState> state;
+struct alignas(64) Place {
+  std::atomic<PlaceState> state;
   std::atomic<uint32_t> pid;
   std::atomic<uint64_t> start;
   std::atomic<uint64_t> pid_namespace;
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> grants_used;  // those from here on are free
-  std::atomic<uint32_t> generation;   // moves when the slot goes to another process
+  std::atomic<uint32_t> generation;   // moves when the place goes to another process
   char command[16];
   Grant grants[kGrants];
   Note note;
 };
-static_assert(sizeof(Slot) <= 8192);
-constexpr size_t kSlotStride = 8192;
+static_assert(sizeof(Place) <= 8192);
+constexpr size_t kPlaceStride = 8192;
 
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
 // Something to wait for: a futex, and the participants that may sleep on it.
 struct SharedEvent {
-  std::atomic<uint32_t> turn;
+  std::atomic<uint32_t> signals;
   std::atomic<uint32_t> reserved;
   Mask waiting;
 };
@@ -186,7 +188,7 @@ constexpr uint32_t kSent = 24;
 constexpr uint32_t kDeaths = 3;  // of one process on one block; more are joined
 
 struct alignas(64) Block {
-  std::atomic<uint32_t> turn;  // moves when those that wait should look again: a futex
+  std::atomic<uint32_t> changes;  // moves when those that wait should look again: a futex
   std::atomic<BlockState> state;
   std::atomic<uint32_t> generation;     // moves when the block is given to another storage
   std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another grant
@@ -231,8 +233,8 @@ constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
 // Behind the header, in its page: the blocks from this one on were never used.
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
 static_assert(sizeof(Header) <= kBlocksUsedAt);
-constexpr uint64_t kSlotsAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
-constexpr uint64_t kBlocksAt = kSlotsAt + kParticipants * kSlotStride;
+constexpr uint64_t kPlacesAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
+constexpr uint64_t kBlocksAt = kPlacesAt + kParticipants * kPlaceStride;
 constexpr uint64_t control_end(uint32_t blocks) noexcept {
   return round_up(kBlocksAt + blocks * kBlockStride, kPage);
 }
@@ -320,6 +322,11 @@ void visit_bits(const Mask& mask, Visit visit) {
       visit(w * 64 + static_cast<uint32_t>(__builtin_ctzll(left)));
     }
   }
+}
+// The grants of a place up to the last that was ever taken. S: Place or const Place.
+template <class S>
+auto used_grants(S& place) noexcept {
+  return std::span(place.grants, std::min(look(place.grants_used), kGrants));
 }
 
 }  // namespace tenon::impl

@@ -121,7 +121,7 @@ TEST_F(Layout, WhatIsWrongIsSaid) {
   says("its size", [](Header& h) { h.total_nbytes += kPage; });
   says("its size", [](Header& h) { h.total_nbytes = UINT64_MAX; });
   says("its lives", [](Header& h) { h.lives_at += 64; });
-  says("its slots", [](Header& h) { h.slots_at = 0; });
+  says("its places", [](Header& h) { h.places_at = 0; });
   says("its blocks", [](Header& h) { h.blocks_at = UINT64_MAX; });
   says("participants", [](Header& h) { h.participants = kParticipants + 1; });
   says("grants", [](Header& h) { h.grants = 0; });
@@ -179,8 +179,8 @@ TEST_F(Files, AnUnsealedFileIsRefused) {
 }
 
 TEST_F(Files, ATruncatedFileIsRefused) {
-  for (size_t nbytes : {size_t{0}, size_t{1}, sizeof(Header) - 1, sizeof(Header), size_t{kSlotsAt} - 1,
-                        size_t{kSlotsAt}, size_t{kBlocksAt}, file_nbytes_ - kPage, file_nbytes_ - 1}) {
+  for (size_t nbytes : {size_t{0}, size_t{1}, sizeof(Header) - 1, sizeof(Header), size_t{kPlacesAt} - 1,
+                        size_t{kPlacesAt}, size_t{kBlocksAt}, file_nbytes_ - kPage, file_nbytes_ - 1}) {
     EXPECT_NE(opened(file(header_bytes(), nbytes)), "") << nbytes;
   }
 }

@@ -47,8 +47,8 @@ OpenSegments::Opening::~Opening() {
 
 OpenSegments::InPool OpenSegments::allocate(uint64_t nbytes) {
   for (const auto& pool : pools_) {
-    const Pool::Place place = pool->allocate(nbytes);
-    if (place.block != Segment::kNone) return {&pool->segment(), place};
+    const Pool::Allocation allocation = pool->allocate(nbytes);
+    if (allocation.block != Segment::kNone) return {&pool->segment(), allocation};
   }
   Pool& pool = new_pool(nbytes);
   return {&pool.segment(), pool.allocate(nbytes)};

@@ -41,7 +41,7 @@ class OpenSegments {
   // Bytes of a pool, of a new one where the others have no room. Fails with kNoMemory, kSystem.
   struct InPool {
     Segment* segment = nullptr;
-    Pool::Place place;
+    Pool::Allocation allocation;
   };
   InPool allocate(uint64_t nbytes);
   // Gives the memory that the pools keep for later to the system. False: there was none.

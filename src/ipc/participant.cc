@@ -19,7 +19,7 @@
 namespace tenon::impl {
 namespace {
 
-void drop_grant(const Control& control, Slot& slot, Grant& grant) noexcept {
+void drop_grant(const Control& control, Place& place, Grant& grant) noexcept {
   const uint64_t seen = look(grant.state);
   if (!GrantState::is_lease(seen)) return;
   const uint32_t index = GrantState::block(seen);
@@ -29,7 +29,7 @@ void drop_grant(const Control& control, Slot& slot, Grant& grant) noexcept {
     return publish(grant.state, uint64_t{GrantState::kFree});
   }
   (void)add(control.block(index).version, uint64_t{1});
-  note_death(control, slot, grant, seen);
+  note_death(control, place, grant, seen);
 }
 
 constexpr int64_t kPatienceNs = 10'000'000'000;
@@ -38,22 +38,21 @@ constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is 
 // Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
 // with the lock of the place.
 bool is_abandoned(const Control& control, uint32_t participant, int64_t patience_ns) noexcept {
-  if (!control.has_slot(participant)) return false;
-  const Slot& slot = control.slot(participant);
-  return look(slot.state) == SlotState::kReserved &&
-         now_ns() - slot.since_ns.load(std::memory_order_relaxed) > patience_ns;
+  if (!control.has_place(participant)) return false;
+  const Place& place = control.place(participant);
+  return look(place.state) == PlaceState::kReserved &&
+         now_ns() - place.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
 // Requires the lock of its place.
 void clear(const Control& control, uint32_t participant) noexcept {
-  if (!control.has_slot(participant)) return;
-  Slot& slot = control.slot(participant);
-  if (look(slot.state) == SlotState::kFree) return;
-  const uint32_t used = std::min(look(slot.grants_used), kGrants);
+  if (!control.has_place(participant)) return;
+  Place& place = control.place(participant);
+  if (look(place.state) == PlaceState::kFree) return;
   std::bitset<kMostBlocks> has_deaths;
-  for (uint32_t i = 0; i < used; ++i) {
-    drop_grant(control, slot, slot.grants[i]);
-    const uint64_t word = look(slot.grants[i].state);
+  for (Grant& grant : used_grants(place)) {
+    drop_grant(control, place, grant);
+    const uint64_t word = look(grant.state);
     const uint32_t block = GrantState::block(word);
     if (GrantState::kind(word) == GrantState::kDied && block < kMostBlocks) has_deaths.set(block);
   }
@@ -64,13 +63,13 @@ void clear(const Control& control, uint32_t participant) noexcept {
     drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
     // Also where no grant was found: a reaper may have died between a grant and the wake.
-    (void)add(block.turn, 1u);
-    os::wake_all(block.turn);
+    (void)add(block.changes, 1u);
+    os::wake_all(block.changes);
     clear_bit(block.waiting, participant);
     if (!has_deaths.test(i)) clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
-  publish(slot.state, SlotState::kFree);
+  publish(place.state, PlaceState::kFree);
 }
 
 }  // namespace
@@ -95,22 +94,22 @@ uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
   return word;
 }
 
-Identity identity_of(const Slot& slot) {
-  char command[sizeof slot.command + 1] = {};
-  std::memcpy(command, slot.command, sizeof slot.command);
-  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed), command};
+Identity identity_of(const Place& place) {
+  char command[sizeof place.command + 1] = {};
+  std::memcpy(command, place.command, sizeof place.command);
+  return {place.pid.load(std::memory_order_relaxed), place.start.load(std::memory_order_relaxed), command};
 }
 
 void signal_event(SharedEvent& event) noexcept {
-  (void)add(event.turn, 1u);
-  if (!is_empty(event.waiting)) os::wake_all(event.turn);
+  (void)add(event.signals, 1u);
+  if (!is_empty(event.waiting)) os::wake_all(event.signals);
 }
 
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
   uint32_t n = 0;
-  for (auto& place : block.sent) {
-    uint32_t number = look(place);
-    if (SentNumber::is_from(number, participant) && exchange(place, number, 0u)) ++n;
+  for (auto& entry : block.sent) {
+    uint32_t number = look(entry);
+    if (SentNumber::is_from(number, participant) && exchange(entry, number, 0u)) ++n;
   }
   if (!has_bit(block.sent_more_by, participant)) return n;
   uint64_t more = look(block.sent_more);
@@ -123,10 +122,10 @@ uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
-  if (!control.has_slot(participant)) return false;
-  const Slot& slot = control.slot(participant);
-  if (look(slot.state) != SlotState::kLive || !control.places->try_lock(participant)) return false;
-  const bool has_died = look(slot.state) == SlotState::kLive;
+  if (!control.has_place(participant)) return false;
+  const Place& place = control.place(participant);
+  if (look(place.state) != PlaceState::kLive || !control.places->try_lock(participant)) return false;
+  const bool has_died = look(place.state) == PlaceState::kLive;
   if (has_died) clear(control, participant);
   control.places->unlock(participant);
   return has_died;
@@ -154,10 +153,10 @@ Participant::Participant(const Control& control, const os::File& file, MutexOwne
 
 void Participant::join(const os::File& file) {
   os::check_byte_locks(file);
-  index_ = take_any_slot(file);
+  index_ = take_any_place(file);
   if (index_ == kNone) {
     reap_all(control_, kShortPatienceNs);
-    index_ = take_any_slot(file);
+    index_ = take_any_place(file);
   }
   if (index_ == kNone) {
     throw_error(Code::kSystem, "all ", kParticipants,
@@ -169,9 +168,9 @@ void Participant::join(const os::File& file) {
   throw_error(Code::kSystem, "the robust mutex of a place in a shared segment cannot be locked");
 }
 
-uint32_t Participant::take_any_slot(const os::File& file) {
+uint32_t Participant::take_any_place(const os::File& file) {
   for (uint32_t i = 0; i < kParticipants; ++i) {
-    if (take_slot(i, file)) return i;
+    if (take_place(i, file)) return i;
   }
   return kNone;
 }
@@ -179,9 +178,9 @@ uint32_t Participant::take_any_slot(const os::File& file) {
 namespace {
 
 // Deaths that were not healed leave a process few grants of its own.
-bool has_room(const Slot& slot) noexcept {
+bool has_room(const Place& place) noexcept {
   constexpr auto kLeast = static_cast<std::ptrdiff_t>(kGrants * 4 / 5);
-  return std::ranges::count_if(slot.grants, [](const Grant& grant) {
+  return std::ranges::count_if(place.grants, [](const Grant& grant) {
            return look(grant.state) == GrantState::kFree;
          }) >= kLeast;
 }
@@ -189,28 +188,28 @@ bool has_room(const Slot& slot) noexcept {
 }  // namespace
 
 // True: with the lock of its place.
-bool Participant::take_slot(uint32_t i, const os::File& file) {
-  Slot& slot = control_.slot(i);
+bool Participant::take_place(uint32_t i, const os::File& file) {
+  Place& place = control_.place(i);
   const auto is_reserved = [&] {  // for a child that is being made
-    return control_.has_slot(i) && look(slot.state) == SlotState::kReserved;
+    return control_.has_place(i) && look(place.state) == PlaceState::kReserved;
   };
   if (is_reserved() || !control_.places->try_lock(i)) return false;
   try {
-    if (!control_.has_slot(i)) {
-      os::commit(file, kSlotsAt + i * kSlotStride, kSlotStride, "a place in a shared segment");
-      // pairs with: Control::has_slot, "memory of a slot"
-      publish(control_.life(i).has_slot, 1u);
+    if (!control_.has_place(i)) {
+      os::commit(file, kPlacesAt + i * kPlaceStride, kPlaceStride, "a place in a shared segment");
+      // pairs with: Control::has_place, "memory of a place"
+      publish(control_.life(i).has_place, 1u);
     }
   } catch (...) {
     control_.places->unlock(i);
     throw;
   }
-  if (look(slot.state) == SlotState::kLive) clear(control_, i);  // of one that has died
-  if (is_reserved() || !has_room(slot)) {
+  if (look(place.state) == PlaceState::kLive) clear(control_, i);  // of one that has died
+  if (is_reserved() || !has_room(place)) {
     control_.places->unlock(i);
     return false;
   }
-  store(slot.generation, slot.generation.load(std::memory_order_relaxed) + 1);
+  store(place.generation, place.generation.load(std::memory_order_relaxed) + 1);
   return true;
 }
 
@@ -223,25 +222,25 @@ bool Participant::come_to_life() noexcept {
     return false;
   }
   if (pthread_mutex_trylock(&life.mutex) != 0) return false;
-  write_slot(SlotState::kLive);
+  write_place(PlaceState::kLive);
   return true;
 }
 
-void Participant::write_slot(SlotState state) noexcept {
-  Slot& slot = this->slot();
+void Participant::write_place(PlaceState state) noexcept {
+  Place& place = this->place();
   const os::Process process = os::this_process();
-  store(slot.pid, process.pid);
-  store(slot.start, process.start);
-  store(slot.pid_namespace, os::pid_namespace_if_known());
-  store(slot.since_ns, now_ns());
-  publish(slot.note.lease, uint64_t{0});  // which another process has left here
+  store(place.pid, process.pid);
+  store(place.start, process.start);
+  store(place.pid_namespace, os::pid_namespace_if_known());
+  store(place.since_ns, now_ns());
+  publish(place.note.lease, uint64_t{0});  // which another process has left here
   try {
     const std::string command = os::command_of(process.pid);
-    std::strncpy(slot.command, command.c_str(), sizeof slot.command);
+    std::strncpy(place.command, command.c_str(), sizeof place.command);
   } catch (const std::exception&) {
-    slot.command[0] = '\0';
+    place.command[0] = '\0';
   }
-  publish(slot.state, state);
+  publish(place.state, state);
 }
 
 bool Participant::can_leave() const noexcept {
@@ -273,9 +272,9 @@ GrantId Participant::take_grant() noexcept {
                                            std::memory_order_relaxed)) {
         continue;
       }
-      Slot& slot = this->slot();
-      uint32_t used = slot.grants_used.load(std::memory_order_relaxed);
-      while (used <= i && !exchange(slot.grants_used, used, i + 1)) {
+      Place& place = this->place();
+      uint32_t used = place.grants_used.load(std::memory_order_relaxed);
+      while (used <= i && !exchange(place.grants_used, used, i + 1)) {
       }
       return i + 1;
     }
@@ -305,11 +304,11 @@ void Participant::give_grant(GrantId id) noexcept {
   os::wake_all(grants_given_);
 }
 
-// Of the processes that had the slot before: their grants are taken.
+// Of the processes that had the place before: their grants are taken.
 void Participant::keep_deaths() noexcept {
-  const uint32_t used = std::min(look(slot().grants_used), kGrants);
-  for (uint32_t i = 0; i < used; ++i) {
-    if (look(slot().grants[i].state) == GrantState::kFree) continue;
+  const auto used = used_grants(place());
+  for (uint32_t i = 0; i < used.size(); ++i) {
+    if (look(used[i].state) == GrantState::kFree) continue;
     taken_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
     deaths_[i / 64].fetch_or(uint64_t{1} << (i % 64), std::memory_order_relaxed);
   }
@@ -322,9 +321,9 @@ bool Participant::take_back_deaths() noexcept {
     for (uint64_t left = deaths_[w].load(std::memory_order_relaxed); left != 0; left &= left - 1) {
       const uint64_t bit = left & (~left + 1);
       const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
-      Grant& grant = slot().grants[i];
+      Grant& grant = place().grants[i];
       uint64_t word = look(grant.state);
-      // Only the owner of the slot changes one without bytes.
+      // Only the owner of the place changes one without bytes.
       const bool is_healed = word == GrantState::kFree || look(grant.begin) >= look(grant.end);
       if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
       if (word != GrantState::kFree) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
@@ -340,18 +339,18 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   if (index_ == kNone) return {};
   uint32_t i = kNone;
   try {
-    i = take_any_slot(file);
+    i = take_any_place(file);
     if (i == kNone) {
       reap_all(control_, kShortPatienceNs);
-      i = take_any_slot(file);
+      i = take_any_place(file);
     }
   } catch (const std::exception&) {
     return {};
   }
   if (i == kNone) return {};
-  store(control_.slot(i).since_ns, now_ns());
-  store(control_.slot(i).pid, os::this_process().pid);
-  publish(control_.slot(i).state, SlotState::kReserved);
+  store(control_.place(i).since_ns, now_ns());
+  store(control_.place(i).pid, os::this_process().pid);
+  publish(control_.place(i).state, PlaceState::kReserved);
   control_.places->unlock(i);
   child_index_ = i;
   const uint32_t blocks = std::min(look(control_.blocks_used()), control_.blocks);
@@ -359,21 +358,21 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }
-  return {i, control_.slot(i).generation.load(std::memory_order_relaxed)};
+  return {i, control_.place(i).generation.load(std::memory_order_relaxed)};
 }
 
 void Participant::free_reserved(const Reserved& reserved) noexcept {
   if (reserved.index == kNone) return;
   if (!control_.places->try_lock(reserved.index)) return;  // it has come after all
-  const Slot& slot = control_.slot(reserved.index);
-  const bool has_not_come = look(slot.state) == SlotState::kReserved &&
-                            slot.generation.load(std::memory_order_relaxed) == reserved.generation;
+  const Place& place = control_.place(reserved.index);
+  const bool has_not_come = look(place.state) == PlaceState::kReserved &&
+                            place.generation.load(std::memory_order_relaxed) == reserved.generation;
   if (has_not_come) clear(control_, reserved.index);
   control_.places->unlock(reserved.index);
 }
 
-void Participant::become_child(bool has_own_opening) noexcept {
-  index_ = has_own_opening ? child_index_ : kNone;
+void Participant::become_child(bool has_own_file) noexcept {
+  index_ = has_own_file ? child_index_ : kNone;
   child_index_ = kNone;
   mutex_owner_ = nullptr;
   life_holder_ = this_thread_id();
@@ -387,12 +386,12 @@ void Participant::become_child(bool has_own_opening) noexcept {
   // would have it for long.
   const Deadline deadline(kShortPatienceNs);
   bool is_locked = false;
-  while (!(is_locked = control_.places->try_lock(index_)) && look(slot().state) == SlotState::kReserved &&
+  while (!(is_locked = control_.places->try_lock(index_)) && look(place().state) == PlaceState::kReserved &&
          !deadline.has_passed()) {
     sched_yield();
   }
   // The life is held by this thread, which is the process' only one and as a rule lives as long as it.
-  if (is_locked && look(slot().state) == SlotState::kReserved && come_to_life()) return;
+  if (is_locked && look(place().state) == PlaceState::kReserved && come_to_life()) return;
   if (is_locked) control_.places->unlock(index_);
   index_ = kNone;
 }

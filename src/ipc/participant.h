@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process' part in a segment: its slot, by which the others know that it lives and what it holds.
+// A process' part in a segment: its place, by which the others know that it lives and what it holds.
 #pragma once
 
 #include <array>
@@ -24,15 +24,15 @@ struct Control {
   PlaceLocks* places = nullptr;  // null: in a copy that is only read
 
   Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
-  Slot& slot(uint32_t i) const noexcept {
-    return *reinterpret_cast<Slot*>(base + kSlotsAt + i * kSlotStride);
+  Place& place(uint32_t i) const noexcept {
+    return *reinterpret_cast<Place*>(base + kPlacesAt + i * kPlaceStride);
   }
   std::atomic<uint32_t>& blocks_used() const noexcept {
     return *reinterpret_cast<std::atomic<uint32_t>*>(base + kBlocksUsedAt);
   }
-  bool has_slot(uint32_t i) const noexcept {
-    // pairs with: Participant::take_slot, "memory of a slot"
-    return look(life(i).has_slot) != 0;
+  bool has_place(uint32_t i) const noexcept {
+    // pairs with: Participant::take_place, "memory of a place"
+    return look(life(i).has_place) != 0;
   }
   Block& block(uint32_t i) const noexcept {
     return *reinterpret_cast<Block*>(base + kBlocksAt + i * kBlockStride);
@@ -50,29 +50,29 @@ bool is_alive(const Control& control, uint32_t participant) noexcept;
 // Tells the kernel that a thread will sleep on the word; the value with which to do so.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
-// The process of a participant, as far as its slot says.
+// The process of a participant, as far as its place says.
 struct Identity {
   uint32_t pid = 0;
   uint64_t start = 0;
   std::string command;
 };
-Identity identity_of(const Slot& slot);
+Identity identity_of(const Place& place);
 
 // The handles of a block that this participant has sent keep it no longer: how many there were. Of those that
 // were sent without a number none is dropped while another participant has sent such ones, too.
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
 
 // If this participant has died, all of it: drops what it held, in all blocks, wakes the waiters there, and
-// frees its slot. True: it did, now. Any thread of any process; the second one does nothing. Asks the kernel,
-// marked or not.
+// frees its place. True: it did, now. Any thread of any process; the second one does nothing. Asks the
+// kernel, marked or not.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // All that have died.
 void reap_all(const Control& control) noexcept;
 
 // Something was given back: the processes that wait look again.
 inline void note_change(Block& block) noexcept {
-  (void)add(block.turn, 1u);
-  if (!is_empty(block.waiting)) os::wake_all(block.turn);
+  (void)add(block.changes, 1u);
+  if (!is_empty(block.waiting)) os::wake_all(block.changes);
 }
 
 void signal_event(SharedEvent& event) noexcept;
@@ -82,21 +82,21 @@ class Participant {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // Joins. Fails with kSystem (all slots are taken), kNoMemory.
+  // Joins. Fails with kSystem (all places are taken), kNoMemory.
   Participant(const Control& control, const os::File& file, MutexOwner& mutex_owner);
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
 
-  // This thread can give the slot back.
+  // This thread can give the place back.
   bool can_leave() const noexcept;
   // Gives it back. Requires can_leave(), and no grant is in use.
   void leave() noexcept;
 
   // kNone: in a forked child for which there was no place.
   uint32_t index() const noexcept { return index_; }
-  Slot& slot() const noexcept { return control_.slot(index_); }
+  Place& place() const noexcept { return control_.place(index_); }
   // The number of a grant is one more than its index, so that none has the number kNoGrant.
-  Grant& grant(GrantId id) const noexcept { return slot().grants[id - 1]; }
+  Grant& grant(GrantId id) const noexcept { return place().grants[id - 1]; }
 
   // A free grant of this process' own; kNoGrant: none is free.
   GrantId take_grant() noexcept;
@@ -118,23 +118,23 @@ class Participant {
   // How many parts and views rely on a grant.
   std::atomic<uint32_t>& references(GrantId id) noexcept { return references_[id - 1]; }
 
-  // For forks: a slot for the child, and what becomes of it there. A child without one has none, and one
-  // that has no opening of the file to itself.
+  // For forks: a place for the child, and what becomes of it there. A child without one has none, and one
+  // that has no open file description to itself.
   struct Reserved {
     uint32_t index = kNone;
-    uint32_t generation = 0;  // of the slot
+    uint32_t generation = 0;  // of the place
   };
   Reserved reserve_for_child(const os::File& file) noexcept;
-  void become_child(bool has_own_opening) noexcept;
+  void become_child(bool has_own_file) noexcept;
   // For a child that will never come. Does nothing if it has come.
   void free_reserved(const Reserved& reserved) noexcept;
 
  private:
   void join(const os::File& file);
-  uint32_t take_any_slot(const os::File& file);
-  bool take_slot(uint32_t i, const os::File& file);
+  uint32_t take_any_place(const os::File& file);
+  bool take_place(uint32_t i, const os::File& file);
   bool come_to_life() noexcept;
-  void write_slot(SlotState state) noexcept;
+  void write_place(PlaceState state) noexcept;
   void keep_deaths() noexcept;
   bool take_back_deaths() noexcept;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lock of each place of a segment, as one opening of its memory file has them. A process holds that of
+// The lock of each place of a segment, as one open file description has them. A process holds that of
 // its place as long as it maps the memory; a process that gives a dead one's place back holds it meanwhile.
-// The kernel releases it when no thread can write through the opening any more: after the last thread of the
+// The kernel releases it when no thread can write through that any more: after the last thread of the
 // process has ended, however it ends, and after exec.
 #pragma once
 
@@ -28,12 +28,12 @@ class PlaceLocks {
   // No process has it: the one that had the place has ended. A system call.
   bool is_free(uint32_t place) const noexcept;
 
-  // The file has a new opening, which holds no lock.
+  // The file has a new description, which holds no lock.
   void become_child() noexcept;
 
  private:
   const os::File& file_;
-  // Those that are held here: the kernel does not tell the threads of an opening apart.
+  // Those that are held here: the kernel does not tell threads apart that share a description.
   std::atomic<uint64_t> held_[kParticipants / 64]{};
 };
 

@@ -29,7 +29,7 @@ Pool::Pool(Segment& segment) : segment_(segment) {
   is_committed_.resize((segment.data_nbytes() + kGranule - 1) / kGranule);
 }
 
-Pool::Place Pool::allocate(uint64_t nbytes) {
+Pool::Allocation Pool::allocate(uint64_t nbytes) {
   const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kAlignment);
   const uint64_t alignment = alignment_of(nbytes);
   const uint32_t block = free_block();
@@ -42,14 +42,14 @@ Pool::Place Pool::allocate(uint64_t nbytes) {
   }
   if (best == free_sizes_.end()) return {};
   const auto [size, begin] = *best;
-  Place place;
-  place.begin = round_up(begin, alignment);
-  const uint64_t end = place.begin + wanted;
-  const bool has_before = place.begin != begin, has_after = end != begin + size;
+  Allocation allocation;
+  allocation.begin = round_up(begin, alignment);
+  const uint64_t end = allocation.begin + wanted;
+  const bool has_before = allocation.begin != begin, has_after = end != begin + size;
   Nodes nodes, rest;
   if (has_before || has_after) nodes = make_nodes();
   if (has_before && has_after) rest = make_nodes();
-  place.is_fresh = commit(place.begin, end);
+  allocation.is_fresh = commit(allocation.begin, end);
   if (block == used_.size()) {
     used_.emplace_back();
   } else {
@@ -57,20 +57,20 @@ Pool::Place Pool::allocate(uint64_t nbytes) {
     free_blocks_.pop_back();
   }
   // From here on nothing fails: no code would free the block.
-  segment_.take_block(block, place.begin, nbytes);
-  place.block = block;
+  segment_.take_block(block, allocation.begin, nbytes);
+  allocation.block = block;
   Nodes found = remove_free(free_.find(begin));
   if (!has_before && !has_after) {
     nodes = std::move(found);
   } else if (!has_before) {
     add_free(std::move(found), end, begin + size - end);
   } else {
-    add_free(std::move(found), begin, place.begin - begin);
+    add_free(std::move(found), begin, allocation.begin - begin);
     if (has_after) add_free(std::move(rest), end, begin + size - end);
   }
-  used_[block] = {place.begin, wanted, used_[block].is_left, used_[block].is_awaited, std::move(nodes)};
+  used_[block] = {allocation.begin, wanted, used_[block].is_left, used_[block].is_awaited, std::move(nodes)};
   used_nbytes_ += wanted;
-  return place;
+  return allocation;
 }
 
 uint32_t Pool::free_block() const noexcept {

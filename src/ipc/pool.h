@@ -21,13 +21,13 @@ class Pool {
 
   Segment& segment() noexcept { return segment_; }
 
-  struct Place {
+  struct Allocation {
     uint32_t block = Segment::kNone;
     uint64_t begin = 0;
     bool is_fresh = false;  // all bytes are zero
   };
   // Bytes for a storage, whose memory is there. kNone: there is no room. Fails with kNoMemory.
-  Place allocate(uint64_t nbytes);
+  Allocation allocate(uint64_t nbytes);
 
   // This process has ended a use of the block, perhaps its last one.
   void note_left(uint32_t block) noexcept;

@@ -24,43 +24,43 @@ class Pools : public testing::Test {
   StandIn owner_{64, kData};
   Pool pool_{owner_.segment()};
 
-  void drop(const Pool::Place& place) {
-    (void)owner_.segment().leave(place.block);
-    pool_.note_left(place.block);
+  void drop(const Pool::Allocation& allocation) {
+    (void)owner_.segment().leave(allocation.block);
+    pool_.note_left(allocation.block);
   }
 };
 
 TEST_F(Pools, MemoryThatWasUsedIsUsedAgain) {
-  const Pool::Place first = pool_.allocate(1 << 20);
+  const Pool::Allocation first = pool_.allocate(1 << 20);
   ASSERT_NE(first.block, Segment::kNone);
   EXPECT_TRUE(first.is_fresh);
   EXPECT_EQ(first.begin % kPage, 0U);
   owner_.segment().data()[first.begin] = std::byte{1};
   drop(first);
   EXPECT_FALSE(pool_.reclaim());
-  const Pool::Place again = pool_.allocate(1 << 20);
+  const Pool::Allocation again = pool_.allocate(1 << 20);
   EXPECT_EQ(again.begin, first.begin);
   EXPECT_FALSE(again.is_fresh);
   drop(again);
 }
 
 TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
-  std::vector<Pool::Place> places;
+  std::vector<Pool::Allocation> allocations;
   for (int i = 0; i < 4; ++i) {
-    places.push_back(pool_.allocate(kLarge));
-    ASSERT_NE(places.back().block, Segment::kNone);
-    owner_.segment().data()[places.back().begin] = std::byte{1};
+    allocations.push_back(pool_.allocate(kLarge));
+    ASSERT_NE(allocations.back().block, Segment::kNone);
+    owner_.segment().data()[allocations.back().begin] = std::byte{1};
   }
-  for (const Pool::Place& place : places) drop(place);
+  for (const Pool::Allocation& allocation : allocations) drop(allocation);
   EXPECT_FALSE(pool_.reclaim());
   EXPECT_LE(pool_.idle_nbytes(), uint64_t{256} << 20);
   EXPECT_GT(pool_.idle_nbytes(), 0U);
   for (int i = 0; i < 4; ++i) {
-    const Pool::Place place = pool_.allocate(kLarge);
-    ASSERT_NE(place.block, Segment::kNone);
-    const bool is_zero = owner_.segment().data()[place.begin] == std::byte{0};
-    EXPECT_TRUE(is_zero || !place.is_fresh);
-    drop(place);
+    const Pool::Allocation allocation = pool_.allocate(kLarge);
+    ASSERT_NE(allocation.block, Segment::kNone);
+    const bool is_zero = owner_.segment().data()[allocation.begin] == std::byte{0};
+    EXPECT_TRUE(is_zero || !allocation.is_fresh);
+    drop(allocation);
   }
   EXPECT_FALSE(pool_.reclaim());
 }
@@ -68,18 +68,18 @@ TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
 TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
   std::mt19937_64 random(20260101);
   struct Live {
-    Pool::Place place;
+    Pool::Allocation allocation;
     uint64_t nbytes;
     std::byte mark;
   };
   std::vector<Live> live;
-  const auto bytes = [&](const Live& l) { return owner_.segment().data() + l.place.begin; };
+  const auto bytes = [&](const Live& l) { return owner_.segment().data() + l.allocation.begin; };
   for (int step = 0; step < 4000; ++step) {
     if (live.size() < 64 && random() % 2 == 0) {
       Live next{
           {}, random() % 3 == 0 ? random() % (3 << 20) : random() % 5000, std::byte(random() % 255 + 1)};
-      next.place = pool_.allocate(next.nbytes);
-      ASSERT_NE(next.place.block, Segment::kNone);
+      next.allocation = pool_.allocate(next.nbytes);
+      ASSERT_NE(next.allocation.block, Segment::kNone);
       if (next.nbytes != 0) bytes(next)[0] = bytes(next)[next.nbytes - 1] = next.mark;
       live.push_back(next);
     } else if (!live.empty()) {
@@ -89,25 +89,25 @@ TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
         ASSERT_EQ(bytes(last)[0], last.mark);
         ASSERT_EQ(bytes(last)[last.nbytes - 1], last.mark);
       }
-      drop(last.place);
+      drop(last.allocation);
       live.pop_back();
       (void)pool_.reclaim();
     }
   }
-  for (const Live& l : live) drop(l.place);
+  for (const Live& l : live) drop(l.allocation);
   EXPECT_FALSE(pool_.reclaim());
-  const Pool::Place all = pool_.allocate(kData - kPage);
+  const Pool::Allocation all = pool_.allocate(kData - kPage);
   EXPECT_NE(all.block, Segment::kNone) << "the free stretches have grown together";
   drop(all);
 }
 
 TEST_F(Pools, MoreBlocksThanThereAreIsNoRoom) {
-  std::vector<Pool::Place> places;
-  for (uint32_t i = 0; i < 64; ++i) places.push_back(pool_.allocate(8));
+  std::vector<Pool::Allocation> allocations;
+  for (uint32_t i = 0; i < 64; ++i) allocations.push_back(pool_.allocate(8));
   EXPECT_EQ(pool_.allocate(8).block, Segment::kNone);
-  drop(places[17]);
+  drop(allocations[17]);
   EXPECT_FALSE(pool_.reclaim());
-  EXPECT_EQ(pool_.allocate(8).block, places[17].block);
+  EXPECT_EQ(pool_.allocate(8).block, allocations[17].block);
 }
 
 TEST(MutexOwnerChores, AnUnfinishedOneRunsAgainWhateverElseIsAskedFor) {

@@ -22,8 +22,8 @@ namespace {
 
 using GrantKind = GrantState::Kind;
 
-constexpr int64_t kWalkNs = 1'000'000;                  // most waits are over before that
-constexpr size_t kCommandRoom = sizeof Slot().command;  // of the name of a holder
+constexpr int64_t kWalkNs = 1'000'000;                   // most waits are over before that
+constexpr size_t kCommandRoom = sizeof Place().command;  // of the name of a holder
 
 // The grants that ops may have at a time. An op takes one for each memory that it uses, one after the other.
 // Only as many ops begin as there are grants for; else two could keep some and wait for each other's.
@@ -81,16 +81,15 @@ uint64_t mix(uint64_t grant, uint64_t ticket) noexcept {
   return x * 0xBF58476D1CE4E5B9 | 1;
 }
 
-void refuse(Conflict* conflict, Conflict::Reason reason) noexcept { conflict->reason = reason; }
-
-void copy_command(uint32_t pid, Holder* holder) noexcept {
+template <class Text>
+void write_text(char* to, size_t room, Text text) noexcept {
   size_t length = 0;
   try {
-    length = os::command_of(pid).copy(holder->name, kCommandRoom);
+    length = text().copy(to, room);
   } catch (const std::exception&) {
-    // Its number says enough.
+    // The number of the process says enough.
   }
-  holder->name[length] = '\0';
+  to[length] = '\0';
 }
 
 void describe_death(uint32_t pid, Conflict* conflict) noexcept {
@@ -99,17 +98,6 @@ void describe_death(uint32_t pid, Conflict* conflict) noexcept {
   conflict->holder.kind = HolderKind::kProcess;
   conflict->holder.access = Access::kWrite;
   conflict->holder.pid = pid;
-}
-
-void note_holder(uint32_t pid, Holder* holder) noexcept {
-  size_t length = 0;
-  try {
-    const std::string text = concat(os::process_text(pid), " has the lock of its place");
-    length = text.copy(holder->note, sizeof holder->note - 1);
-  } catch (const std::exception&) {
-    // It is named without that.
-  }
-  holder->note[length] = '\0';
 }
 
 }  // namespace
@@ -143,7 +131,7 @@ ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const Request
 // Waits for a free grant. kNoGrant: the conflict says why there is none.
 GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
-  refuse(conflict, Conflict::Reason::kTooMany);
+  conflict->reason = Conflict::Reason::kTooMany;
   if (self.index() == Participant::kNone) return kNoGrant;
   GrantId grant = self.take_grant();
   if (grant != kNoGrant || deadline.has_passed()) return grant;
@@ -158,7 +146,7 @@ GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) no
       return std::string("for this process to hold fewer leases of shared memory");
     });
   }
-  if (end == WaitEnd::kInterrupted) refuse(conflict, Conflict::Reason::kInterrupted);
+  if (end == WaitEnd::kInterrupted) conflict->reason = Conflict::Reason::kInterrupted;
   self.end_grant_wait();
   return grant;
 }
@@ -206,19 +194,17 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
   uint64_t arrivals = 0, told = 0;  // sums over those that arrive
   while (true) {
     told = std::exchange(arrivals, 0);
-    // Before the grants: what ends after it was looked at, moves the turn.
-    blockers->words[0] = {&b.turn, observe(b.turn)};
+    // Before the grants: what ends after it was looked at, moves the changes.
+    blockers->words[0] = {&b.changes, observe(b.changes)};
     blockers->count = 0;
     death_moves = observe(b.death_moves);
     died = 0;
     bool has_holder = false, is_holder_granted = false;
     visit_bits(b.present, [&](uint32_t p) {
-      if (!control.has_slot(p)) return;
-      const Slot& slot = control.slot(p);
-      const uint32_t used = std::min(look(slot.grants_used), kGrants);
+      if (!control.has_place(p)) return;
+      const Place& place = control.place(p);
       bool is_in_way = false, is_named = false;
-      for (uint32_t i = 0; i < used; ++i) {
-        const Grant& other = slot.grants[i];
+      for (const Grant& other : used_grants(place)) {
         const uint64_t word = observe(other.state);
         const GrantKind kind = GrantState::kind(word);
         if (kind == GrantKind::kFree || GrantState::block(word) != index_) continue;
@@ -232,14 +218,15 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
         if (!span_of(other).overlaps(bytes)) continue;
         is_in_way = true;
         if (kind == GrantKind::kArriving) {
-          // A new process in the slot may still have the ticket of the one before.
-          const uint64_t process = uint64_t{look(slot.generation)} << 32 | uint64_t{p} << 8;
-          arrivals += mix(process | i, look(other.ticket));
+          // A new process in the place may still have the ticket of the one before.
+          const uint64_t process = uint64_t{look(place.generation)} << 32 | uint64_t{p} << 8;
+          const auto nth = static_cast<uint64_t>(&other - place.grants);
+          arrivals += mix(process | nth, look(other.ticket));
         }
         if (has_holder && (is_holder_granted || !is_granted)) continue;
         has_holder = is_named = true;
         is_holder_granted = is_granted;
-        describe(slot, other, &conflict->holder);
+        describe(place, other, &conflict->holder);
       }
       if (!is_in_way) return;
       const size_t i = blockers->count++;
@@ -251,7 +238,7 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
         std::swap(blockers->words[1], blockers->words[i + 1]);
       }
     });
-    // They move the turn when they have their tickets, or have them by now.
+    // They move the changes when they have their tickets, or have them by now.
     const bool has_news = arrivals != 0 && arrivals != told;
     if (has_news) (void)add(b.arrivals_seen, 1u);
     if (!has_news && (blockers->count != 0 || observe(b.death_moves) == death_moves)) break;
@@ -273,9 +260,8 @@ void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
   Block& b = block();
   const auto has_waiting = [&] {
-    const uint32_t used = std::min(look(self.slot().grants_used), kGrants);
-    for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = observe(self.slot().grants[i].state);
+    for (const Grant& own : used_grants(self.place())) {
+      const uint64_t word = observe(own.state);
       const bool is_waiting =
           GrantState::kind(word) == GrantKind::kArriving || GrantState::kind(word) == GrantKind::kWaiting;
       if (is_waiting && GrantState::block(word) == index_) return true;
@@ -288,7 +274,7 @@ void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   // Another thread may have begun to wait, and may sleep unannounced.
   if (!has_waiting()) return;
   set_bit(b.waiting, self.index());
-  os::wake_all(b.turn);
+  os::wake_all(b.changes);
 }
 
 bool ProcessLock::reap_dead(const Blockers& blockers, bool only_marked) noexcept {
@@ -328,13 +314,11 @@ bool ProcessLock::is_idle() noexcept {
   if (is_empty(b.present)) return true;
   bool is_idle = true;
   visit_bits(b.present, [&](uint32_t p) {
-    if (!control.has_slot(p)) return;
+    if (!control.has_place(p)) return;
     if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
       (void)reap(control, p);
-    const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.grants_used), kGrants);
-    for (uint32_t i = 0; i < used; ++i) {
-      const uint64_t word = look(slot.grants[i].state);
+    for (const Grant& grant : used_grants(control.place(p))) {
+      const uint64_t word = look(grant.state);
       is_idle &= !GrantState::is_lease(word) || GrantState::block(word) != index_;
     }
   });
@@ -345,9 +329,10 @@ bool ProcessLock::is_idle() noexcept {
 bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noexcept {
   const Control& control = segment_.control();
   for (uint32_t p = 0; p < kParticipants; ++p) {
-    if (p == participant || !control.has_slot(p)) continue;
-    const Slot& slot = control.slot(p);
-    if (look(slot.state) == SlotState::kLive && slot.pid.load(std::memory_order_relaxed) == pid) return true;
+    if (p == participant || !control.has_place(p)) continue;
+    const Place& place = control.place(p);
+    if (look(place.state) == PlaceState::kLive && place.pid.load(std::memory_order_relaxed) == pid)
+      return true;
   }
   return false;
 }
@@ -356,17 +341,18 @@ bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noex
 // after it, which is the one in the way then. Numbers mean something in their own PID namespace alone.
 void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noexcept {
   const Control& control = segment_.control();
-  if (participant >= kParticipants || !control.has_slot(participant)) return;
-  const Slot& slot = control.slot(participant);
+  if (participant >= kParticipants || !control.has_place(participant)) return;
+  const Place& place = control.place(participant);
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
-  if (slot.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
+  if (place.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {
     const uint32_t locker = is_marked ? os::holder_of_byte(segment_.file(), participant) : 0;
     const bool is_other = locker != 0 && locker != holder->pid && locker != static_cast<uint32_t>(getpid());
     if (is_other && has_other_place(locker, participant)) {
       holder->dead_pid = std::exchange(holder->pid, locker);
-      copy_command(locker, holder);
+      write_text(holder->name, kCommandRoom, [&] { return os::command_of(locker); });
     } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
-      note_holder(locker, holder);
+      write_text(holder->note, sizeof holder->note - 1,
+                 [&] { return concat(os::process_text(locker), " has the lock of its place"); });
     }
     holder->is_stopped = os::is_stopped(holder->pid);
   }
@@ -391,11 +377,11 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
   Blockers blockers;
   const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
   Look seen = look_again();
-  // A process that has died already will not end its turn while this one looks.
+  // A process that has died already will not end its wait or lease while this one looks.
   if (seen == Look::kBlocked && reap_dead(blockers, true)) seen = look_again();
   const auto is_over = [&] {
-    const os::Sleep& turn = blockers.words[0];
-    if (look(*turn.word) != turn.value) seen = look_again();
+    const os::Sleep& changes = blockers.words[0];
+    if (look(*changes.word) != changes.value) seen = look_again();
     return seen != Look::kBlocked;
   };
   if (seen == Look::kBlocked) (void)spin(kBriefLooks, is_over);
@@ -447,7 +433,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   if (grant == kNoGrant) {
     // Behind those that wait for a grant already.
     if (has_place && ProxyWaiter::instance().add(*this, request, part, kNoGrant)) return Appended::kWaiting;
-    refuse(conflict, Conflict::Reason::kTooMany);
+    conflict->reason = Conflict::Reason::kTooMany;
     return Appended::kRefused;
   }
   Blockers blockers;
@@ -460,11 +446,11 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
     if (!reap_dead(blockers)) break;
   }
   if (request.kind != HolderKind::kOp && is_cycle(grant)) {
-    refuse(conflict, Conflict::Reason::kDeadlock);
+    conflict->reason = Conflict::Reason::kDeadlock;
   } else if (ProxyWaiter::instance().add(*this, request, part, grant)) {
     return Appended::kWaiting;
   } else {
-    refuse(conflict, Conflict::Reason::kTooMany);
+    conflict->reason = Conflict::Reason::kTooMany;
   }
   free_grant(grant);
   return Appended::kRefused;
@@ -516,23 +502,21 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
   const Control& control = segment_.control();
   const uint32_t self = segment_.participant().index();
   visit_bits(block().present, [&](uint32_t p) {
-    if (p == self || !control.has_slot(p) || !is_alive(control, p)) return;
-    const Slot& slot = control.slot(p);
-    const uint32_t used = std::min(look(slot.grants_used), kGrants);
-    for (uint32_t i = 0; i < used; ++i) {
-      const Grant& other = slot.grants[i];
+    if (p == self || !control.has_place(p) || !is_alive(control, p)) return;
+    const Place& place = control.place(p);
+    for (const Grant& other : used_grants(place)) {
       const uint64_t word = look(other.state);
       if (!GrantState::is_lease(word) || GrantState::block(word) != index_) continue;
-      if (span_of(other).overlaps(bytes)) visit(p, slot, other, word);
+      if (span_of(other).overlaps(bytes)) visit(p, place, other, word);
     }
   });
 }
 
 void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Holder&, void* context),
                                void* context) noexcept {
-  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Slot& slot, const Grant& other, uint64_t) {
+  visit_leases_of_others(bytes_of(extent), [&](uint32_t, const Place& place, const Grant& other, uint64_t) {
     Holder holder;
-    describe(slot, other, &holder);
+    describe(place, other, &holder);
     visit(holder, context);
   });
 }
@@ -541,13 +525,13 @@ bool ProcessLock::describe_holder(const Asked& asked, Holder* holder) noexcept {
   uint32_t found = Participant::kNone;
   bool is_granted = false;
   visit_leases_of_others(
-      bytes_of(asked.extent), [&](uint32_t p, const Slot& slot, const Grant& other, uint64_t word) {
+      bytes_of(asked.extent), [&](uint32_t p, const Place& place, const Grant& other, uint64_t word) {
         if (!in_conflict(asked.access, GrantState::access(word))) return;
         if (found != Participant::kNone && (is_granted || GrantState::kind(word) != GrantKind::kGranted))
           return;
         found = p;
         is_granted = GrantState::kind(word) == GrantKind::kGranted;
-        describe(slot, other, holder);
+        describe(place, other, holder);
       });
   if (found == Participant::kNone) return false;
   describe_state(found, holder);

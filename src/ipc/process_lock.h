@@ -2,10 +2,10 @@
 //
 // The lock of a shared storage, by which processes take turns: reads together, a write alone, in the order in
 // which they came; accesses to different bytes do not conflict. Each process writes what it holds and awaits
-// into its own slot. The process that makes a request grants it, as soon as no earlier one of another process
-// is in its way. What a dead process held is dropped by the one that finds it dead. There is no mutex: a
-// process that stops at any point is in the way of requests for the same bytes alone, which name it when
-// their time is over.
+// into its own place. The process that makes a request grants it, as soon as no earlier one of another
+// process is in its way. What a dead process held is dropped by the one that finds it dead. There is no
+// mutex: a process that stops at any point is in the way of requests for the same bytes alone, which name
+// it when their time is over.
 //
 // A request announces itself, takes a ticket, and is then seen with it. A ticket is announced before it is
 // taken, so of two requests that conflict the later one sees the earlier one, and waits for it.
@@ -57,12 +57,12 @@ class ProcessLock final : public Gate {
   struct Blockers {
     size_t count = 0;
     uint32_t participants[os::kMostWords - 1];  // first the one that the conflict names
-    os::Sleep words[os::kMostWords];            // the turn of the block, then the lives of the participants
+    os::Sleep words[os::kMostWords];  // the changes of the block, then the lives of the participants
 
     size_t word_count() const noexcept { return count + 1; }
   };
 
-  // Enters a request into this process' slot, as a grant that waits. kNoGrant: no grant is free, or too many
+  // Enters a request into this process' place, as a grant that waits. kNoGrant: no grant is free, or too many
   // ops have requests already; then it is to be tried again when a grant has been given back, and after a
   // call of the proxy waiter.
   GrantId begin(Request& request, const RequestPart& part) noexcept;

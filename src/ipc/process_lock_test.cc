@@ -35,7 +35,7 @@ class Lock : public testing::Test {
       EXPECT_TRUE(s->use(other_));
     }
   }
-  Place& in(StandIn& s) { return s.place(block_); }
+  StandInBlock& in(StandIn& s) { return s.place(block_); }
   bool is_granted_now(StandIn& s, Access access, size_t begin = 0, size_t end = kNbytes) {
     Turn turn(in(s), access, begin, end);
     return turn.acquire(0);
@@ -43,7 +43,7 @@ class Lock : public testing::Test {
   // A thread that asks, and is seen to wait.
   std::thread ask(StandIn& s, Access access, std::function<void(Turn&)> then, size_t begin = 0,
                   size_t end = kNbytes, int64_t timeout_ns = kWatchdogNs) {
-    Place& place = in(s);
+    StandInBlock& place = in(s);
     const uint32_t before = waiting(a_.segment(), block_);
     std::thread thread([&place, access, begin, end, timeout_ns, then] {
       Turn turn(place, access, begin, end);
@@ -255,7 +255,7 @@ TEST_F(Lock, WithoutAGrantALeaseWaitsAndARequestIsToldLater) {
 
 TEST_F(Lock, OneOfTwoThatWaitForEachOtherIsTold) {
   std::atomic<int> held{0}, refused{0};
-  const auto run = [&](Place& mine, Place& others) {
+  const auto run = [&](StandInBlock& mine, StandInBlock& others) {
     Turn first(mine, kWrite), second(others, kWrite);
     ASSERT_TRUE(first.acquire());
     held.fetch_add(1);
@@ -360,7 +360,7 @@ TEST_F(Lock, ADeathIsToldOfTheBytesThatWereNotWrittenAnew) {
   overwrite(b_, 22, 24);
   overwrite(b_, 36, 38);
   expect_told({{20, 22}, {24, 30}, {34, 36}, {38, 40}});
-  a_.die();  // what it has split stays in its slot
+  a_.die();  // what it has split stays in its place
   reap_all(b_.segment().control());
   StandIn d{b_};
   ASSERT_TRUE(d.use(block_));
@@ -419,7 +419,7 @@ TEST_F(Lock, ATimeoutTellsTheStateOfTheProcessThatHoldsNotOfOneThatWaits) {
     ASSERT_LT(b_.index(), holder.index()) << "the one that waits is seen first";
     ASSERT_TRUE(holder.keep(std::make_unique<Turn>(in(holder), kWrite)).ignoring().acquire());
     const uint32_t place = holder.index();
-    control.slot(place).pid.store(kHolder, std::memory_order_relaxed);
+    control.place(place).pid.store(kHolder, std::memory_order_relaxed);
     std::thread waits = ask(b_, kWrite, [](Turn&) {});
     holder.die();
     if (!control.places->try_lock(place)) {
@@ -445,7 +445,7 @@ TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
   ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
   const uint32_t place = c_.index();
   const Control& control = b_.segment().control();
-  control.slot(place).pid.store(kDead, std::memory_order_relaxed);
+  control.place(place).pid.store(kDead, std::memory_order_relaxed);
   c_.die();
   ASSERT_TRUE(control.places->try_lock(place));
   Turn turn(in(a_), kRead);
@@ -652,7 +652,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
   }
 
   // What is held when a process dies is in the way of its own threads, too: they do not wait for it.
-  void run(StandIn& self, Place* const* places, int process, uint64_t seed, int steps, bool is_dying,
+  void run(StandIn& self, StandInBlock* const* places, int process, uint64_t seed, int steps, bool is_dying,
            bool keeps_last) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < steps; ++i) {
@@ -714,7 +714,7 @@ TEST_P(Programs, KeepTheLaws) {
         process = std::make_unique<StandIn>(keeper);
         ASSERT_TRUE(process->use(blocks[0]) && process->use(blocks[1]));
       }
-      Place* const places[2] = {&process->place(blocks[0]), &process->place(blocks[1])};
+      StandInBlock* const places[2] = {&process->place(blocks[0]), &process->place(blocks[1])};
       dies[static_cast<size_t>(p)] = random() % 2 == 0;
       for (int t = 0; t < kThreads; ++t) {
         const bool is_dying = dies[static_cast<size_t>(p)];

@@ -42,7 +42,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.header_nbytes = sizeof(Header);
   h.id = random_id();
   h.lives_at = kLivesAt;
-  h.slots_at = kSlotsAt;
+  h.places_at = kPlacesAt;
   h.blocks_at = kBlocksAt;
   h.data_at = round_up(control_end(plan.blocks), std::max<uint64_t>(page_nbytes, 2 << 20));
   h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
@@ -77,7 +77,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   if (plan.has_huge_pages) {
     os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
   } else {
-    os::commit(segment->file_, 0, kSlotsAt, "the control part of a shared segment");
+    os::commit(segment->file_, 0, kPlacesAt, "the control part of a shared segment");
     os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
   }
   segment->map(true, plan.node);
@@ -96,7 +96,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
                 "change");
   }
   const size_t nbytes = os::size_of(file);
-  if (nbytes < kSlotsAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
+  if (nbytes < kPlacesAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
     throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
   }
   check(segment->header_, nbytes);
@@ -198,12 +198,12 @@ bool Segment::is_used_here(uint32_t index) noexcept {
   return uses_[index] != 0;
 }
 
-// The creator has the first slot, as long as it lives.
+// The creator has the first place, as long as it lives.
 bool Segment::is_creator_alive() const noexcept {
-  const Slot& slot = control_.slot(0);
-  return slot.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
-         slot.start.load(std::memory_order_relaxed) == header_.creator_start &&
-         look(slot.state) == SlotState::kLive && is_alive(control_, 0);
+  const Place& place = control_.place(0);
+  return place.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
+         place.start.load(std::memory_order_relaxed) == header_.creator_start &&
+         look(place.state) == PlaceState::kLive && is_alive(control_, 0);
 }
 
 bool Segment::free_if_unused(uint32_t index) noexcept {
@@ -230,9 +230,9 @@ uint32_t Segment::send(uint32_t index) noexcept {
   if (self == Participant::kNone) return 0;  // no process would know when it has ended
   static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
   const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
-  for (auto& place : b.sent) {
+  for (auto& entry : b.sent) {
     uint32_t none = 0;
-    if (exchange(place, none, number)) return number;
+    if (exchange(entry, none, number)) return number;
   }
   set_bit(b.sent_more_by, self);
   (void)add(b.sent_more, uint64_t{1} << 32 | 1);
@@ -261,9 +261,9 @@ bool Segment::end_limited() noexcept {
       over = limited_;
     }
     std::erase_if(over, [this](const Limited& sent) {
-      const auto& places = block(sent.block).sent;
-      const auto is_it = [&](const auto& place) { return look(place) == sent.number; };
-      if (std::none_of(std::begin(places), std::end(places), is_it)) return false;  // it was opened
+      const auto& entries = block(sent.block).sent;
+      const auto is_it = [&](const auto& entry) { return look(entry) == sent.number; };
+      if (std::none_of(std::begin(entries), std::end(entries), is_it)) return false;  // it was opened
       const HandleLimits& limits = sent.limits;
       if (limits.until_ns != 0 && limits.until_ns <= now_ns()) return false;
       return limits.receiver.pid == 0 || os::start_of(limits.receiver.pid) == limits.receiver.start;
@@ -300,9 +300,9 @@ void Segment::receive(uint32_t index, uint32_t number) noexcept {
     }
     return;
   }
-  for (auto& place : b.sent) {
+  for (auto& entry : b.sent) {
     uint32_t expected = number;
-    if (exchange(place, expected, 0u)) return;
+    if (exchange(entry, expected, 0u)) return;
   }
 }
 
@@ -335,14 +335,14 @@ void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
   limited_.clear();  // the parent's
   limited_count_.store(0, std::memory_order_relaxed);
-  // The parent's death is not to be hidden by an opening of the file that the child shares with it.
+  // The parent's death is not to be hidden by an open file description that the child shares with it.
   const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
-  const bool has_own_opening =
+  const bool has_own_file =
       os::reopen(file_) &&
       os::remap(file_, 0, control_.base, round_up(control_end(header_.blocks), page), true) &&
       os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
   places_.become_child();
-  participant_->become_child(has_own_opening);
+  participant_->become_child(has_own_file);
   uses_lock_.unlock();
 }
 

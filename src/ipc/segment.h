@@ -52,6 +52,9 @@ class Segment {
   const Control& control() const noexcept { return control_; }
   Block& block(uint32_t i) const noexcept { return control_.block(i); }
   std::byte* data() const noexcept { return data_; }
+  std::byte* data_of(uint32_t block) const noexcept {
+    return data_ + control_.block(block).begin.load(std::memory_order_relaxed);
+  }
   uint64_t data_nbytes() const noexcept { return header_.total_nbytes - header_.data_at; }
   Participant& participant() noexcept { return *participant_; }
   ProcessLock& lock(uint32_t block);

@@ -24,11 +24,23 @@ namespace {
 constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
 
 constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1}, kWatchAgain{1000};
+constexpr DType kBytes(TENON_UINT, 8);
 constexpr int64_t kNameTimeoutNs = 5'000'000'000;
 
 void sleep_for_a_moment() noexcept {
   const timespec moment{0, 1'000'000};
   nanosleep(&moment, nullptr);
+}
+
+NamedArray named_array(DType dtype, Dims shape, uint32_t flags) noexcept {
+  NamedArray array{};
+  array.code = dtype.code;
+  array.bits = dtype.bits;
+  array.lanes = dtype.lanes;
+  array.flags = flags & TENON_SUBBYTE_PADDED;
+  array.ndim = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), array.shape);
+  return array;
 }
 
 std::string file_prefix(const SegmentId& id) { return kFilePrefix + text_of(id); }
@@ -144,9 +156,8 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
                 "the shared array is not there any more: every process that had it has let go "
                 "of it");
   }
-  const Block& b = segment.block(block);
-  std::byte* const data = segment.data() + b.begin.load(std::memory_order_relaxed);
-  const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
+  std::byte* const data = segment.data_of(block);
+  const uint64_t nbytes = segment.block(block).nbytes.load(std::memory_order_relaxed);
   if (Ref<Storage> living = Storage::find(data, nbytes, is_readonly ? Access::kRead : Access::kWrite)) {
     (void)segment.leave(block);  // not its last use
     return living;
@@ -208,9 +219,8 @@ Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Di
       if (segment.leave(block)) self.open_.note_left(segment.header().id, block);
     }
   } const end{*this, segment, block};
-  const Block& b = segment.block(block);
-  if (options.prepare) options.prepare(segment.data() + b.begin.load(std::memory_order_relaxed));
-  const uint32_t generation = b.generation.load(std::memory_order_relaxed);
+  if (options.prepare) options.prepare(segment.data_of(block));
+  const uint32_t generation = segment.block(block).generation.load(std::memory_order_relaxed);
   return Array::over(storage_of(segment, block, generation, false), dtype, shape, flags);
 }
 
@@ -272,25 +282,18 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
   if (!options.name.empty()) check_name(options.name);
   const auto create_alone = [&] {
-    NamedArray array{};
-    array.code = dtype.code;
-    array.bits = dtype.bits;
-    array.lanes = dtype.lanes;
-    array.flags = flags & TENON_SUBBYTE_PADDED;
-    array.ndim = static_cast<int32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), array.shape);
-    Segment& segment = make_alone(array, {&nbytes, 1}, options);
+    Segment& segment = make_alone(named_array(dtype, shape, flags), {&nbytes, 1}, options);
     return take_over(segment, 0, dtype, shape, flags, options);
   };
   if (!options.name.empty()) return create_named(options.name, create_alone);
   const std::scoped_lock locked(lock_);
   sweep_some();
   if (options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) return create_alone();
-  const auto [segment, place] = open_.allocate(nbytes);
-  std::byte* const data = segment->data() + place.begin;
+  const auto [segment, allocation] = open_.allocate(nbytes);
+  std::byte* const data = segment->data() + allocation.begin;
   if (options.is_populated) os::populate(data, nbytes, true);
-  if ((flags & TENON_ZEROED) != 0 && !place.is_fresh) std::memset(data, 0, nbytes);
-  return take_over(*segment, place.block, dtype, shape, flags, options);
+  if ((flags & TENON_ZEROED) != 0 && !allocation.is_fresh) std::memset(data, 0, nbytes);
+  return take_over(*segment, allocation.block, dtype, shape, flags, options);
 }
 
 Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options) {
@@ -299,15 +302,10 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
     throw_error(Code::kValue, sizes.size(), " blocks of shared memory: there may be 1 to ", kMostBlocks);
   }
   const auto create_all = [&] {
-    NamedArray array{};
-    array.code = TENON_UINT;
-    array.bits = 8;
-    array.lanes = 1;
-    array.ndim = 1;
-    array.shape[0] = static_cast<int64_t>(sizes[0]);
-    Segment& segment = make_alone(array, sizes, options);
+    const auto n = static_cast<int64_t>(sizes[0]);
+    Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
     for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
-    return take_over(segment, 0, DType(TENON_UINT, 8), {array.shape, 1}, 0, options);
+    return take_over(segment, 0, kBytes, {&n, 1}, 0, options);
   };
   if (!options.name.empty()) return create_named(options.name, create_all);
   const std::scoped_lock locked(lock_);
@@ -325,7 +323,7 @@ Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
   const Block& b = segment.block(block);
   const auto n = static_cast<int64_t>(b.nbytes.load(std::memory_order_relaxed));
   const uint32_t generation = b.generation.load(std::memory_order_relaxed);
-  return Array::over(storage_of(segment, block, generation, false), DType(TENON_UINT, 8), {&n, 1}, 0);
+  return Array::over(storage_of(segment, block, generation, false), kBytes, {&n, 1}, 0);
 }
 
 ProcessLock& Segments::lock_of(const Array& array) noexcept {
@@ -353,11 +351,11 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
     throw_error(Code::kValue, "the file '", lock.path(), "' of the name '", name,
                 "' cannot be read: another version of Tenon keeps it");
   }
-  Segment* const here = open_.find(record->segment);
-  if (here != nullptr) {
-    reap_all(here->control());
-    return is_empty(here->block(0).users) ? nullptr : here;
-  }
+  const auto is_used = [](Segment& segment) {
+    reap_all(segment.control());
+    return !is_empty(segment.block(0).users);
+  };
+  if (Segment* const here = open_.find(record->segment)) return is_used(*here) ? here : nullptr;
   const std::string prefix = file_prefix(record->segment);
   os::File file;
   for (const NameUser& holder : record->holders) {
@@ -377,8 +375,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
                 "' cannot be looked into, so that its memory cannot be reached: is /proc restricted?");
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
-  reap_all(segment->control());
-  return is_empty(segment->block(0).users) ? nullptr : &open_.add(std::move(segment));
+  return is_used(*segment) ? &open_.add(std::move(segment)) : nullptr;
 }
 
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
@@ -416,7 +413,6 @@ const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
 std::string Segments::handle_of(const Array& array) {
   const BlockUse* const use = &checked_use_of(array);
   Segment& segment = *use->segment;
-  const Block& block = segment.block(use->block);
   Handle handle;
   handle.boot = os::boot();
   handle.pid_namespace = os::pid_namespace();
@@ -425,8 +421,8 @@ std::string Segments::handle_of(const Array& array) {
   handle.fd = segment.file().fd();
   handle.segment = segment.header().id;
   handle.block = use->block;
-  handle.generation = block.generation.load(std::memory_order_relaxed);
-  handle.offset = array.data() - (segment.data() + block.begin.load(std::memory_order_relaxed));
+  handle.generation = segment.block(use->block).generation.load(std::memory_order_relaxed);
+  handle.offset = array.data() - segment.data_of(use->block);
   handle.dtype = array.dtype();
   handle.flags = array.desc().flags;
   handle.shape.assign(array.shape().begin(), array.shape().end());

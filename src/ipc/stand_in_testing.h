@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes as objects, for tests of what they share: each has the segment mapped on its own, a slot and a
+// Processes as objects, for tests of what they share: each has the segment mapped on its own, a place and a
 // mutex owner. When the mutex owner's thread ends, the kernel does what it does when a process begins to end.
 #pragma once
 
@@ -20,8 +20,8 @@
 namespace tenon::impl {
 
 // Memory of one block as a stand-in uses it: with the queue of its process.
-struct Place {
-  Place(Segment& segment, uint32_t block) : lock(segment.lock(block)) {
+struct StandInBlock {
+  StandInBlock(Segment& segment, uint32_t block) : lock(segment.lock(block)) {
     const Block& b = segment.block(block);
     const auto at = reinterpret_cast<uintptr_t>(segment.data()) + b.begin.load(std::memory_order_relaxed);
     extent = {at, at + b.nbytes.load(std::memory_order_relaxed)};
@@ -37,7 +37,7 @@ struct Place {
 // A lease of bytes begin..end of a place.
 class Turn {
  public:
-  Turn(Place& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
+  Turn(StandInBlock& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
       : request_(HolderKind::kLease, {&part_, 1}) {
     part_.home = &place.home;
     part_.access = access;
@@ -132,11 +132,11 @@ class StandIn {
     std::erase(used_, block);
     (void)segment_->leave(block);
   }
-  Place& place(uint32_t block) {
+  StandInBlock& place(uint32_t block) {
     for (const auto& [number, place] : places_) {
       if (number == block) return *place;
     }
-    places_.emplace_back(block, std::make_unique<Place>(*segment_, block));
+    places_.emplace_back(block, std::make_unique<StandInBlock>(*segment_, block));
     return *places_.back().second;
   }
 
@@ -165,7 +165,7 @@ class StandIn {
   }
 
  private:
-  using Places = std::vector<std::pair<uint32_t, std::unique_ptr<Place>>>;
+  using Places = std::vector<std::pair<uint32_t, std::unique_ptr<StandInBlock>>>;
   using Turns = std::vector<std::unique_ptr<Turn>>;
   struct Grave {
     std::unique_ptr<Segment> segment;
@@ -181,13 +181,13 @@ class StandIn {
   uint64_t block_end_ = 0;
 };
 
-// How many grants on a block are of this kind, in all slots.
+// How many grants on a block are of this kind, in all places.
 inline uint32_t count_grants(Segment& segment, uint32_t block, GrantState::Kind kind) {
   const Control& control = segment.control();
   uint32_t n = 0;
   for (uint32_t p = 0; p < kParticipants; ++p) {
-    if (!control.has_slot(p)) continue;
-    for (const Grant& grant : control.slot(p).grants) {
+    if (!control.has_place(p)) continue;
+    for (const Grant& grant : control.place(p).grants) {
       const uint64_t state = look(grant.state);
       if (GrantState::kind(state) == kind && GrantState::block(state) == block) ++n;
     }

@@ -30,22 +30,22 @@ struct GrantAt {
   friend bool operator==(const GrantAt&, const GrantAt&) = default;
 };
 
-Owner actor_of(const Slot& slot, const Grant& grant) noexcept {
-  return {slot.pid.load(std::memory_order_relaxed), slot.start.load(std::memory_order_relaxed),
+Owner actor_of(const Place& place, const Grant& grant) noexcept {
+  return {place.pid.load(std::memory_order_relaxed), place.start.load(std::memory_order_relaxed),
           grant.thread.load(std::memory_order_relaxed),
           grant.task_or_dead_pid.load(std::memory_order_relaxed)};
 }
 
 template <class Visit>
 void visit_leases(const Control& control, uint32_t participant, Visit visit) {
-  if (!control.has_slot(participant)) return;
-  const Slot& slot = control.slot(participant);
-  const uint32_t used = std::min(look(slot.grants_used), kGrants);
-  for (uint32_t i = 0; i < used; ++i) {
-    const Grant& grant = slot.grants[i];
-    const uint64_t state = look(grant.state);
+  if (!control.has_place(participant)) return;
+  const Place& place = control.place(participant);
+  const auto used = used_grants(place);
+  for (uint32_t i = 0; i < used.size(); ++i) {
+    const uint64_t state = look(used[i].state);
     const GrantKind kind = GrantState::kind(state);
-    if (kind == GrantKind::kWaiting || kind == GrantKind::kGranted) visit(GrantId{i + 1}, slot, grant, state);
+    if (kind == GrantKind::kWaiting || kind == GrantKind::kGranted)
+      visit(GrantId{i + 1}, place, used[i], state);
   }
 }
 
@@ -62,7 +62,7 @@ struct Edge {
 template <class Visit>
 void visit_edges(const GrantAt& request, Visit visit) {
   const Control& control = *request.control;
-  const Grant& own = control.slot(request.participant).grants[request.id - 1];
+  const Grant& own = control.place(request.participant).grants[request.id - 1];
   const uint64_t state = look(own.state);
   if (GrantState::kind(state) != GrantKind::kWaiting) return;
   const uint32_t block = GrantState::block(state);
@@ -71,13 +71,13 @@ void visit_edges(const GrantAt& request, Visit visit) {
   const Span bytes = span_of(own);
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (p == request.participant) return;
-    visit_leases(control, p, [&](GrantId id, const Slot& slot, const Grant& other, uint64_t word) {
+    visit_leases(control, p, [&](GrantId id, const Place& place, const Grant& other, uint64_t word) {
       if (GrantState::block(word) != block) return;
       if (!in_conflict(GrantState::access(state), GrantState::access(word))) return;
       const uint64_t ticket = look(other.ticket);
       if (GrantState::kind(word) != GrantKind::kGranted && ticket > own_ticket) return;
       if (!span_of(other).overlaps(bytes)) return;
-      const Owner owner = actor_of(slot, other);
+      const Owner owner = actor_of(place, other);
       // Of one request all the while: each has a ticket of its own.
       const bool is_same = look(other.ticket) == ticket && look(own.ticket) == own_ticket &&
                            GrantState::is_lease(look(other.state)) && look(own.state) == state;
@@ -92,11 +92,11 @@ std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Seg
   for (const Segment* segment : segments) {
     const Control& control = segment->control();
     for (uint32_t p = 0; p < kParticipants; ++p) {
-      if (!control.has_slot(p)) continue;
-      if (control.slot(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
-      visit_leases(control, p, [&](GrantId id, const Slot& slot, const Grant& grant, uint64_t state) {
+      if (!control.has_place(p)) continue;
+      if (control.place(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
+      visit_leases(control, p, [&](GrantId id, const Place& place, const Grant& grant, uint64_t state) {
         const bool is_wait = GrantState::kind(state) == GrantKind::kWaiting && !GrantState::is_brief(state);
-        if (is_wait && actor_of(slot, grant) == actor) {
+        if (is_wait && actor_of(place, grant) == actor) {
           found.push_back({&control, p, id});
         }
       });
@@ -109,8 +109,8 @@ std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Seg
 // `among` it goes along those alone.
 bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
           std::vector<Edge>* met) {
-  const Slot& slot = from.control->slot(from.participant);
-  const Owner self = actor_of(slot, slot.grants[from.id - 1]);
+  const Place& place = from.control->place(from.participant);
+  const Owner self = actor_of(place, place.grants[from.id - 1]);
   if (self.thread == 0) return false;
   std::vector<Owner> seen;
   std::vector<GrantAt> next{from};
@@ -149,20 +149,20 @@ bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId
   }
 }
 
-void describe(const Slot& slot, const Grant& grant, Holder* holder) noexcept {
+void describe(const Place& place, const Grant& grant, Holder* holder) noexcept {
   const uint64_t state = grant.state.load(std::memory_order_relaxed);
   holder->kind = HolderKind::kProcess;
   holder->access = GrantState::access(state);
   holder->is_granted = GrantState::kind(state) == GrantKind::kGranted;
   holder->is_stopped = holder->is_ending = false;
   holder->thread = holder->dead_pid = 0;
-  holder->pid = slot.pid.load(std::memory_order_relaxed);
+  holder->pid = place.pid.load(std::memory_order_relaxed);
   holder->since_ms = grant.since_ns.load(std::memory_order_relaxed) / 1'000'000;
-  static_assert(sizeof holder->name > sizeof slot.command);
-  std::memcpy(holder->name, slot.command, sizeof slot.command);
-  holder->name[sizeof slot.command] = '\0';
+  static_assert(sizeof holder->name > sizeof place.command);
+  std::memcpy(holder->name, place.command, sizeof place.command);
+  holder->name[sizeof place.command] = '\0';
   holder->site[0] = '\0';
-  read_note(slot, grant, state, holder->note, sizeof holder->note);
+  read_note(place, grant, state, holder->note, sizeof holder->note);
 }
 
 }  // namespace tenon::impl

@@ -28,7 +28,7 @@ struct Watchers {
 }  // namespace
 
 Watch::Watch(const Channel& channel, SharedEvent& event)
-    : channel_(channel), shared_event_(event), event_(os::create_event()), seen_(look(event.turn)) {
+    : channel_(channel), shared_event_(event), event_(os::create_event()), seen_(look(event.signals)) {
   channel_.begin_wait(shared_event_);
   try {
     Watcher::add_to_any(*this);
@@ -114,12 +114,12 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   size_t n = 0;
   words[n++] = {&changes_, changes_.load(std::memory_order_relaxed)};
   for (Watch* const watch : watches_) {
-    const uint32_t turn = impl::look(watch->shared_event_.turn);
-    if (turn != watch->seen_) {
-      watch->seen_ = turn;
+    const uint32_t signals = impl::look(watch->shared_event_.signals);
+    if (signals != watch->seen_) {
+      watch->seen_ = signals;
       watch->signal();
     }
-    words[n++] = {&watch->shared_event_.turn, turn};
+    words[n++] = {&watch->shared_event_.signals, signals};
   }
   *timeout_ns = kSliceNs;
   for (Watch* const watch : watches_) {

@@ -37,7 +37,8 @@ void Storage::release() noexcept {
       KnownMemory::instance().note_failed_deleter();
     }
   }
-  if (has_failures) KnownMemory::instance().forget_retired();  // so that one that nobody has seen is reported
+  if (has_failures)
+    KnownMemory::instance().forget_retired();  // so that one that no caller has seen is reported
 }
 
 }  // namespace tenon::impl

@@ -93,7 +93,7 @@ void Failures::note_released(const Failure* failure) noexcept {
   {
     const std::scoped_lock lock(lock_);
     const auto entry = std::ranges::find(entries_, failure, [](const Entry& e) { return e.failure.get(); });
-    // Only take() makes a further reference to one that nobody else has.
+    // Only take() makes a further reference to one that no other thread has.
     if (entry == entries_.end() || waiters_ != 0 || entry->is_left_to_taker || failure->refs_.count() != 1)
       return;
     if (failure->process_.is_child() || !failure->mark_seen()) return;

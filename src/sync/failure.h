@@ -18,7 +18,7 @@
 namespace tenon::impl {
 
 // Counted: by ops, by the memory without a value, by those that were told of it, and once by Failures.
-// Constant after creation but for who knows of it.
+// Constant after creation, but for whether it was seen.
 class Failure {
  public:
   // payload: what the language of the body threw; drop is called with it once, from any thread.
@@ -64,11 +64,11 @@ class Failure {
                   message);
   }
 
-  // Somebody is told of it: it is not reported any more. False: it was marked before.
+  // A caller is told of it: it is not reported any more. False: it was marked before.
   bool mark_seen() const noexcept { return !is_seen_.exchange(true, std::memory_order_relaxed); }
 
   void retain() noexcept { refs_.increment(); }
-  // The last release reports one that an op began and that nobody has seen. Any thread.
+  // The last release reports one that an op began and that no caller has seen. Any thread.
   void release() noexcept;
 
  private:
@@ -79,17 +79,17 @@ class Failure {
   void (*const drop_)(void*);
   const ForkMark process_;  // a forked child does not report what its parent does
   RefCount refs_;
-  mutable std::atomic<bool> is_seen_{true};  // false from when it begins with an op until somebody sees it
+  mutable std::atomic<bool> is_seen_{true};  // false from when it begins with an op until a caller sees it
   std::atomic<bool> is_listed_{false};       // Failures has one of the references
 };
 
-// Gets a reference to a failure that nobody has seen and that nobody can see any more. Any thread, also one
+// Gets a reference to a failure that no caller has seen and that none can see any more. Any thread, also one
 // that holds locks of its own: it may not wait.
 using FailureHook = void (*)(Failure* owned);
 void set_failure_hook(FailureHook hook) noexcept;
 
 // The failures that began with an op of their own, for those that wait for all ops, and the report of those
-// that nobody sees. Its own references do not count as somebody who could see them.
+// that no caller sees. Its own references do not count as callers that could see them.
 // One for the process, never destroyed. Threads: any.
 class Failures {
  public:
@@ -105,7 +105,7 @@ class Failures {
   void begin_wait() noexcept;
   void end_wait() noexcept;
 
-  // Reports each that is listed and that nobody has seen: before the process ends.
+  // Reports each that is listed and that no caller has seen: before the process ends.
   void report_rest() noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }

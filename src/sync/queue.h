@@ -34,7 +34,7 @@ struct FailedRange {
 };
 
 // Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
-// anyone: requests that become ready are put on the caller's list.
+// other code: requests that become ready are put on the caller's list.
 // Invariants: among unfinished parts that conflict, only the first is granted, but for parts that act
 // under another one of the same actor; a part that waits, waits for an earlier part or for the host.
 class Queue {

@@ -303,7 +303,7 @@ void send_handle(const Neighbour::Told&) {
   try {
     open();
   } catch (...) {
-    open();  // a handle that nobody has opened would keep the array
+    open();  // a handle that no process has opened would keep the array
     throw;
   }
 }
@@ -440,10 +440,10 @@ std::string what_is_left() {
   impl::Segments::instance().visit([&](impl::Segment& segment) {
     const impl::Control& control = segment.control();
     for (uint32_t p = 0; p < impl::kParticipants; ++p) {
-      if (!control.has_slot(p)) continue;
-      const impl::Slot& slot = control.slot(p);
-      if (look(slot.pid) != static_cast<uint32_t>(getpid())) continue;
-      for (const impl::Grant& r : slot.grants) grants += look(r.state) != 0 ? 1 : 0;
+      if (!control.has_place(p)) continue;
+      const impl::Place& place = control.place(p);
+      if (look(place.pid) != static_cast<uint32_t>(getpid())) continue;
+      for (const impl::Grant& r : place.grants) grants += look(r.state) != 0 ? 1 : 0;
     }
     if (segment.header().creator_pid != static_cast<uint32_t>(getpid())) return;
     for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
@@ -486,7 +486,7 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   }
   while (api::take_failure()) continue;
   impl::Segments::nudge();
-  // The mutex owner gives back what nobody uses, soon.
+  // The mutex owner gives back what no process uses, soon.
   std::string left = what_is_left();
   const auto end = std::chrono::steady_clock::now() + 120s;
   while (!left.empty() && std::chrono::steady_clock::now() < end) {

@@ -52,7 +52,7 @@ void try_link(std::span<const uint8_t> bytes) {
     const WorkerLink link = WorkerLink::parse(text);
     const WorkerLink again = WorkerLink::parse(link.text());
     if (again.feed.pid != link.feed.pid || again.feed.start != link.feed.start || again.fd != link.fd ||
-        again.worker != link.worker) {
+        again.ring != link.ring) {
       std::abort();
     }
   } catch (const Error&) {

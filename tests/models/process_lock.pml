@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Process lock: three processes take a lease each of bytes of one block, without a mutex. A process has a
-// grant in its own slot, which it alone writes as long as it is there: arriving, then waiting with a ticket,
+// grant in its own place, which it alone writes as long as it is there: arriving, then waiting with a ticket,
 // then granted, then free. When it is gone, the process that has the lock of its place writes the grant.
 //
 // A step of the model is one store to shared memory, with loads around it whose order makes no difference;
@@ -122,7 +122,7 @@
 mtype = { none, arriving, waiting, granted, died };
 
 // The segment
-mtype state[N] = none;       // of the grant of process p, in its slot
+mtype state[N] = none;       // of the grant of process p, in its place
 byte bytes[N];               // of the grant: ranges as bits
 bool writes[N];
 bool overwrites[N];          // all of it: heals, and is not told of a death
@@ -130,18 +130,18 @@ byte before[N];              // whose tickets are lower, as bits
 #ifdef NO_ARRIVAL
 byte tickets = 0;            // who has one
 #endif
-byte waits = 0;              // Block::waiting: slots that may have grants that wait
-byte live = 7;               // slots in use
+byte waits = 0;              // Block::waiting: places that may have grants that wait
+byte live = 7;               // places in use
 byte place[N];               // the lock of the place: 1 + who has it; 0: nobody
 byte is_marked = 0;          // life words
 #if defined(RENEW) && !defined(SAME_ARRIVAL)
-byte reborn = 0;             // Slot::generation
+byte reborn = 0;             // Place::generation
 #endif
 #ifdef SPLIT
 byte rest[N];                // the grant of p that holds a part of a death: its bytes
 #endif
 // What has moved since p read it, as bits
-byte turn_moved = 0;         // Block::turn
+byte turn_moved = 0;         // Block::changes
 byte arrivals_moved = 0;     // Block::arrivals_seen
 byte deaths_moved = 0;       // Block::death_moves
 

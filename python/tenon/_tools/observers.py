@@ -182,11 +182,11 @@ def _shape(shape: Sequence[int] | None) -> str:
 def _notes(array: _Facts) -> Iterator[str]:
     block = f"block {array['block']}"
     for death in array["deaths"]:
-        who = f"process {death['pid']}{' and others' if death['several'] else ''}"
-        yield f"  {block}: {who} died while it was writing bytes {death['begin']}..{death['end']}"
+        process = f"process {death['pid']}{' and others' if death['several'] else ''}"
+        yield f"  {block}: {process} died while it was writing bytes {death['begin']}..{death['end']}"
     for sent in array["handles"]:
-        who = "a process that is gone" if sent["pid"] is None else f"process {sent['pid']}"
-        yield f"  {block}: {_count(sent['count'], 'handle')} on the way, sent by {who}"
+        process = "a process that is gone" if sent["pid"] is None else f"process {sent['pid']}"
+        yield f"  {block}: {_count(sent['count'], 'handle')} on the way, sent by {process}"
     arena = array["arena"]
     if arena is None:
         return

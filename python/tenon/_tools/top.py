@@ -172,10 +172,10 @@ def _segment_lines(segment: _Facts) -> Iterator[str]:
     if segment["damaged"]:
         yield f"  damaged: {plain(segment['damaged'])}"
         return
-    who = "; ".join(map(_observers.process_text, segment["processes"]))
+    processes = "; ".join(map(_observers.process_text, segment["processes"]))
     age = segment["oldest_lease_ns"]
     oldest = "" if age is None else f" (the oldest for {_observers.age_text(age * 1e-9)})"
-    yield f"  {nbytes_text(segment['committed_nbytes'])} of memory, open in: {who}"
+    yield f"  {nbytes_text(segment['committed_nbytes'])} of memory, open in: {processes}"
     if segment["leases"] or segment["waiting"]:
         yield f"  leases: {segment['leases']}{oldest}, waiting: {segment['waiting']}"
     channel = segment["channel"]
