@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _errors
 from ._array.fields import write_field
 from ._array.share import check_on_owner_died
-from ._sync import endings, engine, holders, lease
+from ._sync import bodies, endings, holders, lease, ops
 
 if TYPE_CHECKING:
     from ._array.ctypes import ArrayCTypes
@@ -75,7 +75,7 @@ _core.set_callbacks(
         "OpError": _errors.OpError,
         "OwnerDied": _errors.OwnerDied,
         "copied_error": _errors.copied,
-        "op_error": engine.op_error,
+        "op_error": ops.op_error,
         "array_repr": _array_repr,
         "array_format": _array_format,
         "reduce_array": _reduce_array,
@@ -95,9 +95,9 @@ _core.set_callbacks(
         "heed_survivors": lease.heed_survivors,
         "settle": endings.settle,
         "wait_for_searches": endings.wait_for_searches,
-        "end_failed_body": engine.end_failed_body,
-        "describe_escape": engine.describe_escape,
-        "report_unseen": engine.report_unseen,
+        "end_failed_body": bodies.end_failed_body,
+        "describe_escape": bodies.describe_escape,
+        "report_unseen": ops.report_unseen,
         "drop_views": _drop_views,
         "find_views": _find_views,
     }

@@ -31,7 +31,7 @@ from .. import _core
 
 _SEARCH_SECONDS = 10.0
 
-# Held by a search for views (_search.py). It refers to variables of all threads for a moment, and so do the
+# Held by a search for views (search.py). It refers to variables of all threads for a moment, and so do the
 # frames at which it looks: a thread that counts references waits for its end.
 _searching = threading.RLock()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holders of the memory of an array, and what the search for views knows about leases and ops."""
+"""The holders of the memory of an array."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import dataclasses
 from .. import _core
 from .._core import NDArray
 from .endings import settle
-
-# The identities of the code that runs the body of an op. The module that defines it adds it here, because the
-# search for views may not import ops.
-BODY_CODES: set[int] = set()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import re
 import sys
 import threading
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from .._core import NDArray, borrowers
-from .holders import BODY_CODES
 from .objects import (
     CONTAINERS,
     GENERATORS,
@@ -56,17 +55,7 @@ _MAX_FUNCTIONS = 200  # of torch's graph of one tensor
 _OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
 
 # What an object is to the search. Views come last.
-_LEAF, _OWN, _OTHER, _CONTAINER, _FRAME, _GENERATOR, _FUNCTION, _NUMPY, _BUFFER, _TORCH, _JAX = range(11)
-_KINDS: dict[Any, int] = {
-    **dict.fromkeys((types.ModuleType, types.CellType), _LEAF),
-    **dict.fromkeys(CONTAINERS, _CONTAINER),
-    **dict.fromkeys(GENERATORS, _GENERATOR),
-    BaseException: _OTHER,
-    FrameType: _FRAME,
-    FunctionType: _FUNCTION,
-    np.ndarray: _NUMPY,
-    memoryview: _BUFFER,
-}
+_LEAF, _OWN, _OTHER, _NUMPY, _BUFFER, _TORCH, _JAX = range(7)
 
 _array_flags: Any = np.ndarray.__dict__["flags"].__get__
 _array_base: Any = np.ndarray.__dict__["base"].__get__
@@ -77,11 +66,11 @@ class Place:
     """Where an object hangs that looks at the memory of an array."""
 
     text: str  # as 'variable `x` of main (train.py:12)'
-    is_writable: bool  # the view holds the memory for writing, as far as can be seen
     change: str  # the statement after which the view is not there any more, as '`del x`'; else empty
     scope: str  # the function or module in which the statement works; empty: the code that calls Tenon
-    is_held_elsewhere: bool  # something refers to the view that was not found, so that no statement suffices
     cell: str  # the name of a variable of a closure, which the function around it may delete; else empty
+    is_held_elsewhere: bool  # something refers to the view that was not found, so that no statement suffices
+    is_writable: bool  # the view holds the memory for writing, as far as can be seen
     is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` lets go of it
     is_original: bool  # the array that was given to `from_numpy`, or a view of that
     is_movable: bool  # that array itself, if from_numpy(mode='move') takes it
@@ -97,24 +86,28 @@ class Search:
     def __init__(self, extents: list[tuple[int, int]], budget: int, first: int | None = None) -> None:
         self._extents = extents
         self._budget = self._left = budget
-        self._found: list[tuple[int, int, Any]] = []  # the number of the extent, of the whole, and the view
+        self._found: list[tuple[int, int, Any]] = []  # extent, number of the whole, view
         # What may refer to views, each with the number of the one that refers to it, or -1 for a root.
         self._wholes: list[Any] = []
         self._parents: list[int] = []
         self._templates: dict[int, str] = {}  # of the place of what is in a root; {} stands for its name
         self._copies: set[int] = set()  # roots that the search has made
-        # By the identity of an object: the references to it that were seen, and those of the copies.
-        self._counts: dict[int, int] = {}
-        self._own: dict[int, int] = {}
-        self._roots: deque[int] = deque()
+        # By the identity of an object: the references to it that were seen, and those of the search itself.
+        self._counts: defaultdict[int, int] = defaultdict(int)
+        self._own: defaultdict[int, int] = defaultdict(int)
+        self._roots: list[int] = []
         self._modules: set[int] = set()  # whose variables are roots
         self._queue: deque[int] = deque()
-        self._bases = {id(cls): kind for cls, kind in _KINDS.items()}
         self._torch: Any = sys.modules.get("torch")
-        self._bases[id(getattr(self._torch, "Tensor", None))] = _TORCH
-        self._bases[id(type)] = _OTHER if budget == THOROUGH else _LEAF
-        self._kinds: dict[int, int] = {}
-        self._types: list[type] = []  # whose ids _kinds knows: none may be freed and its id used again
+        tensor = getattr(self._torch, "Tensor", None)
+        self._bases: list[tuple[Any, int]] = [
+            ((types.ModuleType, types.CellType, *([] if budget == THOROUGH else [type])), _LEAF),
+            ((BaseException, type, *CONTAINERS), _OTHER),
+            (np.ndarray, _NUMPY),
+            (memoryview, _BUFFER),
+            (tensor if isinstance(tensor, type) else (), _TORCH),
+        ]
+        self._kinds: dict[int, tuple[int, type]] = {}  # by the identity of a class, which lives on here
         # The identities of the frames of all threads, of the main module's variables and of the builtins.
         self.running = {id(builtins.__dict__), id(module_dict(sys.modules.get("__main__")))}
         self._frames: list[FrameType] = []
@@ -129,11 +122,11 @@ class Search:
         reach where the budget is `THOROUGH`."""
         names = ("last_exc", "last_value", "last_traceback")
         last = [name for name in names if sys.__dict__.get(name) is not None]
-        self._add_copy({name: sys.__dict__[name] for name in last[:1]}, "sys.{}")  # the others are the same
-        self._add_copy({"_": builtins.__dict__.get("_")}, "`{}`")
+        self._add_root({name: sys.__dict__[name] for name in last[:1]}, "sys.{}", True)  # they are the same
+        self._add_root({"_": builtins.__dict__.get("_")}, "`{}`", True)
         for handled in list(sys._current_exceptions().values()):
             error: Any = handled[1] if type(handled) is tuple else handled  # a tuple before Python 3.12
-            self._add_copy([error], "that is being handled")
+            self._add_root([error], "that is being handled", True)
         modules = {"__main__": module_dict(sys.modules.get("__main__"))}
         for frame in self._frames:
             self._add_root(frame)
@@ -143,12 +136,15 @@ class Search:
         self._add_modules(modules)
         self._run()
         if self._budget == THOROUGH:
+            self._add_modules({name: module_dict(module) for name, module in list(sys.modules.items())})
+            self._run()
+            self._follow(self._queue, self._left)
             self._add_heap()
         self._follow(self._queue, self._left)
         found: dict[str, tuple[int, Place]] = {}
-        hidden = self._held_elsewhere()
+        held = self._held_elsewhere()
         for number, i, view in self._found:
-            for place in self._places_of(i, view, hidden):
+            for place in self._places_of(i, view, held):
                 found.setdefault(place.text, (number, place))
         return list(found.values())
 
@@ -170,18 +166,22 @@ class Search:
             self.running.add(id(frame))
             if _package(dict.get(frame.f_globals, "__name__")) not in _OTHERS_CODE:
                 frames.append(frame)
-            elif id(frame.f_code) in BODY_CODES:
+            elif frame.f_code.co_qualname == "Body.__call__":
                 frames.clear()  # what the body of an op uses is the op's
             frame = frame.f_back
         return frames
 
-    def _add_root(self, whole: Any, template: str = "") -> None:
-        self._templates[len(self._wholes)] = template
-        self._add(whole, -1, self._roots)
+    def _add(self, whole: Any, parent: int, queue: Any) -> None:
+        self._seen.add(id(whole))
+        queue.append(len(self._wholes))
+        self._wholes.append(whole)
+        self._parents.append(parent)
 
-    def _add_copy(self, whole: Any, template: str) -> None:
-        self._copies.add(len(self._wholes))
-        self._add_root(whole, template)
+    def _add_root(self, whole: Any, template: str = "", is_copy: bool = False) -> None:
+        self._templates[len(self._wholes)] = template
+        if is_copy:
+            self._copies.add(len(self._wholes))
+        self._add(whole, -1, self._roots)
 
     def _add_modules(self, modules: dict[str, dict[str, Any]]) -> None:
         for module, variables in modules.items():
@@ -189,19 +189,16 @@ class Search:
                 continue
             self._modules.add(id(variables))
             self._seen.add(id(variables))
-            if "_oh" in variables and "Out" in variables:  # a notebook's
+            is_notebook = "_oh" in variables and "Out" in variables
+            if is_notebook:
                 variables = dict(variables)  # which no other thread changes
                 self._add_root(variables["_oh"], "Out[{}]")
-                self._add_copy({name: variables[name] for name in filter(is_result_name, variables)}, "`{}`")
-                variables = {name: variables[name] for name in variables if not is_result_name(name)}
-                self._copies.add(len(self._wholes))
-            self._add_root(variables, f"variable `{{}}` of module {module}")
+                results = {name: variables.pop(name) for name in list(variables) if is_result_name(name)}
+                self._add_root(results, "`{}`", True)
+            self._add_root(variables, f"variable `{{}}` of module {module}", is_notebook)
 
     def _add_heap(self) -> None:
-        """All modules; then what no name leads to, but for the arguments of calls."""
-        self._add_modules({name: module_dict(module) for name, module in list(sys.modules.items())})
-        self._run()
-        self._follow(self._queue, self._left)
+        """What no name leads to, but for the arguments of calls."""
         objects = gc.get_objects()
         self._seen.update(map(id, vars(self).values()))
         for value in objects:
@@ -210,10 +207,9 @@ class Search:
                 parts += gc.get_referents(*(part for part in parts if type(part) is dict))
                 self._seen.update(id(part) for part in parts if type(part) in (dict, list))
         for value in objects:
-            kind = self._kind_of(type(value))
-            # An empty dictionary may be the copy of a frame's variables.
-            is_left_out = kind == _FRAME or type(value) is tuple or (type(value) is dict and not value)
-            if kind > _OWN and not is_left_out and id(value) not in self._seen:
+            cls = type(value)  # an empty dictionary may be the copy of a frame's variables
+            is_left_out = cls is FrameType or cls is tuple or (cls is dict and not value)
+            if self._kind_of(cls) > _OWN and not is_left_out and id(value) not in self._seen:
                 self._add(value, -1, self._queue)
 
     # --- how it goes on
@@ -233,51 +229,43 @@ class Search:
             for part in self._parts_of(i)[: self._budget // 10]:
                 self._left -= 1
                 kind = self._kind_of(type(part))
-                if kind > _OWN:
-                    self._counts[id(part)] = self._counts.get(id(part), 0) + 1
-                    if i in self._copies:
-                        self._own[id(part)] = self._own.get(id(part), 0) + 1
+                if kind <= _OWN:
+                    continue
+                self._counts[id(part)] += 1
+                if i in self._copies:
+                    self._own[id(part)] += 1
                 if kind >= _NUMPY:
                     self._note(part, kind, i)
-                if (_OWN < kind < _NUMPY or kind == _TORCH) and id(part) not in self._seen:
+                if kind in (_OTHER, _TORCH) and id(part) not in self._seen:
                     self._add(part, i, queue)
-
-    def _add(self, whole: Any, parent: int, queue: deque[int]) -> None:
-        self._seen.add(id(whole))
-        queue.append(len(self._wholes))
-        self._wholes.append(whole)
-        self._parents.append(parent)
 
     def _parts_of(self, i: int) -> list[Any]:
         whole = self._wholes[i]
-        kind = self._kind_of(type(whole))
-        if kind == _FRAME:
+        if type(whole) is FrameType:
             return [value for _, value in variables_of(whole)]
-        if kind == _GENERATOR:
+        if issubclass(type(whole), GENERATORS):
             return [frame_of_generator(whole)]
-        if kind == _FUNCTION:
+        if type(whole) is FunctionType:
             return gc.get_referents(*(whole.__closure__ or ()))
-        if kind == _TORCH:
+        if self._kind_of(type(whole)) == _TORCH:
             for tensor in self._saved_for(whole):
                 self._note(tensor, _TORCH, i)
         return gc.get_referents(whole)
 
     def _kind_of(self, cls: type) -> int:
-        kind = self._kinds.get(id(cls))
-        if kind is not None:
-            return kind
-        base: Any = next((base for base in mro_of(cls) if id(base) in self._bases), None)
-        module = _package(class_dict_of(cls).get("__module__"))
-        if base is not None:
-            kind = self._bases[id(base)]
-        elif module in _OTHERS_CODE:
-            kind = _OWN
-        elif module in ("jax", "jaxlib") and class_name_of(cls) == "ArrayImpl":
-            kind = _JAX
-        else:
-            kind = _OTHER if class_flags_of(cls) & HAS_REFERENTS else _LEAF
-        self._types.append(cls)
-        self._kinds[id(cls)] = kind
+        known = self._kinds.get(id(cls))
+        if known is not None:
+            return known[0]
+        kind = next((kind for base, kind in self._bases if issubclass(cls, base)), None)
+        if kind is None:
+            module = _package(class_dict_of(cls).get("__module__"))
+            if module in _OTHERS_CODE:
+                kind = _OWN
+            elif module in ("jax", "jaxlib") and class_name_of(cls) == "ArrayImpl":
+                kind = _JAX
+            else:
+                kind = _OTHER if class_flags_of(cls) & HAS_REFERENTS else _LEAF
+        self._kinds[id(cls)] = kind, cls
         return kind
 
     # --- views
@@ -292,6 +280,7 @@ class Search:
         for number, (first, last) in enumerate(self._extents):
             if begin < last and first < end:
                 self._found.append((number, i, value))
+                self._own[id(value)] += 1
                 break
 
     def _bytes_of(self, value: Any, kind: int) -> tuple[int, int]:
@@ -330,48 +319,39 @@ class Search:
     def _held_elsewhere(self) -> set[int]:
         """The identities of views, and of what leads to them, to which something refers that was not found:
         the iterator of a loop, an array that another array refers to, what lies beyond the budget."""
-        counts = dict(self._counts)
-        own = dict(self._own)  # references of the search itself
-        arrays: dict[int, Any] = {}
-        exports = set()  # each may refer to an array, which does not show
-        for *_, view in self._found:
-            own[id(view)] = own.get(id(view), 0) + 1
-            if is_a(view, np.ndarray):
-                arrays[id(view)] = view
-            else:
-                exports.add(id(view))
-        for whole in self._wholes:
-            if id(whole) in own:
-                own[id(whole)] += 1
-        rest = list(arrays.values())
-        while rest:
-            base = _array_base(rest.pop())
-            if is_a(base, np.ndarray):
-                counts[id(base)] = counts.get(id(base), 0) + 1
-                if id(base) not in arrays:
-                    arrays[id(base)] = base
-                    rest.append(base)
-        for key, view in arrays.items():  # what is lent has one more, of its lender or of the array over it
-            counts[key] = counts.get(key, 0) + len(exports) + _is_original(view)
-        view = whole = base = None
-        arrays.clear()
-        held = set()
-        leading = set()
-        for n in range(len(self._found)):
-            i, key = self._found[n][1], id(self._found[n][2])
-            # Without the argument of getrefcount.
-            if sys.getrefcount(self._found[n][2]) - 1 > own[key] + counts.get(key, 0):
-                held.add(key)
-            while i >= 0:
+        self._count_array_references()
+        leading: set[int] = set()
+        for i in [row[1] for row in self._found]:
+            while self._parents[i] >= 0 and i not in leading:
                 leading.add(i)
                 i = self._parents[i]
-        for i in leading:
-            key = id(self._wholes[i])
-            is_counted = self._parents[i] >= 0 and self._kind_of(type(self._wholes[i])) != _FRAME
-            n_known = counts.get(key, 0) + self._own.get(key, 0)
-            if is_counted and sys.getrefcount(self._wholes[i]) - 2 > n_known:
-                held.add(key)
-        return held
+        values = itertools.chain((row[2] for row in self._found), (self._wholes[i] for i in leading))
+        # Besides the variable here and the argument of getrefcount.
+        return {
+            id(value)
+            for value in values
+            if type(value) is not FrameType and sys.getrefcount(value) - 2 > self._known(id(value))
+        }
+
+    def _known(self, key: int) -> int:
+        """The references to an object that were seen, and the search's own."""
+        return self._counts[key] + self._own[key] + (key in self._seen)
+
+    def _count_array_references(self) -> None:
+        """Those to arrays that do not show: of arrays over them, and of what is lent."""
+        arrays = [view for *_, view in self._found if is_a(view, np.ndarray)]
+        exports = {id(view) for *_, view in self._found if not is_a(view, np.ndarray)}
+        counted = set()
+        for array in arrays:  # which grows
+            if id(array) in counted:
+                continue
+            counted.add(id(array))
+            # Each export may refer to it; what is lent has one more, of its lender or of the array over it.
+            self._own[id(array)] += len(exports) + _is_original(array)
+            base = _array_base(array)
+            if is_a(base, np.ndarray):
+                self._own[id(base)] += 1
+                arrays.append(base)
 
     # --- words
 
@@ -401,30 +381,26 @@ class Search:
                 paths = list(names)
             is_leftover |= is_a(whole, AttributeError)
             is_leftover |= type(part) is FrameType and is_a(whole, (BaseException, TracebackType))
-            if type(whole) is FunctionType or (type(whole) is FrameType and names[0] in _free_names(whole)):
+            if type(whole) is FunctionType or (
+                type(whole) is FrameType and names[0] in whole.f_code.co_freevars
+            ):
                 cell = names[0]
         roots = _names(chain[0], chain[1]) if is_variable and len(chain) > 2 else []
-        is_writable, is_original = _is_writable(view), _is_original(view)
-        is_movable = is_original and is_a(view, np.ndarray) and _is_movable(view)
-        is_of_block = is_variable and len(chain) == 2 and type(view) is np.ndarray
+        is_array, is_original = is_a(view, np.ndarray), _is_original(view)
+        facts = {
+            "is_writable": _is_writable(view),
+            "is_leftover": is_leftover,
+            "is_original": is_original,
+            "is_movable": is_original and is_array and _is_movable(view),
+            "is_of_block": is_variable and len(chain) == 2 and type(view) is np.ndarray,
+            "is_of_buffer": _is_of_buffer(view),
+        }
         for text, path in zip(texts, paths):
             change, n = ("", -1) if is_leftover or not is_variable else _change(chain, path, roots)
             is_held = any(id(part) in held for part in chain[n:])
             for whole, part in itertools.pairwise(chain[n - 1 : -1]):  # which must hang there alone
-                is_held |= self._counts.get(id(part), 0) > max(len(_names(whole, part)), 1)
-            yield Place(
-                text,
-                is_writable,
-                change,
-                scope,
-                is_held,
-                cell,
-                is_leftover,
-                is_original,
-                is_movable,
-                is_of_block,
-                _is_of_buffer(view),
-            )
+                is_held |= self._counts[id(part)] > max(len(_names(whole, part)), 1)
+            yield Place(text, change, scope, cell, is_held_elsewhere=is_held, **facts)
 
     def _scope_of(self, root: Any, template: str) -> str:
         """Where a statement works that names the variables of a root; empty: where Tenon is called."""
@@ -448,8 +424,8 @@ class Search:
             text = f"variable `{name}` of {code.co_name} ({code.co_filename}:{whole.f_lineno}){where}"
         elif type(whole) is FunctionType:
             text = f"variable `{name}` in the closure of {owner}"
-        elif self._kind_of(type(whole)) == _CONTAINER:
-            is_named = not is_a(whole, (set, frozenset)) and type(name) in (int, str) and len(str(name)) <= 40
+        elif is_a(whole, CONTAINERS):
+            is_named = _is_short(name) and not is_a(whole, (set, frozenset))
             text = f"{f'item {name!r}' if is_named else 'an item'} of {owner}"
         elif name != "?":
             text = f"attribute `{name}` of {owner}"
@@ -460,7 +436,7 @@ class Search:
             return text
         if is_a(whole, (BaseException, TracebackType)):
             return f", a frame of {owner if type(whole) is TracebackType else f'the traceback of {owner}'}"
-        return f", kept by {owner}" if type(whole) in GENERATORS else f", kept in {text}"
+        return f", kept by {owner}" if is_a(whole, GENERATORS) else f", kept in {text}"
 
 
 def _is_within(whole: Any, above: Any) -> bool:
@@ -494,22 +470,18 @@ def _owner(value: Any, where: str) -> str:
     return f"the {noun} {'' if where.startswith('that is') else 'in '}{where}" if where else f"a {noun}"
 
 
-def _free_names(frame: FrameType) -> tuple[str, ...]:
-    return frame.f_code.co_freevars
-
-
 def _path(path: str, whole: Any, name: Any) -> str:
     """The expression for a part of an object that an expression leads to; empty if none is known."""
     if not path or name == "?":
         return ""
     if _is_plain(whole):
-        return f"{path}[{name!r}]" if type(name) in (int, str) and len(str(name)) <= 40 else ""
-    is_attribute = type(name) is str and name.isidentifier() and not is_a(whole, (*CONTAINERS, *GENERATORS))
-    return (
-        f"{path}.{name}"
-        if is_attribute and not (type(whole) is FrameType or type(whole) is FunctionType)
-        else ""
-    )
+        return f"{path}[{name!r}]" if _is_short(name) else ""
+    has_attributes = not is_a(whole, (*CONTAINERS, *GENERATORS, FrameType, FunctionType))
+    return f"{path}.{name}" if has_attributes and type(name) is str and name.isidentifier() else ""
+
+
+def _is_short(name: Any) -> bool:
+    return (type(name) is int or type(name) is str) and len(str(name)) <= 40
 
 
 def _is_plain(whole: Any) -> bool:
@@ -528,12 +500,15 @@ def _change(chain: list[Any], path: str, roots: list[str]) -> tuple[str, int]:
         if path and (type(holder) is dict or _can_delete(holder, path.rpartition(".")[2])):
             return f"`del {path}`", -1
         names, n = roots, 1 - len(chain)
-    kept: tuple[str, ...] = ("",)
+    kept = {""}
     if type(chain[0]) is FrameType:
         code = chain[0].f_code
-        is_expression = code.co_flags & inspect.CO_OPTIMIZED and code.co_name.startswith("<")
-        kept = ("", *_arguments(chain[0]), *_free_names(chain[0]), *(names if is_expression else ()))
-    if not names or not set(names).isdisjoint(kept):
+        n_arguments = code.co_argcount + code.co_kwonlyargcount
+        n_arguments += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        kept |= {*code.co_varnames[:n_arguments], *code.co_freevars}
+        if code.co_flags & inspect.CO_OPTIMIZED and code.co_name.startswith("<"):  # an expression
+            return "", -1
+    if not names or not kept.isdisjoint(names):
         return "", -1
     return f"`del {', '.join(names)}`", n
 
@@ -550,13 +525,6 @@ def _can_delete(holder: Any, name: str) -> bool:
     return deleting is None or deleting is getattr(nn, "Module", None)
 
 
-def _arguments(frame: FrameType) -> tuple[str, ...]:
-    code = frame.f_code
-    n = code.co_argcount + code.co_kwonlyargcount
-    n += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return code.co_varnames[:n]
-
-
 def _is_writable(value: Any) -> bool:
     """What the view that an object stands on holds for, as far as the object shows it."""
     if is_a(value, memoryview):
@@ -566,13 +534,23 @@ def _is_writable(value: Any) -> bool:
             return True
         value = _array_base(value)
     # An export through DLPack holds for writing, whatever its consumer does.
-    return not (value is None or type(value) is memoryview or type(value).__name__ == "ViewHolder")
+    return not (value is None or type(value) is memoryview or _is_view_holder(value))
+
+
+def _is_view_holder(value: Any) -> bool:
+    return bool(class_name_of(type(value)) == "ViewHolder")
+
+
+def _root_of(value: Any) -> Any:
+    """On what an array stands; None if that is its own memory."""
+    while is_a(value, np.ndarray):
+        value = _array_base(value)
+    return value
 
 
 def _is_original(value: Any) -> bool:
-    while is_a(value, np.ndarray) and _array_base(value) is not None:
-        value = _array_base(value)
-    return is_a(value, np.ndarray) or type(value) in (bytes, bytearray)
+    root = _root_of(value)
+    return root is None or type(root) is bytes or type(root) is bytearray
 
 
 def _is_movable(array: Any) -> bool:
@@ -582,9 +560,8 @@ def _is_movable(array: Any) -> bool:
 
 
 def _is_of_buffer(value: Any) -> bool:
-    while is_a(value, np.ndarray):
-        value = _array_base(value)
-    return is_a(value.obj, NDArray) if is_a(value, memoryview) else type(value).__name__ == "ViewHolder"
+    root = _root_of(value)
+    return is_a(root.obj, NDArray) if is_a(root, memoryview) else _is_view_holder(root)
 
 
 def _package(module: Any) -> str:

@@ -7,6 +7,7 @@ This is a search, so it may miss a view. It names objects that refer to the memo
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import gc
 import sys
@@ -33,7 +34,7 @@ _set_object_of: Any = AttributeError.__dict__["obj"].__set__
 def places(array: NDArray, thorough: bool = False) -> list[Place]:
     """Where objects hang that look at the memory of an array: in variables of all threads and modules and
     what hangs on those, a bounded number of objects; with ``thorough`` in all the process."""
-    return [place for _, place in _search([array], thorough)]
+    return [place for _, place in _search([bytes_of(array)], THOROUGH if thorough else QUICK)]
 
 
 def drop_views(array: NDArray) -> list[Holder]:
@@ -81,49 +82,31 @@ def explain(
     can_renew: Callable[[list[NDArray]], bool],
 ) -> LeaseConflict:
     """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do,
-    the likely ways first.
-
-    Parameters
-    ----------
-    error : LeaseConflict
-    uses : iterable
-        (array, is write, is overwrite) of all that the op uses.
-    arguments : sequence
-        Of the op's function.
-    can_renew : callable
-        Whether ``on_conflict="copy"`` would work if views are in the way of these arrays only.
-    """
+    the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses. ``can_renew``:
+    whether ``on_conflict="copy"`` would work if views are in the way of these arrays only."""
     text = str(error)
     is_original = "from_numpy()" in text
     if not is_original and "ordinary code holds" not in text:
         return error
     rows = list(uses)
-    found: list[tuple[NDArray, bool, Place]] = []
-    try:
-        found = [(*rows[i][:2], place) for i, place in _search([row[0] for row in rows], False)]
-        found = [row for row in found if row[1] or row[2].is_writable]
-    except Exception:  # whatever it is, the conflict is what the caller has to hear of
-        pass
-    places = [place for *_, place in found]
-    in_way = _in_way(rows, [array for array, *_ in found], is_original)
+    found: list[tuple[int, Place]] = []
+    with contextlib.suppress(Exception):  # the conflict is what the caller has to hear of
+        found = _search([bytes_of(array) for array, *_ in rows])
+        found = [(i, place) for i, place in found if rows[i][1] or place.is_writable]
+    places = [place for _, place in found]
+    originals = {id(rows[i][0]) for i, _ in found} if is_original else set()
+
+    def is_in_way(array: NDArray, is_write: bool) -> bool:
+        held = any(h.kind == "view" and (is_write or h.mode == "w") for h in leases(array))
+        return held or id(array) in originals
+
+    in_way = [row for row in rows if is_in_way(*row[:2])] or rows
     if places:
         text += f". It hangs on: {_some([place.text for place in places])}"
     ways = _ways_out(in_way, places, is_original, arguments, can_renew)
     text += f". To go on: {'; or '.join(ways)}."
     error.args = (text, *error.args[1:])
     return error
-
-
-def _in_way(
-    rows: list[tuple[NDArray, bool, bool]], found: list[NDArray], is_original: bool
-) -> list[tuple[NDArray, bool, bool]]:
-    """The uses that a view is in the way of."""
-
-    def is_viewed(array: NDArray, is_write: bool) -> bool:
-        held = any(h.kind == "view" and (is_write or h.mode == "w") for h in leases(array))
-        return held or (is_original and any(array is other for other in found))
-
-    return [row for row in rows if is_viewed(*row[:2])] or rows
 
 
 def _ways_out(
@@ -184,9 +167,7 @@ def _is_movable(x: np.ndarray[Any, Any]) -> bool:
     if not x.flags.owndata:
         return False
     address, _ = x.__array_interface__["data"]
-    with no_other_search():
-        found = [place for _, place in Search([(address, address + x.nbytes)], QUICK).places()]
-    return len(found) <= 1
+    return len(_search([(address, address + x.nbytes)])) <= 1
 
 
 def _drop_text(places: list[Place]) -> str:
@@ -230,8 +211,7 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     writing. ``thread``: the kernel's number of its thread, whose variables are named first."""
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
-    with no_other_search():
-        found = [place for _, place in Search([(begin, end)], QUICK, *idents[:1]).places()]
+    found = [place for _, place in _search([(begin, end)], QUICK, *idents[:1])]
     if not found:
         gc.collect()  # a view in a reference cycle that nothing refers to ends so
     views = [place for place in found if not place.is_original] or found
@@ -244,10 +224,12 @@ def _some(texts: list[str]) -> str:
     return "; ".join(texts[:_MAX_NAMED] + [f"and {len(texts) - _MAX_NAMED} more"] * (len(texts) > _MAX_NAMED))
 
 
-def _search(arrays: Sequence[NDArray], thorough: bool) -> list[tuple[int, Place]]:
-    """Each place with the number of its array, in the order of likelihood."""
+def _search(
+    extents: list[tuple[int, int]], budget: int = QUICK, first: int | None = None
+) -> list[tuple[int, Place]]:
+    """As `Search.places`, while no other thread searches."""
     with no_other_search():
-        return Search([bytes_of(array) for array in arrays], THOROUGH if thorough else QUICK).places()
+        return Search(extents, budget, first).places()
 
 
 # --- letting go

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies of ops in Python: how they are called, and what is said of one that fails or that keeps a view."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import _core
+from .._core import NDArray
+from .._errors import describe, text_of
+from .lease import where_views_hang
+from .results import refuse_lost_result
+
+_READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's texts end
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Body:
+    """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
+    until the function has ended, and have no elements from then on."""
+
+    function: Callable[..., Any]
+    handles: list[Any]  # its arguments, with handles of arrays
+    keywords: tuple[str, ...]  # the names of the last arguments
+    outputs: list[NDArray | None]  # for each argument the array of the caller if the function writes to it
+    are_overwritten: list[bool]  # the function writes every element of these
+    escapes: str = ""  # where an array hangs that outlives the function
+    _given: list[Any] = dataclasses.field(default_factory=list)
+
+    def __call__(self) -> Any:
+        self._given = _core.body_arguments(self.handles, self.function)
+        if self.keywords:
+            n = len(self._given) - len(self.keywords)
+            result = self.function(*self._given[:n], **dict(zip(self.keywords, self._given[n:])))
+        else:
+            result = self.function(*self._given)
+        if result is not None:
+            if any(self.are_overwritten):
+                refuse_lost_result(self.function, self._given, self.keywords, self.are_overwritten, result)
+            result = tuple(map(self._own, result)) if type(result) is tuple else self._own(result)
+        views = self.take_views()
+        while views:
+            view = views.pop()
+            if sys.getrefcount(view) > 2:  # the variable here, and the argument: it is kept
+                self.escapes = self.escapes or where_views_hang(self.arrays())  # while it shows the memory
+                _core.empty_view(view, False, self.function)
+            del view
+        return result
+
+    def _own(self, value: Any) -> Any:
+        """The array of the caller in the place of one that the function got to write."""
+        for given, output in zip(self._given, self.outputs):
+            if value is given and output is not None:
+                return output
+        return value
+
+    def arrays(self) -> list[NDArray]:
+        return [handle for handle in self.handles if isinstance(handle, NDArray)]
+
+    def advice_for(self, error: BaseException) -> str:
+        """For a function that writes to an array which the push lets it read only."""
+        if not isinstance(error, ValueError) or not text_of(error).endswith(_READ_ONLY):
+            return ""
+        n = len(self.handles) - len(self.keywords)
+        labels = [f"argument {i + 1}" for i in range(n)] + [f"`{name}=`" for name in self.keywords]
+        read = [
+            label
+            for label, handle, output in zip(labels, self.handles, self.outputs)
+            if isinstance(handle, NDArray) and output is None
+        ]
+        if not read:
+            return ""
+        code = "`out=tn.out(out)`" if "`out=`" in read else "`tn.out(a)`"
+        return (
+            f"\nThe push lets the function only read {', '.join(read)}. If it writes there, wrap that in the "
+            f"push: {code}, or `tn.write(...)` if not every element is written"
+        )
+
+    def take_views(self) -> list[Any]:
+        """The arrays that the function was given. The body forgets them."""
+        given, self._given = self._given, []
+        return [argument for argument, handle in zip(given, self.handles) if isinstance(handle, NDArray)]
+
+
+def describe_escape(body: Callable[..., Any]) -> str:
+    """Of an op whose body has ended, and a view that it took has not."""
+    where = ""
+    if isinstance(body, Body):
+        where = body.escapes or where_views_hang(body.arrays())
+    return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
+
+
+def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
+    """What a failed body says. Neither it nor the error keeps memory of the arrays."""
+    if isinstance(error, KeyboardInterrupt) and threading.get_ident() == threading.main_thread().ident:
+        error._is_raised_here = True  # type: ignore[attr-defined]  # the extension raises another one here
+    if not isinstance(body, Body):
+        return describe(error, [])
+    advice = body.advice_for(error)
+    return describe(error, body.take_views(), body.function) + advice

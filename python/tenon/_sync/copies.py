@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions to call or to push that write to all of an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._core import NDArray
+
+
+def copy(source: Any, destination: Any) -> None:
+    """``destination[...] = source``: called, or pushed as ``push(copy, a, out(b))``."""
+    destination[...] = source
+
+
+def cast(source: Any, destination: Any) -> None:
+    """`copy`, with the conversion to the destination's dtype that NumPy calls 'unsafe'."""
+    import numpy as np
+
+    def array(data: Any) -> Any:  # one call of NumPy's is to have both of them
+        return data if isinstance(data, NDArray) else np.asarray(data)
+
+    if isinstance(destination, list | tuple | int | float | complex):
+        kind = type(destination).__name__
+        raise TypeError(f"destination is {kind}: cast() writes to an array or a buffer")
+    np.copyto(array(destination), array(source), casting="unsafe")
+
+
+def fill(destination: Any, value: Any) -> None:
+    """``destination[...] = value``: called, or pushed as ``push(fill, out(a), 0)``."""
+    destination[...] = value

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that were pushed, and their failures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import Any
+
+from .. import _core
+from .._core import NativeOp
+from .._errors import OpError
+from .tasks import Signal, current_task, number_of
+
+_log = logging.getLogger("tenon")
+
+
+class Op:
+    """Work that was pushed. In asyncio, ``await op`` returns its result.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, native: NativeOp, name: str) -> None:
+        self._native = native
+        self.name = name
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the op is done. Without a timeout, this thread runs the op if it is ready.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. None: no limit.
+
+        Raises
+        ------
+        OpError
+            The op failed, or an earlier op failed whose output it reads.
+        DeadlockError
+            The op waits for a lease of the caller.
+        TimeoutError
+            The op is not done after ``timeout`` seconds.
+        KeyboardInterrupt
+            Ctrl-C was pressed. If this thread was running the body of an op, that op has failed.
+        """
+        self._native.wait(timeout)
+        error = self._error()
+        if error is not None:
+            raise error
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits, as `wait` does, and returns the result of the op's function."""
+        self.wait(timeout)
+        return self._native.result()
+
+    def done(self) -> bool:
+        """Whether the op has ended, successfully or not. Does not wait."""
+        return self._native.done()
+
+    def exception(self, timeout: float | None = None) -> OpError | None:
+        """Waits and returns the error of the op; None if it succeeded."""
+        self._native.wait(timeout)
+        return self._error()
+
+    def _error(self) -> OpError | None:
+        failure = self._native.failure()
+        return None if failure is None else op_error(failure)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._native.done():
+            task = current_task()
+            waiting = self._native.begin_await(number_of(task))
+            try:
+                done = Signal(waiting.report)
+                self._native.on_done(done.set)
+                yield from done.wait()
+            finally:
+                waiting.end()
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<tenon.Op {self.name!r}, {'done' if self.done() else 'pending'}>"
+
+
+def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpError:
+    """The exception that says why memory holds no value."""
+    message, op, site, code, cause = failure
+    where = f" (pushed at {site})" if site else ""
+    text = f"op {op!r} failed{where}: {message}"
+    if op == "write()":  # a block or lease, whose user may not know of ops
+        text = f"the memory holds no value{where.replace('pushed', 'in a lease taken')}: {message}"
+    error = OpError(text, code)
+    error.op, error.site = op, site or None
+    error.__cause__ = cause
+    return error
+
+
+def report_unseen(failure: tuple[str, str, str, int, BaseException | None]) -> None:
+    """Logs the failure of an op that no call raised, and that none can raise any more."""
+    if not getattr(failure[4], "_is_raised_here", False):
+        _log.error("the failure of an op was never retrieved: %s", op_error(failure))
+
+
+def waitall(timeout: float | None = None) -> None:
+    """Waits until all ops are done.
+
+    Raises
+    ------
+    ExceptionGroup
+        Contains one OpError for each op that failed by itself since the last call.
+    DeadlockError, TimeoutError
+        As `Op.wait`.
+    """
+    _core.wait_all(timeout)
+    errors = []
+    while (failure := _core.take_failure()) is not None:
+        errors.append(op_error(failure))
+    if errors:
+        raise ExceptionGroup("ops have failed", errors)
+
+
+wait_all = waitall  # as in C and C++; waitall is MXNet's name

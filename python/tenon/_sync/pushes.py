@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushes of ops: `push`."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from .. import _core
+from .._core import NDArray
+from .._errors import LeaseConflict
+from .._values import text_for_c
+from .bodies import Body
+from .endings import settle, wait_for_searches
+from .function import CFunction
+from .ops import Op
+from .uses import Use, Uses
+
+_RAISE, _WAIT, _IGNORE = 0, 1, 2
+_POLICIES = {"raise": _RAISE, "wait": _WAIT, "copy": _RAISE, "ignore": _IGNORE}
+
+
+def push(
+    fn: Callable[..., Any],
+    *args: Any,
+    reads: Iterable[NDArray] = (),
+    writes: Iterable[NDArray] = (),
+    overwrites: Iterable[NDArray] = (),
+    name: str | None = None,
+    on_conflict: Literal["raise", "wait", "copy", "ignore"] = "raise",
+    host: Literal["idle"] | None = None,
+    **keywords: Any,
+) -> Op:
+    """Queues a function; a thread of the engine runs it when all of its arrays are available.
+
+    Ops that use the same array run in the order in which they were pushed, unless both only read it.
+
+    Parameters
+    ----------
+    fn : callable or CFunction
+        A Python function gets a NumPy array for each NDArray among ``args``: a view without a copy, read-only
+        if the op only reads. The function may not keep these arrays, and may not use other NDArrays. A
+        `CFunction` runs without the GIL. It gets addresses; it reads the arrays that its prototype declares
+        const, and writes the others.
+    *args
+        An NDArray is read, as if it was wrapped in `read`, or written if it is wrapped in `write` or
+        `overwrite`. Other objects are passed unchanged. An array that is passed unwrapped counts as read,
+        also if it is named elsewhere. For a `CFunction`, pointers accept the same objects as in a direct
+        call, and numbers are read now.
+    **keywords
+        Arguments that the function takes by name, as ``push(np.add, a, b, out=out(c))``. For a parameter
+        whose name `push` uses itself, push ``lambda x: fn(x, name=...)``.
+    reads, writes, overwrites : iterables of NDArray
+        Arrays that the function uses in addition to its arguments, or arguments that it writes.
+    name : str, optional
+        The name in messages.
+    on_conflict : {'raise', 'wait', 'copy', 'ignore'}
+        The behaviour if views of ordinary code conflict. 'raise': LeaseConflict at once. 'wait': the op waits
+        until the views are gone. 'copy': an array that is fully overwritten, and that ordinary code only
+        reads, gets new memory. Views and slices that were made before keep the old memory and its values. A
+        view in a dead reference cycle that was not collected yet counts as a reader. 'ignore': you promise
+        not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the op fails if
+        the memory was written between its push and its start.
+    host : {'idle'}, optional
+        Deprecated: the former name of ``on_conflict="ignore"``.
+
+    Returns
+    -------
+    Op
+        Its result is what the function returned. If that is an array that the function got to write, alone or
+        in a tuple, the result has the NDArray of the caller: ``push(np.negative, a, out(b)).result() is b``.
+        The op fails with TypeError if the function returns an array of the shape of an argument that it was
+        to `overwrite`, and its code never uses that parameter: ``push(lambda x, o: x * 2, a, out(b))``. A
+        parameter whose name begins with ``_`` need not be used.
+
+    Raises
+    ------
+    LeaseConflict
+        A view of ordinary code conflicts. The message names the line that took it. Nothing was queued.
+    MovedError
+        The memory of an array was moved out.
+    TypeError
+        The push only reads an array (`read`, ``reads=``) that a `CFunction` may write to.
+    ValueError, TypeError, BufferError
+        Invalid arguments.
+    """
+    if host is not None:
+        if host != "idle":
+            raise ValueError(f"host is {host!r}: it must be 'idle' or None")
+        if on_conflict != "raise":
+            raise TypeError(
+                f"on_conflict is {on_conflict!r}, and host, its former name, is {host!r}: pass one"
+            )
+        warnings.warn("push(host='idle') is now push(on_conflict='ignore')", DeprecationWarning, 2)
+        on_conflict = "ignore"
+    if on_conflict not in ("raise", "wait", "copy", "ignore"):
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait', 'copy' or 'ignore'")
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}: an op runs a function")
+    if name is not None:
+        text_for_c(name, "name")
+    uses = Uses(reads, writes, overwrites)
+    name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
+    work = _Work(fn, list(args), keywords, uses, name, _POLICIES[on_conflict])
+    submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
+    # A full collection can take a second: it is the last thing before the error.
+    try:
+        return submit()
+    except LeaseConflict:
+        # So that the answer depends neither on searches of other threads nor on when dead cycles are found.
+        wait_for_searches()
+        gc.collect(1)
+    try:
+        return submit()
+    except LeaseConflict:
+        gc.collect()
+        settle(is_error_near=True)
+    try:
+        return submit()
+    except LeaseConflict as conflict:
+        raise work.explained(conflict) from None
+
+
+class _Promise:
+    """The promise of ``on_conflict="ignore"`` that no code writes to the arrays of an op. In the debug mode,
+    checksums are taken when the op is pushed, and compared when its body begins. Arrays that other ops use
+    are not checked."""
+
+    def __init__(self, uses: Iterable[tuple[NDArray, bool, bool]]) -> None:
+        self._sums = [
+            (array.unchecked(), _checksum(array.unchecked()))
+            for array, _, _ in uses
+            if not any(holder[0] == "op" for holder in _core.holders(array))
+        ]
+
+    def check(self) -> None:
+        for array, checksum in self._sums:
+            if _checksum(array) != checksum:
+                raise LeaseConflict(
+                    f"the promise of on_conflict='ignore' was broken: the array of shape {array.shape} and "
+                    f"dtype {array.dtype} was written between the push and the op"
+                )
+
+
+def _checksum(array: NDArray) -> int:
+    return zlib.crc32(array.asnumpy().tobytes())
+
+
+class _Work:
+    """What is to be pushed."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        uses: Uses,
+        name: str,
+        policy: int,
+    ) -> None:
+        self.uses = uses
+        self._fn = fn
+        self._name = name
+        self._policy = policy
+        self._native = fn if isinstance(fn, CFunction) else None
+        self._keywords = tuple(keywords)  # of the last arguments
+        if self._native is not None:
+            arguments = self._native._all_arguments(arguments, keywords)
+        elif keywords:
+            arguments += keywords.values()
+        named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
+        for argument in arguments:
+            if isinstance(argument, Use):
+                uses.add(argument.array, argument.is_write, argument.is_overwrite)
+        if self._native is not None:
+            _check_declared(self._native, arguments, uses)
+        self._arguments: list[Any] = []
+        self._written: list[bool] = []  # of each argument: the body may write to it
+        for argument in arguments:
+            is_wrapped = isinstance(argument, Use)
+            array = argument.array if is_wrapped else argument
+            is_bare = isinstance(array, NDArray) and not is_wrapped
+            if is_bare and (self._native is None or uses.knows(array)):
+                uses.add(array, False, False)
+            self._arguments.append(array)
+            self._written.append((is_wrapped and argument.is_write) or id(array) in named)
+
+    def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
+        """renewed: arrays that get the memory of another when the push is accepted."""
+        promise = None
+        if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
+            promise = _Promise(self._all_uses())
+        pairs = list(renewed)
+        if self._native is not None and promise is None:
+            new = {id(array): other for array, other in pairs}
+            arguments = [new.get(id(argument), argument) for argument in self._arguments]
+            rows = [(new.get(id(row[0]), row[0]), row[1], row[2]) for row in self.uses.rows]
+            native = _core.push_function(
+                self._native._native, arguments, rows, self._name, self._policy, pairs
+            )
+        else:
+            handles = self._handles(pairs)
+            rows = [(handles[id(row[0])], row[1], row[2]) for row in self._all_uses()]
+            body = self._body(handles, promise)
+            native = _core.push(body, rows, self._name, self._policy, pairs)
+        return Op(native, self._name)
+
+    def _handles(self, renewed: Sequence[tuple[NDArray, NDArray]]) -> dict[int, NDArray]:
+        """The op's own, by the identity of the caller's, which may get other memory before it runs."""
+        found = {id(array): other[...] for array, other in renewed}
+        for array, *_ in self._all_uses():
+            if id(array) not in found:
+                may_write = self._native is not None or self.uses.writes(array)
+                found[id(array)] = array[...] if may_write else array.readonly()
+        return found
+
+    def _body(self, handles: dict[int, NDArray], promise: _Promise | None) -> Callable[[], Any]:
+        if self._native is not None:
+            body: Callable[[], Any] = functools.partial(
+                self._native._native, *[handles.get(id(argument), argument) for argument in self._arguments]
+            )
+        else:
+            arguments = []
+            outputs: list[NDArray | None] = []
+            for argument, is_written in zip(self._arguments, self._written):
+                is_array = isinstance(argument, NDArray)
+                outputs.append(argument if is_array and is_written else None)
+                if is_array:
+                    handle = handles[id(argument)]
+                    argument = handle.readonly() if not is_written and handle.writable else handle
+                arguments.append(argument)
+            overwritten = {id(array) for array, _, is_overwrite in self.uses.rows if is_overwrite}
+            are_overwritten = [id(output) in overwritten for output in outputs]
+            body = Body(self._fn, arguments, self._keywords, outputs, are_overwritten)
+        if promise is None:
+            return body
+
+        def checked_body() -> Any:
+            promise.check()
+            return body()
+
+        return checked_body
+
+    def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
+        """With those that follow from the prototype of a native function."""
+        if self._native is None:
+            return self.uses.rows
+        uses = list(self.uses.rows)
+        for argument, parameter in zip(self._arguments, self._native._native.parameters):
+            is_const = parameter[2]
+            if isinstance(argument, NDArray) and (is_const or not self.uses.knows(argument)):
+                uses.append((argument, not is_const, False))
+        return uses
+
+    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
+        """With where the views hang, if that is found."""
+        conflict.__traceback__ = None  # whose frames have the arguments
+        from .views import explain
+
+        return explain(conflict, self._all_uses(), self._arguments, self._can_renew)
+
+    def _can_renew(self, in_way: list[NDArray]) -> bool:
+        """Whether the op could be pushed with ``on_conflict="copy"`` if only these arrays are viewed."""
+        try:
+            renewed = {id(array) for array, _ in _renewals(self.uses)}
+        except Exception:
+            return False
+        return all(id(array) in renewed for array in in_way)
+
+
+def _check_declared(function: CFunction, arguments: Sequence[Any], uses: Uses) -> None:
+    """Refuses an array that the push only reads, and to which the function may write by its prototype."""
+    for i, (argument, parameter) in enumerate(zip(arguments, function._native.parameters)):
+        name, is_pointer, is_const, _ = parameter
+        is_wrapped = isinstance(argument, Use)
+        array = argument.array if is_wrapped else argument
+        if not is_pointer or is_const or not isinstance(array, NDArray):
+            continue
+        if not argument.is_write if is_wrapped else uses.knows(array) and not uses.writes(array):
+            raise TypeError(
+                f"the function may write to parameter {repr(name) if name else i + 1} of "
+                f"{function.prototype!r}, and the push only reads the array: declare the parameter const if "
+                f"the function only reads, else pass `tn.write(a)`"
+            )
+
+
+def _submit_or_copy(work: _Work) -> Op:
+    """Pushes work. Where its outputs are viewed, they get new memory; or nothing has happened."""
+    try:
+        return work.submit()
+    except LeaseConflict:
+        pass
+    return work.submit(_renewals(work.uses))
+
+
+def _renewals(uses: Uses) -> list[tuple[NDArray, NDArray]]:
+    """Arrays that an op overwrites and that are viewed, each with one on new memory."""
+    overwritten = uses.overwritten()
+    viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
+    return [(array, _core.renewed(array)) for array in viewed or overwritten]
