@@ -584,15 +584,16 @@ TENON_API tenon_failure* tenon_failure_last(void);
 /* Takes a failure that occurred since the last call; NULL: there is no further one. */
 TENON_API tenon_failure* tenon_failures_take(void);
 TENON_API void tenon_failure_release(tenon_failure* failure);
-/* report(failure) is called once for each op that has failed by itself, when nobody has seen the failure (no
- * call returned TENON_ERR_OP for it, none of the functions above returned it) and only tenon_failures_take
- * could still return it: the op is released, and the memory without a value is gone or was overwritten.
+/* report(failure) is called once for each op that has failed by itself, when no caller has seen the failure
+ * (no call returned TENON_ERR_OP for it, none of the functions above returned it) and only
+ * tenon_failures_take could still return it: the op is released, and the memory without a value is gone or
+ * was overwritten.
  * tenon_failures_report and tenon_engine_shut_down report the rest. Failures that a caller of tenon_wait_all
  * can take are left to it, and a forked child reports none of its parent. report gets a reference
  * (tenon_failure_release). It is called on any thread, also on one that holds locks of the caller, so it must
  * not wait. NULL, as at first: nothing is reported. \since 0.5 */
 TENON_API void tenon_set_failure_hook(void (*report)(tenon_failure* failure));
-/* Reports each failure that nobody has seen yet, for a process that ends without tenon_engine_shut_down.
+/* Reports each failure that no caller has seen yet, for a process that ends without tenon_engine_shut_down.
  * \since 0.5 */
 TENON_API void tenon_failures_report(void);
 TENON_API const char* tenon_failure_message(const tenon_failure* failure);

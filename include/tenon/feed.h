@@ -45,7 +45,7 @@ TENON_API uint64_t tenon_schema_nbytes(const tenon_schema* schema); /* payload b
  * once, in its own process, after the last fill. */
 typedef struct tenon_generator {
   uint32_t struct_size;
-  uint32_t flags; /* TENON_THREADSAFE */
+  uint32_t flags; /* TENON_THREADSAFE, TENON_IS_INDEXED, TENON_HAS_STATE */
   void* context;
   tenon_fill_function fill;
   void (*drop)(void* context); /* may be NULL */
@@ -77,6 +77,9 @@ TENON_API tenon_status tenon_worker_join(const char* link, tenon_worker** out, t
  * answered. Fails with TIMEOUT, CLOSED (the feed is closed, or its process has ended). */
 TENON_API tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns,
                                          tenon_fill_request* request, tenon_error* error);
+/* The current request with all members of this version. tenon_worker_next writes only those before
+ * epoch_seed, as older callers have no room for more. NULL: there is no request. Since 0.6. */
+TENON_API const tenon_fill_request* tenon_worker_request(const tenon_worker* worker);
 /* Takes memory for the first nbytes of the current request's slot, where the slots are sparse. Without it the
  * first write to each page takes memory, and the kernel ends the process if there is none. Fails with VALUE
  * (no request; more than the slot has), NO_MEMORY. */
@@ -84,6 +87,15 @@ TENON_API tenon_status tenon_worker_commit(tenon_worker* worker, uint64_t nbytes
 /* Answers the request. code and message: as from the fill function of a generator. */
 TENON_API void tenon_worker_answer(tenon_worker* worker, int32_t code, const char* message);
 TENON_API void tenon_worker_leave(tenon_worker* worker);
+
+/* Further flags of tenon_generator. Since 0.6. */
+enum {
+  /* A batch depends only on its index, seed and epoch, and not on the batches before it. */
+  TENON_IS_INDEXED = 1 << 8,
+  /* fill writes and restores states, as tenon/request.h says. Each worker has a state of its own, so worker
+   * number i fills every batch whose turn is i: see TENON_ROUND_ROBIN. */
+  TENON_HAS_STATE = 1 << 9
+};
 
 /* A constant for tenon_function_bind: an array for a pointer parameter, a number for other parameters. */
 typedef struct tenon_constant {
@@ -93,10 +105,11 @@ typedef struct tenon_constant {
 } tenon_constant;
 
 /* A generator that calls function. Each parameter is bound by its name to a field of the schema, to a
- * constant, or else to one of n, index, epoch, seed, worker. The generator keeps the function and the arrays
- * alive. Fails with VALUE (a parameter with an unknown name, a field or constant without a parameter), TYPE
- * (dtype of a field or constant, a result that is neither int nor void), BUFFER (an array that is not
- * C-contiguous, or a read-only array for a parameter that is not const). */
+ * constant, or else to one of n, index, epoch, seed, epoch_seed, worker. With index or seed it has
+ * TENON_IS_INDEXED. The generator keeps the function and the arrays alive. Fails with VALUE (a
+ * parameter with an unknown name, a field or constant without a parameter), TYPE (dtype of a field or
+ * constant, a result that is neither int nor void), BUFFER (an array that is not C-contiguous, or a read-only
+ * array for a parameter that is not const). */
 TENON_API tenon_status tenon_function_bind(tenon_function* function, const tenon_schema* schema, int32_t n,
                                            const tenon_constant* constants, tenon_generator* out,
                                            tenon_error* error);
@@ -123,7 +136,7 @@ TENON_API tenon_status tenon_plugin_open(const char* path, const tenon_plugin_op
 
 typedef struct tenon_plugin_info {
   uint32_t struct_size;
-  uint32_t flags;    /* TENON_THREADSAFE */
+  uint32_t flags;    /* TENON_THREADSAFE, TENON_IS_INDEXED, TENON_HAS_STATE */
   const char* name;  /* never freed; NULL: the plug-in has no name */
   int32_t describes; /* not 0: the plug-in describes its fields */
   int32_t reserved;
@@ -155,7 +168,8 @@ enum {
 enum {
   TENON_ON_ERROR_RAISE = 0, /* the consumer gets the failure at the batch's position; the epoch ends */
   TENON_ON_ERROR_SKIP = 1,  /* the consumer gets the next batch */
-  TENON_ON_ERROR_RETRY = 2  /* a new process fills the batch again, up to retries times; then as RAISE */
+  TENON_ON_ERROR_RETRY = 2  /* the batch is filled again, up to retries times, by a new process or, after a
+                             * fill that took too long, by a new thread; then as RAISE */
 };
 
 /* The behaviour if the consumer holds every slot and requests another batch. */
@@ -168,7 +182,7 @@ enum {
 
 typedef struct tenon_feed_options {
   uint32_t struct_size;
-  int32_t workers; /* >= 1; a generator that is not thread-safe gets one thread */
+  int32_t workers; /* not thread-safe: one thread; 0 (since 0.5): the consumer fills, in tenon_feed_next */
   int32_t slots;   /* >= workers + 1 */
   uint32_t flags;
   int64_t batches; /* per epoch; -1: no end */
@@ -177,13 +191,19 @@ typedef struct tenon_feed_options {
   int32_t retries;
   int32_t on_starved;
   int32_t reserved;
-  int64_t fill_timeout_ns; /* for one batch; a process that takes longer is killed; <= 0: no limit */
+  /* For one batch; <= 0: no limit. A process that takes longer is killed. A thread is abandoned while a
+   * consumer waits: another thread goes on in its place, with another slot. When it returns, its result is
+   * dropped, and it ends. At most 8 threads of a feed are abandoned at a time, and none that runs a generator
+   * without TENON_THREADSAFE: its batch fails, and so do those that no thread is left for. */
+  int64_t fill_timeout_ns;
   uint64_t attachment_nbytes;
   /* Of world_size feeds with the same options and generator, this one delivers the batches at the places
    * rank, rank + world_size, ... of the epoch. 0 and 0, or 0 and 1: all, also if struct_size ends before
    * them. Since 0.5. */
   int32_t rank;
   int32_t world_size;
+  /* The capacity for the state of a worker, for generators with TENON_HAS_STATE; 0: 64 KiB. Since 0.6. */
+  uint64_t state_nbytes;
 } tenon_feed_options;
 
 /* Takes ownership of the generator: the feed drops it. On failure it still belongs to the caller.
@@ -197,12 +217,43 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
 
 /* Sets the epoch and the place in it at which the next tenon_feed_begin begins, to restore a position. With
- * a world_size it is a place of the whole epoch, and the ranks divide the batches from there on. */
+ * a world_size it is a place of the whole epoch, and the ranks divide the batches from there on. The
+ * generator is not checked: without TENON_IS_INDEXED it may fill other batches than it would have without the
+ * seek. With TENON_HAS_STATE each worker begins there in the state from before its first batch;
+ * tenon_feed_resume also restores states. */
 TENON_API void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place);
 /* The current epoch, or the one that would begin, and the place of the batch that tenon_feed_next would
  * return: the number of batches before it, and its index unless TENON_SHUFFLE is set. With a world_size it is
  * the number of batches that all ranks have delivered when each has delivered as many as this one. */
 TENON_API void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place);
+
+/* A position together with the states of the generator, for generators with TENON_HAS_STATE. Since 0.6. */
+typedef struct tenon_feed_place {
+  uint32_t struct_size;
+  int32_t workers;       /* the number of states: 0 if the generator has none */
+  uint64_t epoch, place; /* as of tenon_feed_position */
+  int32_t worker;        /* the worker that fills the batch at this position */
+  int32_t ignored_index; /* not 0: a delivered batch had the note TENON_IGNORED_INDEX */
+} tenon_feed_place;
+
+typedef struct tenon_worker_state {
+  const void* data; /* NULL: the worker has the state from before its first batch */
+  uint64_t nbytes;
+} tenon_worker_state;
+
+/* What the consumer has been delivered: the position, and the state of each worker after its last batch that
+ * was delivered or skipped, or that failed or ended the epoch. Later batches of the workers do not count. */
+typedef struct tenon_feed_state tenon_feed_state;
+TENON_API tenon_status tenon_feed_state_take(tenon_feed* feed, tenon_feed_state** out, tenon_error* error);
+TENON_API void tenon_feed_state_describe(const tenon_feed_state* state, tenon_feed_place* out);
+/* Valid as long as the state. */
+TENON_API tenon_worker_state tenon_feed_state_get(const tenon_feed_state* state, int32_t worker);
+TENON_API void tenon_feed_state_release(tenon_feed_state* state);
+/* As tenon_feed_seek, with a state for each worker, which is copied. Fails with VALUE: place->workers is not
+ * the number of states that the feed has, place->worker is none of them, or a state is larger than
+ * state_nbytes. */
+TENON_API tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_place* place,
+                                         const tenon_worker_state* states, tenon_error* error);
 
 /* The next batch of the epoch. At the end of the epoch *out is NULL, and the status is OK. Waits at most
  * timeout_ns (< 0: no limit). Fails with TIMEOUT (the message names what it waited for: the generator that is
@@ -223,7 +274,7 @@ typedef struct tenon_feed_failure {
   uint32_t struct_size;
   int32_t kind;
   int32_t code;        /* the result of the generator */
-  int32_t worker;      /* -1: in prepare */
+  int32_t worker;      /* -1: in prepare, or not known */
   int64_t pid;         /* of the worker process; 0: a thread */
   int32_t exit_signal; /* the signal that ended the process; 0: none */
   int32_t exit_code;   /* the exit code of the process; -1: it did not exit */
@@ -273,9 +324,14 @@ typedef struct tenon_feed_statistics {
   int32_t memory_file; /* descriptor of the slots' memory file, owned by the feed; -1: none */
   int32_t reserved2;
   uint64_t unwritten; /* fills that returned TENON_UNWRITTEN; since 0.5 */
+  uint64_t abandoned; /* threads that took longer than fill_timeout_ns and were abandoned; since 0.5 */
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);
+
+/* Copies the oldest text on an abandoned thread that was not taken yet: it names the generator, the batch,
+ * the thread and the time. Returns 0 if there is none. Since 0.5. */
+TENON_API int32_t tenon_feed_report_take(tenon_feed* feed, char* text, size_t text_size);
 
 typedef struct tenon_worker_statistics {
   uint32_t struct_size;

@@ -385,6 +385,7 @@ struct FeedOptions {
   // epoch.
   int32_t rank = 0;
   int32_t world_size = 1;
+  uint64_t state_nbytes = 0;  // capacity for the state of a worker; 0: 64 KiB
 };
 
 // Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
@@ -411,6 +412,7 @@ class Feed {
     described.attachment_nbytes = options.attachment_nbytes;
     described.rank = options.rank;
     described.world_size = options.world_size;
+    described.state_nbytes = options.state_nbytes;
     tenon_feed* made = nullptr;
     call(tenon_feed_create, &generator.get(), schema_.get(), &described, &made);
     generator.release();

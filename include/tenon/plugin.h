@@ -5,7 +5,7 @@
  *
  *     static const tenon_plugin table = {sizeof(tenon_plugin), TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE,
  *                                        0, "digits", digits_open, digits_describe, digits_fill,
- *                                        digits_close};
+ *                                        digits_close, NULL, NULL};
  *     TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) { return &table; }
  *
  * Calls and threads:
@@ -46,11 +46,16 @@ extern "C" {
 #endif
 
 /* The version of the table and of its structs. Since version 2, fill gets the request of all generators.
- * Libraries that were compiled for version 1 still run; those of a later version are refused. */
-#define TENON_PLUGIN_ABI 2
+ * Since version 3, the table has save and restore. Libraries that were compiled for an earlier version still
+ * run; those of a later version are refused. */
+#define TENON_PLUGIN_ABI 3
 
 /* Several states may be used at the same time. */
 #define TENON_PLUGIN_THREADSAFE 1
+
+/* A batch depends only on its index, seed and epoch, and not on the batches before it, so a feed can
+ * continue at any batch. Since version 3. */
+#define TENON_PLUGIN_IS_INDEXED 2
 
 /* Exports the only symbol of the library, also if it is compiled with -fvisibility=hidden. */
 #if defined(__GNUC__)
@@ -85,7 +90,7 @@ typedef tenon_fill_request tenon_plugin_request;
 typedef struct tenon_plugin {
   uint32_t struct_size; /* struct_size and abi keep their offsets in every version */
   uint32_t abi;         /* TENON_PLUGIN_ABI */
-  uint32_t flags;       /* TENON_PLUGIN_THREADSAFE */
+  uint32_t flags;       /* TENON_PLUGIN_THREADSAFE, TENON_PLUGIN_IS_INDEXED */
   uint32_t reserved;    /* 0 */
   const char* name;     /* for messages; NULL: the name of the file */
   /* *state may stay NULL. If open fails, close is not called for the state. */
@@ -96,6 +101,13 @@ typedef struct tenon_plugin {
                       size_t message_size);
   tenon_fill_function fill; /* see tenon/request.h; the context is the state */
   void (*close)(void* state);
+  /* Both or none, since version 3. A feed then saves the state with its position, and continues there. save
+   * is called before the first fill and after each fill, also after one that failed. It writes at most size
+   * bytes to bytes and their number to *nbytes; if the state has more, it writes only the number. restore
+   * brings the state back to what save has written, maybe in another process. 0 or a code, as for fill. */
+  int32_t (*save)(void* state, void* bytes, uint64_t size, uint64_t* nbytes, char* message,
+                  size_t message_size);
+  int32_t (*restore)(void* state, const void* bytes, uint64_t nbytes, char* message, size_t message_size);
 } tenon_plugin;
 
 /* The function that the library defines. The table must never be freed. */

@@ -21,6 +21,9 @@
 //   - static Schema schema() or schema(const Config&): the fields; without it the user must give a schema;
 //   - a constructor that takes const Setup&, const Config& or nothing;
 //   - is_threadsafe = true: several objects may run at the same time. Otherwise there is one worker.
+//   - is_indexed = true: a batch depends only on its index, seed and epoch, and not on the batches before it;
+//   - std::string save() const and void restore(std::string_view): the state after the last batch, with
+//     which a feed continues, maybe in another process.
 // Its operator() takes the request and a view for each field, in order. Dtypes and numbers of axes are
 // checked when the object is made. It returns void, or an int32_t: see tenon_fill_function.
 #ifndef TENON_PLUGIN_HPP_
@@ -291,6 +294,19 @@ constexpr bool is_threadsafe() {
   return false;
 }
 
+template <class Generator>
+constexpr bool is_indexed() {
+  if constexpr (requires { Generator::is_indexed; }) return Generator::is_indexed;
+  return false;
+}
+
+template <class Generator>
+inline constexpr bool has_state =
+    requires(Generator& generator, const Generator& saved, std::string_view bytes) {
+      { saved.save() } -> std::convertible_to<std::string>;
+      generator.restore(bytes);
+    };
+
 // Runs body and converts an exception to a code and a text. It throws nothing, but passes the unwinding of
 // pthread_exit on: a handler that stops this unwinding would abort the process, and Tenon converts it to a
 // failure. Such an unwinding has no exception object: the reference in the handler is null.
@@ -346,6 +362,7 @@ class State {
   std::span<const tenon_plugin_field> described() const noexcept { return described_; }
 
   int32_t fill(const Request& request) { return fill(request, std::make_index_sequence<kViews>()); }
+  Generator& generator() noexcept { return *generator_; }
 
  private:
   template <size_t... I>
@@ -421,21 +438,48 @@ int32_t fill(void* state, const Request* request, char* message, size_t message_
 }
 
 template <class Generator>
+int32_t save(void* state, void* bytes, uint64_t size, uint64_t* nbytes, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    const std::string saved = std::as_const(static_cast<State<Generator>*>(state)->generator()).save();
+    *nbytes = saved.size();
+    if (saved.size() <= size) saved.copy(static_cast<char*>(bytes), saved.size());
+    return 0;
+  });
+}
+
+template <class Generator>
+int32_t restore(void* state, const void* bytes, uint64_t nbytes, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    static_cast<State<Generator>*>(state)->generator().restore(
+        std::string_view(static_cast<const char*>(bytes), nbytes));
+    return 0;
+  });
+}
+
+template <class Generator>
 void close(void* state) {
   delete static_cast<State<Generator>*>(state);
 }
 
 template <class Generator>
 constexpr tenon_plugin table(const char* name) {
-  return {sizeof(tenon_plugin),
-          TENON_PLUGIN_ABI,
-          is_threadsafe<Generator>() ? uint32_t{TENON_PLUGIN_THREADSAFE} : 0,
-          0,
-          name,
-          open<Generator>,
-          describes<Generator> ? describe<Generator> : nullptr,
-          fill<Generator>,
-          close<Generator>};
+  tenon_plugin made{sizeof(tenon_plugin),
+                    TENON_PLUGIN_ABI,
+                    (is_threadsafe<Generator>() ? uint32_t{TENON_PLUGIN_THREADSAFE} : 0) |
+                        (is_indexed<Generator>() ? uint32_t{TENON_PLUGIN_IS_INDEXED} : 0),
+                    0,
+                    name,
+                    open<Generator>,
+                    describes<Generator> ? describe<Generator> : nullptr,
+                    fill<Generator>,
+                    close<Generator>,
+                    nullptr,
+                    nullptr};
+  if constexpr (has_state<Generator>) {
+    made.save = save<Generator>;
+    made.restore = restore<Generator>;
+  }
+  return made;
 }
 
 }  // namespace detail

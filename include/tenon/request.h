@@ -3,7 +3,7 @@
  * request.h - the request to fill one batch, the same for generators of a process (tenon/feed.h) and for
  * plug-ins (tenon/plugin.h). No linking is needed.
  *
- * \since 0.1; the member rows: 0.4; TENON_UNWRITTEN: 0.5
+ * \since 0.1; the member rows: 0.4; TENON_UNWRITTEN: 0.5; the members from epoch_seed on: 0.6
  */
 #ifndef TENON_REQUEST_H_
 #define TENON_REQUEST_H_
@@ -34,7 +34,30 @@ typedef struct tenon_fill_request {
   void* attachment;
   uint64_t attachment_size;    /* capacity: attachment_nbytes of the feed's options */
   uint64_t* attachment_nbytes; /* number of bytes used */
+
+  uint64_t epoch_seed; /* depends only on the feed's seed and epoch: equal for all batches of an epoch */
+  uint64_t flags;      /* TENON_RESUMED, TENON_RESTORE_STATE, TENON_RESTORE_START */
+  uint64_t* notes;     /* fill may set TENON_IGNORED_INDEX */
+  /* Of a generator with TENON_HAS_STATE. After the batch, also after a failure or an end of the epoch, fill
+   * writes the state of the generator to state, and its size to *state_nbytes. */
+  void* state;
+  uint64_t state_size; /* capacity: state_nbytes of the feed's options */
+  uint64_t* state_nbytes;
+  uint64_t restore_nbytes; /* with TENON_RESTORE_STATE */
 } tenon_fill_request;
+
+/* flags of a request */
+enum {
+  TENON_RESUMED = 1 << 0, /* the feed began this epoch, or an earlier one, at a position that was set */
+  /* Before it fills the batch, the generator restores the state whose restore_nbytes bytes are in state. */
+  TENON_RESTORE_STATE = 1 << 1,
+  TENON_RESTORE_START = 1 << 2 /* the same, to the state that it had before its first batch */
+};
+
+/* notes of a fill */
+enum {
+  TENON_IGNORED_INDEX = 1 << 0 /* it used neither index nor seed, so the batch depends on earlier batches */
+};
 
 /* Results of fill and prepare that are not failures. */
 enum {

@@ -213,7 +213,7 @@ bool is_variable(PyObject* view) noexcept {
   return frame.is_valid() && is_held_by_variable(frame, view);
 }
 
-// Nobody but the block, and at most one variable of its frame, names the view, and nothing else stands on its
+// Only the block, and at most one variable of its frame, name the view, and nothing else stands on its
 // root.
 bool has_lone_view(const WithBlock& block) noexcept {
   if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;

@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A call that ends without a release, because its result keeps the buffer, wakes nobody: it is looked at
+// A call that ends without a release, because its result keeps the buffer, wakes no thread: it is looked at
 // again after a pause, which grows.
 constexpr std::chrono::nanoseconds kFirstPause = std::chrono::microseconds(50);
 constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(20);
@@ -296,8 +296,8 @@ void BufferCall::finish() noexcept {
   Sleeper::wake_all();
 }
 
-// One call for all of them, which is still granted when this thread has the GIL again: whoever is granted
-// after it finds them in the list. A view alone could be overtaken in between, again and again.
+// One call for all of them, which is still granted when this thread has the GIL again: a request that is
+// granted after it finds them in the list. A view alone could be overtaken in between, again and again.
 void BufferCall::renew() {
   if (!is_listed_) return;
   std::vector<Array> arrays;  // during the wait the buffers may be released

@@ -80,13 +80,13 @@ inline bool may_have_buffer_calls() noexcept { return first_buffer_call != nullp
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end);
 
 // A task of the calling thread waits from now on. All calls of the thread that run are around the event loop:
-// nobody waits for them any more, because the task may wait for that.
+// no thread waits for them any more, because the task may wait for that.
 void leave_calls_to_task() noexcept;
 // For a task, whose thread must not sleep: the call for which it has to wait, in words; empty: none.
 std::string buffer_call_ahead(tenon_array* array, Access access);
 
-// The calling thread waits in the C library from now on. Meanwhile nobody waits for its calls: what it waits
-// for may wait for them.
+// The calling thread waits in the C library from now on. Meanwhile no thread waits for its calls: what it
+// waits for may wait for them.
 void begin_waiting() noexcept;
 void end_waiting() noexcept;
 // Counts the waits of all threads. Where it has moved since the calling thread took the GIL, that has waited.

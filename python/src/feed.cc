@@ -3,11 +3,13 @@
 // Schemas, batches and the native part of feeds; the classes that people use are in tenon/_data/feed.py.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "callbacks.h"
@@ -163,22 +165,25 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
   return Generator(bound);
 }
 
-Generator generator_from(const nb::object& source, const Schema& schema, const nb::dict& constants,
-                         uint64_t seed, const std::string& name, bool prepares) {
+Generator generator_from(const nb::object& source, const NamedSchema& named, const nb::dict& constants,
+                         const FeedOptions& options, const std::string& name, bool prepares, bool has_state) {
+  const Schema& schema = named.schema;
   if (nb::isinstance<Function>(source)) return bind(nb::cast<const Function&>(source), schema, constants);
   if (nb::isinstance<NativePlugin>(source)) {
-    return open_plugin(nb::cast<const NativePlugin&>(source), schema, seed);
+    return open_plugin(nb::cast<const NativePlugin&>(source), schema, options.seed);
   }
-  return generator_of(source, name, prepares);
+  if (options.workers == 0) return inline_generator_of(source, named, name, has_state);
+  return generator_of(source, name, prepares, has_state);
 }
 
 class NativeFeed {
  public:
   // source: a native function, whose parameters are bound, a plug-in, or an object that starts workers.
   NativeFeed(const nb::object& source, const NamedSchema& schema, const nb::dict& constants,
-             const FeedOptions& options, const std::string& name, bool prepares)
-      : names_(schema.names) {
-    Generator generator = generator_from(source, schema.schema, constants, options.seed, name, prepares);
+             const FeedOptions& options, const std::string& name, bool prepares, bool has_state)
+      : names_(schema.names), is_inline_(options.workers == 0) {
+    Generator generator = generator_from(source, schema, constants, options, name, prepares, has_state);
+    flags_ = generator.get().flags;
     const nb::gil_scoped_release released;  // workers are started, in Python perhaps
     feed_ = std::make_unique<Feed>(std::move(generator), schema.schema, options);
   }
@@ -194,12 +199,22 @@ class NativeFeed {
   // it takes, but not for ever when the consumer itself holds every slot.
   nb::object next(std::optional<double> timeout, const nb::object& warn) {
     owners::drain();
+    report(warn);
     tenon_batch* batch = nullptr;
     tenon_error error;
     error.struct_size = sizeof error;
-    tenon_status status = tenon_feed_next(feed_->get(), 0, &batch, &error);
+    tenon_status status = TENON_OK;
+    {
+      // A consumer that fills may have to wait for another one that does, which needs the GIL.
+      std::optional<nb::gil_scoped_release> released;
+      if (is_inline_) released.emplace();
+      status = tenon_feed_next(feed_->get(), 0, &batch, &error);
+    }
     if (status == TENON_ERR_TIMEOUT) status = wait(timeout, warn, &batch, &error);
-    if (status != TENON_OK) throw Error(status, error.message, status == TENON_ERR_OP ? error.op_code : 0);
+    if (status != TENON_OK) {
+      report(warn);
+      throw Error(status, error.message, status == TENON_ERR_OP ? error.op_code : 0);
+    }
     if (batch == nullptr) return nb::none();
     return nb::cast(make_batch(Batch(batch, feed_->schema()), names_));
   }
@@ -231,8 +246,50 @@ class NativeFeed {
     tenon_feed_position(feed_->get(), &epoch, &index);
     return nb::make_tuple(epoch, index);
   }
+  bool has_state() const noexcept { return (flags_ & TENON_HAS_STATE) != 0; }
+  bool is_indexed() const noexcept { return (flags_ & TENON_IS_INDEXED) != 0; }
+
+  // (epoch, place, the worker of the next batch, whether a batch ignored its index, states by worker)
+  nb::tuple state() const {
+    tenon_feed_state* taken = nullptr;
+    call(tenon_feed_state_take, feed_->get(), &taken);
+    const std::unique_ptr<tenon_feed_state, ReleaseState> state(taken);
+    tenon_feed_place place{};
+    place.struct_size = sizeof place;
+    tenon_feed_state_describe(state.get(), &place);
+    nb::list states;
+    for (int32_t worker = 0; worker < place.workers; ++worker) {
+      const tenon_worker_state bytes = tenon_feed_state_get(state.get(), worker);
+      states.append(bytes.data == nullptr
+                        ? nb::none()
+                        : nb::object(nb::bytes(bytes.data, static_cast<size_t>(bytes.nbytes))));
+    }
+    return nb::make_tuple(place.epoch, place.place, place.worker, place.ignored_index != 0, states);
+  }
+  void resume(uint64_t epoch, uint64_t index, int32_t worker, const nb::list& states) {
+    tenon_feed_place place{};
+    place.struct_size = sizeof place;
+    place.workers = static_cast<int32_t>(states.size());
+    place.epoch = epoch;
+    place.place = index;
+    place.worker = worker;
+    std::vector<tenon_worker_state> described;
+    for (const nb::handle state : states) {
+      if (state.is_none()) {
+        described.push_back({nullptr, 0});
+        continue;
+      }
+      const auto bytes = nb::cast<nb::bytes>(state);
+      described.push_back({bytes.data(), bytes.size()});
+    }
+    call(tenon_feed_resume, feed_->get(), &place, described.data());
+  }
 
  private:
+  struct ReleaseState {
+    void operator()(tenon_feed_state* state) const noexcept { tenon_feed_state_release(state); }
+  };
+
   tenon_status wait(std::optional<double> timeout, const nb::object& warn, tenon_batch** batch,
                     tenon_error* error) {
     ReportTimer timer;
@@ -246,6 +303,7 @@ class NativeFeed {
         status = tenon_feed_next(feed_->get(), slice, batch, error);
       }
       if (status != TENON_ERR_TIMEOUT) return status;
+      report(warn);
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
       owners::drain();
       if (collected < 2 && is_starved()) {
@@ -259,6 +317,12 @@ class NativeFeed {
     }
   }
 
+  // What there is to say of abandoned threads.
+  void report(const nb::object& warn) const {
+    char text[1024];
+    while (tenon_feed_report_take(feed_->get(), text, sizeof text) != 0) warn(text);
+  }
+
   // Every slot is in the consumer's hands: no generator can end the wait.
   bool is_starved() const {
     const tenon_feed_statistics now = feed_->statistics();
@@ -266,6 +330,8 @@ class NativeFeed {
   }
 
   nb::tuple names_;
+  const bool is_inline_;
+  uint32_t flags_ = 0;  // of the generator
   std::unique_ptr<Feed> feed_;
 };
 
@@ -291,6 +357,7 @@ nb::dict statistics_dict(const NativeFeed& self) {
   d["restarted"] = s.restarted;
   d["copied"] = s.copied;
   d["unwritten"] = s.unwritten;
+  d["abandoned"] = s.abandoned;
   d["oldest_epoch"] = s.oldest_epoch;
   d["oldest_index"] = s.oldest_index;
   d["oldest_ns"] = s.oldest_ns;
@@ -298,11 +365,14 @@ nb::dict statistics_dict(const NativeFeed& self) {
 }
 
 // The descriptor of the slots' file (-1: they lie in none), where in it they begin, the address of the first
-// one, and the bytes of all of them.
+// one, and the bytes up to the end of the file, where slots lie that stand in for others.
 nb::tuple memory_place(const NativeFeed& self) {
   const tenon_feed_statistics s = self.statistics();
-  return nb::make_tuple(s.memory_file, s.memory_at, reinterpret_cast<uintptr_t>(s.memory),
-                        static_cast<uint64_t>(s.slots) * s.slot_nbytes);
+  struct stat file{};
+  if (s.memory_file >= 0) (void)fstat(s.memory_file, &file);
+  const uint64_t nbytes = s.memory_file >= 0 ? static_cast<uint64_t>(file.st_size) - s.memory_at
+                                             : static_cast<uint64_t>(s.slots) * s.slot_nbytes;
+  return nb::make_tuple(s.memory_file, s.memory_at, reinterpret_cast<uintptr_t>(s.memory), nbytes);
 }
 
 nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
@@ -434,7 +504,8 @@ void add_feed(nb::module_& module) {
              int32_t workers, int32_t slots, int64_t batches, uint64_t seed, bool processes, bool round_robin,
              int32_t on_error, int32_t retries, int32_t on_starved, int64_t fill_timeout_ns,
              uint64_t attachment_nbytes, const std::string& name, bool prepares, bool shared_slots,
-             bool sparse_slots, bool shuffle, int32_t rank, int32_t world_size) {
+             bool sparse_slots, bool shuffle, int32_t rank, int32_t world_size, bool has_state,
+             uint64_t state_nbytes) {
             FeedOptions options;
             options.workers = workers;
             options.slots = slots;
@@ -452,14 +523,15 @@ void add_feed(nb::module_& module) {
             options.is_shuffled = shuffle;
             options.rank = rank;
             options.world_size = world_size;
-            new (self) NativeFeed(source, schema, constants, options, name, prepares);
+            options.state_nbytes = state_nbytes;
+            new (self) NativeFeed(source, schema, constants, options, name, prepares, has_state);
           },
           nb::kw_only(), nb::arg("source"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"),
           nb::arg("slots"), nb::arg("batches"), nb::arg("seed"), nb::arg("processes"), nb::arg("round_robin"),
           nb::arg("on_error"), nb::arg("retries"), nb::arg("on_starved"), nb::arg("fill_timeout_ns"),
           nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"), nb::arg("shared_slots") = false,
           nb::arg("sparse_slots") = false, nb::arg("shuffle") = false, nb::arg("rank") = 0,
-          nb::arg("world_size") = 1)
+          nb::arg("world_size") = 1, nb::arg("has_state") = false, nb::arg("state_nbytes") = 0)
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),
@@ -467,6 +539,14 @@ void add_feed(nb::module_& module) {
       .def("close", &NativeFeed::close, nb::arg("timeout"))
       .def("seek", &NativeFeed::seek, nb::arg("epoch"), nb::arg("index"))
       .def("position", &NativeFeed::position, nb::sig("def position(self) -> tuple[int, int]"))
+      .def_prop_ro("has_state", &NativeFeed::has_state)
+      .def_prop_ro("is_indexed", &NativeFeed::is_indexed)
+      .def("state", &NativeFeed::state,
+           nb::sig("def state(self) -> tuple[int, int, int, bool, list[bytes | None]]"))
+      .def("resume", &NativeFeed::resume, nb::arg("epoch"), nb::arg("index"), nb::arg("worker"),
+           nb::arg("states"),
+           nb::sig(
+               "def resume(self, epoch: int, index: int, worker: int, states: list[bytes | None]) -> None"))
       .def("place", memory_place, nb::sig("def place(self) -> tuple[int, int, int, int]"))
       .def("failure", failure_dict, nb::sig("def failure(self) -> dict[str, Any]"))
       .def("worker", worker_dict, nb::arg("worker"),

@@ -18,7 +18,10 @@ struct NamedSchema {
 };
 
 // A generator whose workers a Python object starts: see tenon.worker.Workers.
-Generator generator_of(const nb::object& object, const std::string& name, bool prepares);
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state);
+// One whose fills a Python object runs in the consumer's thread.
+Generator inline_generator_of(const nb::object& object, const NamedSchema& schema, const std::string& name,
+                              bool has_state);
 
 void add_feed(nb::module_& module);
 void add_worker(nb::module_& module);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ops as tenon/_sync/engine.py uses them: bodies in Python and native functions.
+// Ops as tenon/_sync/pushes.py uses them: bodies in Python and native functions.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -101,7 +101,7 @@ void run(void* context, tenon_op* op) {
   }
 }
 
-// The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anyone holds it.
+// The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it.
 void check_original(const tenon_use& use, const char* name) {
   auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
   PyObject* const original = original_of(node);
@@ -114,7 +114,7 @@ void check_original(const tenon_use& use, const char* name) {
           "it");
 }
 
-// A failure that nobody has seen, until it is reported under the GIL. Made by any thread.
+// A failure that no caller has seen, until it is reported under the GIL. Made by any thread.
 struct UnseenFailure : owners::Node {
   explicit UnseenFailure(tenon_failure* owned) noexcept
       : Node([](Node* node) { static_cast<UnseenFailure*>(node)->report(); }), failure(owned) {}

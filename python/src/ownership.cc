@@ -52,7 +52,7 @@ void check_original(const Array& array) {
       "a base of it: drop x and its views first, or go on with x");
 }
 
-// Of other arrays it would throw the memory away: who writes `with a:` means to hold the array.
+// Of other arrays it would throw the memory away: code that writes `with a:` means to hold the array.
 nb::object enter(const Self& self) {
   const Array array = self.array();
   const auto* const owner = static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The native part of workers that are written in Python: a worker's end of a feed, and the functions by which
-// a feed starts its workers. The loop that a worker runs is in tenon/worker.py.
+// a feed starts its workers. The loop that a worker runs is in tenon/_data/workers.py.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -38,6 +38,19 @@ class NativeWorker {
     worker_.reset(worker);
   }
 
+  // For the fills of a feed without workers, each between begin() and end().
+  explicit NativeWorker(const NamedSchema& schema) : schema_(schema) {}
+  void begin(const tenon_fill_request& request) {
+    inline_request_ = &request;
+    code_ = -1;
+    text_.clear();
+  }
+  int32_t end(char* message, size_t size) {
+    inline_request_ = nullptr;
+    std::snprintf(message, size, "%s", text_.c_str());
+    return code_;
+  }
+
   // False: the feed is closed.
   bool next() {
     owners::drain();
@@ -47,10 +60,10 @@ class NativeWorker {
       tenon_status status = TENON_OK;
       {
         const nb::gil_scoped_release released;
-        status = tenon_worker_next(worker_.get(), kSliceNs, &request_, &error);
+        tenon_fill_request part;
+        status = tenon_worker_next(worker_.get(), kSliceNs, &part, &error);
       }
-      has_request_ = status == TENON_OK;
-      if (has_request_) return true;
+      if (status == TENON_OK) return true;
       if (status == TENON_ERR_CLOSED) return false;
       if (status != TENON_ERR_TIMEOUT) throw Error(status, error.message);
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
@@ -58,8 +71,9 @@ class NativeWorker {
   }
 
   const tenon_fill_request& request() const {
-    if (!has_request_) raise(PyExc_ValueError, "the batch has been handed on");
-    return request_;
+    const tenon_fill_request* const request = worker_ ? tenon_worker_request(worker_.get()) : inline_request_;
+    if (request == nullptr) raise(PyExc_ValueError, "the batch has been handed on");
+    return *request;
   }
 
   void commit(uint64_t nbytes) const { call(tenon_worker_commit, worker_.get(), nbytes); }
@@ -114,10 +128,34 @@ class NativeWorker {
     *request().attachment_nbytes = bytes.size();
   }
 
+  // The state to which the generator has to return before it fills the batch: None, or its bytes, which are
+  // empty for the state of the beginning.
+  nb::object restored() const {
+    if ((request().flags & TENON_RESTORE_START) != 0) return nb::bytes("", 0);
+    if ((request().flags & TENON_RESTORE_STATE) == 0) return nb::none();
+    return nb::bytes(request().state, static_cast<size_t>(request().restore_nbytes));
+  }
+  void set_state(const nb::bytes& state) const {
+    if (state.size() > request().state_size) {
+      raise(PyExc_ValueError,
+            "the state of the generator has %zu bytes where there is room for %zu: make the "
+            "feed with state_nbytes=%zu",
+            state.size(), static_cast<size_t>(request().state_size), state.size());
+    }
+    std::memcpy(request().state, state.data(), state.size());
+    *request().state_nbytes = state.size();
+  }
+  void ignore_index() const { *request().notes |= TENON_IGNORED_INDEX; }
+
   void answer(int32_t code, const std::string& text) {
     (void)request();
-    has_request_ = false;
-    tenon_worker_answer(worker_.get(), code, text.c_str());
+    if (worker_) {
+      tenon_worker_answer(worker_.get(), code, text.c_str());
+    } else {
+      inline_request_ = nullptr;
+      code_ = code;
+      text_ = text;
+    }
   }
 
  private:
@@ -127,8 +165,10 @@ class NativeWorker {
 
   const NamedSchema schema_;
   std::unique_ptr<tenon_worker, Leave> worker_;
-  tenon_fill_request request_{};
-  bool has_request_ = false;
+  // Without worker_: the open request, and the answer to it.
+  const tenon_fill_request* inline_request_ = nullptr;
+  int32_t code_ = -1;
+  std::string text_;
 };
 
 // What a Python object gives a feed: start(worker, link) -> pid, reap(worker, pid) -> status,
@@ -136,6 +176,7 @@ class NativeWorker {
 struct Hooks {
   nb::object object;
   std::string name;
+  nb::object native;  // a NativeWorker, for a feed without workers: fill(native)
 };
 
 // Runs body with the GIL; what it raises becomes a text.
@@ -186,6 +227,21 @@ int32_t prepare_batch(void* context, const tenon_fill_request* request, char* me
   });
 }
 
+int32_t fill_inline(void* context, const tenon_fill_request* request, char* message, size_t size) noexcept {
+  return guarded_hook(message, size, [&] {
+    const Hooks& hooks = *static_cast<Hooks*>(context);
+    NativeWorker& native = nb::cast<NativeWorker&>(hooks.native);
+    native.begin(*request);
+    try {
+      hooks.object.attr("fill")(hooks.native);
+    } catch (nb::python_error& e) {  // a signal that came before fill could catch it
+      hooks.object.attr("interrupt")(e.value());
+      throw;
+    }
+    return native.end(message, size);
+  });
+}
+
 int32_t fill_nothing(void*, const tenon_fill_request*, char*, size_t) noexcept { return -1; }
 
 void drop_hooks(void* context) noexcept {
@@ -195,11 +251,11 @@ void drop_hooks(void* context) noexcept {
 
 }  // namespace
 
-Generator generator_of(const nb::object& object, const std::string& name, bool prepares) {
-  auto hooks = std::make_unique<Hooks>(Hooks{object, name});
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state) {
+  auto hooks = std::make_unique<Hooks>(Hooks{object, name, {}});
   tenon_generator generator{};
   generator.struct_size = sizeof generator;
-  generator.flags = TENON_THREADSAFE;
+  generator.flags = TENON_THREADSAFE | (has_state ? uint32_t{TENON_HAS_STATE} : 0);
   generator.context = hooks.get();
   generator.fill = fill_nothing;
   generator.drop = drop_hooks;
@@ -207,6 +263,20 @@ Generator generator_of(const nb::object& object, const std::string& name, bool p
   generator.start = start_worker;
   generator.reap = reap_worker;
   if (prepares) generator.prepare = prepare_batch;
+  (void)hooks.release();
+  return Generator(generator);
+}
+
+Generator inline_generator_of(const nb::object& object, const NamedSchema& schema, const std::string& name,
+                              bool has_state) {
+  auto hooks = std::make_unique<Hooks>(Hooks{object, name, nb::cast(NativeWorker(schema))});
+  tenon_generator generator{};
+  generator.struct_size = sizeof generator;
+  generator.flags = has_state ? uint32_t{TENON_HAS_STATE} : 0;
+  generator.context = hooks.get();
+  generator.fill = fill_inline;
+  generator.drop = drop_hooks;
+  generator.name = hooks->name.c_str();
   (void)hooks.release();
   return Generator(generator);
 }
@@ -221,6 +291,13 @@ void add_worker(nb::module_& module) {
       .def_prop_ro("index", [](const NativeWorker& w) { return w.request().index; })
       .def_prop_ro("epoch", [](const NativeWorker& w) { return w.request().epoch; })
       .def_prop_ro("seed", [](const NativeWorker& w) { return w.request().seed; })
+      .def_prop_ro("epoch_seed", [](const NativeWorker& w) { return w.request().epoch_seed; })
+      .def_prop_ro("is_resumed",
+                   [](const NativeWorker& w) { return (w.request().flags & TENON_RESUMED) != 0; })
+      .def_prop_ro("keeps_state", [](const NativeWorker& w) { return w.request().state_size > 0; })
+      .def("restored", &NativeWorker::restored, nb::sig("def restored(self) -> bytes | None"))
+      .def("set_state", &NativeWorker::set_state, nb::arg("state"))
+      .def("ignore_index", &NativeWorker::ignore_index)
       .def_prop_ro("worker", [](const NativeWorker& w) { return w.request().worker; })
       .def("commit", &NativeWorker::commit, nb::arg("nbytes"))
       .def("array", &NativeWorker::array, nb::arg("field"), nb::sig("def array(self, field: int) -> NDArray"))

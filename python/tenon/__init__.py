@@ -14,22 +14,7 @@ from ._tools.trace import trace
 from . import io
 
 # isort: split
-from ._sync.engine import (
-    Op,
-    cast,
-    copy,
-    fill,
-    inout,
-    out,
-    overwrite,
-    push,
-    read,
-    set_engine,
-    set_engine_limits,
-    wait_all,
-    waitall,
-    write,
-)
+from ._sync.engine import set_engine, set_engine_limits
 
 # isort: split
 from . import _callbacks as _callbacks
@@ -109,9 +94,13 @@ from ._errors import (
 from ._ipc.arena import Arena
 from ._ipc.channel import Channel
 from ._ipc.planner import Plan, TensorUsage
+from ._sync.copies import cast, copy, fill
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
 from ._sync.lease import Lease
+from ._sync.ops import Op, wait_all, waitall
+from ._sync.pushes import push
+from ._sync.uses import inout, out, overwrite, read, write
 from ._typing import DTypeLike
 
 Tensor = TensorUsage  # the name of earlier versions, which the next one will not have

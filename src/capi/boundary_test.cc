@@ -126,6 +126,8 @@ const std::map<std::string, Call>& entries() {
        [](tenon_error* e) { return tenon_feed_create(nullptr, nullptr, nullptr, nullptr, e); }},
       {"tenon_feed_begin", [](tenon_error* e) { return tenon_feed_begin(nullptr, e); }},
       {"tenon_feed_next", [](tenon_error* e) { return tenon_feed_next(nullptr, 0, nullptr, e); }},
+      {"tenon_feed_state_take", [](tenon_error* e) { return tenon_feed_state_take(nullptr, nullptr, e); }},
+      {"tenon_feed_resume", [](tenon_error* e) { return tenon_feed_resume(nullptr, nullptr, nullptr, e); }},
       {"tenon_feed_close", [](tenon_error* e) { return tenon_feed_close(nullptr, 0, e); }},
       {"tenon_trace_begin", [](tenon_error* e) { return tenon_trace_begin(nullptr, 0, e); }},
       {"tenon_trace_end", [](tenon_error* e) { return tenon_trace_end(nullptr, e); }},

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "capi/boundary.h"
 #include "data/feed.h"
@@ -20,6 +23,10 @@ const Schema* unwrap(const tenon_schema* schema) { return reinterpret_cast<const
 Feed* unwrap(tenon_feed* feed) { return reinterpret_cast<Feed*>(feed); }
 Batch* unwrap(tenon_batch* batch) { return reinterpret_cast<Batch*>(batch); }
 const Batch* unwrap(const tenon_batch* batch) { return reinterpret_cast<const Batch*>(batch); }
+FeedPosition* unwrap(tenon_feed_state* state) { return reinterpret_cast<FeedPosition*>(state); }
+const FeedPosition* unwrap(const tenon_feed_state* state) {
+  return reinterpret_cast<const FeedPosition*>(state);
+}
 Worker* unwrap(tenon_worker* worker) { return reinterpret_cast<Worker*>(worker); }
 
 // As much as the caller has room for.
@@ -72,7 +79,8 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     not_null(out, "out");
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, offsetof(tenon_feed_options, rank), "tenon_feed_options");
-    check_flags(generator->flags, TENON_THREADSAFE, "tenon_feed_create");
+    check_flags(generator->flags, uint32_t{TENON_THREADSAFE} | TENON_IS_INDEXED | TENON_HAS_STATE,
+                "tenon_feed_create");
     check_flags(options->flags,
                 TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS | TENON_SHUFFLE,
                 "tenon_feed_create");
@@ -106,6 +114,52 @@ void tenon_feed_position(tenon_feed* feed, uint64_t* epoch, uint64_t* place) {
   std::tie(*epoch, *place) = unwrap(feed)->position();
 }
 
+tenon_status tenon_feed_state_take(tenon_feed* feed, tenon_feed_state** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = reinterpret_cast<tenon_feed_state*>(new FeedPosition(unwrap(not_null(feed, "feed"))->state()));
+  });
+}
+
+void tenon_feed_state_describe(const tenon_feed_state* state, tenon_feed_place* out) {
+  const FeedPosition& position = *unwrap(state);
+  tenon_feed_place place{};
+  place.workers = static_cast<int32_t>(position.states.size());
+  place.epoch = position.epoch;
+  place.place = position.place;
+  place.worker = position.worker;
+  place.ignored_index = position.ignored_index ? 1 : 0;
+  copy_out(place, out);
+}
+
+tenon_worker_state tenon_feed_state_get(const tenon_feed_state* state, int32_t worker) {
+  const std::vector<StateRef>& states = unwrap(state)->states;
+  if (worker < 0 || static_cast<size_t>(worker) >= states.size()) return {};
+  const StateRef& bytes = states[static_cast<size_t>(worker)];
+  if (!bytes) return {};
+  return {bytes->empty() ? static_cast<const void*>("") : bytes->data(), bytes->size()};
+}
+
+void tenon_feed_state_release(tenon_feed_state* state) { delete unwrap(state); }
+
+tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_place* place,
+                               const tenon_worker_state* states, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(place, "place");
+    check_struct_size(place->struct_size, sizeof(tenon_feed_place), "tenon_feed_place");
+    if (place->workers > 0) not_null(states, "states");
+    FeedPosition position{
+        .epoch = place->epoch, .place = place->place, .worker = place->worker, .states = {}};
+    for (int32_t worker = 0; worker < place->workers; ++worker) {
+      const auto* const data = static_cast<const std::byte*>(states[worker].data);
+      position.states.push_back(data == nullptr ? nullptr
+                                                : std::make_shared<const std::vector<std::byte>>(
+                                                      data, data + states[worker].nbytes));
+    }
+    unwrap(not_null(feed, "feed"))->resume(std::move(position));
+  });
+}
+
 void tenon_feed_failure_get(tenon_feed* feed, tenon_feed_failure* out) {
   copy_out(unwrap(feed)->failure(), out);
 }
@@ -120,6 +174,12 @@ void tenon_feed_release(tenon_feed* feed) { delete unwrap(feed); }
 
 void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out) {
   copy_out(unwrap(feed)->statistics(), out);
+}
+
+int32_t tenon_feed_report_take(tenon_feed* feed, char* text, size_t text_size) {
+  const std::string report = unwrap(feed)->take_report();
+  if (text_size > 0) text[report.copy(text, text_size - 1)] = '\0';
+  return report.empty() ? 0 : 1;
 }
 
 void tenon_worker_statistics_get(tenon_feed* feed, int32_t worker, tenon_worker_statistics* out) {
@@ -138,12 +198,20 @@ tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_f
                                tenon_error* error) {
   return guarded(error, [&] {
     not_null(request, "request");
-    switch (unwrap(not_null(worker, "worker"))->next(timeout_ns, *request)) {
-      case Worker::Received::kRequest: return;
+    switch (unwrap(not_null(worker, "worker"))->next(timeout_ns)) {
+      case Worker::Received::kRequest:
+        // What callers of every version have room for.
+        std::memcpy(request, unwrap(worker)->request(), offsetof(tenon_fill_request, epoch_seed));
+        request->struct_size = offsetof(tenon_fill_request, epoch_seed);
+        return;
       case Worker::Received::kLate: throw_error(Code::kTimeout, "there is nothing to be filled");
       case Worker::Received::kOver: throw_error(Code::kClosed, "the feed is closed");
     }
   });
+}
+
+const tenon_fill_request* tenon_worker_request(const tenon_worker* worker) {
+  return reinterpret_cast<const Worker*>(worker)->request();
 }
 
 tenon_status tenon_worker_commit(tenon_worker* worker, uint64_t nbytes, tenon_error* error) {

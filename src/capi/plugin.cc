@@ -32,7 +32,7 @@ tenon_status tenon_plugin_look(const char* path, tenon_plugin_info* out, tenon_e
     not_null(path, "path");
     check_struct_size(not_null(out, "out")->struct_size, sizeof(tenon_plugin_info), "tenon_plugin_info");
     const PluginTable table = PluginTable::load(path);
-    out->flags = table.is_threadsafe() ? TENON_THREADSAFE : 0;
+    out->flags = table.flags();
     out->name = table->name;
     out->describes = table->describe != nullptr ? 1 : 0;
   });

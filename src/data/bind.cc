@@ -26,15 +26,18 @@ struct HeldArray {
 };
 
 // Where the value of a parameter comes from.
-enum class Source : uint8_t { kConstant, kField, kRows, kIndex, kEpoch, kSeed, kWorker };
+enum class Source : uint8_t { kConstant, kField, kRows, kIndex, kEpoch, kSeed, kEpochSeed, kWorker };
 
 struct NamedSource {
   std::string_view name;
   Source source;
 };
 
-constexpr std::array kBatchNumbers{NamedSource{"n", Source::kRows}, NamedSource{"index", Source::kIndex},
-                                   NamedSource{"epoch", Source::kEpoch}, NamedSource{"seed", Source::kSeed},
+constexpr std::array kBatchNumbers{NamedSource{"n", Source::kRows},
+                                   NamedSource{"index", Source::kIndex},
+                                   NamedSource{"epoch", Source::kEpoch},
+                                   NamedSource{"seed", Source::kSeed},
+                                   NamedSource{"epoch_seed", Source::kEpochSeed},
                                    NamedSource{"worker", Source::kWorker}};
 
 struct Binding {
@@ -53,6 +56,7 @@ tenon_value value_of(const Binding& binding, const tenon_fill_request& request) 
     case Source::kIndex: value.u = request.index & binding.mask; break;
     case Source::kEpoch: value.u = request.epoch & binding.mask; break;
     case Source::kSeed: value.u = request.seed & binding.mask; break;
+    case Source::kEpochSeed: value.u = request.epoch_seed & binding.mask; break;
     case Source::kWorker: value.i = request.worker; break;
   }
   return value;
@@ -108,7 +112,7 @@ class Binder {
     const bool is_named = !parameter.name.empty();
     throw_error(Code::kValue, is_named ? concat("parameter '", parameter.name, "'") : "an unnamed parameter",
                 " of '", function_name(), "' is not bound: it is neither a field (", field_names(),
-                "), nor a constant, nor one of n, index, epoch, seed, worker");
+                "), nor a constant, nor one of n, index, epoch, seed, epoch_seed, worker");
   }
 
   void bind_field(const Parameter& parameter, int32_t i) {
@@ -182,7 +186,7 @@ class Binder {
     const DType dtype = parameter.dtype;
     if (source == Source::kRows) {
       check_range(parameter, schema_.rows());
-    } else if (source != Source::kSeed && dtype.bits < 32) {
+    } else if (source != Source::kSeed && source != Source::kEpochSeed && dtype.bits < 32) {
       throw_error(Code::kType, "parameter '", parameter.name, "' of '", function_name(), "' is ",
                   dtype.name(), ": the ", parameter.name, " of a batch needs at least 32 bits");
     }
@@ -259,7 +263,12 @@ tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema
   generator.name = function->prototype().name.c_str();
   generator.fill = fill_bound;
   generator.drop = drop_bound;
-  generator.context = Binder(std::move(function), schema, constants).run().release();
+  std::unique_ptr<BoundFunction> bound = Binder(std::move(function), schema, constants).run();
+  const auto tells_batches_apart = [](const Binding& b) {
+    return b.source == Source::kIndex || b.source == Source::kSeed;
+  };
+  if (std::ranges::any_of(bound->bindings, tells_batches_apart)) generator.flags |= TENON_IS_INDEXED;
+  generator.context = bound.release();
   return generator;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Makes a generator out of a native function: binds each parameter to a field of the batch, to a constant
-// or to one of the numbers that describe the batch (n, index, epoch, seed, worker).
+// or to one of the numbers that describe the batch (n, index, epoch, seed, epoch_seed, worker).
 #pragma once
 
 #include <span>

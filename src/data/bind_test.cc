@@ -62,7 +62,7 @@ TEST(Bind, EveryParameterGetsItsFieldConstantOrBatchNumber) {
                "uint64_t seed, int worker, int8_t level, double gain"),
       *schema(), constants);
   EXPECT_STREQ(generator.name, "fill");
-  EXPECT_EQ(generator.flags, 0u);
+  EXPECT_EQ(generator.flags, uint32_t{TENON_IS_INDEXED});
 
   float data[8];
   int64_t label[4];

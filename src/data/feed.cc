@@ -23,6 +23,7 @@ static_assert(sizeof tenon_feed_failure::text == kMessageSize);
 
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kShortestLook = 1'000'000;
+constexpr int64_t kInlineLook = 5'000'000;
 
 // How many batches a message lists.
 constexpr size_t kListed = 5;
@@ -52,7 +53,7 @@ struct Held {
 // Oldest first.
 std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::SlotUse>& uses) {
   std::vector<Held> held;
-  for (int32_t slot = 0; slot < slots.count(); ++slot) {
+  for (int32_t slot = 0; slot < slots.made(); ++slot) {
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
     if (storage) held.push_back({uses[static_cast<size_t>(slot)], storage->region().views()});
   }
@@ -62,8 +63,12 @@ std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::
 
 void check(const tenon_generator& generator, const tenon_feed_options& options) {
   if (generator.fill == nullptr) throw_error(Code::kValue, "feed: the generator has no fill function");
-  if (options.workers < 1)
-    throw_error(Code::kValue, "feed: workers is ", options.workers, ", at least 1 is needed");
+  if (options.workers < 0) throw_error(Code::kValue, "feed: workers is ", options.workers, "; it is a count");
+  if (options.workers == 0 && ((options.flags & TENON_PROCESSES) != 0 || options.fill_timeout_ns > 0)) {
+    throw_error(Code::kValue,
+                "feed: workers is 0, so the consumer fills: neither processes nor a limit of the "
+                "time of a fill are possible");
+  }
   if (options.slots <= options.workers) {
     throw_error(Code::kValue, "feed: ", options.slots, " slots are too few for ", options.workers,
                 " workers: at least ", int64_t{options.workers} + 1,
@@ -86,9 +91,9 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
   }
 }
 
-void work(Ref<Workers> workers, int32_t worker) {
-  pthread_setname_np(pthread_self(), concat("tenon-feed-", worker).substr(0, 15).c_str());
-  workers->work(worker);
+void work(Ref<Workers> workers, int32_t lane) {
+  pthread_setname_np(pthread_self(), concat("tenon-feed-", lane).substr(0, 15).c_str());
+  workers->work(lane);
 }
 
 }  // namespace
@@ -105,9 +110,10 @@ Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_fee
 
 void Feed::start_workers() {
   const int32_t count = workers_->count();
-  threads_->reserve(static_cast<size_t>(count));
+  threads_->reserve(static_cast<size_t>(workers_->lanes()));
   const BlockedSignals blocked;
   workers_->expect(count);
+  if (workers_->is_inline()) return;
   try {
     for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, workers_, worker);
   } catch (const std::exception& e) {  // of the system, or std::bad_alloc
@@ -145,7 +151,34 @@ void Feed::end() {
 
 void Feed::seek(uint64_t epoch, uint64_t place) { workers_->queue().seek(epoch, place); }
 
-std::pair<uint64_t, uint64_t> Feed::position() { return workers_->queue().position(); }
+std::pair<uint64_t, uint64_t> Feed::position() {
+  const FeedPosition position = workers_->queue().position();
+  return {position.epoch, position.place};
+}
+
+FeedPosition Feed::state() {
+  FeedPosition position = workers_->queue().position();
+  if (!workers_->has_state()) position.states.clear();
+  return position;
+}
+
+void Feed::resume(FeedPosition position) {
+  const auto workers = static_cast<size_t>(workers_->has_state() ? workers_->count() : 0);
+  if (position.states.size() != workers) {
+    throw_error(Code::kValue, "the position has states of ", position.states.size(),
+                " workers, and this feed has them of ", workers);
+  }
+  if (position.worker < 0 || position.worker >= workers_->count()) {
+    throw_error(Code::kValue, "the position has worker ", position.worker, ", and this feed has ",
+                workers_->count());
+  }
+  for (const StateRef& state : position.states) {
+    if (!state || state->size() <= workers_->layout().state_nbytes) continue;
+    throw_error(Code::kValue, "a state of the generator has ", state->size(), " bytes, and state_nbytes is ",
+                options_.state_nbytes);
+  }
+  workers_->queue().seek(std::move(position));
+}
 
 bool Feed::is_starved() const noexcept { return workers_->slots().lent() == workers_->slots().count(); }
 
@@ -153,12 +186,25 @@ bool Feed::is_starved() const noexcept { return workers_->slots().lent() == work
 void Feed::help_starved() {
   if (options_.on_starved == TENON_ON_STARVED_GROW) {
     if (workers_->slots().grow()) return;
-    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().first),
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch),
                 "; there are as many slots as there may be");
   }
   if (options_.on_starved == TENON_ON_STARVED_RAISE) {
-    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().first));
+    throw_error(Code::kLeaseConflict, held_text(workers_->queue().position().epoch));
   }
+}
+
+// False: no thread hangs, or the feed is being closed.
+bool Feed::give_up_hung() {
+  const std::unique_lock lock(closing_, std::try_to_lock);
+  if (!lock || threads_->empty()) return false;
+  return workers_->give_up_hung([this](int32_t abandoned, int32_t other) {
+    std::vector<std::thread>& threads = *threads_;
+    threads[static_cast<size_t>(abandoned)].detach();
+    threads.resize(std::max(threads.size(), static_cast<size_t>(other) + 1));
+    const BlockedSignals blocked;
+    threads[static_cast<size_t>(other)] = std::thread(work, workers_, other);
+  });
 }
 
 // Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
@@ -173,16 +219,19 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
       const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
       step = step < 0 ? look : std::min(step, look);
     }
+    if (workers_->is_inline()) {
+      outcome = workers_->queue().next(0, item);
+      if (outcome != TicketQueue::NextBatch::kLate) return true;
+      if (workers_->fill_inline()) {
+        if (!deadline.has_passed()) continue;  // each batch may be skipped
+        step = 0;
+      }
+      // A slot may become free, or another consumer ends its fill.
+      step = step < 0 ? kInlineLook : std::min(step, kInlineLook);
+    }
     outcome = workers_->queue().next(step, item);
     if (outcome != TicketQueue::NextBatch::kLate) return true;
-    if (watches_fill) {
-      TicketFailure failure;
-      failure.kind = TENON_HUNG;
-      failure.code = -1;
-      failure.set_message("its thread is left behind");
-      const bool skips = options_.on_error == TENON_ON_ERROR_SKIP;
-      if (workers_->queue().give_up(options_.fill_timeout_ns, skips, failure)) continue;
-    }
+    if (watches_fill && give_up_hung()) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }
@@ -253,6 +302,11 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
       text += concat(" while generator '", workers_->generator_name(), "' filled ", ticket_text(item.ticket));
       break;
     case TENON_HUNG:
+      if (!f.was_begun) {
+        text += concat("was not called for ", ticket_text(item.ticket),
+                       ": an earlier call takes longer than ", seconds_text(options_.fill_timeout_ns));
+        break;
+      }
       text += concat("took longer than ", seconds_text(options_.fill_timeout_ns), " for ",
                      ticket_text(item.ticket),
                      worker.empty() ? "" : concat(" in ", worker, ", which was killed"));
@@ -291,7 +345,7 @@ std::string Feed::held_text(uint64_t epoch) {
              " slots hold delivered batches. Let go of those that are done with, and of arrays and "
              "tensors made from them, and keep copies of fields (.copy())",
              (options_.flags & TENON_SHARED_SLOTS) != 0 ? "" : "; or use on_starved=\"copy\"",
-             "; or slots=", held.size() + static_cast<size_t>(workers_->count()) + 1,
+             "; or slots=", held.size() + static_cast<size_t>(workers_->threads()) + 1,
              ", if no more are kept than now. Held, oldest first: ");
   for (size_t i = 0; i < std::min(held.size(), kListed); ++i) {
     const Ticket& ticket = held[i].use.ticket;
@@ -310,8 +364,11 @@ void Feed::close(int64_t timeout_ns) {
   }
   const std::scoped_lock lock(closing_);
   workers_->dismiss();
+  if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
   const bool have_left = !workers_->is_called_by_worker() && workers_->wait_until_left(timeout_ns);
-  for (std::thread& thread : *threads_) have_left ? thread.join() : thread.detach();
+  for (std::thread& thread : *threads_) {
+    if (thread.joinable()) have_left ? thread.join() : thread.detach();
+  }
   threads_->clear();
   if (have_left) return;
   const TicketQueue::Snapshot now = workers_->queue().snapshot();
@@ -335,7 +392,7 @@ tenon_feed_statistics Feed::statistics() {
   const Slots& slots = workers_->slots();
   tenon_feed_statistics s{};
   s.struct_size = sizeof s;
-  s.workers = workers_->count();
+  s.workers = workers_->threads();
   s.slots = slots.count();
   s.slot_nbytes = slots.slot_nbytes();
   s.memory = slots.data(0);
@@ -346,13 +403,14 @@ tenon_feed_statistics Feed::statistics() {
   s.copied = copied_.load(std::memory_order_relaxed);
   s.retried = workers_->retried();
   s.unwritten = workers_->unwritten();
+  s.abandoned = workers_->abandoned();
   s.slots_held = slots.lent();
   if (!process_.is_child()) {
     const TicketQueue::Snapshot now = workers_->queue().snapshot();
     s.slots_filling = now.filling;
     s.slots_ready = now.ready;
     s.fill_ns = now.fill_ns;
-    s.starved_ns = now.starved_ns;
+    s.starved_ns = workers_->is_inline() ? now.fill_ns : now.starved_ns;
     s.blocked_ns = workers_->blocked_ns();
     s.blocked_by_consumer_ns = workers_->blocked_by_consumer_ns();
     s.skipped = now.skipped;

@@ -40,6 +40,9 @@ class Feed {
   // Epoch and place in it, as tenon.h says: the place of the whole epoch, not of this rank.
   void seek(uint64_t epoch, uint64_t place);
   std::pair<uint64_t, uint64_t> position();
+  FeedPosition state();
+  // As seek, with the states of the generator. Fails with kValue: other states than this feed can have.
+  void resume(FeedPosition position);
 
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
   // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all
@@ -55,12 +58,14 @@ class Feed {
   tenon_feed_failure failure();
   tenon_feed_statistics statistics();
   tenon_worker_statistics worker_statistics(int32_t worker);
+  std::string take_report() { return workers_->take_report(); }
 
  private:
   void check_process() const;
   void start_workers();
   std::string failure_text(const TicketQueue::Delivery& item) const;
   std::string held_text(uint64_t epoch);
+  bool give_up_hung();
   bool wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
@@ -80,7 +85,8 @@ class Feed {
   tenon_feed_failure failure_{};  // guarded by failing_
 
   std::mutex closing_;
-  std::unique_ptr<std::vector<std::thread>> threads_;  // guarded by closing_; empty once joined or detached
+  // Guarded by closing_. By lane; empty once joined or detached.
+  std::unique_ptr<std::vector<std::thread>> threads_;
 };
 
 }  // namespace tenon::impl

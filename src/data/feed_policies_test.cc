@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Worker processes, what becomes of failures, and what a consumer gets that keeps batches. Oracle: a batch's
-// numbers follow from (epoch, index, seed) alone, whoever filled it; every failure comes at its place with
+// numbers follow from (epoch, index, seed) alone, for any worker; every failure comes at its place with
 // what is known of it; nothing outlives the feed.
 #include <dirent.h>
 #include <gtest/gtest.h>

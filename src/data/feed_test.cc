@@ -517,7 +517,7 @@ TEST(Feed, WhatCannotBeAFeedIsRefusedAndTheGeneratorStaysTheCallers) {
     tenon_feed_options options;
     const char* words;
   } cases[] = {
-      {options(0, 4, -1), "workers is 0"},
+      {options(-1, 4, -1), "workers is -1"},
       {options(2, 2, -1), "2 slots are too few for 2 workers"},
       {options(1, 2, -2), "batches is -2"},
       {options(1, 2'000'000'000, -1), "2000000000 slots"},

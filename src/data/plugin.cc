@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -122,7 +125,7 @@ bool are_equal(const Schema& a, const Schema& b) {
   });
 }
 
-// One open state of a plug-in. One thread at a time uses it.
+// One open state of a plug-in. One thread at a time uses it, between try_take() and give().
 class PluginState {
  public:
   // fields: null if the schema is not known yet. All arguments must outlive the state. Fails with kOp.
@@ -184,6 +187,37 @@ class PluginState {
   }
 
   int32_t fill(const tenon_fill_request& request, char* text, size_t text_size) {
+    if (!table_.has_state()) return call_fill(request, text, text_size);
+    if (!first_) {
+      std::vector<std::byte> first(request.state_size);
+      first.resize(save(first.data(), first.size()));
+      first_ = std::move(first);
+    }
+    if ((request.flags & TENON_RESTORE_START) != 0) restore(first_->data(), first_->size());
+    if ((request.flags & TENON_RESTORE_STATE) != 0) restore(request.state, request.restore_nbytes);
+    const int32_t code = call_fill(request, text, text_size);
+    try {
+      *request.state_nbytes = save(request.state, request.state_size);
+    } catch (const Error&) {
+      if (code == 0) throw;  // else the failure of fill tells more
+    }
+    return code;
+  }
+
+  // False: a call uses it.
+  bool try_take() noexcept {
+    // pairs with: PluginState::give, "a state that no call uses"
+    return !is_taken_.exchange(true, std::memory_order_acquire);
+  }
+  void give() noexcept {
+    // pairs with: PluginState::try_take, "a state that no call uses"
+    is_taken_.store(false, std::memory_order_release);
+  }
+
+  PluginState* next = nullptr;  // constant once the state is in a list
+
+ private:
+  int32_t call_fill(const tenon_fill_request& request, char* text, size_t text_size) {
     Message message;
     const int32_t code = call_entry(message, [&] {
       if (table_->abi != 1) return table_->fill(state_, &request, message.data(), Message::size());
@@ -197,9 +231,27 @@ class PluginState {
     return code;
   }
 
-  PluginState* next = nullptr;  // constant once the state is in a list
+  // The size of the state.
+  uint64_t save(void* bytes, uint64_t size) {
+    uint64_t nbytes = 0;
+    Message message;
+    const int32_t code = call_entry(
+        message, [&] { return table_->save(state_, bytes, size, &nbytes, message.data(), Message::size()); });
+    if (code != 0) fail("save", code, message);
+    if (nbytes > size) {
+      throw_error(Code::kValue, "the state of plug-in '", table_.name(), "' has ", nbytes,
+                  " bytes where there is room for ", size, ": make the feed with state_nbytes=", nbytes);
+    }
+    return nbytes;
+  }
 
- private:
+  void restore(const void* bytes, uint64_t nbytes) {
+    Message message;
+    const int32_t code = call_entry(
+        message, [&] { return table_->restore(state_, bytes, nbytes, message.data(), Message::size()); });
+    if (code != 0) fail("restore", code, message);
+  }
+
   [[noreturn]] void fail(const char* entry, int32_t code, const Message& message) const {
     throw Error(Code::kOp,
                 concat(entry, " of plug-in '", table_.name(), "'",
@@ -212,9 +264,17 @@ class PluginState {
   const ForkMark process_;
   tenon_plugin_setup setup_{};
   void* state_ = nullptr;
+  std::optional<std::vector<std::byte>> first_;  // what save has written before the first fill
+  std::atomic<bool> is_taken_{true};             // by the thread that opens it
 };
 
-// The context of the generator. Threads: workers share it; a worker's number is used by one thread at a time.
+struct StateTurn {
+  PluginState& state;
+  ~StateTurn() { state.give(); }
+};
+
+// The context of the generator. Threads: workers share it. A worker's number is used by one thread at a time,
+// and by others whose call hangs: each of them has a state.
 class PluginGenerator {
  public:
   PluginGenerator(PluginTable table, const char* config, uint64_t seed, Ref<Schema> schema)
@@ -226,7 +286,7 @@ class PluginGenerator {
   PluginGenerator(const PluginGenerator&) = delete;
   PluginGenerator& operator=(const PluginGenerator&) = delete;
   ~PluginGenerator() {
-    // pairs with: PluginGenerator::state_of, "a state is open"
+    // pairs with: PluginGenerator::take_state, "a state is open"
     for (PluginState* state = states_.load(std::memory_order_acquire); state != nullptr;) {
       delete std::exchange(state, state->next);
     }
@@ -237,7 +297,8 @@ class PluginGenerator {
   int32_t fill(const tenon_fill_request& request, char* message, size_t message_size) noexcept {
     int32_t code = -1;
     try {
-      return state_of(request.worker).fill(request, message, message_size);
+      const StateTurn turn{take_state(request.worker)};
+      return turn.state.fill(request, message, message_size);
     } catch (const Error& e) {
       if (e.op_code() != 0) code = e.op_code();
       put(e.what(), message, message_size);
@@ -248,10 +309,10 @@ class PluginGenerator {
   }
 
  private:
-  PluginState& state_of(int32_t worker) {
-    // pairs with: PluginGenerator::state_of, "a state is open"
+  PluginState& take_state(int32_t worker) {
+    // pairs with: PluginGenerator::take_state, "a state is open"
     for (PluginState* s = states_.load(std::memory_order_acquire); s != nullptr; s = s->next) {
-      if (s->worker() == worker && !s->is_of_parent()) return *s;
+      if (s->worker() == worker && !s->is_of_parent() && s->try_take()) return *s;
     }
     auto state = std::make_unique<PluginState>(table_, worker, seed_, config_.c_str(), &fields_);
     if (table_->describe != nullptr) {
@@ -261,7 +322,7 @@ class PluginGenerator {
       }
     }
     state->next = states_.load(std::memory_order_relaxed);
-    // pairs with: PluginGenerator::state_of, "a state is open"
+    // pairs with: PluginGenerator::take_state, "a state is open"
     while (!states_.compare_exchange_weak(state->next, state.get(), std::memory_order_release,
                                           std::memory_order_relaxed)) {
     }
@@ -293,19 +354,23 @@ PluginTable PluginTable::load(const char* path) {
     refuse("its ABI is ", table->abi, ", this library's is ", TENON_PLUGIN_ABI,
            ": compile it with the tenon/plugin.h of this version");
   }
-  if (table->struct_size < sizeof(tenon_plugin)) {
-    refuse("struct_size of its table is ", table->struct_size, ", at least ", sizeof(tenon_plugin),
-           " is needed");
+  const size_t least = table->abi < 3 ? offsetof(tenon_plugin, save) : sizeof(tenon_plugin);
+  if (table->struct_size < least) {
+    refuse("struct_size of its table is ", table->struct_size, ", at least ", least, " is needed");
   }
-  if ((table->flags & ~uint32_t{TENON_PLUGIN_THREADSAFE}) != 0) {
-    refuse("its table has unknown flags: ", table->flags);
-  }
+  const uint32_t flags = TENON_PLUGIN_THREADSAFE | (table->abi < 3 ? 0 : TENON_PLUGIN_IS_INDEXED);
+  if ((table->flags & ~flags) != 0) refuse("its table has unknown flags: ", table->flags);
   for (const auto& [entry, is_there] :
        {std::pair("open", table->open != nullptr), std::pair("fill", table->fill != nullptr),
         std::pair("close", table->close != nullptr)}) {
     if (!is_there) refuse(entry, " is NULL in its table");
   }
-  return {table, table->name != nullptr ? readable(table->name) : file_name(path)};
+  tenon_plugin known{};
+  std::memcpy(&known, table, least);
+  if ((known.save == nullptr) != (known.restore == nullptr)) {
+    refuse("its table has ", known.save != nullptr ? "save without restore" : "restore without save");
+  }
+  return {known, table->name != nullptr ? readable(table->name) : file_name(path)};
 }
 
 OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t seed, Ref<Schema> schema) {
@@ -330,7 +395,7 @@ OpenedPlugin open_plugin(const PluginTable& table, const char* config, uint64_t 
   auto context = std::make_unique<PluginGenerator>(table, config, seed, schema);
   tenon_generator generator{};
   generator.struct_size = sizeof generator;
-  generator.flags = table.is_threadsafe() ? TENON_THREADSAFE : 0;
+  generator.flags = table.flags();
   generator.fill = [](void* self, const tenon_fill_request* request, char* message, size_t message_size) {
     return static_cast<PluginGenerator*>(self)->fill(*request, message, message_size);
   };

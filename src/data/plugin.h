@@ -19,16 +19,22 @@ class PluginTable {
   // Fails with kNotFound (library, symbol), kValue (another ABI, a table that is damaged).
   static PluginTable load(const char* path);
 
-  const tenon_plugin& operator*() const noexcept { return *table_; }
-  const tenon_plugin* operator->() const noexcept { return table_; }
-  bool is_threadsafe() const noexcept { return (table_->flags & TENON_PLUGIN_THREADSAFE) != 0; }
+  const tenon_plugin& operator*() const noexcept { return table_; }
+  const tenon_plugin* operator->() const noexcept { return &table_; }
+  bool has_state() const noexcept { return table_.save != nullptr; }
+  // Of its generator.
+  uint32_t flags() const noexcept {
+    return ((table_.flags & TENON_PLUGIN_THREADSAFE) != 0 ? uint32_t{TENON_THREADSAFE} : 0) |
+           ((table_.flags & TENON_PLUGIN_IS_INDEXED) != 0 ? uint32_t{TENON_IS_INDEXED} : 0) |
+           (has_state() ? uint32_t{TENON_HAS_STATE} : 0);
+  }
   // The name of the plug-in, or of its file.
   const std::string& name() const noexcept { return name_; }
 
  private:
-  PluginTable(const tenon_plugin* table, std::string name) : table_(table), name_(std::move(name)) {}
+  PluginTable(const tenon_plugin& table, std::string name) : table_(table), name_(std::move(name)) {}
 
-  const tenon_plugin* table_;
+  tenon_plugin table_;  // with NULL for what the version of the library does not have
   std::string name_;
 };
 

@@ -178,6 +178,34 @@ TEST(Plugin, StatesOfWorkersThatBeginTogetherStayApart) {
   EXPECT_EQ(count("telling", "count_overlaps"), 0);
 }
 
+// A worker whose call hangs goes on in another thread.
+TEST(Plugin, CallsOfOneWorkerThatOverlapHaveAStateEach) {
+  constexpr int kThreads = 4;
+  constexpr uint64_t kFills = 100;
+  constexpr int64_t kRows = 50'000;  // so that calls overlap on one core, too
+  Owned owned(open("telling", R"({"rows": 50000})"));
+  std::barrier start(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      start.arrive_and_wait();
+      std::vector<uint64_t> data(kRows * kColumns);
+      std::vector<int64_t> label(kRows);
+      void* fields[]{data.data(), label.data()};
+      char message[256];
+      for (uint64_t n = 0; n < kFills; ++n) {
+        tenon_fill_request request = request_of(0, fields, n, 0, 0);
+        request.rows = kRows;
+        EXPECT_EQ(owned.generator.fill(owned.generator.context, &request, message, sizeof message), 0);
+        EXPECT_EQ(data[kOpenWorker], 0u);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(count("telling", "count_overlaps"), 0);
+  EXPECT_LE(count("telling", "count_open"), kThreads) << "states are used again";
+}
+
 // A child of fork has the parent's states as dead copies: it opens its own, and closes only those.
 TEST(Plugin, AForkedWorkerOpensItsOwnState) {
   auto owned = std::make_unique<Owned>(open("telling"));
@@ -290,8 +318,8 @@ TEST(Plugin, TextsOfAnyBytesAreReadable) {
 
 TEST(Plugin, TablesThatCannotServeAreRefused) {
   const auto refused = [](const char* name) { return error_of(Code::kValue, [&] { (void)table(name); }); };
-  expect_text(refused("other_abi"), "its ABI is 8, this library's is 2");
-  expect_text(refused("no_version"), "its ABI is 0, this library's is 2");
+  expect_text(refused("other_abi"), "its ABI is 9, this library's is 3");
+  expect_text(refused("no_version"), "its ABI is 0, this library's is 3");
   expect_text(refused("short_table"), "struct_size of its table is 24, at least ");
   expect_text(refused("unknown_flags"), "its table has unknown flags: 512");
   expect_text(refused("no_open"), "open is NULL in its table");

@@ -3,6 +3,8 @@
 // What a feed's process and its worker processes write to each other: the control part of a feed's memory
 // file. A head, then a request ring for each worker; behind them the slots.
 //
+// There are more rings than workers: a thread that is abandoned keeps its ring, and the worker gets another.
+//
 // A ring holds two requests, so that a worker finds the next one when it is done with one. Each side writes
 // its own words alone. A side that waits polls for a while, says that it sleeps, and sleeps on the count of
 // the other side.
@@ -19,15 +21,16 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 4;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 5;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
 
 struct RingRequest {
   int32_t slot;
-  uint64_t index, epoch, seed;
-  uint64_t round, place;  // of the ticket
+  uint64_t index, epoch, seed, epoch_seed;
+  uint64_t round, place;           // of the ticket
+  uint64_t flags, restore_nbytes;  // of tenon_fill_request
 };
 
 struct RingAnswer {
@@ -43,12 +46,15 @@ struct RequestRing {
   alignas(64) std::atomic<uint32_t> asked;  // requests so far; the worker sleeps on it
   std::atomic<uint32_t> is_feed_asleep;
   std::atomic<uint32_t> is_over;
+  std::atomic<int32_t> worker;         // that uses it; -1: none
+  std::atomic<uint32_t> is_abandoned;  // the worker has another one
   RingRequest requests[kRingEntries];
   // Written by the worker; by the feed too when the worker has ended.
   alignas(64) std::atomic<uint32_t> changes;  // answers and ends of the worker; the feed sleeps on it
   std::atomic<uint32_t> answered;             // requests so far
   std::atomic<uint32_t> is_worker_asleep;
   std::atomic<uint32_t> has_left;  // the worker reads no more requests
+  std::atomic<uint32_t> thread;    // of the worker, as the kernel numbers it
   RingAnswer answers[kRingEntries];
 };
 
@@ -62,7 +68,7 @@ struct FeedHead {
   uint32_t pid;     // of the feed's process
   uint64_t start;   // and when it began
   uint64_t nbytes;  // of the file
-  int32_t workers, slots, fields;
+  int32_t rings, slots, fields;
   int64_t rows;
   uint64_t slots_at;
   bool has_sparse_slots;
@@ -70,15 +76,15 @@ struct FeedHead {
   FieldPlace places[1];  // of each field
 };
 
-// Where the parts lie; from the numbers of workers and fields.
+// Where the parts lie; from the numbers of rings and fields.
 constexpr size_t rings_at(size_t fields) {
   return (sizeof(FeedHead) + fields * sizeof(FieldPlace) + 63) / 64 * 64;
 }
-constexpr size_t control_nbytes(size_t fields, size_t workers) {
-  return (rings_at(fields) + workers * sizeof(RequestRing) + kControlPage - 1) / kControlPage * kControlPage;
+constexpr size_t control_nbytes(size_t fields, size_t rings) {
+  return (rings_at(fields) + rings * sizeof(RequestRing) + kControlPage - 1) / kControlPage * kControlPage;
 }
-inline RequestRing& ring_of(std::byte* control, size_t fields, size_t worker) noexcept {
-  return reinterpret_cast<RequestRing*>(control + rings_at(fields))[worker];
+inline RequestRing& ring_of(std::byte* control, size_t fields, size_t ring) noexcept {
+  return reinterpret_cast<RequestRing*>(control + rings_at(fields))[ring];
 }
 
 }  // namespace tenon::impl

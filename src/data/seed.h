@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The seed of a batch: a function of only the feed's seed, the epoch and the index, so that a batch does
-// not depend on the worker and can be made again.
+// not depend on the worker and can be made again. That of an epoch: the same without the index.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,12 @@ constexpr uint64_t split_mix(uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
+constexpr uint64_t epoch_seed(uint64_t feed_seed, uint64_t epoch) noexcept {
+  return split_mix(split_mix(feed_seed) ^ epoch);
+}
+
 constexpr uint64_t batch_seed(uint64_t feed_seed, uint64_t epoch, uint64_t index) noexcept {
-  return split_mix(split_mix(split_mix(feed_seed) ^ epoch) ^ index);
+  return split_mix(epoch_seed(feed_seed, epoch) ^ index);
 }
 
 }  // namespace tenon::impl

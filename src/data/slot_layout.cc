@@ -18,13 +18,17 @@ uint64_t sum(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes) {
+SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint64_t state_nbytes) {
   size_t axes = 0;
   for (const Field& field : schema.fields()) axes += field.shape.size();
   SlotLayout layout;
   layout.shapes_at = schema.fields_nbytes();
   layout.committed_at = sum(layout.shapes_at, axes * sizeof(int64_t));
-  layout.attached_at = layout.committed_at + sizeof(uint64_t);
+  layout.notes_at = layout.committed_at + sizeof(uint64_t);
+  layout.stated_at = layout.notes_at + sizeof(uint64_t);
+  layout.state_at = layout.stated_at + sizeof(uint64_t);
+  layout.state_nbytes = sum(state_nbytes, sizeof(uint64_t) - 1) / sizeof(uint64_t) * sizeof(uint64_t);
+  layout.attached_at = sum(layout.state_at, layout.state_nbytes);
   layout.attachment_at = layout.attached_at + sizeof(uint64_t);
   layout.attachment_nbytes = attachment_nbytes;
   const uint64_t end = sum(layout.attachment_at, attachment_nbytes);

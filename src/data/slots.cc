@@ -61,9 +61,10 @@ void check_available(int32_t count, size_t slot_nbytes) {
 
 size_t checked_nbytes(const SlotsPlan& plan) {
   size_t nbytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(plan.most), plan.slot_nbytes, &nbytes) ||
+  const size_t most = static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares);
+  if (__builtin_mul_overflow(most, plan.slot_nbytes, &nbytes) ||
       __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
-    throw_error(Code::kValue, plan.most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
+    throw_error(Code::kValue, most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
   }
   if (!plan.is_sparse) check_available(plan.count, plan.slot_nbytes);
   return nbytes;
@@ -90,8 +91,9 @@ Ref<Slots> Slots::create(const SlotsPlan& plan) {
 Slots::Slots(const SlotsPlan& plan)
     : plan_(plan),
       nbytes_(checked_nbytes(plan)),
-      links_(static_cast<size_t>(plan.most)),
+      links_(static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares)),
       head_(head_of(0, 0)) {
+  spares_.reserve(static_cast<size_t>(plan.spares));
   for (size_t i = 0; i < links_.size(); ++i) {
     links_[i].pool = this;
     const bool has_next = i + 1 < static_cast<size_t>(plan.count);
@@ -113,7 +115,7 @@ Slots::Slots(const SlotsPlan& plan)
     sem_destroy(&free_);
     throw;
   }
-  count_ = plan.count;
+  count_ = made_ = plan.count;
 }
 
 void Slots::take_memory(int32_t first, int32_t count) {
@@ -126,15 +128,38 @@ void Slots::take_memory(int32_t first, int32_t count) {
   if (!populate(memory_ + offset, nbytes)) fail(count, plan_.slot_nbytes, std::strerror(errno));
 }
 
-bool Slots::grow() {
-  const std::scoped_lock lock(growing_);
-  const int32_t slot = count();
-  if (slot == plan_.most) return false;
+// Requires growing_.
+int32_t Slots::make_slot() {
+  const int32_t slot = made();
   if (!plan_.is_sparse) check_available(1, plan_.slot_nbytes);
   take_memory(slot, 1);
-  count_.store(slot + 1, std::memory_order_relaxed);
+  made_.store(slot + 1, std::memory_order_relaxed);
+  return slot;
+}
+
+bool Slots::grow() {
+  const std::scoped_lock lock(growing_);
+  if (count() == plan_.most) return false;
+  const int32_t slot = make_slot();
+  count_.store(count() + 1, std::memory_order_relaxed);
   give(slot);
   return true;
+}
+
+int32_t Slots::take_spare() {
+  const std::scoped_lock lock(growing_);
+  if (!spares_.empty()) {
+    const int32_t slot = spares_.back();
+    spares_.pop_back();
+    return slot;
+  }
+  return made() - count() < plan_.spares ? make_slot() : kNone;
+}
+
+void Slots::give_spare(int32_t slot) noexcept {
+  end_span(links_[static_cast<size_t>(slot)]);
+  const std::scoped_lock lock(growing_);
+  spares_.push_back(slot);  // there is room for all
 }
 
 Slots::~Slots() {
@@ -172,9 +197,13 @@ int32_t Slots::pop() noexcept {
   }
 }
 
+void Slots::end_span(Link& link) noexcept {
+  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::SpanOutcome::kDone);
+}
+
 void Slots::give(int32_t slot) noexcept {
   Link& link = links_[static_cast<size_t>(slot)];
-  trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::SpanOutcome::kDone);
+  end_span(link);
   uint64_t head = head_.load(std::memory_order_relaxed);
   do {
     link.next.store(slot_of(head), std::memory_order_relaxed);

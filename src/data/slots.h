@@ -29,6 +29,7 @@ struct SlotsPlan {
   int32_t count = 0;
   size_t slot_nbytes = 0;     // a multiple of the page size
   int32_t most = 0;           // up to which they may grow; 0: they do not
+  int32_t spares = 0;         // how many more there may be that stand in for others
   bool is_shared = false;     // in a memory file
   bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
   size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
@@ -43,8 +44,11 @@ class Slots {
   // Fails with kValue (overflow), kNoMemory (the message has the numbers).
   static Ref<Slots> create(const SlotsPlan& plan);
 
+  // Those that go round: without spare ones, and without those for which spare ones stand in.
   int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
-  int32_t most() const noexcept { return plan_.most; }
+  // The numbers of all slots are below.
+  int32_t made() const noexcept { return made_.load(std::memory_order_relaxed); }
+  int32_t most() const noexcept { return plan_.most + plan_.spares; }
   size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
   std::byte* data(int32_t slot) const noexcept {
     return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
@@ -66,6 +70,11 @@ class Slots {
   // The same without waiting: also kNone.
   int32_t try_take() noexcept;
   void give(int32_t slot) noexcept;
+
+  // A slot that stands in for a taken one which is not given back for long. kNone: as many do as may. Fails
+  // with kNoMemory. The other one, when it is back, or one that was not needed is a spare one again.
+  int32_t take_spare();
+  void give_spare(int32_t slot) noexcept;
 
   // For the holder of the slot: the span that ends when it is free again, and its times before that.
   void begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept;
@@ -103,6 +112,8 @@ class Slots {
 
   int32_t pop() noexcept;
   void take_memory(int32_t first, int32_t count);
+  int32_t make_slot();
+  void end_span(Link& link) noexcept;
 
   // Constant after construction.
   const SlotsPlan plan_;
@@ -111,10 +122,11 @@ class Slots {
   std::byte* memory_ = nullptr;
 
   std::mutex growing_;
+  std::vector<int32_t> spares_;  // guarded by growing_
 
   // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
   // that an exchange fails when the slot at the head has been taken and given back meanwhile.
-  std::atomic<int32_t> count_{0};
+  std::atomic<int32_t> count_{0}, made_{0};
   std::vector<Link> links_;
   std::atomic<uint64_t> head_;
   std::atomic<int32_t> lent_{0};

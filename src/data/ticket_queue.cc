@@ -15,7 +15,9 @@ TicketQueue::TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin, uin
       feed_(feed),
       order_(order),
       ring_(static_cast<size_t>(slots_->most())),
-      uses_(ring_.size()) {}
+      uses_(ring_.size()),
+      states_(round_robin_),
+      state_rounds_(round_robin_) {}
 
 TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
   std::unique_lock lock(mutex_);
@@ -44,7 +46,7 @@ void TicketQueue::note_filled(int32_t slot, uint64_t fill_ns) noexcept {
   fill_ns_ += fill_ns;
 }
 
-void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept {
+void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report) noexcept {
   std::unique_lock lock(mutex_);
   note_filled(slot, fill_ns);
   if (!is_awaited(ticket)) {
@@ -52,7 +54,7 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) 
     slots_->give(slot);
     return;
   }
-  entry(ticket.place) = {EntryState::kFilled, slot};
+  entry(ticket.place) = {EntryState::kFilled, slot, std::move(report)};
   ++ready_count_;
   const bool is_next = consumers_waiting_ > 0 && ticket.place == deliver_;
   settled_.fetch_add(1, std::memory_order_relaxed);
@@ -60,35 +62,40 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) 
   if (is_next) ready_.notify_all();
 }
 
-void TicketQueue::note_failed(uint64_t place, const TicketFailure& failure) noexcept {
+void TicketQueue::note_failed(uint64_t place, const TicketFailure& failure, FillReport report) noexcept {
   if (place >= limit_) return;  // an earlier one has failed, and ends the epoch
-  entry(place).state = EntryState::kFailed;
+  entry(place) = {EntryState::kFailed, -1, std::move(report)};
   failure_ = failure;
   limit_ = place + 1;
   tell_consumers();
 }
 
-void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept {
+void TicketQueue::note_given_up(uint64_t place, bool skips, const TicketFailure& failure) noexcept {
+  skips ? note_skipped(place, {}) : note_failed(place, failure, {});
+}
+
+void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
+                       FillReport report) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket)) note_failed(ticket.place, failure);
+    if (is_awaited(ticket)) note_failed(ticket.place, failure, std::move(report));
   }
   slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
 }
 
-void TicketQueue::note_skipped(uint64_t place) noexcept {
-  entry(place).state = EntryState::kSkipped;
+void TicketQueue::note_skipped(uint64_t place, FillReport report) noexcept {
+  entry(place) = {EntryState::kSkipped, -1, std::move(report)};
   ++skipped_;
   drop_skipped();
   tell_consumers();
 }
 
-void TicketQueue::skip(const Ticket& ticket, int32_t slot) noexcept {
+void TicketQueue::skip(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket)) note_skipped(ticket.place);
+    if (is_awaited(ticket)) note_skipped(ticket.place, std::move(report));
   }
   slots_->give(slot);
 }
@@ -96,18 +103,20 @@ void TicketQueue::skip(const Ticket& ticket, int32_t slot) noexcept {
 // Moves on to what the consumer gets next.
 void TicketQueue::drop_skipped() noexcept {
   while (deliver_ < next_ && entry(deliver_).state == EntryState::kSkipped) {
-    entry(deliver_).state = EntryState::kPending;
+    note_report(deliver_, entry(deliver_).report);
+    entry(deliver_) = {};
     ++deliver_;
   }
   work_.notify_all();  // there is room for tickets
 }
 
-void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
+void TicketQueue::finish(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
     if (is_awaited(ticket) && ticket.place < end_) {
       end_ = ticket.place;
+      end_report_ = std::move(report);
       limit_ = std::min(limit_, end_);
       tell_consumers();
     }
@@ -115,7 +124,22 @@ void TicketQueue::finish(const Ticket& ticket, int32_t slot) noexcept {
   slots_->give(slot);
 }
 
+std::optional<StateRef> TicketQueue::first_state(const Ticket& ticket, int32_t worker) {
+  const std::scoped_lock lock(mutex_);
+  uint64_t& round = state_rounds_[static_cast<size_t>(worker)];
+  if (!is_current(ticket) || round == round_) return std::nullopt;
+  round = round_;
+  return states_[static_cast<size_t>(worker)];
+}
+
+// The consumer is behind the place now.
+void TicketQueue::note_report(uint64_t place, FillReport& report) noexcept {
+  ignored_index_ = ignored_index_ || report.ignored_index;
+  if (report.state) states_[worker_of(place)] = std::move(report.state);
+}
+
 void TicketQueue::end_epoch() noexcept {
+  if (deliver_ == end_) note_report(end_, end_report_);
   for (uint64_t place = deliver_; place < next_; ++place) {
     RingEntry& undelivered = entry(place);
     if (undelivered.state == EntryState::kFilled) slots_->give(undelivered.slot);
@@ -135,8 +159,16 @@ void TicketQueue::begin() {
   const std::scoped_lock lock(mutex_);
   if (is_stopped_) throw_error(Code::kClosed, "the feed is closed");
   if (is_active_) end_epoch();
-  std::tie(epoch_, begin_) = has_start_ ? start_ : std::pair{epoch_ + 1, uint64_t{0}};
+  if (has_start_) {
+    is_resumed_ = is_resumed_ || round_ > 0 || start_.epoch != 0 || start_.place != 0;
+    states_ = std::move(start_.states);
+    states_.resize(round_robin_);
+  }
+  std::tie(epoch_, begin_) =
+      has_start_ ? std::pair{start_.epoch, start_.place} : std::pair{epoch_ + 1, uint64_t{0}};
+  first_worker_ = has_start_ ? static_cast<uint64_t>(start_.worker) : 0;
   has_start_ = false;
+  end_report_ = {};
   ++round_;
   next_ = begin_;
   deliver_ = begin_;
@@ -148,18 +180,32 @@ void TicketQueue::begin() {
 }
 
 void TicketQueue::seek(uint64_t epoch, uint64_t place) {
+  const int32_t worker = round_robin_ == 0 ? 0 : static_cast<int32_t>(place % round_robin_);
+  seek({.epoch = epoch, .place = place, .worker = worker, .states = {}});
+}
+
+void TicketQueue::seek(FeedPosition position) {
   const std::scoped_lock lock(mutex_);
-  start_ = {epoch, place};
+  start_ = std::move(position);
+  start_.states.resize(round_robin_);
   has_start_ = true;
 }
 
-std::pair<uint64_t, uint64_t> TicketQueue::position() {
+FeedPosition TicketQueue::position() {
   const std::scoped_lock lock(mutex_);
-  // At the end of this rank's batches others may have some.
-  const bool has_left =
-      deliver_ != end_ || (end_ == order_.end(begin_) && !order_.is_end_of_all(begin_, end_));
-  if (is_active_ && has_left) return {epoch_, order_.delivered_by_all(begin_, deliver_)};
-  return has_start_ ? start_ : std::pair{epoch_ + 1, uint64_t{0}};
+  // At the end of this rank's batches others may have some. An end that the generator has said counts once
+  // the consumer has seen it: the position does not depend on how far ahead the workers are.
+  const bool has_left = deliver_ != end_ || end_ != order_.end(begin_) || !order_.is_end_of_all(begin_, end_);
+  FeedPosition found{.ignored_index = ignored_index_, .states = states_};
+  if (is_active_ && has_left) {
+    found.epoch = epoch_;
+    found.place = order_.delivered_by_all(begin_, deliver_);
+    found.worker = static_cast<int32_t>(worker_of(deliver_));
+    return found;
+  }
+  if (has_start_) return start_;
+  found.epoch = epoch_ + 1;
+  return found;
 }
 
 bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
@@ -170,12 +216,30 @@ bool TicketQueue::give_up(int64_t longer_than_ns, bool skips, const TicketFailur
     return u.is_filling && u.ticket.round == wanted.round && u.ticket.place == wanted.place;
   });
   if (use == uses_.end() || now_ns() - use->since_ns < longer_than_ns) return false;
-  if (skips) {
-    note_skipped(wanted.place);
-  } else {
-    note_failed(wanted.place, failure);
-  }
+  note_given_up(wanted.place, skips, failure);
   return true;
+}
+
+bool TicketQueue::give_up(const Ticket& ticket, bool skips, const TicketFailure& failure) {
+  const std::scoped_lock lock(mutex_);
+  if (!is_awaited(ticket)) return false;
+  note_given_up(ticket.place, skips, failure);
+  return true;
+}
+
+bool TicketQueue::fail_wanted(const TicketFailure& failure) {
+  const std::scoped_lock lock(mutex_);
+  if (!is_active_ || is_there() || deliver_ >= end_) return false;
+  next_ = std::max(next_, deliver_ + 1);  // its entry is then cleared with the others at the end of the epoch
+  note_failed(deliver_, failure, {});
+  return true;
+}
+
+void TicketQueue::abandon(int32_t slot, int32_t other, bool is_again) {
+  const std::scoped_lock lock(mutex_);
+  SlotUse& use = uses_[static_cast<size_t>(slot)];
+  use.is_filling = false;
+  if (is_again) uses_[static_cast<size_t>(other)] = {use.ticket, now_ns(), true};
 }
 
 void TicketQueue::end() {
@@ -254,11 +318,13 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   item.ticket = ticket_at(epoch_, deliver_);
   if (front.state == EntryState::kFailed) {
     item.failure = failure_;
+    note_report(deliver_, front.report);
     end_epoch();
     tell_consumers();
     return NextBatch::kFailure;
   }
   item.slot = front.slot;
+  note_report(deliver_, front.report);
   front = {};
   ++deliver_;
   drop_skipped();

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -29,9 +30,28 @@ namespace tenon::impl {
 // One batch of one epoch.
 struct Ticket {
   uint64_t epoch = 0;
-  uint64_t index = 0;  // which batch it is: what it is filled from
-  uint64_t place = 0;  // of this rank, in the order of the epoch: data/order.h
-  uint64_t round = 0;  // the number of begin() calls before: an epoch can begin several times
+  uint64_t index = 0;       // which batch it is: what it is filled from
+  uint64_t place = 0;       // of this rank, in the order of the epoch: data/order.h
+  uint64_t round = 0;       // the number of begin() calls before: an epoch can begin several times
+  bool is_resumed = false;  // behind a position that seek() has set
+};
+
+// The state of a worker's generator after a fill. Null: the one from before its first fill.
+using StateRef = std::shared_ptr<const std::vector<std::byte>>;
+
+// What a fill leaves, whatever becomes of its batch.
+struct FillReport {
+  StateRef state;  // null: none, or it is not known
+  bool ignored_index = false;
+};
+
+// What consumers have got.
+struct FeedPosition {
+  uint64_t epoch = 0;
+  uint64_t place = 0;  // of the epoch
+  int32_t worker = 0;  // whose turn the next batch is, with round_robin
+  bool ignored_index = false;
+  std::vector<StateRef> states;  // by worker; empty without round_robin
 };
 
 // What became of a batch that is none.
@@ -42,6 +62,7 @@ struct TicketFailure {
   int64_t pid = 0;
   int32_t exit_signal = 0;
   int32_t exit_code = -1;
+  bool was_begun = true;
   char message[kMessageSize] = "";
 
   void set_message(const char* text) noexcept {
@@ -52,7 +73,8 @@ struct TicketFailure {
 
 // Threads: of workers the one that has the slot, so at most one at a time; any threads as consumers.
 // Invariants: deliver_ <= next_ <= deliver_ + most slots; each ticket in deliver_..next_ is being filled, or
-// lies in its entry of ring_ as filled, failed or skipped.
+// lies in its entry of ring_ as filled, failed or skipped. states_ are those after the places before
+// deliver_.
 class TicketQueue {
  public:
   // round_robin: the number of workers among which the batches go round; 0: the next worker that asks gets
@@ -69,13 +91,16 @@ class TicketQueue {
   // Waits until the next batch is this worker's. False after stop().
   bool wait_for_turn(int32_t worker);
   bool is_turn_of(int32_t worker);
-  void publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns) noexcept;
+  void publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report = {}) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
-  void fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure) noexcept;
+  void fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
+            FillReport report = {}) noexcept;
   // The consumer gets the next batch in its place.
-  void skip(const Ticket& ticket, int32_t slot) noexcept;
+  void skip(const Ticket& ticket, int32_t slot, FillReport report = {}) noexcept;
   // The epoch ends before it.
-  void finish(const Ticket& ticket, int32_t slot) noexcept;
+  void finish(const Ticket& ticket, int32_t slot, FillReport report = {}) noexcept;
+  // With round_robin, for the first ticket of a worker after begin(): the state with which it begins.
+  std::optional<StateRef> first_state(const Ticket& ticket, int32_t worker);
 
   // For consumers.
 
@@ -89,17 +114,25 @@ class TicketQueue {
   // Fails with kClosed after stop().
   void begin();
   void end();
-  // The epoch that begin() begins, and its place in it.
+  // The epoch that begin() begins, and its place in it. Without states, workers begin with their first ones.
   void seek(uint64_t epoch, uint64_t place);
+  void seek(FeedPosition position);
   // The epoch, and the place of the epoch up to which all ranks have delivered, when each has delivered as
   // many as this one. If no epoch runs, where begin() would begin.
-  std::pair<uint64_t, uint64_t> position();
+  FeedPosition position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Delivery& item);
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
   // failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);
-  // No more tickets and batches; wakes everybody.
+  // The same for a batch whose worker is known to hang. False: no consumer waits for it any more.
+  bool give_up(const Ticket& ticket, bool skips, const TicketFailure& failure);
+  // The batch for which the consumer waits, whether it was begun or not. False: it is there.
+  bool fail_wanted(const TicketFailure& failure);
+  // A slot that stays with a worker which hangs is not counted any more; if the batch is filled again,
+  // in another slot, that one is.
+  void abandon(int32_t slot, int32_t other, bool is_again);
+  // No more tickets and batches; wakes all waiters.
   void stop();
 
   // A look from outside.
@@ -132,12 +165,13 @@ class TicketQueue {
   struct RingEntry {
     EntryState state = EntryState::kPending;
     int32_t slot = -1;  // kFilled
+    FillReport report;
   };
 
   // All of these require mutex_.
   RingEntry& entry(uint64_t place) { return ring_[place % ring_.size()]; }
   Ticket ticket_at(uint64_t epoch, uint64_t place) const noexcept {
-    return {epoch, order_.index_at(epoch, begin_, place), place, round_};
+    return {epoch, order_.index_at(epoch, begin_, place), place, round_, is_resumed_};
   }
   bool is_current(const Ticket& ticket) const { return is_active_ && ticket.round == round_; }
   bool is_awaited(const Ticket& ticket) {
@@ -148,16 +182,21 @@ class TicketQueue {
     return is_active_ && next_ < limit_ && next_ - deliver_ < static_cast<uint64_t>(ring_.size());
   }
   bool has_ticket_for(int32_t worker) const {
-    return has_tickets() && (round_robin_ == 0 || next_ % round_robin_ == static_cast<uint64_t>(worker));
+    return has_tickets() && (round_robin_ == 0 || worker_of(next_) == static_cast<uint64_t>(worker));
+  }
+  uint64_t worker_of(uint64_t place) const {
+    return round_robin_ == 0 ? 0 : (place - begin_ + first_worker_) % round_robin_;
   }
   bool is_settled() const { return is_stopped_ || !is_active_ || deliver_ == end_ || is_there(); }
   bool is_there() const { return ring_[deliver_ % ring_.size()].state != EntryState::kPending; }
   void end_epoch() noexcept;
+  void note_report(uint64_t place, FillReport& report) noexcept;
   void begin_waiting(int64_t now) noexcept;
   void end_waiting() noexcept;
   void drop_skipped() noexcept;
-  void note_skipped(uint64_t place) noexcept;
-  void note_failed(uint64_t place, const TicketFailure& failure) noexcept;
+  void note_skipped(uint64_t place, FillReport report) noexcept;
+  void note_given_up(uint64_t place, bool skips, const TicketFailure& failure) noexcept;
+  void note_failed(uint64_t place, const TicketFailure& failure, FillReport report) noexcept;
   void note_filled(int32_t slot, uint64_t fill_ns) noexcept;
   void tell_consumers() noexcept;
   bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
@@ -183,9 +222,14 @@ class TicketQueue {
   std::vector<SlotUse> uses_;    // by slot
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
   uint64_t round_ = 0;
-  // Where begin() begins: the epoch, and the place of it.
-  std::pair<uint64_t, uint64_t> start_;
+  FeedPosition start_;      // where begin() begins
   bool has_start_ = false;  // seek() has set it
+  bool is_resumed_ = false;
+  bool ignored_index_ = false;
+  std::vector<StateRef> states_;        // by worker
+  std::vector<uint64_t> state_rounds_;  // by worker: of the last first_state()
+  FillReport end_report_;               // of the fill that has set end_
+  uint64_t first_worker_ = 0;           // whose turn begin_ is
   // Places.
   uint64_t begin_ = 0;    // the first one, also of the epoch
   uint64_t end_ = 0;      // of this epoch

@@ -229,5 +229,19 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
   EXPECT_EQ(seen, std::vector<int>(kBatches, 1));
 }
 
+TEST(TicketQueue, AFailureOfABatchThatWasNotBegunEndsItsEpochOnly) {
+  Bench bench(2, 2);
+  TicketFailure failure = failure_of(-1, "an earlier call hangs");
+  bench.queue.begin();
+  ASSERT_TRUE(bench.queue.fail_wanted(failure));
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  bench.queue.begin();
+  ASSERT_EQ(bench.next(), NextBatch::kLate) << "the failure of the epoch before";
+  bench.publish(bench.take());
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.epoch, 1u);
+  bench.slots->give(bench.item.slot);
+}
+
 }  // namespace
 }  // namespace tenon::impl

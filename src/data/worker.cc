@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,13 +28,13 @@ size_t fields_of(const std::byte* memory) {
 
 }  // namespace
 
-std::string WorkerLink::text() const { return concat(feed.pid, ":", feed.start, ":", fd, ":", worker); }
+std::string WorkerLink::text() const { return concat(feed.pid, ":", feed.start, ":", fd, ":", ring); }
 
 WorkerLink WorkerLink::parse(const std::string& text) {
   WorkerLink link;
   int end = 0;
   if (std::sscanf(text.c_str(), "%" SCNu32 ":%" SCNu64 ":%d:%" SCNd32 "%n", &link.feed.pid, &link.feed.start,
-                  &link.fd, &link.worker, &end) != 4 ||
+                  &link.fd, &link.ring, &end) != 4 ||
       static_cast<size_t>(end) != text.size()) {
     throw_error(Code::kValue, "'", text, "' is no link to a feed");
   }
@@ -50,42 +51,48 @@ std::unique_ptr<Worker> Worker::join(const std::string& text) {
     file = os::open_memory_of(link.feed.pid, link.fd, kFeedFilePrefix);
   }
   if (!file) {
-    throw_error(Code::kNotFound, "process ", link.feed.pid, " has no feed that worker ", link.worker,
+    throw_error(Code::kNotFound, "process ", link.feed.pid, " has no feed that worker ", link.ring,
                 " could join: it is closed, or its process has ended");
   }
   FeedHead head{};
   const bool is_feed = os::read_at(file, 0, &head, sizeof head) && head.magic == kFeedMagic;
-  if (!is_feed || head.version != kFeedVersion || link.worker < 0 || link.worker >= head.workers) {
+  if (!is_feed || head.version != kFeedVersion || link.ring < 0 || link.ring >= head.rings) {
     throw_error(Code::kValue, "process ", link.feed.pid, " runs another version of Tenon, or has no worker ",
-                link.worker);
+                link.ring);
   }
   std::byte* const memory = os::map(file, 0, head.nbytes, true, 2 << 20);
   if (static_cast<uint32_t>(getppid()) == link.feed.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto worker = std::make_unique<Worker>(memory, link.worker);
+  auto worker = std::make_unique<Worker>(memory, link.ring);
   worker->file_ = std::move(file);
   return worker;
 }
 
-Worker::Worker(std::byte* memory, int32_t number)
+Worker::Worker(std::byte* memory, int32_t ring)
     : memory_(memory),
       head_(*reinterpret_cast<const FeedHead*>(memory)),
-      number_(number),
-      ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(number))),
+      ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(ring))),
+      number_(ring_.worker.load(std::memory_order_relaxed)),
       fields_(fields_of(memory)),
       shapes_(fields_of(memory)),
       // What a predecessor was asked, and has not answered, is asked anew.
       done_(ring_.answered.load(std::memory_order_relaxed)) {
   ring_.has_left.store(0, std::memory_order_relaxed);
+  ring_.thread.store(0, std::memory_order_relaxed);
   // The pages are there: they are entered into this process' table now, not during the first fills.
   if (head_.has_sparse_slots) return;
   os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes, true);
 }
 
 Worker::~Worker() {
-  // pairs with: WorkerProcesses::await, "the worker has left"
+  leave();
+  if (file_) os::unmap(memory_, head_.nbytes);
+}
+
+void Worker::leave() noexcept {
+  if (std::exchange(has_left_, true)) return;
+  // pairs with: WorkerProcesses::has_left, "the worker has left"
   ring_.has_left.store(1, std::memory_order_release);
   tell_feed();
-  if (file_) os::unmap(memory_, head_.nbytes);
 }
 
 size_t Worker::offset_of(int32_t slot) const noexcept {
@@ -121,12 +128,19 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
   return has || has_request();
 }
 
-Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
+Worker::Received Worker::next(int64_t timeout_ns) {
+  if (has_left_) return Received::kOver;
+  if (ring_.thread.load(std::memory_order_relaxed) == 0) {
+    ring_.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
+  }
   const Deadline deadline(timeout_ns);
   while (true) {
     if (!wait_for_request(timeout_ns <= 0 ? timeout_ns : std::max<int64_t>(deadline.left_ns(), 0)))
       return Received::kLate;
-    if (ring_.is_over.load(std::memory_order_relaxed) != 0) return Received::kOver;
+    if (ring_.is_over.load(std::memory_order_relaxed) != 0) {
+      leave();
+      return Received::kOver;
+    }
     const RingRequest& asked = ring_.requests[done_ % kRingEntries];
     if (asked.round != ended_.round || asked.place < ended_.place) break;
     since_ns_ = now_ns();
@@ -140,6 +154,7 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
     shapes_[i] = shape;
     shape += head_.places[i].ndim;
   }
+  tenon_fill_request& request = request_;
   request = {};
   request.struct_size = sizeof request;
   request.worker = number_;
@@ -152,6 +167,13 @@ Worker::Received Worker::next(int64_t timeout_ns, tenon_fill_request& request) {
   request.attachment = head_.layout.attachment(slot);
   request.attachment_size = head_.layout.attachment_nbytes;
   request.attachment_nbytes = &head_.layout.attached(slot);
+  request.epoch_seed = asked.epoch_seed;
+  request.flags = asked.flags;
+  request.notes = &head_.layout.notes(slot);
+  request.state = head_.layout.state(slot);
+  request.state_size = head_.layout.state_nbytes;
+  request.state_nbytes = &head_.layout.stated(slot);
+  request.restore_nbytes = asked.restore_nbytes;
   since_ns_ = now_ns();
   has_request_ = true;
   return Received::kRequest;

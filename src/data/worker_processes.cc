@@ -50,11 +50,10 @@ int32_t status_of(const siginfo_t& info) noexcept {
   static char message[kMessageSize];
   try {
     Worker worker(memory, number);
-    tenon_fill_request request;
-    while (worker.next(-1, request) == Worker::Received::kRequest) {
+    while (worker.next(-1) == Worker::Received::kRequest) {
       message[0] = '\0';
       const int32_t code =
-          call_generator(generator.fill, generator.context, request, message, sizeof message);
+          call_generator(generator.fill, generator.context, *worker.request(), message, sizeof message);
       worker.answer(code, message);
     }
     if (generator.leave != nullptr) generator.leave(generator.context, number);
@@ -67,18 +66,19 @@ int32_t status_of(const siginfo_t& info) noexcept {
 }  // namespace
 
 WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema& schema,
-                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers)
+                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers, int32_t rings)
     : generator_(generator),
       slots_(std::move(slots)),
       fields_(schema.fields().size()),
-      peers_(static_cast<size_t>(workers)) {
+      workers_(workers),
+      peers_(static_cast<size_t>(rings)) {
   auto* const head = new (slots_->control()) FeedHead{};
   const os::Process process = os::this_process();
   head->version = kFeedVersion;
   head->pid = process.pid;
   head->start = process.start;
   head->nbytes = os::size_of(slots_->file());
-  head->workers = workers;
+  head->rings = rings;
   head->slots = slots_->count();
   head->fields = static_cast<int32_t>(fields_);
   head->rows = schema.rows();
@@ -88,7 +88,10 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
   for (size_t i = 0; i < fields_; ++i) {
     head->places[i] = {schema.fields()[i].offset, static_cast<int32_t>(schema.fields()[i].shape.size())};
   }
-  for (int32_t i = 0; i < workers; ++i) new (&ring(i)) RequestRing{};
+  for (int32_t i = 0; i < rings; ++i) {
+    new (&ring(i)) RequestRing{};
+    ring(i).worker = i < workers ? i : -1;
+  }
   head->magic = kFeedMagic;
 }
 
@@ -106,11 +109,12 @@ void WorkerProcesses::start() {
   } catch (const std::system_error& e) {
     throw_error(Code::kSystem, "feed: cannot start the thread that watches the workers: ", e.what());
   }
-  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+  for (int32_t i = 0; i < workers_; ++i) {
     const std::string failure = start(i);
     if (!failure.empty()) throw_error(Code::kOp, failure);
   }
   restarts_ = 0;
+  are_threads_ = is_thread(0);
 }
 
 void WorkerProcesses::start_one(int32_t worker) noexcept {
@@ -125,7 +129,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
     } else {
       const std::string link = WorkerLink{os::this_process(), slots_->file().fd(), worker}.text();
       const int32_t code =
-          generator_.start(generator_.context, worker, link.c_str(), &pid, text, sizeof text);
+          generator_.start(generator_.context, ring(worker).worker.load(std::memory_order_relaxed),
+                           link.c_str(), &pid, text, sizeof text);
       text[sizeof text - 1] = '\0';
       if (code != 0) failure = concat("worker ", worker, " cannot be started (", code, "): ", text);
     }
@@ -257,7 +262,7 @@ std::string WorkerProcesses::start(int32_t worker) {
   os::signal_event(wake_);
   changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
   if (peer.is_wanted) return "the feed is closed";
-  restarts_.fetch_add(1, std::memory_order_relaxed);
+  if (!is_thread(worker)) restarts_.fetch_add(1, std::memory_order_relaxed);
   return peer.failure;
 }
 
@@ -282,8 +287,7 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
   Peer& peer = peers_[static_cast<size_t>(worker)];
   const auto has_ended = [&] {
     // A process that leaves ends next, and its exit code tells more.
-    // pairs with: Worker::~Worker, "the worker has left"
-    return is_thread(worker) && ring.has_left.load(std::memory_order_acquire) != 0;
+    return is_thread(worker) && has_left(worker);
   };
   const auto is_settled = [&] {
     // pairs with: WorkerProcesses::note_end, "a process that lives"
@@ -355,6 +359,39 @@ void WorkerProcesses::describe_end(const Peer& peer, FillResult& result) {
   }
 }
 
+bool WorkerProcesses::has_left(int32_t ring) const noexcept {
+  // pairs with: Worker::leave, "the worker has left"
+  return this->ring(ring).has_left.load(std::memory_order_acquire) != 0;
+}
+
+void WorkerProcesses::renew(int32_t ring, int32_t worker) noexcept {
+  Peer& peer = peers_[static_cast<size_t>(ring)];
+  peer.is_alive.store(false, std::memory_order_relaxed);
+  peer.is_thread.store(false, std::memory_order_relaxed);
+  peer.asked = peer.seen = 0;
+  new (&this->ring(ring)) RequestRing{};
+  this->ring(ring).worker.store(worker, std::memory_order_relaxed);
+}
+
+void WorkerProcesses::abandon(int32_t ring) noexcept {
+  this->ring(ring).is_abandoned.store(1, std::memory_order_relaxed);
+  dismiss_one(ring);
+}
+
+bool WorkerProcesses::await_left(int32_t ring) noexcept {
+  RequestRing& r = this->ring(ring);
+  // pairs with: Worker::tell_feed, "the feed sleeps"
+  r.is_feed_asleep.store(1, std::memory_order_seq_cst);
+  while (true) {
+    // pairs with: Worker::tell_feed, "the feed sleeps"
+    const uint32_t seen = r.changes.load(std::memory_order_seq_cst);
+    if (has_left(ring)) return true;
+    if (is_over_.load(std::memory_order_relaxed)) return false;
+    const os::Sleep sleep{&r.changes, seen};
+    os::sleep_on(&sleep, 1, kSecond);
+  }
+}
+
 int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
   const Peer& peer = peers_[static_cast<size_t>(worker)];
   return peer.is_alive.load(std::memory_order_relaxed) ? peer.pid.load(std::memory_order_relaxed) : 0;
@@ -368,17 +405,19 @@ void WorkerProcesses::dismiss() noexcept {
     changed_.notify_all();
   }
   if (wake_) os::signal_event(wake_);
-  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
-    RequestRing& ring = this->ring(i);
-    ring.is_over.store(1, std::memory_order_relaxed);
-    // Not a request: a worker that sees it move first looks whether it is over.
-    // pairs with: Worker::wait_for_request, "the worker sleeps"
-    ring.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
-    os::wake_all(ring.asked);
-    // pairs with: WorkerProcesses::await, "the feed sleeps"
-    ring.changes.fetch_add(1, std::memory_order_seq_cst);
-    os::wake_all(ring.changes);
-  }
+  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) dismiss_one(i);
+}
+
+void WorkerProcesses::dismiss_one(int32_t ring) noexcept {
+  RequestRing& r = this->ring(ring);
+  r.is_over.store(1, std::memory_order_relaxed);
+  // Not a request: a worker that sees it move first looks whether it is over.
+  // pairs with: Worker::wait_for_request, "the worker sleeps"
+  r.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
+  os::wake_all(r.asked);
+  // pairs with: WorkerProcesses::await, "the feed sleeps"
+  r.changes.fetch_add(1, std::memory_order_seq_cst);
+  os::wake_all(r.changes);
 }
 
 bool WorkerProcesses::end(int64_t timeout_ns) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The worker processes of a feed, seen from the feed's process: they are started, asked, watched and ended
-// here. A worker's side is data/worker.h.
+// here. A worker's side is data/worker.h. Workers that a generator starts as threads are asked in the same
+// way. They are named by their rings: worker i begins with ring i; one that is abandoned keeps its ring.
 //
 // One thread starts all of them and learns of their ends. It lives as long as the feed, so that the kernel
 // can be told to kill the workers with their parent (which it takes to be the thread that started them).
@@ -22,6 +23,7 @@
 #include "data/request_ring.h"
 #include "data/schema.h"
 #include "data/slots.h"
+#include "data/ticket_queue.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -36,6 +38,7 @@ struct FillResult {
   uint64_t fill_ns = 0;
   int64_t began_ns = 0;  // of now_ns()
   std::string message;
+  FillReport report;
 };
 
 // Threads: ask(), await(), stop() and start() of one worker belong to one thread at a time; everything else
@@ -44,7 +47,7 @@ class WorkerProcesses {
  public:
   // The generator's functions are called as long as this lives. Starts nothing.
   WorkerProcesses(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
-                  Ref<Slots> slots, int32_t workers);
+                  Ref<Slots> slots, int32_t workers, int32_t rings);
   // Kills those that have not left.
   ~WorkerProcesses();
   WorkerProcesses(const WorkerProcesses&) = delete;
@@ -67,11 +70,26 @@ class WorkerProcesses {
   std::string start(int32_t worker);
 
   int64_t pid(int32_t worker) const noexcept;  // 0: none runs, or a thread
+  // The workers are no processes, and cannot be killed. Valid after start().
+  bool are_threads() const noexcept { return are_threads_; }
   // It is no process, and cannot be killed.
   bool is_thread(int32_t worker) const noexcept {
     return peers_[static_cast<size_t>(worker)].is_thread.load(std::memory_order_relaxed);
   }
   uint64_t restarts() const noexcept { return restarts_.load(std::memory_order_relaxed); }
+
+  // Another ring for a worker whose thread is abandoned.
+  void renew(int32_t ring, int32_t worker) noexcept;
+  // Tells an abandoned thread to leave as soon as it returns.
+  void abandon(int32_t ring) noexcept;
+  // Waits until it has left. False: the feed ends.
+  bool await_left(int32_t ring) noexcept;
+  // No worker uses it from now on.
+  void free(int32_t ring) noexcept { this->ring(ring).worker.store(-1, std::memory_order_relaxed); }
+  // As the kernel numbers it; 0: not known.
+  uint32_t thread(int32_t ring) const noexcept {
+    return this->ring(ring).thread.load(std::memory_order_relaxed);
+  }
 
   // Tells all to leave, and wakes the threads that wait here.
   void dismiss() noexcept;
@@ -94,6 +112,8 @@ class WorkerProcesses {
   };
 
   void run() noexcept;
+  void dismiss_one(int32_t ring) noexcept;
+  bool has_left(int32_t ring) const noexcept;
   void start_one(int32_t worker) noexcept;
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
@@ -105,7 +125,9 @@ class WorkerProcesses {
   const tenon_generator generator_;
   const Ref<Slots> slots_;
   const size_t fields_;
-  std::vector<Peer> peers_;
+  const int32_t workers_;
+  bool are_threads_ = false;  // constant after start()
+  std::vector<Peer> peers_;   // by ring
   std::atomic<uint64_t> restarts_{0};
   std::atomic<bool> is_over_{false};  // moves under mutex_
 

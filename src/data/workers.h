@@ -5,9 +5,12 @@
 // processes to data/worker_processes.h.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -27,7 +30,13 @@ namespace tenon::impl {
 
 // Counted: the feed and each worker hold a reference, so that a generator that does not return can be left
 // behind with all that it uses. The last worker to leave drops the generator.
-// Threads: work(i) is run by one thread; everything else may be called by any.
+//
+// A lane is what one thread runs. Worker i begins with lane i. If a fill takes longer than fill_timeout_ns,
+// its lane is abandoned and the worker goes on in another one: with the batches that the lane had, in spare
+// slots. The thread of the abandoned lane keeps its slots until it returns; then its results are dropped, and
+// it ends.
+//
+// Threads: work(lane) is run by one thread; everything else may be called by any.
 class Workers {
  public:
   // The generator stays the caller's until take_over_generator(). options are checked.
@@ -35,14 +44,16 @@ class Workers {
                            const tenon_feed_options& options);
 
   int32_t count() const noexcept { return count_; }
+  int32_t lanes() const noexcept { return static_cast<int32_t>(lanes_.size()); }
   Slots& slots() const noexcept { return *slots_; }
   TicketQueue& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
   // Null: the workers are threads.
   WorkerProcesses* processes() noexcept { return processes_ ? &*processes_ : nullptr; }
   // Workers can be killed.
-  bool has_processes() const noexcept { return processes_ && !processes_->is_thread(0); }
+  bool has_processes() const noexcept { return processes_ && !processes_->are_threads(); }
   const SlotLayout& layout() const noexcept { return layout_; }
+  bool has_state() const noexcept { return (generator_.flags & TENON_HAS_STATE) != 0; }
   // Time that workers waited for a free slot; of that, while filled batches lay ready.
   uint64_t blocked_ns() const noexcept { return blocked_ns_.load(std::memory_order_relaxed); }
   uint64_t blocked_by_consumer_ns() const noexcept {
@@ -50,14 +61,32 @@ class Workers {
   }
   uint64_t retried() const noexcept { return retried_.load(std::memory_order_relaxed); }
   uint64_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
+  // Threads so far.
+  uint64_t abandoned() const noexcept { return abandoned_.load(std::memory_order_relaxed); }
   // Of one worker.
   const FillTimes& times(int32_t worker) const noexcept { return times_[static_cast<size_t>(worker)]; }
 
-  // What worker number i (from 0) does until dismiss().
-  void work(int32_t worker) noexcept;
+  // What the thread of a lane does until dismiss(), or until it is abandoned.
+  void work(int32_t lane) noexcept;
   // The number of threads that will run work(), before the first of them starts.
   void expect(int32_t count) noexcept { running_ = count; }
   void take_over_generator() noexcept;
+
+  // Gives up the fills of threads that have taken longer than fill_timeout_ns, and abandons these threads.
+  // replace: lets the thread of one lane go, and starts that of another. False: there were none.
+  // One call at a time, and none after dismiss().
+  bool give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace);
+  // The oldest text on an abandoned thread that was not taken yet; empty: there is none.
+  std::string take_report();
+
+  // A feed without workers: its consumers fill, in place of the thread of lane 0.
+  bool is_inline() const noexcept { return options_.workers == 0; }
+  int32_t threads() const noexcept { return is_inline() ? 0 : count_; }
+  // Fills the next batch in this thread, one at a time. False: there is none, or no slot, or another thread
+  // fills.
+  bool fill_inline();
+  // After dismiss(): waits for a fill that runs, at most so long.
+  void leave_inline(int64_t timeout_ns);
 
   // Ends all waiting; workers leave when their generator returns.
   void dismiss() noexcept;
@@ -78,22 +107,56 @@ class Workers {
     int32_t slot = -1;
     int32_t retries = 0;
     std::vector<std::byte> attachment;  // to be there again when it is filled again
+    std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
   };
   enum class JobTake { kJob, kNone, kOver };
+  // What is known of the state of a worker. Used by its thread only.
+  struct KnownState {
+    StateRef last;         // after its last fill
+    bool is_lost = false;  // it is in another one: a new process, or a failure without a state
+  };
+
+  // In place of the time when a fill began.
+  static constexpr int64_t kIdle = 0, kAbandoned = -1, kFree = -2;
+  struct Lane {
+    int32_t number = 0;
+    // Of the thread that runs it; of the one that abandons it from then on.
+    int32_t worker = 0;
+    std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
+    uint32_t begun = 0, settled = 0;
+    bool is_second = false;     // it goes on for an abandoned one
+    std::vector<void*> fields;  // addresses for the request
+    std::vector<int64_t*> shapes;
+    // Shared. Of the fill for which the thread waits. The thread ends it, or another one abandons the lane.
+    std::atomic<int64_t> since_ns{kFree};
+    std::atomic<uint32_t> thread{0};
+  };
 
   Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
 
-  void fill_batches(int32_t worker);
-  void begin_fill(int32_t worker, const Job& job) noexcept;
-  bool end_fill(int32_t worker, const Job& job, FillResult& result);
+  void fill_batches(Lane& lane);
+  void begin_fill(Lane& lane, Job& job) noexcept;
+  bool end_fill(Lane& lane, const Job& job, FillResult& result);
+  void put_state(int32_t worker, Job& job) noexcept;
+  void read_report(const Job& job, FillResult& result) const;
+  void note_state(int32_t worker, Job& job, const FillResult& result, bool is_again);
+  uint64_t flags_of(const Job& job) const noexcept;
+  void return_late(Lane& lane) noexcept;
+  bool may_replace() const noexcept;
+  bool abandon(Lane& lane, int64_t since_ns,
+               const std::function<void(int32_t abandoned, int32_t other)>& replace);
+  void hand_over(Lane& lane, Lane& other, int32_t* spares) noexcept;
+  void lose(Lane& lane, const char* reason) noexcept;
+  bool give_up_stuck(bool is_any_at_work);
+  void report(const Lane& lane, int64_t since_ns) noexcept;
   int32_t take_slot(int32_t worker, SpinBudget& short_wait) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
-  JobTake take_job(int32_t worker, bool may_wait, SpinBudget& short_wait, Job& job);
-  bool prepare(int32_t worker, Job& job);
-  void describe(const Job& job, int32_t worker, tenon_fill_request& request);
+  JobTake take_job(Lane& lane, bool may_wait, SpinBudget& short_wait, Job& job);
+  bool prepare(Lane& lane, Job& job);
+  void describe(const Job& job, Lane& lane, tenon_fill_request& request);
   void put_back(const Job& job) noexcept;
-  void fill_here(int32_t worker, const Job& job, FillResult& result);
+  void fill_here(Lane& lane, const Job& job, FillResult& result);
   bool may_retry(const Job& job, const FillResult& result) noexcept;
   bool is_failure(const FillResult& result) const noexcept;
   void note_unwritten(FillResult& result) noexcept;
@@ -114,11 +177,19 @@ class Workers {
   TicketQueue queue_;
   std::optional<WorkerProcesses> processes_;
   // Shared: plain counters.
-  std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0};
-  std::vector<FillTimes> times_;  // by worker
-  // By worker: addresses for the request; used by that worker only.
-  std::vector<std::vector<void*>> fields_;
-  std::vector<std::vector<int64_t*>> shapes_;
+  std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};
+  std::vector<FillTimes> times_;   // by worker
+  std::vector<KnownState> known_;  // by worker
+  std::vector<Lane> lanes_;
+
+  std::timed_mutex inline_;       // held by the consumer that fills
+  bool has_left_inline_ = false;  // guarded by inline_
+
+  std::string lost_;  // why a worker has no thread; used in give_up_hung() only
+
+  std::mutex reporting_;
+  std::deque<std::string> reports_;  // guarded by reporting_
+  std::atomic<bool> has_reports_{false};
 
   std::mutex preparing_;  // held from a ticket to the end of what prepares it: they come in order
 

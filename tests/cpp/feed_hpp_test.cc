@@ -162,7 +162,7 @@ TEST(FeedHpp, AGeneratorThatNoFeedTookIsDropped) {
     const Generator unused(idle, schema());
   }
   EXPECT_EQ(lives.use_count(), 2);
-  EXPECT_EQ(status_of([&] { Feed(Generator(idle, schema()), schema(), {.workers = 0}); }), TENON_ERR_VALUE);
+  EXPECT_EQ(status_of([&] { Feed(Generator(idle, schema()), schema(), {.workers = -1}); }), TENON_ERR_VALUE);
   EXPECT_EQ(lives.use_count(), 2);
 }
 

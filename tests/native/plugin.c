@@ -171,7 +171,7 @@ static void plugin_close(void* context) {
 #define TABLE 0
 #endif
 
-#define ENTRIES plugin_open, plugin_describe, plugin_fill, plugin_close
+#define ENTRIES plugin_open, plugin_describe, plugin_fill, plugin_close, NULL, NULL
 
 /* A library that was compiled for version 1, with the request of that version. */
 typedef struct old_request {
@@ -200,20 +200,24 @@ static int32_t old_fill(void* context, const old_request* old, char* message, si
 static const tenon_plugin tables[] = {
     {sizeof(tenon_plugin), TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE, 0, "telling", ENTRIES},
     /* 1: of another ABI, which may not be read any further */
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI + 6, 0, 0, (const char*)1, NULL, NULL, NULL, NULL},
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI + 6, 0, 0, (const char*)1, NULL, NULL, NULL, NULL, NULL, NULL},
     /* 2: short */
-    {24, TENON_PLUGIN_ABI, 0, 0, (const char*)1, NULL, NULL, NULL, NULL},
+    {24, TENON_PLUGIN_ABI, 0, 0, (const char*)1, NULL, NULL, NULL, NULL, NULL, NULL},
     /* 3: a flag from the future */
     {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 1 << 9, 0, "flags", ENTRIES},
     /* 4, 5, 6: gaps */
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", NULL, plugin_describe, plugin_fill, plugin_close},
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, NULL, plugin_close},
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, plugin_fill, NULL},
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", NULL, plugin_describe, plugin_fill, plugin_close,
+     NULL, NULL},
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, NULL, plugin_close,
+     NULL, NULL},
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, "gap", plugin_open, plugin_describe, plugin_fill, NULL,
+     NULL, NULL},
     /* 7: does not describe itself, has no name, is not thread-safe */
-    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, NULL, plugin_open, NULL, plugin_fill, plugin_close},
+    {sizeof(tenon_plugin), TENON_PLUGIN_ABI, 0, 0, NULL, plugin_open, NULL, plugin_fill, plugin_close, NULL,
+     NULL},
     /* 8: of version 1 */
     {sizeof(tenon_plugin), 1, TENON_PLUGIN_THREADSAFE, 0, "version 1", plugin_open, plugin_describe,
-     (tenon_fill_function)(void (*)(void))old_fill, plugin_close},
+     (tenon_fill_function)(void (*)(void))old_fill, plugin_close, NULL, NULL},
     /* 9: of no version */
     {sizeof(tenon_plugin), 0, 0, 0, "none", ENTRIES}};
 

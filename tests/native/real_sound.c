@@ -77,8 +77,16 @@ static void sound_close(void* state) {
   free(self);
 }
 
-static const tenon_plugin table = {sizeof table, TENON_PLUGIN_ABI, TENON_PLUGIN_THREADSAFE, 0,
-                                   "sound",      sound_open,       sound_describe,          sound_fill,
-                                   sound_close};
+static const tenon_plugin table = {sizeof table,
+                                   TENON_PLUGIN_ABI,
+                                   TENON_PLUGIN_THREADSAFE,
+                                   0,
+                                   "sound",
+                                   sound_open,
+                                   sound_describe,
+                                   sound_fill,
+                                   sound_close,
+                                   NULL,
+                                   NULL};
 
 TENON_PLUGIN_EXPORT const tenon_plugin* tenon_plugin_table(void) { return &table; }

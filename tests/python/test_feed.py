@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds: batches come in order, in place and whole; a slot is filled again when nobody looks at it."""
+"""Feeds: batches come in order, in place and whole; a slot is filled again when no view of it exists."""
 
 import gc
 import inspect
@@ -524,7 +524,7 @@ def test_what_is_no_generator_or_schema_is_a_type_error():
     [
         ({"processes": "threads"}, ValueError, "forked"),
         ({"on_error": "stop"}, ValueError, "on_error is 'stop'"),
-        ({"workers": 0}, ValueError, "workers is 0"),
+        ({"workers": -1}, ValueError, "workers is -1"),
         ({"workers": 2, "slots": 2}, ValueError, "2 slots are too few for 2 workers"),
         ({"slots": 0}, ValueError, "0 slots are too few"),
         ({"seed": "a"}, TypeError, "seed is 'a': it must be an integer"),

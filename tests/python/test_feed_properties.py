@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds, with consumers that keep and drop what they like in any order. Oracle: what was kept holds what its
-batch was made with, for as long as it is kept; each batch comes once, in order, whoever fills it."""
+batch was made with, for as long as it is kept; each batch comes once, in order, whichever worker fills it."""
 
 import gc
 

@@ -129,7 +129,7 @@ def test_texts_of_any_bytes_are_text():
 @pytest.mark.parametrize(
     ("table", "error", "text"),
     [
-        (1, ValueError, "its ABI is 8, this library's is 2"),
+        (1, ValueError, "its ABI is 9, this library's is 3"),
         (2, ValueError, "struct_size of its table is 24"),
         (3, ValueError, "unknown flags: 512"),
         (4, ValueError, "open is NULL"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/recipes.md give the same batches for any number of workers, and after resuming."""
+"""The recipes of docs/recipes.md give the same batches for any number of workers, and after resuming; the one
+with a state for one worker."""
 
 import doctest
 import os
@@ -22,6 +23,7 @@ EPOCHS = 2
 OF_ONE_FIELD = {"x": ("i8", (4,))}
 RECIPES = {  # the options of its feed; without batches the generator ends the epoch
     "from_stream": {},
+    "from_lines": {},
     "drawn": {"schema": OF_ONE_FIELD, "batches": 5},
     "in_turn": {"schema": OF_ONE_FIELD, "batches": 5},
     "packed": {},
@@ -29,7 +31,7 @@ RECIPES = {  # the options of its feed; without batches the generator ends the e
     "row_groups": {"batches": 3},
     "of_shards": {"schema": {"x": ("i8", (2,))}, "batches": 6},
 }
-by_recipe = pytest.mark.parametrize("recipe", RECIPES)
+by_recipe = pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "from_lines"])
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,9 @@ def page():
 
 def feed_of(page, recipe, **options):
     generator = page[recipe]
-    if recipe == "from_stream":
+    if recipe == "from_lines":
+        generator = generator(page["folder"] / "samples.txt", 4)
+    elif recipe == "from_stream":
         generator = generator(page["stream"])
     elif recipe == "packed":
         generator = generator(page["sequences"])
@@ -110,11 +114,41 @@ def test_a_shuffled_epoch_has_the_same_batches(page, recipe):
     assert sorted(shuffled) == expected
 
 
+@pytest.mark.parametrize("processes", [False, "fork"])
+def test_a_buffer_with_a_state_goes_on_at_any_place(page, processes):
+    expected = epochs_of(page, "from_lines")
+    assert expected[0] != expected[1]
+    states = []
+    with feed_of(page, "from_lines", processes=processes) as feed:
+        for epoch in range(EPOCHS):
+            states.append((epoch, 0, feed.state_dict()))
+            states += [(epoch, batch.index + 1, feed.state_dict()) for batch in feed]
+    for epoch, place, state in states:
+        with feed_of(page, "from_lines", processes=processes) as feed:
+            feed.load_state_dict(state)
+            assert epoch_of(feed) == expected[epoch][place:]
+            assert epoch + 1 == EPOCHS or epoch_of(feed) == expected[epoch + 1]
+
+
+def test_an_epoch_of_a_buffer_with_a_state_that_is_left_early_is_over(page):
+    expected = epochs_of(page, "from_lines")
+    with feed_of(page, "from_lines") as feed:
+        batches = iter(feed)
+        assert next(batches).index == 0
+        del batches
+        assert epoch_of(feed) == expected[1]
+
+
+@pytest.mark.parametrize("recipe", ["from_stream", "from_lines"])
+def test_an_epoch_of_a_stream_has_each_sample_once(page, recipe):
+    for epoch in epochs_of(page, recipe):
+        rows = [row for _, (x,) in epoch for row in x]
+        assert sorted(rows) == list(range(10)) != rows
+
+
 def test_an_epoch_of_samples_has_each_sample_once(page):
-    stream = [row for _, (x,) in epochs_of(page, "from_stream")[1] for row in x]
     array = [row for _, (x,) in epochs_of(page, "of_array")[1] for row in x]
     packed = [row for _, (tokens, _) in epochs_of(page, "packed")[1] for row in tokens]
-    assert sorted(stream) == list(range(10)) != stream
     assert sorted(array) == [[2 * row, 2 * row + 1] for row in range(10)] != array
     tokens = sorted(token for row in packed for token in row if token)
     assert tokens == sorted(token for sequence in page["sequences"] for token in sequence.tolist())

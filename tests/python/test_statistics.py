@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a feed says of itself: its counts are those of what was done, its verdict names whom the others wait
+"""What a feed says of itself: its counts are those of what was done, its verdict names what the others wait
 for, and a progress bar follows the epochs without costing a batch. No test has an upper time limit: verdicts
 come from waits that are long beside everything else that happens."""
 

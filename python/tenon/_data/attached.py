@@ -21,19 +21,25 @@ from .._errors import OwnerDied, TenonError
 from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
-from .._values import seconds, text_for_c
+from .._values import count, seconds, text_for_c
 from .epochs import REPLACED, replace
 from .forms import Forms, itself
 from .serving import (
+    EPOCH_AT,
+    HAS_BEGUN_AT,
+    HEAD,
     IS_CLOSED_AT,
     IS_FILLING_AT,
     MARK,
     MARK_AT,
     NBYTES_AT,
+    PLACE_AT,
     ROUND_AT,
     WORDS,
+    bytes_of,
     failure_of,
     head_name,
+    position_of,
     words_of,
 )
 
@@ -90,6 +96,12 @@ class AttachedFeed(Forms):
         self._slots = _Slots(name, about, is_writable=self.mode == "queue")
         self._batch_channel = open_channel(_core.open_array(bytes.fromhex(about["batch_channel"])))
         self._end_channel = open_channel(_core.open_array(bytes.fromhex(about["end_channel"])))
+        self._seek_channel = open_channel(_core.open_array(bytes.fromhex(about["seek_channel"])))
+        self._order: dict[str, int] = about["order"]
+        self._position: dict[str, Any] | None = None  # behind the last batch that was delivered here
+        self._sequence = -1  # of that batch
+        self._has_gap = False  # others have got batches between those that were delivered here
+        self._wanted: dict[str, Any] | None = None  # was loaded, and no batch has come since
         self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
         self._notice: Received | None = None
         self._is_over = False
@@ -103,6 +115,82 @@ class AttachedFeed(Forms):
 
     def _iterate(self, convert: Callable[[Any], Any]) -> Iterator[Any]:
         return _Epoch(self, convert)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was delivered to this process, as `Feed.state_dict` of the
+        serving feed returns it. Load it in the feed that is served next, there or here.
+
+        Raises
+        ------
+        ValueError
+            The position is not known: no batch was delivered to this process yet, or several consumers share
+            the batches of a queue. ``state_dict()`` of the serving feed has its position.
+        """
+        if self._wanted is not None:
+            return dict(self._wanted)
+        way_out = "take state_dict() of the feed in the process that serves it"
+        if self.mode == "queue" and (self._has_gap or self._batch_channel.stats()["consumers"] > 1):
+            raise ValueError(
+                f"several consumers share the batches of feed {self.name!r}: what one of them got is no "
+                f"position of the epoch; {way_out}"
+            )
+        if self._position is None:
+            raise ValueError(f"feed {self.name!r} has delivered no batch here yet; {way_out}")
+        return dict(self._position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a position, before the first iteration: the feed, which must not have begun to send,
+        begins there when the consumers that it waits for have begun to iterate. Each consumer that loads a
+        state must load the same one.
+
+        If the feed began elsewhere, the first ``next`` raises TenonError.
+
+        Raises
+        ------
+        ValueError
+            The feed has begun to send, or this consumer has iterated.
+        """
+        count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
+        if self._round is not None or (self._words[HAS_BEGUN_AT] and not self._words[IS_CLOSED_AT]):
+            raise ValueError(
+                f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
+                "a new consumer before the feed sends its first batch (serve(consumers=) says how many "
+                "consumers it waits for), or in the feed that is served"
+            )
+        self._wanted = dict(state)
+
+    def _send_wanted(self) -> None:
+        data = bytes_of(self._wanted or {})
+        with self._seek_channel.loan(timeout=self.timeout) as item:
+            if len(data) > item.state.nbytes:
+                raise ValueError(
+                    f"the state has {len(data)} bytes, and feed {self.name!r} has none or smaller ones"
+                )
+            item.nbytes[...] = len(data)
+            item.state[: len(data)] = memoryview(data)
+
+    def _check_wanted(self, is_first: bool) -> None:
+        """Whether the epoch has begun where it was wanted."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is None:
+            return
+        began = int(self._words[EPOCH_AT]), int(self._words[PLACE_AT])
+        if not is_first or began != (wanted["epoch"], wanted["next"]):
+            raise TenonError(
+                f"feed {self.name!r} has not continued at batch {wanted['next']} of epoch "
+                f"{wanted['epoch']}, which this consumer has loaded: it began at batch {began[1]} of epoch "
+                f"{began[0]}, or another consumer of its queue got that batch. Load the state in the feed "
+                "that is served"
+            )
+
+    def _note_position(self, numbers: list[int], states: Any) -> None:
+        epoch, place, is_indexed, nbytes = numbers
+        if nbytes:
+            self._position = position_of(states.numpy()[:nbytes].tobytes())
+            return
+        self._position = {"epoch": epoch, "next": place} | self._order
+        if not is_indexed:
+            self._position["indexed"] = False
 
     def close(self) -> None:
         """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
@@ -118,6 +206,7 @@ class AttachedFeed(Forms):
         self._notice = None
         self._batch_channel.close()
         self._end_channel.close()
+        self._seek_channel.close()
 
     def __enter__(self) -> AttachedFeed:
         return self
@@ -146,6 +235,8 @@ class AttachedFeed(Forms):
                 raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
             self._is_over = False
         if self._round is None:
+            if self._wanted is not None:
+                self._send_wanted()  # before the server sees this consumer
             # In this order: the notices that come from now on are kept for this process, and what they tell
             # of is this epoch, or one that ends now, of which something may be left.
             self._look_for_end()
@@ -239,20 +330,27 @@ class AttachedFeed(Forms):
         notice, self._notice = self._notice, None
         if notice is None:
             return
-        told, nbytes = notice.head.numpy().tolist()
+        told, nbytes, *position = notice.head.numpy().tolist()
+        self._note_position(position, notice.state)
+        self._has_gap = False
         text = notice.text.numpy()[:nbytes].tobytes()
         self._round = told + 1
         notice.release()
         del notice
+        self._check_wanted(True)
         if text:
             raise failure_of(text)
 
     def _batch_of(self, item: Received) -> AttachedBatch:
         numbers = item.head.numpy().tolist()
-        self._round, epoch, index, attached = numbers[:4]
+        self._round, epoch, index, attached, sequence = numbers[:5]
+        self._check_wanted(sequence == 0)
+        self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)
+        self._sequence = sequence
+        self._note_position(numbers[5:HEAD], item.state)
         attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
         owner = (item, self._slots)
-        arrays, k = [], 4
+        arrays, k = [], HEAD
         for _, dtype, shape in self.schema.fields:
             place, lengths = numbers[k], numbers[k + 1 : k + 1 + len(shape)]
             k += 1 + len(shape)
@@ -289,6 +387,7 @@ class _Epoch:
                 return self._convert(feed._batch_of(item))
             self._end()
             feed._end_round()
+            feed._check_wanted(False)
         except TimeoutError:
             raise  # the caller may let go of batches, and try again
         except BaseException:

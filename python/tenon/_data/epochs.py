@@ -74,7 +74,11 @@ class Epoch:
             progress.catch_up()
         try:
             self._is_in_next = True
-            batch = self._next(feed.timeout, _log.warning)
+            try:
+                batch = self._next(feed.timeout, _log.warning)
+            finally:
+                if feed._inline is not None:
+                    feed._inline.raise_interrupt()
             if batch is not None:
                 if progress is not None:
                     progress.note_delivery()

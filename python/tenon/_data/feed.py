@@ -18,11 +18,12 @@ from .epochs import Epoch
 from .forms import Forms, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
+from .resuming import check_can_resume, resume
 from .schema import schema_of
 from .serving import ServedFeed, Server, name_for
 from .serving import check as check_serving
 from .statistics import FeedStatistics, Meter
-from .workers import EachBatch, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
+from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
 if TYPE_CHECKING:
     from .attached import AttachedFeed
@@ -55,14 +56,16 @@ class Feed(Forms):
         ``threadsafe``; each worker process has its own copy. For the result of a function that `worker`
         decorates, each worker runs its loop. Any other callable gets one `WorkerBatch` at a time to fill, in
         one worker thread, or in several worker processes. It assigns to the fields of the batch and returns
-        None.
+        None. If it has the methods ``state()`` and ``restore(state)``, `state_dict` saves its state.
     schema : Schema, or dict of str to (dtype, shape), optional
         Made by `tenon.schema`, or the fields that it takes. Default: the schema that the plug-in describes,
         or that of `worker`.
     slots : int, optional
         At least ``workers + 1``; default ``workers + 4``.
     workers : int
-        The number of workers. A generator that is not thread-safe runs in one thread.
+        The number of workers. A generator that is not thread-safe runs in one thread. 0: the consumer runs
+        the generator in its own thread when it requests a batch, without ``processes`` and ``fill_timeout``,
+        and not for the loops of `worker`. Nothing is filled ahead.
     processes : bool or str
         Use processes as workers. Native functions run in forks of this process, without Python. Python
         generators run in processes of `multiprocessing`, with the given or the default start method. The
@@ -81,16 +84,20 @@ class Feed(Forms):
         The behaviour if a generator fails at a batch, its process ends, or it takes longer than
         ``fill_timeout``. "raise": OpError at the position of the batch, and the epoch ends. "skip": the
         consumer gets the next batch. "retry": the batch is filled again up to ``retries`` times, by a new
-        process if workers are processes.
+        process if workers are processes, and by a new thread if a thread took too long.
     retries : int
     fill_timeout : float, optional
-        The seconds that a batch may take. Then a process is killed, and a thread is abandoned.
+        The seconds that a batch may take. Then a process is killed. A thread is abandoned with its slot, and
+        the worker continues in a new thread with another slot; at most 8 threads are abandoned at a time. A
+        native function that is not thread-safe is not called again before it returns.
     on_starved : {"wait", "copy", "grow", "raise"}
         The behaviour if the consumer holds every slot and requests a batch. "wait": waits for another thread
         to drop one, as ``timeout`` says. "copy": batches that would leave the workers no slot are copied.
         "grow": adds slots while memory is available. "raise": LeaseConflict.
     attachment_nbytes : int
         The capacity for bytes that are passed with a batch.
+    state_nbytes : int
+        The capacity for the pickled state of a worker, if the generator has a state.
     progress : optional
         A class or function that makes a progress bar, such as ``tqdm.tqdm``. The feed calls it with
         ``total=batches`` in each epoch, ``update(1)`` for each batch when the next one is requested,
@@ -141,6 +148,7 @@ class Feed(Forms):
         fill_timeout: float | None = None,
         on_starved: str = "wait",
         attachment_nbytes: int = 0,
+        state_nbytes: int = 65536,
         progress: Any = None,
         shared: bool | str = False,
         shuffle: bool = False,
@@ -168,7 +176,9 @@ class Feed(Forms):
             if schema is None:
                 raise ValueError(f"plug-in {generator.name!r} does not describe its fields: give a schema")
         schema = schema_of(schema)
-        workers = count(workers, "workers", 1, INT32_MAX - 4)
+        workers = count(workers, "workers", 0, INT32_MAX - 4)
+        if workers == 0:
+            _check_inline(generator, processes, fill_timeout)
         if slots is not None:
             slots = count(slots, "slots", -INT32_MAX, INT32_MAX)  # too few of them: the native part tells
         if slots == 0:
@@ -177,6 +187,7 @@ class Feed(Forms):
             batches = count(batches, "batches")
         retries = count(retries, "retries", 1 if on_error == "retry" else 0, INT32_MAX)
         attachment_nbytes = count(attachment_nbytes, "attachment_nbytes")
+        state_nbytes = count(state_nbytes, "state_nbytes", 1)
         if timeout is not None:
             timeout = seconds(timeout, "timeout", ", or None")
         seed = integer(seed, "seed")
@@ -210,10 +221,20 @@ class Feed(Forms):
         self._shuffle_seed = seed % 2**64 if shuffle else None
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
+        self._state_nbytes = state_nbytes
         self.progress = progress
         self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
-        source, constants, self._workers = _source_of(generator, schema, processes, Rules(check, batches))
+        loop = _loop_of(generator, schema)
+        has_state = loop is not None and loop.has_state
+        rules = Rules(check, batches, has_state)
+        self._inline: Inline | None = None
+        self._workers: Workers | None = None
+        if workers == 0 and isinstance(loop, EachBatch):
+            source = self._inline = Inline(loop, schema, rules)
+            constants: dict[str, Any] = {}
+        else:
+            source, constants, self._workers = _source_of(generator, loop, schema, processes, rules)
         if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
@@ -238,11 +259,15 @@ class Feed(Forms):
                 shuffle=shuffle,
                 rank=rank,
                 world_size=world_size,
+                has_state=has_state,
+                state_nbytes=state_nbytes,
             )
         except BaseException:
             if self._workers is not None:
                 self._workers.join(_CLOSE_SECONDS)  # those that were started leave
             raise
+        if self._inline is not None:
+            self._inline.belong_to(self)
         self._meter = Meter(self._native, schema)
         closing.OPEN.add(self)
 
@@ -286,7 +311,7 @@ class Feed(Forms):
 
         Each process calls ``tn.Feed.attach(name)`` and iterates. A slot is filled again when no process has
         an array, view or tensor of its batch. The end of a process, in whatever way, releases its batches.
-        All processes together hold at most ``slots - workers`` batches.
+        All processes together hold at most ``slots - workers`` batches, without workers ``slots - 1``.
 
         An epoch begins when all consumers have reached the end of the previous one. Without consumers the
         feed waits for one, which gets the rest of the epoch.
@@ -345,36 +370,60 @@ class Feed(Forms):
 
         return AttachedFeed(name, timeout, wait)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position of the feed: ``epoch``, and ``next``, the number of batches before the next one. It is
-        the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed.
+        the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed. If
+        the generator ends the epoch, the position is in this epoch until the iterator has ended.
 
         With ``world_size``, ``next`` counts the batches of all ranks. The state is the same for all ranks
         that have delivered the same number of batches, and can be restored with another ``world_size``.
+
+        For a generator with a state there are also ``states``, by worker, each after the last batch of the
+        worker that was delivered or skipped, or that failed or ended the epoch; ``worker``, which fills the
+        next batch; and ``ranks``. Later batches do not change them.
+
+        ``indexed`` is False if a delivered batch was filled by a Python generator without ``batch.index``
+        and ``batch.seed``. Then the position cannot be restored.
         """
-        epoch, index = self._native.position()
-        return {"epoch": epoch, "next": index} | self._order_state()
+        epoch, index, worker, ignored_index, states = self._native.state()
+        state: dict[str, Any] = {"epoch": epoch, "next": index} | self._order_state()
+        if self._native.has_state:
+            state |= {"worker": worker, "states": states, "ranks": self._ranks}
+        elif ignored_index:
+            state["indexed"] = False
+        return state
 
     def _share(self, places: int) -> int:
         """How many of so many places are this rank's."""
         rank, world_size = self._ranks
         return len(range(rank, places, world_size))
 
+    def _states_nbytes(self) -> int:
+        """How much room a state needs as JSON."""
+        workers = max(self._native.statistics()["workers"], 1) if self._native.has_state else 0
+        return 512 + workers * (2 * self._state_nbytes + 32)
+
     def _order_state(self) -> dict[str, int]:
         return {"shuffle": self._shuffle_seed} if self._shuffle_seed is not None else {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
+
+        The generator must have a state, or must compute each batch from its index or seed. For a Python
+        generator without a state, this is seen when it fills: a batch that was filled without
+        ``batch.index`` and ``batch.seed`` is an OpError in a feed that was resumed.
 
         Parameters
         ----------
         state : dict
-            From `state_dict` of a feed with the same generator, schema, seed and shuffle.
+            From `state_dict` of a feed with the same generator, schema, seed and shuffle; with the same
+            ``workers``, ``rank`` and ``world_size`` if the generator has a state.
 
         Raises
         ------
         ValueError
-            The state is behind the last batch, or that of a feed in another order.
+            The state is behind the last batch, or that of a feed in another order; the generator cannot
+            continue there, or its states are those of other workers.
         """
         if state.get("shuffle") != self._order_state().get("shuffle"):
             raise ValueError(
@@ -383,6 +432,12 @@ class Feed(Forms):
         epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
         if self._batches_of_all is not None and index > self._batches_of_all:
             raise ValueError(f"state is {state}: an epoch has {self._batches_of_all} batches")
+        is_start = epoch == 0 and index == 0
+        if self._native.has_state and "states" in state:
+            resume(self._native, state, self._ranks)
+            return
+        if not is_start or self._epoch is not None:
+            check_can_resume(self._native, self.generator, state, is_start)
         self._native.seek(epoch, index)
 
     def end(self) -> None:
@@ -442,8 +497,28 @@ class Feed(Forms):
         return f"<tenon.Feed of {self._name()!r}: {counts[1:]}"
 
 
+def _check_inline(generator: Any, processes: bool | str, fill_timeout: float | None) -> None:
+    if processes or fill_timeout is not None:
+        raise ValueError(
+            "workers is 0, so the consumer fills in its own thread: processes= and fill_timeout= need "
+            "a worker"
+        )
+    if isinstance(generator, PythonGenerator):
+        raise ValueError(
+            f"workers is 0, and the loop of {generator.name!r} needs a thread of its own: give a function "
+            "that fills one batch"
+        )
+
+
+def _loop_of(generator: Any, schema: Schema) -> PythonGenerator | EachBatch | None:
+    """What workers in Python run; None: the generator is native."""
+    if isinstance(generator, (CFunction, Plugin)):
+        return None
+    return generator if isinstance(generator, PythonGenerator) else EachBatch(generator, schema)
+
+
 def _source_of(
-    generator: Any, schema: Schema, processes: bool | str, rules: Rules
+    generator: Any, loop: Any, schema: Schema, processes: bool | str, rules: Rules
 ) -> tuple[Any, dict[str, Any], Workers | None]:
     """What NativeFeed takes: a native function and its constants, or what starts Python workers."""
     if isinstance(generator, (CFunction, Plugin)):
@@ -451,7 +526,6 @@ def _source_of(
             raise ValueError(f"processes is {processes!r}: workers that run native code are forked")
         constants = generator.constants if isinstance(generator, CFunction) else {}
         return generator._native, constants, None
-    loop = generator if isinstance(generator, PythonGenerator) else EachBatch(generator, schema)
     workers = Workers(schema, loop, processes, rules=rules)
     return workers, {}, workers
 

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds whose batches go to other processes: the side that has the feed. `attached` is the other one.
 
-Three objects are shared in addition to the slots, which lie in a memory file of the feed:
+Four objects are shared in addition to the slots, which lie in a memory file of the feed:
 
 * the *batch channel*, under the name of the feed. Its items contain the positions of batches in the slots.
   The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
 * the *end channel*, a broadcast of one slot. Its item announces the end of an epoch. It can be sent again
   when every consumer has received it.
-* the *head*, an array under ``<name>.feed``: a description of the feed, and two numbers that only the server
+* the *seek channel*, a queue from consumers to the server, with the states that
+  `AttachedFeed.load_state_dict` got. The server reads it before the first batch.
+* the *head*, an array under ``<name>.feed``: a description of the feed, and numbers that only the server
   writes.
+
+Each item of the batch channel and of the end channel has the position of the feed after it, so a consumer
+knows what it has been delivered.
 
 At the end of an epoch the server sends the item of the end channel and closes its end of the batch channel. A
 consumer that waits there, while no item is left, then receives from the end channel. The server opens the
@@ -31,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._array.creation import zeros
 from .._core import NDArray
-from .._errors import LeaseConflict, OpError, TenonError
+from .._errors import LeaseConflict, OpError, OwnerDied, TenonError
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
@@ -45,10 +50,21 @@ _log = logging.getLogger("tenon")
 
 MODES = ("queue", "broadcast")
 MARK = 0x64656573  # of a head that is complete
-WORDS = 5
-MARK_AT, ROUND_AT, IS_CLOSED_AT, IS_FILLING_AT, NBYTES_AT = range(WORDS)
+WORDS = 8
+(
+    MARK_AT,
+    ROUND_AT,
+    IS_CLOSED_AT,
+    IS_FILLING_AT,
+    NBYTES_AT,
+    HAS_BEGUN_AT,  # the first batch is being made; where it began:
+    EPOCH_AT,
+    PLACE_AT,
+) = range(WORDS)
 TEXT_NBYTES = 16384  # of a failure
+HEAD = 9  # numbers of an item of the batch channel before those of its fields
 
+SEEKS = 64  # states that consumers have loaded, and that the server has not read
 _LOOK_SECONDS = 0.02
 _SUFFIX = ".feed"
 
@@ -187,6 +203,7 @@ class Server:
             self._batch_channel = self._served.open_batch_channel()
             if not self._has_consumers(self._consumers, "its first batch"):
                 return
+            self._served.seek()
             while self._wanted is None or self.epochs < self._wanted:
                 failure = self._hand_out()
                 if self._is_closing:  # after each opening: close() has closed those that it saw
@@ -212,6 +229,7 @@ class Server:
         for channel in (self._batch_channel, self._end_channel):
             if channel is not None:
                 channel.close()
+        self._served.end_seeking()
         self._served.server = None
         self._served.reclaim()
 
@@ -250,7 +268,7 @@ class Server:
             except OpError as error:
                 error.__traceback__ = None
                 return error
-            # In a broadcast that nobody listens to, a loan would take what the next one is to get.
+            # In a broadcast without consumers, a loan would take what the next one is to get.
             if self.mode == "broadcast" and not self._has_consumers(1, "the next batch"):
                 return None
             loan = channel.loan()
@@ -259,7 +277,7 @@ class Server:
                 if self._is_to_end():
                     loan.drop()
                     return None
-                served.send(loan, batch)
+                served.send(loan, batch, self.batches)
                 self.batches += 1
             del batch, loan
         return None
@@ -280,6 +298,7 @@ class Server:
             data = b"" if failure is None else describe(failure)
             notice.head[1] = len(data)
             notice.text[: len(data)] = memoryview(data)
+            notice.head[2:] = served.put_position(notice.state)
             notice.send()
             self._batch_channel.close()
             if self.mode == "queue" and not self._poll(
@@ -311,21 +330,35 @@ class ServedFeed:
         fd, at, self._memory, self._nbytes = feed._native.place()
         self._at = at
         counts = feed._native.statistics()
-        tokens = counts["slots"] - counts["workers"]
+        tokens = counts["slots"] - max(counts["workers"], 1)  # 0: the server fills, and needs a slot as well
+        if tokens < 1:
+            raise ValueError(
+                "the feed has 1 slot, and serving needs 2: one to fill while a consumer has the other"
+            )
         axes = [len(shape) for _, _, shape in feed.schema.fields]
         room = max(1, feed._attachment_nbytes)
-        fields = {"head": ("i8", (4 + len(axes) + sum(axes),)), "attachment": ("u1", (room,))}
+        states = feed._states_nbytes()
+        fields = {
+            "head": ("i8", (HEAD + len(axes) + sum(axes),)),
+            "attachment": ("u1", (room,)),
+            "state": ("u1", (states,)),
+        }
         # Without ends: they are opened for each use, so that they can leave.
         self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
         self._end_channel = Channel(
-            {"head": ("i8", (2,)), "text": ("u1", (TEXT_NBYTES,))}, 1, None, "broadcast"
+            {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
+            1,
+            None,
+            "broadcast",
         )
+        self._seek_channel = Channel({"nbytes": ("i8", ()), "state": ("u1", (states,))}, SEEKS)
         file = os.fstat(fd)
         about = json.dumps(
             {
                 "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
                 "batches": feed.batches,
                 "mode": mode,
+                "order": feed._order_state(),
                 "pid": self._pid,
                 "fd": fd,
                 "file": (file.st_dev, file.st_ino),
@@ -333,6 +366,7 @@ class ServedFeed:
                 "nbytes": self._nbytes,
                 "batch_channel": _core.send_array(self._batch_channel._native.memory()).hex(),
                 "end_channel": _core.send_array(self._end_channel._native.memory()).hex(),
+                "seek_channel": _core.send_array(self._seek_channel._native.memory()).hex(),
             }
         ).encode()
         self._head = zeros(WORDS * 8 + len(about), "u1", shared=head_name(self.name))
@@ -370,7 +404,7 @@ class ServedFeed:
                 server.close()
         finally:
             self._held.clear()
-            del self._batch_channel, self._end_channel, self._head, self.words
+            del self._batch_channel, self._end_channel, self._seek_channel, self._head, self.words
 
     @property
     def is_inherited(self) -> bool:
@@ -450,9 +484,55 @@ class ServedFeed:
             except (TimeoutError, EOFError):
                 channel.close()
 
-    def send(self, loan: Loan, batch: Any) -> None:
+    def seek(self) -> None:
+        """Continues where the consumers have said."""
+        states = self._read_states()
+        for state in states:
+            if state != states[0]:
+                raise ValueError(
+                    f"the consumers of feed {self.name!r} have loaded different states, {states[0]} and "
+                    f"{state}: load the same one in each of them, or one in the feed that is served"
+                )
+        if states:
+            self.feed.load_state_dict(states[0])
+        position = self.feed.state_dict()
+        self.words[EPOCH_AT], self.words[PLACE_AT] = position["epoch"], position["next"]
+        self.words[HAS_BEGUN_AT] = 1
+
+    def end_seeking(self) -> None:
+        self._read_states()  # which came too late
+        self.words[HAS_BEGUN_AT] = 0
+
+    def _read_states(self) -> list[dict[str, Any]]:
+        channel = open_channel(self._seek_channel._native.memory())
+        states = []
+        try:
+            while True:
+                try:
+                    item = channel.recv(timeout=0)
+                except OwnerDied:  # of a consumer
+                    continue
+                states.append(position_of(item.state.numpy()[: int(item.nbytes)].tobytes()))
+                item.release()
+                del item
+        except (TimeoutError, EOFError):
+            return states
+        finally:
+            channel.close()
+
+    def put_position(self, field: Any) -> tuple[int, int, int, int]:
+        """The position of the feed, as numbers; with the states of a generator, in the field."""
+        position = self.feed.state_dict()
+        data = bytes_of(position) if "states" in position else b""
+        room = field  # also if there is none: the field counts as written
+        if data:
+            room[: len(data)] = memoryview(data)
+        return position["epoch"], position["next"], position.get("indexed", True), len(data)
+
+    def send(self, loan: Loan, batch: Any, sequence: int) -> None:
         data = batch.attachment
-        numbers = [int(self.words[ROUND_AT]), batch.epoch, batch.index, len(data)]
+        numbers = [int(self.words[ROUND_AT]), batch.epoch, batch.index, len(data), sequence]
+        numbers += self.put_position(loan.state)
         for array in batch.arrays:
             offset = array.data_ptr - self._memory
             if not 0 <= offset < self._nbytes:
@@ -466,6 +546,22 @@ class ServedFeed:
         key = loan.head.ctypes.data
         self._held[key] = batch
         loan.send()
+
+
+def bytes_of(state: dict[str, Any]) -> bytes:
+    """A state of a feed, for `position_of` in another process."""
+    states = state.get("states")
+    if states is None:
+        return json.dumps(state).encode()
+    return json.dumps(state | {"states": [one and one.hex() for one in states]}).encode()
+
+
+def position_of(data: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(data)
+    if "states" in state:
+        state["states"] = [one and bytes.fromhex(one) for one in state["states"]]
+        state["ranks"] = tuple(state["ranks"])
+    return state
 
 
 def words_of(head: NDArray) -> Any:

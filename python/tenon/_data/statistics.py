@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from .._core import NativeFeed, Schema
 
-# Of fewer batches nothing is said: the first ones are filled while nobody waits yet.
+# Of fewer batches nothing is said: the first ones are filled while no thread waits yet.
 _FEW = 8
+# A consumer that waits so many times as long as the fills take would be faster if it filled itself.
+_LONG = 1.5
 
 
 class Waits(NamedTuple):
@@ -80,9 +82,10 @@ class Interval:
         A consumer that waits while a worker fills waits for the producer. If it waits longer than the time of
         the fills, both sides waited for slots during the rest.
         """
-        starved, fill = self.starved_ns, self.fill_ns / self.workers
-        blocked = self.blocked_ns / self.workers
-        none_ready = (self.blocked_ns - self.blocked_by_consumer_ns) / self.workers
+        workers = max(self.workers, 1)
+        starved, fill = self.starved_ns, self.fill_ns / workers
+        blocked = self.blocked_ns / workers
+        none_ready = (self.blocked_ns - self.blocked_by_consumer_ns) / workers
         leases = max(none_ready, min(blocked, max(0.0, starved - fill)))
         return Waits(max(0.0, starved - leases) * 1e-9, (blocked - leases) * 1e-9, leases * 1e-9)
 
@@ -90,9 +93,10 @@ class Interval:
     def verdict(self) -> str:
         """The cause that limits the speed of the feed.
 
-        "producer-bound": a faster generator or more workers help. "model-bound": a faster consumer helps.
-        "lease-bound": dropping batches sooner or more slots help. "starting": there are too few batches for a
-        verdict. "balanced": nothing waited.
+        "producer-bound": a faster generator or more workers help. "worker-bound": the consumer waits longer
+        for its only worker than the fills take, so ``workers=0`` helps. "model-bound": a faster consumer
+        helps. "lease-bound": dropping batches sooner or more slots help. "starting": there are too few
+        batches for a verdict. "balanced": nothing waited.
         """
         if self.batches < _FEW:
             return "lease-bound" if self.are_slots_held else "starting"
@@ -100,6 +104,8 @@ class Interval:
         longest = max(waits)
         if longest == 0:
             return "balanced"
+        if self.workers == 1 and longest == waits.producer > _LONG * self.fill_ns * 1e-9 > 0:
+            return "worker-bound"
         return ("producer-bound", "model-bound", "lease-bound")[waits.index(longest)]
 
     def __repr__(self) -> str:
@@ -168,6 +174,8 @@ class FeedStatistics:
         Fills of a Python generator that did not use the array of each field, neither by access nor by
         assignment. The consumer gets the other fields with old elements. Batches of 0 rows are not counted.
         See ``check`` of `Feed`.
+    abandoned : int
+        Threads that took longer than ``fill_timeout`` for a batch, and in whose place other threads go on.
     page_faults : int
         Minor page faults of the whole process since the feed was made, without its worker processes.
     slot_nbytes, memory : int
@@ -193,6 +201,7 @@ class FeedStatistics:
     restarted: int
     copied: int
     unwritten: int
+    abandoned: int
     oldest_epoch: int
     oldest_index: int
     oldest_ns: int
@@ -252,7 +261,7 @@ class Meter:
             page_faults=_page_faults() - self._faults,
             total=self._between(self._start, now),
             recent=self._between(last, now),
-            per_worker=tuple(_worker(self._native.worker(i)) for i in range(counts["workers"])),
+            per_worker=tuple(_worker(self._native.worker(i)) for i in range(max(counts["workers"], 1))),
         )
 
     def _between(self, first: _Mark, last: _Mark) -> Interval:

@@ -7,14 +7,16 @@ import functools
 import inspect
 import multiprocessing
 import multiprocessing.context
+import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, unwritten_text
@@ -22,9 +24,17 @@ from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
 from .._sync.lease import where_views_hang
+from .._values import flag
 from .schema import schema_of
 
+if TYPE_CHECKING:
+    from .feed import Feed
+
 _START_METHODS = ("fork", "spawn", "forkserver")
+HOW_TO_RESUME = (
+    "Compute each batch from batch.index or batch.seed, or give the generator a state: the methods state() "
+    "and restore(state) of a callable, tn.worker(schema, has_state=True) of a loop"
+)
 _LOOP_HINT = "loop over the batches that it gets, and assign to their fields: batch.x[...] = ..."
 
 
@@ -38,6 +48,8 @@ class WorkerBatch(Fields):
     ----------
     index, epoch, seed : int
         Of the batch. ``seed`` depends only on the feed's seed, epoch and index.
+    epoch_seed : int
+        Depends only on the feed's seed and the epoch: equal for all batches of an epoch.
     worker : int
         The number of this worker, counted from 0.
     rows : int
@@ -50,18 +62,22 @@ class WorkerBatch(Fields):
     _roots: dict[str, Any]  # on which all stand that are made of the views
     _views: dict[str, Any]
     _ends_epoch: bool
-    index: int
+    _index: int
+    _seed: int
+    _is_index_used: bool
     epoch: int
-    seed: int
+    epoch_seed: int
     worker: int
 
     def __init__(self, native: NativeWorker, schema: Schema) -> None:
         self.__dict__.update(
             _native=native,
             _names=schema.names,
-            index=native.index,
+            _index=native.index,
+            _seed=native.seed,
+            _is_index_used=False,
             epoch=native.epoch,
-            seed=native.seed,
+            epoch_seed=native.epoch_seed,
             worker=native.worker,
             _rows=schema.rows,
             _roots={},
@@ -71,8 +87,19 @@ class WorkerBatch(Fields):
 
     def _slot(self) -> NativeWorker:
         if self._native is None:
-            raise ValueError(f"batch {self.index} has been handed on: it has no fields any more")
+            raise ValueError(f"batch {self._index} has been handed on: it has no fields any more")
         return self._native
+
+    # Their use is noted: a batch that was filled without them depends on the batches before it.
+    @property
+    def index(self) -> int:
+        self._is_index_used = True
+        return self._index
+
+    @property
+    def seed(self) -> int:
+        self._is_index_used = True
+        return self._seed
 
     @property
     def rows(self) -> int:
@@ -149,18 +176,22 @@ class WorkerBatch(Fields):
         self._native = None
 
     def __repr__(self) -> str:
-        return f"<tenon.WorkerBatch {self.index} of epoch {self.epoch}: {', '.join(self._names)}>"
+        return f"<tenon.WorkerBatch {self._index} of epoch {self.epoch}: {', '.join(self._names)}>"
 
 
 class _Batches:
     """The iterable of a worker's loop: each step passes one batch on and returns the next."""
 
-    def __init__(self, native: NativeWorker, schema: Schema, check: bool) -> None:
+    def __init__(self, native: NativeWorker, schema: Schema, rules: Rules) -> None:
         self._native = native
         self._schema = schema
-        self._check = check
+        self._rules = rules
         self._batch: WorkerBatch | None = None
         self._is_over = False
+        self._keeper: _Keeper | None = None  # None: the loop has not called keep_state
+        self._first_state: bytes | None = None  # from before the first batch
+        self._last_state: bytes | None = None  # which a loop that is called again takes up
+        self._is_new = False  # and has not yet done so
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._no_field(name))
@@ -185,8 +216,68 @@ class _Batches:
         if not self._native.next():
             self._is_over = True
             raise StopIteration
+        return self.open()
+
+    def open(self) -> WorkerBatch:
         self._batch = WorkerBatch(self._native, self._schema)
+        if self._rules.has_state:
+            self._bring_state()
         return self._batch
+
+    def keep_state(self, state: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
+        """Says how the state of the loop is saved and restored. A loop of ``tn.worker(..., has_state=True)``
+        calls it once before its first step.
+
+        Parameters
+        ----------
+        state : callable
+            Returns the state after the last batch, as an object that can be pickled. It is called after each
+            batch, and once before the first one.
+        restore : callable
+            ``restore(value)`` brings the loop back to the state that ``value`` describes.
+        """
+        if not self._rules.has_state:
+            raise TypeError("this loop keeps a state: decorate it with tn.worker(schema, has_state=True)")
+        self._keep(_Keeper(state, restore, begins_anew=True))
+
+    def _keep(self, keeper: _Keeper) -> None:
+        self._keeper = keeper
+        self._is_new = keeper.begins_anew and self._last_state is not None
+
+    def _bring_state(self) -> None:
+        """To what the open batch is filled from."""
+        keeper = self._keeper
+        if keeper is None:
+            raise TypeError(
+                "the loop has has_state=True, and no state: call batches.keep_state(state, restore) before "
+                "the loop over `batches`"
+            )
+        if self._first_state is None:
+            self._first_state = pickle.dumps(keeper.state())
+        wanted = self._native.restored()
+        if wanted is None and self._is_new:
+            wanted = self._last_state
+        self._is_new = False
+        if wanted is not None:
+            keeper.restore(pickle.loads(wanted or self._first_state))
+
+    def _save_state(self) -> None:
+        assert self._keeper is not None
+        self._last_state = pickle.dumps(self._keeper.state())
+        self._native.set_state(self._last_state)
+
+    def begin_loop(self) -> None:
+        self._keeper = None
+
+    def _note_index(self, batch: WorkerBatch) -> None:
+        if batch._is_index_used or self._rules.has_state:
+            return
+        if self._native.is_resumed:
+            raise ValueError(
+                f"batch {batch._index} of epoch {batch.epoch} was filled without batch.index and "
+                f"batch.seed, and the feed was resumed by load_state_dict. {HOW_TO_RESUME}"
+            )
+        self._native.ignore_index()
 
     def hand_on(self, frame: FrameType | None) -> None:
         """``frame`` runs the loop: what only its variables name is no view that lives on."""
@@ -197,11 +288,15 @@ class _Batches:
         if batch._ends_epoch:
             code = _core.END_OF_EPOCH
         elif unwritten := batch._unwritten():
-            if self._check:
-                what = f"batch {batch.index} of epoch {batch.epoch}"
+            if self._rules.check:
+                what = f"batch {batch._index} of epoch {batch.epoch}"
                 raise ValueError(unwritten_text(what, "batch", batch.keys(), unwritten))
             code = _core.UNWRITTEN
         batch._let_go_of_all(frame)
+        if code != _core.END_OF_EPOCH:
+            self._note_index(batch)
+        if self._rules.has_state:
+            self._save_state()
         batch._end()
         self._batch = None
         self._native.answer(code, "")
@@ -214,7 +309,25 @@ class _Batches:
             except LeaseEscaped as error:
                 code, text = -1, f"{text}\nand {error}" if text else str(error)
             batch._end()
+        if self._rules.has_state:
+            text = self._save_state_at_end(code, text)
         self._native.answer(code, text)
+
+    def _save_state_at_end(self, code: int, text: str) -> str:
+        """After a failure, or after the end of a loop, which begins anew in the next epoch."""
+        keeper = self._keeper
+        if keeper is None:
+            return text
+        if code == _core.END_OF_EPOCH and keeper.begins_anew and self._first_state is not None:
+            self._last_state = None
+            self._native.set_state(self._first_state)
+            return text
+        try:
+            self._save_state()
+        except Exception as error:  # the feed then restores the last one that it has
+            error.__traceback__ = None
+            return f"{text}\nand its state cannot be saved: {error!r}"
+        return text
 
     def has_ended(self) -> bool:
         return self._is_over
@@ -226,11 +339,20 @@ class _Batches:
         return self._batch is not None and self._batch._ends_epoch
 
 
+class _Keeper(NamedTuple):
+    """How the state of a loop is saved and restored."""
+
+    state: Callable[[], Any]
+    restore: Callable[[Any], Any]
+    begins_anew: bool  # a further call of the loop begins in the first state
+
+
 class Rules(NamedTuple):
     """What the loop of a worker has to keep to."""
 
     check: bool = False  # a batch of which a field was not written is an error
     batches: int | None = None  # of an epoch, whose end the loop does not decide
+    has_state: bool = False
 
     def early_end_text(self, index: int) -> str:
         return (
@@ -257,13 +379,14 @@ def run(
     position of the batch, and after it has returned or raised StopIteration. These drop the open batch, and
     end the epoch before it; they are errors if the feed knows the number of batches.
     """
-    batches = _Batches(native, schema, rules.check)
+    batches = _Batches(native, schema, rules)
     while not batches.has_ended():
         code, text = _core.END_OF_EPOCH, ""
         try:
             if setup is not None:
                 setup()
                 setup = None
+            batches.begin_loop()
             function(batches)
             if batches.has_ended():
                 return
@@ -280,6 +403,55 @@ def run(
         if not batches.has_open() and not native.next():
             return
         batches.fail(code, text or ("" if code == _core.END_OF_EPOCH else rules.early_end_text(native.index)))
+
+
+class Inline:
+    """The fills of a callable in the thread of the consumer, for a feed without workers."""
+
+    def __init__(self, loop: EachBatch, schema: Schema, rules: Rules) -> None:
+        self._loop = loop
+        self._schema = schema
+        self._rules = rules
+        self._batches: _Batches | None = None
+        self._interrupt: BaseException | None = None
+        self._feed: weakref.ref[Feed] | None = None
+
+    def belong_to(self, feed: Feed) -> None:
+        self._feed = weakref.ref(feed)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Ctrl-C and the like are the consumer's. The epoch ends, so that the batch is neither skipped nor
+        filled again."""
+        if isinstance(error, Exception):
+            return
+        self._interrupt = error
+        feed = None if self._feed is None else self._feed()
+        if feed is not None:
+            feed._native.end()
+
+    def fill(self, native: NativeWorker) -> None:
+        batches = self._batches
+        if batches is None:
+            self._batches = batches = _Batches(native, self._schema, self._rules)
+            self._loop.keep_state_of(batches)
+        batch = None
+        try:
+            batch = batches.open()
+            self._loop.fill(batch)
+            batches.hand_on(sys._getframe())
+        except BaseException as error:
+            self.interrupt(error)
+            code, text = _core.END_OF_EPOCH, ""
+            is_stop = isinstance(error, StopIteration)
+            if not is_stop or self._rules.batches is not None:
+                code, text = -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
+            del batch
+            batches.fail(code, text)
+
+    def raise_interrupt(self) -> None:
+        error, self._interrupt = self._interrupt, None
+        if error is not None:
+            raise error
 
 
 def _run_thread(
@@ -357,7 +529,7 @@ class Workers:
                 daemon=True,
             )
             thread.start()
-            self._threads.append(thread)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             return 0
         process = self._context.Process(
             target=_run_process,
@@ -382,8 +554,7 @@ class Workers:
     def reap(self, worker: int, pid: int) -> int:
         process = self._processes.pop(pid)
         process.join()
-        code: int | None = process.exitcode
-        process.close()
+        code: int | None = process.exitcode  # not closed: a program may join a worker of a DataLoader
         if code is None:
             return 0
         return -code if code < 0 else (code & 0xFF) << 8
@@ -423,9 +594,11 @@ class PythonGenerator:
         schema: Schema | None,
         arguments: tuple[Any, ...],
         named: dict[str, Any],
+        has_state: bool = False,
     ) -> None:
         self.name = name_of(function)
         self.schema = schema
+        self.has_state = has_state
         self._function = function
         self._arguments = arguments
         self._named = named
@@ -440,15 +613,16 @@ class PythonGenerator:
 class Worker:
     """A function that `worker` decorates. Call it with the further arguments of the function."""
 
-    def __init__(self, function: Callable[..., Any], schema: Schema) -> None:
+    def __init__(self, function: Callable[..., Any], schema: Schema, has_state: bool) -> None:
         functools.update_wrapper(self, function)
         self.name: str = function.__qualname__
         refuse_generators(function, self.name, _LOOP_HINT)
         self._function = function
         self.schema = schema
+        self.has_state = has_state
 
     def __call__(self, *arguments: Any, **named: Any) -> PythonGenerator:
-        return PythonGenerator(_Undecorated(self), self.schema, arguments, named)
+        return PythonGenerator(_Undecorated(self), self.schema, arguments, named, self.has_state)
 
 
 class _Undecorated:
@@ -476,7 +650,7 @@ def _find(module: str, name: str) -> _Undecorated:
     return _Undecorated(found)
 
 
-def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
+def worker(schema: FieldsLike, *, has_state: bool = False) -> Callable[[Callable[..., Any]], Worker]:
     """Decorates a Python function that fills batches in a loop, as a generator for feeds.
 
     The function gets the batches to fill, followed by the arguments of the call::
@@ -500,6 +674,17 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
     Parameters
     ----------
     schema : Schema, or dict of str to (dtype, shape)
+    has_state : bool
+        The loop has a state, which `Feed.state_dict` saves: it calls ``batches.keep_state(state, restore)``
+        before its first step. ``state()`` returns the state after the last batch, ``restore(value)`` brings
+        the loop back to it::
+
+            @tn.worker(tn.schema(data=("f4", (64, 784))), has_state=True)
+            def records(batches, path):
+                file = open(path, "rb")
+                batches.keep_state(file.tell, file.seek)
+                for batch in batches:
+                    file.readinto(batch.data)
 
     Returns
     -------
@@ -509,7 +694,8 @@ def worker(schema: FieldsLike) -> Callable[[Callable[..., Any]], Worker]:
         a module.
     """
     made = schema_of(schema)
-    return lambda function: Worker(function, made)
+    has_state = flag(has_state, "has_state")
+    return lambda function: Worker(function, made, has_state)
 
 
 class EachBatch:
@@ -521,10 +707,23 @@ class EachBatch:
         self._hint = f"assign to the fields of the batch that it gets: batch.{schema.names[0]}[...] = ..."
         refuse_generators(function, self._name, self._hint)
 
+    @property
+    def has_state(self) -> bool:
+        return all(callable(getattr(self._function, name, None)) for name in ("state", "restore"))
+
+    def keep_state_of(self, batches: _Batches) -> None:
+        if self.has_state:
+            function: Any = self._function
+            batches._keep(_Keeper(function.state, function.restore, begins_anew=False))
+
     def __call__(self, batches: Any) -> None:
+        self.keep_state_of(batches)
         for batch in batches:
-            refuse_result(self._function(batch), self._name, self._hint)
+            self.fill(batch)
             del batch
+
+    def fill(self, batch: WorkerBatch) -> None:
+        refuse_result(self._function(batch), self._name, self._hint)
 
 
 def name_of(function: Any) -> str:

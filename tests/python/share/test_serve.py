@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds that are consumed in other processes: every batch arrives as the feed made it, in place, as often as
-the mode says; what a dead process held comes back, and nobody waits for the dead."""
+the mode says; what a dead process held comes back, and no process waits for the dead."""
 
 import gc
 import hashlib
@@ -88,7 +88,7 @@ def until(is_met, seconds=SECONDS):
 
 
 def held(feed):
-    """Slots that consumers have, after those that nobody has were taken back."""
+    """Slots that consumers have, after those that no process has were taken back."""
     feed._served.reclaim()
     return feed.stats().slots_held
 
@@ -323,7 +323,7 @@ def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name,
         attach(other, name)
         assert other.ask("(lambda it: [next(it).index for _ in range(3)])(iter(feed))") == [0, 1, 2]
         other.ask("feed.close()")
-        until(lambda: server.batches == 6)  # 3 that may be out, and nobody to take them
+        until(lambda: server.batches == 6)  # 3 that may be out, and no consumer takes them
         time.sleep(0.1)
         assert server.is_running and server.batches == 6
         attach(another, name)
@@ -334,7 +334,7 @@ def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name,
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["feed.close()", "os.kill(os.getpid(), 9)"])
 def test_the_rest_of_an_epoch_is_not_mixed_with_the_next_one(leaves, name, another):
-    """All was sent, and who was to receive it leaves."""
+    """All was sent, and the consumer that was to receive it leaves."""
     with (
         tn.Feed(fill, SCHEMA, batches=4, slots=6, shared=name) as feed,
         feed.serve(epochs=2, background=True) as server,

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a feed needs to continue at a saved position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._core import NativeFeed
+from .._sync.function import CFunction
+from .._values import count
+from .plugin import Plugin
+from .workers import HOW_TO_RESUME
+
+
+def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:
+    """Without states. Of a Python generator it is seen at each batch that it fills."""
+    where = f"batch {state['next']} of epoch {state['epoch']}"
+    if native.has_state:
+        if is_start:
+            return  # each worker restores its first state
+        raise ValueError(
+            f"the feed cannot continue at {where}: its generator has a state, and the position has no "
+            "states. Load what state_dict() of a feed with this generator has returned"
+        )
+    if "states" in state:
+        raise ValueError(
+            f"the feed cannot continue at {where}: the position has states, and this feed's "
+            "generator has none"
+        )
+    if state.get("indexed") is False:
+        raise ValueError(
+            f"the feed cannot continue at {where}: its generator has filled batches without batch.index and "
+            f"batch.seed, so they depend on those before. {HOW_TO_RESUME}"
+        )
+    if native.is_indexed:
+        return
+    if isinstance(generator, CFunction):
+        raise ValueError(
+            f"the feed cannot continue at {where}: {generator.name!r} has no parameter index or seed, so a "
+            "batch may depend on those before. Give it one of them, and compute the batch from it"
+        )
+    if isinstance(generator, Plugin):
+        raise ValueError(
+            f"the feed cannot continue at {where}: plug-in {generator.name!r} does not say whether a batch "
+            "depends on those before. If it computes each batch from index or seed, set "
+            "TENON_PLUGIN_IS_INDEXED in the flags of its table (is_indexed = true in C++); else give it "
+            "save and restore"
+        )
+
+
+def resume(native: NativeFeed, state: dict[str, Any], ranks: tuple[int, int]) -> None:
+    """At a position with states."""
+    states = list(state["states"])
+    if tuple(state["ranks"]) != ranks:
+        raise ValueError(
+            f"the state is of rank {state['ranks'][0]} of {state['ranks'][1]}, and this feed is "
+            f"rank {ranks[0]} of {ranks[1]}: a generator that has a state continues only with "
+            "the same rank and world_size"
+        )
+    workers = max(native.statistics()["workers"], 1)  # 0: the consumer is the one
+    if len(states) != workers:
+        raise ValueError(
+            f"the state is of {len(states)} workers, and this feed has {workers}: each worker continues with "
+            f"its own state, so make the feed with workers={len(states)}"
+        )
+    for one in states:
+        if one is not None and not isinstance(one, bytes):
+            raise TypeError(f"states of the state has {type(one).__name__}: it must be bytes or None")
+    worker = count(state["worker"], "worker of the state", 0, workers - 1)
+    native.resume(state["epoch"], state["next"], worker, states)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attached feeds that continue at a saved position.
+
+Oracle: the rows of one feed that is iterated without a stop. Server and consumer are in one process; slow
+tests have consumers in processes of their own.
+"""
+
+import itertools
+import os
+import pickle
+
+import pytest
+from other_process import SECONDS
+
+import tenon as tn
+
+SCHEMA = tn.schema(x=("i8", (2,)))
+BATCHES, EPOCHS = 4, 2
+
+
+class Walk:
+    def __init__(self):
+        self.at = 0
+
+    def __call__(self, batch):
+        self.at += 1
+        batch.x = self.at * 1000
+
+    def state(self):
+        return [self.at]
+
+    def restore(self, state):
+        (self.at,) = state
+
+
+@tn.worker(SCHEMA, has_state=True)
+def walks(batches):
+    at = [0]
+    batches.keep_state(lambda: at[0], lambda state: at.__setitem__(0, state))
+    for batch in batches:
+        at[0] += 1
+        batch.x = at[0] * 1000 + batch.worker
+
+
+def indexed(batch):
+    batch.x = batch.index + 10 * (batch.seed % 1000)
+
+
+def blind(batch):
+    batch.x = 1
+
+
+KINDS = {
+    "callable": (Walk, {}),
+    "loop": (walks, {"workers": 2}),
+    "indexed": (lambda: indexed, {}),
+    "shuffled": (lambda: indexed, {"shuffle": True}),
+}
+
+
+@pytest.fixture
+def name(request):
+    return f"test-{os.getpid()}-{abs(hash(request.node.name))}"
+
+
+def rows_of(batch):
+    return batch.epoch, batch.index, int(batch.x[1])
+
+
+def feed_of(kind, **options):
+    make, own = KINDS[kind]
+    return tn.Feed(make(), SCHEMA, **{"batches": BATCHES, "seed": 5, "timeout": 60, **own, **options})
+
+
+def without_a_stop(kind):
+    with feed_of(kind) as feed:
+        return [rows_of(batch) for _ in range(EPOCHS) for batch in feed]
+
+
+def served_rows(name, kind, mode, state, stop):
+    """The rows that one consumer gets of a new feed, and its state after the row number ``stop``."""
+    rows, states = [], [state]
+    with (
+        feed_of(kind, shared=name) as feed,
+        feed.serve(mode, epochs=None, background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        if state is not None:
+            attached.load_state_dict(state)
+            assert attached.state_dict() == state
+        while len(rows) < stop:
+            for batch in itertools.islice(attached, stop - len(rows)):
+                rows.append(rows_of(batch))
+                del batch
+                states.append(attached.state_dict())
+    return rows, pickle.loads(pickle.dumps(states[-1]))
+
+
+def check(name, kind, mode, stops):
+    whole = without_a_stop(kind)
+    for stop in stops:
+        first, state = served_rows(name, kind, mode, None, stop)
+        rest, _ = served_rows(name, kind, mode, state, len(whole) - stop)
+        assert first + rest == whole, (stop, state)
+        with feed_of(kind) as feed:
+            feed.load_state_dict(state)
+            again = [rows_of(batch) for _ in range(EPOCHS) for batch in feed][: len(whole) - stop]
+        assert again == whole[stop:], (stop, state)
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_served_feed_continues_where_its_consumer_was(name, kind, mode):
+    check(name, kind, mode, [1, BATCHES, BATCHES + 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_served_feed_continues_after_each_batch(name, kind, mode):
+    check(name, kind, mode, range(1, BATCHES * EPOCHS))
+
+
+def test_the_state_at_the_end_of_an_epoch_is_that_of_the_next_one(name):
+    with (
+        feed_of("callable", shared=name) as feed,
+        feed.serve(epochs=None, background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        for batch in attached:
+            del batch
+        assert attached.state_dict()["epoch"] == 1
+        assert attached.state_dict()["next"] == 0
+        assert pickle.loads(attached.state_dict()["states"][0]) == [BATCHES]
+
+
+def test_batches_that_ignored_their_index_are_told_to_consumers(name):
+    with (
+        tn.Feed(blind, SCHEMA, batches=9, shared=name, timeout=60) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        next(iter(attached))
+        assert attached.state_dict() == {"epoch": 0, "next": 1, "indexed": False}
+
+
+def test_a_consumer_without_a_batch_has_no_position(name):
+    with (
+        feed_of("indexed", shared=name) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(name) as attached,
+        pytest.raises(ValueError, match=r"no batch here yet; take state_dict\(\) of the feed"),
+    ):
+        attached.state_dict()
+
+
+def test_an_epoch_that_has_begun_continues_nowhere_else(name):
+    with feed_of("indexed", shared=name) as feed, feed.serve(background=True):
+        with tn.Feed.attach(name, timeout=60) as attached:
+            next(iter(attached))
+            with pytest.raises(ValueError, match="has begun an epoch"):
+                attached.load_state_dict({"epoch": 0, "next": 2})
+        with (
+            tn.Feed.attach(name, timeout=60) as attached,
+            pytest.raises(ValueError, match="has begun an epoch"),
+        ):
+            attached.load_state_dict({"epoch": 0, "next": 2})
+
+
+def test_a_consumer_that_comes_between_its_state_and_the_first_batch_raises(name, monkeypatch):
+    """The feed begins after the state was loaded, and before this consumer begins to iterate."""
+    with feed_of("indexed", shared=name) as feed, feed.serve("queue", consumers=1, background=True) as server:
+        with tn.Feed.attach(name, timeout=60) as attached:
+            attached.load_state_dict({"epoch": 0, "next": 2})
+            monkeypatch.setattr(attached, "_send_wanted", lambda: None)
+            with pytest.raises(tn.TenonError, match="has not continued at batch 2 of epoch 0"):
+                next(iter(attached))
+        server.close()
+
+
+def test_a_state_that_the_feed_cannot_load_ends_the_server_and_the_consumer(name):
+    with feed_of("loop", shared=name) as feed:
+        server = feed.serve(background=True)
+        with tn.Feed.attach(name, timeout=60) as attached:
+            attached.load_state_dict({"epoch": 0, "next": 2})
+            with pytest.raises(tn.TenonError, match="has not continued at batch 2"):
+                next(iter(attached))
+        with pytest.raises(ValueError, match="the position has no states"):
+            server.wait(60)
+
+
+def attach(process, name):
+    process.ask("feed = tn.Feed.attach(name, wait=600, timeout=60)", name=name)
+
+
+@pytest.mark.slow
+def test_consumers_of_a_broadcast_load_the_same_state(name, other, another):
+    with (
+        feed_of("indexed", shared=name) as feed,
+        feed.serve("broadcast", epochs=1, consumers=2, background=True) as server,
+    ):
+        for process in (other, another):
+            attach(process, name)
+            process.ask("feed.load_state_dict(state)", state={"epoch": 1, "next": 2})
+            process.start("[(batch.epoch, batch.index) for batch in feed]")
+        for process in (other, another):
+            assert process.answer() == [(1, 2), (1, 3)]
+            assert process.ask("feed.state_dict()") == {"epoch": 2, "next": 0}
+        server.wait(SECONDS)
+
+
+@pytest.mark.slow
+def test_consumers_that_load_different_states_get_no_batch(name, other, another):
+    with feed_of("indexed", shared=name) as feed:
+        server = feed.serve("broadcast", consumers=2, background=True)
+        for place, process in enumerate((other, another)):
+            attach(process, name)
+            process.ask("feed.load_state_dict(state)", state={"epoch": 1, "next": place})
+            process.start("[(batch.epoch, batch.index) for batch in feed]")
+        for process in (other, another):
+            with pytest.raises(tn.TenonError, match="has not continued at batch"):
+                process.answer()
+        with pytest.raises(ValueError, match="have loaded different states"):
+            server.wait(SECONDS)
+
+
+@pytest.mark.slow
+def test_several_consumers_of_a_queue_know_no_position(name, other, another):
+    with feed_of("indexed", shared=name, batches=30) as feed, feed.serve(consumers=2, background=True):
+        for process in (other, another):
+            attach(process, name)
+            process.start("batches = iter(feed); batch = next(batches)")
+        for process in (other, another):
+            process.answer()
+        assert sorted(process.ask("batch.index") for process in (other, another)) == [0, 1]
+        for process in (other, another):
+            with pytest.raises(
+                ValueError, match=r"take state_dict\(\) of the feed in the process that serves"
+            ):
+                process.ask("feed.state_dict()")
+        last = other if other.ask("batch.index") == 0 else another
+        first = another if last is other else other
+        first.ask("del batch, batches; feed.close()")
+        last.ask("batch = next(batches)")
+        with pytest.raises(ValueError, match="several consumers share"):
+            last.ask("feed.state_dict()")
