@@ -23,7 +23,7 @@ import pytest
 
 import tenon as tn
 from tenon import _core
-from tenon._loader import epochs, packing
+from tenon._loader import epochs, packing, workers
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
@@ -483,6 +483,42 @@ def test_a_killed_worker_is_told():
     assert list(batches) == []
 
 
+class FourOfSeven(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(7))
+
+
+def test_a_worker_that_is_killed_with_a_request_of_the_next_epoch_is_told(monkeypatch):
+    """The batch before it is of an epoch that has ended: its loss ends nothing."""
+    receive = workers.Loop._receive
+    reader, writer = os.pipe()
+
+    def told(loop, epoch):
+        os.write(writer, b"waits")
+        found = receive(loop, epoch)
+        if loop._message is not None:
+            os.write(writer, b"holds")
+            time.sleep(600)
+        return found
+
+    monkeypatch.setattr(workers.Loop, "_receive", told)
+    options = {"batch_size": 4, "num_workers": 1, "prefetch_factor": 1, "persistent_workers": True}
+    loader = tn.DataLoader(FourOfSeven(), **options)
+    assert len(list(loader)) == 2
+    for _ in range(loader._iterator._sent + 1):  # the last one waits
+        assert os.read(reader, 5) == b"waits"
+    batches = iter(loader)
+    assert os.read(reader, 5) == b"holds"
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="is killed by signal: Killed"):
+        next(batches)
+    monkeypatch.undo()
+    assert len(list(loader)) == 2
+    loader._iterator._shutdown_workers()
+    os.close(reader)
+    os.close(writer)
+
+
 def test_indices_that_no_worker_has_taken_leave_no_memory():
     before = shared_arrays()
     killing = Samples(killed_at_3, 100_000)
@@ -699,3 +735,59 @@ def test_threads_are_gone_with_the_iterator():
     next(batches)
     del batches
     assert threading.active_count() == before
+
+
+class InterruptedSampler:
+    """Ctrl-C comes in one of its steps, once."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        for i in range(20):
+            if i == self.place:
+                self.place = None
+                signal.raise_signal(signal.SIGINT)
+            yield i
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_an_iteration_that_was_interrupted_in_a_step_does_not_go_on_without_its_rows(persists):
+    options = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persists}
+    loader = tn.DataLoader(range(20), sampler=InterruptedSampler(9), **options)
+    batches = iter(loader)
+    assert [int(next(batches)) for _ in range(7)] == list(range(7))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with pytest.raises(RuntimeError, match=r"was interrupted .*Iterate the loader again"):
+        next(batches)
+    assert [int(batch) for batch in loader] == list(range(20))
+    if persists:
+        loader._iterator._shutdown_workers()
+
+
+class FailingOnce:
+    epochs = 0
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        self.epochs += 1
+        if self.epochs == 2:
+            raise ValueError("no order")
+        yield from range(6)
+
+
+def test_workers_persist_when_a_sampler_failed():
+    loader = tn.DataLoader(range(6), sampler=FailingOnce(), num_workers=2, persistent_workers=True)
+    assert len(list(loader)) == 6
+    workers = loader._iterator._workers
+    with pytest.raises(ValueError, match="no order"):
+        list(loader)
+    assert [int(batch) for batch in loader] == list(range(6))
+    assert loader._iterator._workers == workers
+    loader._iterator._shutdown_workers()

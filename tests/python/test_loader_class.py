@@ -116,28 +116,41 @@ def test_a_loader_of_torch_takes_the_class(kind):
 
 
 class Repeated:
+    """Sets the epoch of its sampler, as timm's class does."""
+
     def __init__(self, sampler):
         self.sampler = sampler
 
     def __iter__(self):
+        sampler = getattr(self.sampler, "sampler", self.sampler)
+        epoch = getattr(sampler, "epoch", None)
         while True:
-            yield from self.sampler
+            if epoch is not None:
+                sampler.set_epoch(epoch)
+                epoch += 1
+            yield from iter(self.sampler)
 
 
 class ManyEpochs(data.DataLoader):
-    """Workers that live for all epochs, as libraries write it beside PyTorch's class."""
+    """Workers that live for all epochs, as timm's MultiEpochsDataLoader and others write it beside PyTorch's
+    class."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._DataLoader__initialized = False
-        self.batch_sampler = Repeated(self.batch_sampler)
+        if self.batch_sampler is None:
+            self.sampler = Repeated(self.sampler)
+        else:
+            self.batch_sampler = Repeated(self.batch_sampler)
         self._DataLoader__initialized = True
-        self.iterator = super().__iter__()
+        self.iterator = None
 
     def __len__(self):
-        return len(self.batch_sampler.sampler)
+        return len(self.sampler) if self.batch_sampler is None else len(self.batch_sampler.sampler)
 
     def __iter__(self):
+        if self.iterator is None:
+            self.iterator = super().__iter__()
         for _ in range(len(self)):
             yield next(self.iterator)
 
@@ -153,6 +166,43 @@ class ManyEpochs(data.DataLoader):
 
 class OursForManyEpochs(ManyEpochs, tn.DataLoader):
     pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_subclass_may_keep_one_iterator_for_all_epochs(options, workers, is_sharded):
+    found = []
+    for kind in (OursForManyEpochs, ManyEpochs):
+        torch.manual_seed(5)
+        order = {"shuffle": True}
+        if is_sharded:
+            order = {"sampler": data.DistributedSampler(rows(), num_replicas=2, rank=1)}
+        loader = kind(rows(), num_workers=workers, **options, **order)
+        epochs = [[batch.clone() for (batch,) in loader] for _ in range(3)]
+        found.append([[batch.tolist() for batch in epoch] for epoch in epochs])
+        assert len(epochs[0]) == len(loader)
+        processes = [worker.pid for worker in getattr(loader.iterator, "_workers", [])]
+        assert len(processes) == workers
+        if kind is OursForManyEpochs and workers:
+            (batch,) = next(iter(loader))
+            assert lies_in_slot(batch)
+            assert [worker.pid for worker in loader.iterator._workers] == processes
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_subclass_that_keeps_one_iterator_has_a_state(workers):
+    torch.manual_seed(5)
+    loader = OursForManyEpochs(rows(), batch_size=4, shuffle=True, num_workers=workers)
+    values(loader)
+    next(iter(loader))
+    state = loader.state_dict()
+    expected = [next(iter(loader))[0].tolist() for _ in range(5)]
+    again = OursForManyEpochs(rows(), batch_size=4, shuffle=True, num_workers=workers)
+    again.load_state_dict(state)
+    assert [next(iter(again))[0].tolist() for _ in range(5)] == expected
 
 
 def test_a_subclass_may_replace_the_sampler_and_end_the_workers():
@@ -172,6 +222,20 @@ def test_a_subclass_may_replace_the_sampler_and_end_the_workers():
             time.sleep(0.01)
     assert found[0] == found[1]
     assert sorted(found[0][0]) == list(range(10))
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_workers_of_an_iterator_that_is_gone_are_joined(persists):
+    loader = tn.DataLoader(rows(), batch_size=2, num_workers=2, persistent_workers=persists)
+    batches = iter(loader)
+    workers = batches._workers
+    next(batches)
+    del batches, loader
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+        assert worker.exitcode == 0
+        worker.terminate()  # of no effect
 
 
 class Faulty:
@@ -226,12 +290,6 @@ def test_a_sampler_is_iterated_once_in_an_epoch_and_goes_on_after_an_error(worke
             assert len(sampler.begun) == 2
     assert found[0] == found[1]
     assert "no index 3" in found[0][0]
-
-
-def test_it_has_no_state_that_libraries_would_save():
-    loader = tn.DataLoader(rows())
-    assert not hasattr(loader, "state_dict")
-    assert not hasattr(loader, "load_state_dict")
 
 
 class Numbers(data.IterableDataset):
@@ -480,17 +538,17 @@ def test_a_loader_whose_worker_was_killed_begins_again():
     loader._iterator.close()
 
 
-INTERRUPTED = """
-import signal, sys, time
+INTERRUPTED = r"""
+import os, signal, time
 import tenon as tn
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the caller has it ignored
 class Stuck:
     def __len__(self): return 4
     def __getitem__(self, i):
-        print("loading", flush=True)
+        os.write(1, b"loading\n")  # one write a line: print may write the end of the line by itself
         time.sleep(3600)
 batches = iter(tn.DataLoader(Stuck(), num_workers=1))
-print(*(worker.pid for worker in batches._workers), flush=True)
+os.write(1, b"%d\n" % batches._workers[0].pid)
 next(batches)
 """
 

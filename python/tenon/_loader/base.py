@@ -21,16 +21,26 @@ default_collate: Any = numpy_collate if torch is None else torch.utils.data.defa
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as BaseLoader
 
-    from .plain import BaseIterator, Kind
+    from .plain import BaseIterator, BatchSampler, Kind, SingleProcessIterator
 elif torch is None:
-    from .plain import BaseIterator, Kind
+    from .plain import BaseIterator, BatchSampler, Kind, SingleProcessIterator
     from .plain import DataLoader as BaseLoader
 else:
+    from torch.utils.data import BatchSampler
     from torch.utils.data.dataloader import DataLoader as BaseLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseIterator
     from torch.utils.data.dataloader import _DatasetKind as Kind
+    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SingleProcessIterator
 
-__all__ = ["BaseIterator", "BaseLoader", "Kind", "default_collate", "torch"]
+__all__ = [
+    "BaseIterator",
+    "BaseLoader",
+    "BatchSampler",
+    "Kind",
+    "SingleProcessIterator",
+    "default_collate",
+    "torch",
+]
 
 
 def _collate_arrays(arrays: Any, *, collate_fn_map: Any = None) -> Any:

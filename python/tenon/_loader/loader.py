@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from .base import BaseLoader, torch
+from .here import Here
+from .state import begin, load, new_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -54,18 +56,77 @@ class DataLoader(BaseLoader[_T_co]):
         An invalid multiprocessing context.
     """
 
+    _progress: Any = None  # of the last iteration
+    _numbers_at_first: Any = None  # of samplers, before the first epoch
+    _state: Any = None  # from which the next iteration goes on
+
     def __iter__(self) -> Any:
-        if getattr(self._iterator, "is_closed", False):  # a worker of it was killed
+        if getattr(self._iterator, "is_over", False):  # a worker was killed, or an interrupt came
             self._iterator = None
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        if self.num_workers == 0 or _is_pipe(self.dataset):
+        if _is_pipe(self.dataset):
             return super()._get_iterator()
-        from .epochs import Processes  # needs NumPy
+        make: Any = Here
+        if self.num_workers:
+            from .epochs import Processes  # needs NumPy
 
-        self.check_worker_number_rationality()
-        return Processes(self)
+            make = Processes
+            self.check_worker_number_rationality()
+        batches = begin(self, make, self._state)
+        self._state = None
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batches that the consumer has got, of plain Python objects and tensors.
+
+        Samplers, datasets and the iterators of datasets may have ``state_dict`` and ``load_state_dict``.
+        ``docs/loader.md`` states what a state holds, and what is run again when a loader goes on from it.
+
+        Raises
+        ------
+        NotImplementedError
+            The dataset is a DataPipe.
+        RuntimeError
+            A worker could not give the state of its dataset.
+        """
+        _check_no_pipe(self.dataset)
+        if self._state is not None:
+            return dict(self._state)
+        return new_state(self) if self._progress is None else self._progress.state(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lets the next iteration go on from a `state_dict`, and sets the global random generators of Python,
+        NumPy and PyTorch as they were then.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Of a loader with the same arguments. Empty: a new epoch.
+
+        Raises
+        ------
+        ValueError
+            The state is of a loader of another class, or with other arguments. The next iteration raises it,
+            too, if what it must run again gives something else.
+        """
+        _check_no_pipe(self.dataset)
+        if state_dict:
+            load(self, state_dict)
+        self._iterator = self._progress = None
+        self._state = dict(state_dict) or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None, "_numbers_at_first": None}
+
+
+def _check_no_pipe(dataset: Any) -> None:
+    if _is_pipe(dataset):
+        raise NotImplementedError(
+            "a loader of a DataPipe has no state: PyTorch's iterator runs, which has none. Use a Dataset or "
+            "an IterableDataset, with state_dict and load_state_dict if it is iterable"
+        )
 
 
 def _is_pipe(dataset: Any) -> bool:

@@ -87,10 +87,13 @@ class Writer(pickle.Pickler):
     def pack(self, data: Any) -> bytes:
         """What tells the consumer where to find the batch."""
         self.dump(data)
-        stream = self._stream.getbuffer()
-        place, memory = self._take(len(stream))
-        memory[...] = stream
-        return pickle.dumps((place, len(stream)))
+        return self.put(self._stream.getbuffer())
+
+    def put(self, data: Any) -> bytes:
+        """What tells the consumer where to find the bytes."""
+        place, memory = self._take(len(data))
+        memory[...] = np.frombuffer(data, np.uint8)
+        return pickle.dumps((place, len(data)))
 
     def _store_tensor(self, tensor: Any) -> tuple[Any, ...]:
         place, memory = self._take(tensor.numel() * tensor.element_size())
@@ -129,8 +132,7 @@ class Reader(pickle.Unpickler):
     def __init__(self, memory: _core.NDArray, attachment: bytes) -> None:
         self._memory = memory
         self._found: dict[Any, Any] = {}
-        place, nbytes = pickle.loads(attachment)
-        super().__init__(io.BytesIO(bytes(self._bytes_at(place, nbytes).numpy())))
+        super().__init__(io.BytesIO(bytes_of(memory, attachment)))
 
     def persistent_load(self, key: Any) -> Any:
         kind, place, dtype, shape, layout = key
@@ -157,10 +159,19 @@ class Reader(pickle.Unpickler):
         return array.T if is_fortran else array
 
     def _bytes_at(self, place: Any, nbytes: int) -> _core.NDArray:
-        if isinstance(place, int):
-            return self._memory[place : place + nbytes]
-        array: _core.NDArray = pickle.loads(place)
-        return array.unchecked()  # it is the consumer's alone
+        return _bytes_at(self._memory, place, nbytes)
+
+
+def bytes_of(memory: _core.NDArray, attachment: bytes) -> bytes:
+    """A copy of what `Writer.put` has put there."""
+    return bytes(_bytes_at(memory, *pickle.loads(attachment)).numpy())
+
+
+def _bytes_at(memory: _core.NDArray, place: Any, nbytes: int) -> _core.NDArray:
+    if isinstance(place, int):
+        return memory[place : place + nbytes]
+    array: _core.NDArray = pickle.loads(place)
+    return array.unchecked()  # it is the consumer's alone
 
 
 def _form_of(thing: Any) -> tuple[Any, ...]:

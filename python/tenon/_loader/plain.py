@@ -89,34 +89,38 @@ class Fetcher:
     """Takes the samples of a batch from a dataset, in whatever process."""
 
     def __init__(self, dataset: Any, is_iterable: bool, auto_collation: bool, drop_last: bool) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._auto_collation = auto_collation
         self._drop_last = drop_last
-        self._iterator = iter(dataset) if is_iterable else None
-        self._has_ended = False
+        self.dataset_iter = iter(dataset) if is_iterable else None
+        self.ended = False
 
     def fetch(self, index: Any) -> Any:
         """One batch's samples, not collated. StopIteration: the dataset is exhausted."""
-        if self._iterator is not None:
+        if self.dataset_iter is not None:
             return self._take(index)
         if not self._auto_collation:
-            return self._dataset[index]
-        if getattr(self._dataset, "__getitems__", None):
-            return self._dataset.__getitems__(index)
-        return [self._dataset[one] for one in index]
+            return self.dataset[index]
+        if getattr(self.dataset, "__getitems__", None):
+            return self.dataset.__getitems__(index)
+        return [self.dataset[one] for one in index]
 
     def _take(self, index: Any) -> Any:
-        if self._has_ended:
+        if self.ended:
             raise StopIteration
-        assert self._iterator is not None
+        assert self.dataset_iter is not None
         if not self._auto_collation:
-            return next(self._iterator)
+            try:
+                return next(self.dataset_iter)
+            except StopIteration:
+                self.ended = True
+                raise
         samples = []
         for _ in index:
             try:
-                samples.append(next(self._iterator))
+                samples.append(next(self.dataset_iter))
             except StopIteration:
-                self._has_ended = True
+                self.ended = True
                 break
         if not samples or (self._drop_last and len(samples) < len(index)):
             raise StopIteration
@@ -307,6 +311,9 @@ class BaseIterator:
             )
         return data
 
+    def _next_index(self) -> Any:
+        return next(self._sampler_iter)
+
     def _next_data(self) -> Any:
         raise NotImplementedError
 
@@ -322,10 +329,10 @@ class SingleProcessIterator(BaseIterator):
         if self._timeout != 0:
             raise AssertionError("timeout needs num_workers > 0")
         is_iterable = self._dataset_kind == Kind.Iterable
-        self._fetcher = Fetcher(self._dataset, is_iterable, self._auto_collation, self._drop_last)
+        self._dataset_fetcher = Fetcher(self._dataset, is_iterable, self._auto_collation, self._drop_last)
 
     def _next_data(self) -> Any:
-        return self._collate_fn(self._fetcher.fetch(next(self._sampler_iter)))
+        return self._collate_fn(self._dataset_fetcher.fetch(self._next_index()))
 
 
 def _check_numbers(workers: int, timeout: float, prefetch: int | None, persists: bool) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import random
+import time
 import traceback
 from typing import Any, NamedTuple
 
@@ -15,13 +16,24 @@ import numpy as np
 from . import packing
 from .base import torch
 from .collate import numpy_collate
+from .generators import global_generators, set_generators, states_of
 from .plain import Fetcher
+from .state import (
+    fetcher_state,
+    has_place,
+    is_stateful,
+    restore_all,
+    restore_fetcher,
+    state_of,
+)
 
 ATTACHMENT_NBYTES = 1 << 14
 INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
 LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
 NO_MORE = 1 << 62  # an epoch after all others
-BATCH, FAILURE, EXHAUSTED = b"B", b"F", b"E"  # the first byte of an attachment
+BATCH, FAILURE, EXHAUSTED, MARKED = b"B", b"F", b"E", b"M"  # the first byte of an attachment
+MARK_SECONDS = 0.02  # between two marks of a dataset without a state: they cost 0.1 ms
+SKIP = b""  # the request for an answer that the consumer drops
 
 
 class Task(NamedTuple):
@@ -36,6 +48,7 @@ class Task(NamedTuple):
     base_seed: int
     worker_init_fn: Any
     num_workers: int
+    marks: list[bytes]  # for each worker: from where it goes on in the first epoch; empty: from its start
 
 
 class Loop:
@@ -46,10 +59,14 @@ class Loop:
         self._pipes = pipes  # to each worker, for (epoch, request)
         self._message: tuple[int, bytes] | None = None  # received, and not dealt with
         self._epoch = -1
+        self._told_epoch = 0  # the consumer knows the start of the first one
         self._init_failure: bytes | None = None
+        self._begin = b""  # the mark of the start of an epoch, not sent yet
+        self._marked = time.monotonic()
 
     def set_up(self, worker: int) -> None:
         self._worker = worker
+        self._known = self._task.marks[worker]
         self._parent = os.getppid()
         try:
             seed_worker(self._task, worker)
@@ -85,27 +102,76 @@ class Loop:
 
     def _fill(self, batch: Any, request: bytes) -> bytes:
         writer = packing.Writer(batch["bytes"], batch._native.commit)
+        mark = b""
         try:
             answer = self._init_failure or self._pack(batch.epoch, request, writer)
+            mark = self._mark(answer[:1])
         except Exception as error:
             answer = self._failure(error)
             forget_frames(error)
         writer.let_go()
+        with contextlib.suppress(MemoryError):  # a later answer takes the mark of the start
+            if self._begin or mark:
+                told = writer.put(pickle.dumps((self._begin, mark)))
+                answer = MARKED + len(told).to_bytes(2, "little") + told + answer
+                self._begin = b""
         batch.rows = writer.used
         return answer
 
     def _pack(self, epoch: int, request: bytes, writer: packing.Writer) -> bytes:
         if epoch != self._epoch:
-            task = self._task
-            self._fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
-            self._epoch = epoch
+            self._begin_epoch(epoch)
+        if request == SKIP:
+            return BATCH
         try:
             samples = self._fetcher.fetch(load_index(request))
         except StopIteration:
             if not self._task.is_iterable:
                 raise
-            return EXHAUSTED + b"%d" % self._worker
+            return EXHAUSTED
         return BATCH + writer.pack(collate(self._task, samples, writer))
+
+    def _begin_epoch(self, epoch: int) -> None:
+        task = self._task
+        mark: Any = pickle.loads(self._known) if self._known else None
+        goes_on = epoch == 0 and bool(self._known) and not mark["begins"]
+        if mark is not None:
+            is_at_end = task.is_iterable and not goes_on  # of the epoch before
+            restore_all([task.dataset], [mark["dataset"]], is_at_end=is_at_end)
+            set_generators(global_generators(), mark["random"])
+        if epoch > self._told_epoch:
+            self._told_epoch = epoch
+            self._begin = self._mark_of(lambda: {"begins": True, "dataset": state_of(task.dataset)})
+        self._fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
+        if goes_on:
+            restore_fetcher(self._fetcher, mark)
+            set_generators(global_generators(), mark["random"])
+        self._known = b""
+        self._epoch = epoch
+        self._has_told_end = False
+        self._is_stateful = is_stateful(task.dataset) or is_stateful(self._fetcher.dataset_iter)
+
+    def _mark(self, kind: bytes) -> bytes:
+        """From where this worker can go on after the answer; empty: nothing new."""
+        if kind == FAILURE or (kind == EXHAUSTED and self._has_told_end):
+            return b""
+        if kind == EXHAUSTED:
+            self._has_told_end = True
+        elif not self._is_stateful and (
+            self._task.is_iterable or time.monotonic() - self._marked < MARK_SECONDS
+        ):
+            return b""
+        self._marked = time.monotonic()
+        return self._mark_of(lambda: {"begins": False, **fetcher_state(self._fetcher)})
+
+    def _mark_of(self, make: Any) -> bytes:
+        try:
+            mark = make()
+            if not mark["begins"] and self._task.is_iterable and not has_place(mark):
+                return b""
+            return pickle.dumps({**mark, "random": states_of(global_generators())})
+        except Exception as error:  # of the dataset's; state_dict() raises it
+            return pickle.dumps({"error": f"{type(error).__name__}: {error}"})
 
     def _failure(self, error: Exception) -> bytes:
         text = (

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generators of random numbers, and values in a form that ``torch.load`` takes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+from .base import torch
+
+# NumPy is imported by functions: where torch is missing this module comes with the package.
+
+
+def to_plain(value: Any) -> Any:
+    """A copy of types that ``torch.load`` takes, which those of NumPy are not."""
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return {"numpy": value.dtype.str, "values": value.tolist()}
+    if type(value) is dict:
+        return {key: to_plain(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_plain(one) for one in value)
+    return copy.deepcopy(value)
+
+
+def from_plain(value: Any) -> Any:
+    import numpy as np
+
+    if type(value) is dict:
+        if value.keys() == {"numpy", "values"}:
+            return np.array(value["values"], value["numpy"])[()]
+        return {key: from_plain(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(from_plain(one) for one in value)
+    return copy.deepcopy(value)
+
+
+def global_generators() -> dict[str, Any]:
+    import numpy as np
+
+    found: dict[str, Any] = {"random": random, "numpy.random": np.random}
+    return found | ({} if torch is None else {"torch": torch.default_generator})
+
+
+def is_generator(value: Any) -> bool:
+    """With a state."""
+    import numpy as np
+
+    kinds: tuple[Any, ...] = (random.Random, np.random.Generator, np.random.RandomState)
+    kinds += () if torch is None else (torch.Generator,)
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def states_of(generators: dict[str, Any]) -> dict[str, Any]:
+    """Of types that ``torch.load`` takes."""
+    return {name: _generator_state(one) for name, one in generators.items()}
+
+
+def _generator_state(generator: Any) -> Any:
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    if torch is not None and isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if hasattr(generator, "get_state"):
+        return to_plain(generator.get_state(legacy=False))
+    return to_plain(generator.bit_generator.state)
+
+
+def set_generators(generators: dict[str, Any], states: dict[str, Any]) -> None:
+    for name in generators.keys() & states.keys():
+        generator, state = generators[name], states[name]
+        if hasattr(generator, "setstate"):
+            generator.setstate(state)
+        elif hasattr(generator, "set_state"):
+            generator.set_state(from_plain(state))
+        else:
+            generator.bit_generator.state = from_plain(state)
