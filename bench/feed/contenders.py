@@ -62,11 +62,11 @@ def warm_buffers(job, count):
     """What is kept is overwritten: a ceiling, and nothing that one could train with."""
     # NumPy asks for huge pages, which are faster.
     buffers = [[torch.from_numpy(array) for array in job.new_arrays()] for _ in range(count)]
-    pointers = [[tensor.data_ptr() for tensor in tensors] for tensors in buffers]
-    for k in range(count):
-        job.fill(pointers[k], job.rows, 0)
+    writers = [job.writer(tensors) for tensors in buffers]
+    for write in writers:
+        write(0)
     for index in itertools.count():
-        job.fill(pointers[index % count], job.rows, index)
+        writers[index % count](index)
         yield buffers[index % count]
 
 
@@ -92,7 +92,7 @@ class Batches(IterableDataset):
                 yield self.job.tensors(index)
                 continue
             tensors = [tensor.share_memory_() for tensor in self.job.new_tensors()]
-            self.job.fill([tensor.data_ptr() for tensor in tensors], self.job.rows, index)
+            self.job.writer(tensors)(index)
             yield tensors
 
 
@@ -162,8 +162,8 @@ def fed(feed):
         yield from feed.torch()
 
 
-def fill_by_ctypes(job, batch):
-    job.fill([array.ctypes.data for array in batch], job.rows, batch.index)
+def fill_by_writer(job, batch):
+    job.writer(list(batch))(batch.index)
 
 
 def fill_by_pillow(job, batch):
@@ -171,10 +171,21 @@ def fill_by_pillow(job, batch):
         field[...] = array
 
 
-def python_fed(job, fill, workers, processes):
+def python_fed(job, workers, processes, fill=fill_by_writer):
     """fill(job, batch): a generator that is written in Python."""
     generator = functools.partial(fill, job)
     return fed(tn.Feed(generator, job.schema(), workers=workers, processes=processes))
+
+
+def python_looped(job, workers, processes):
+    """Its workers may also be several threads."""
+
+    def loop(batches):
+        for batch in batches:
+            fill_by_writer(job, batch)
+
+    generator = tn.worker(job.schema())(loop)()
+    return fed(tn.Feed(generator, workers=workers, processes=processes))
 
 
 # ------------------------------------------------------------------------------------------- SPDL and grain
@@ -200,8 +211,9 @@ class ReusedArrays:
 
     def __iter__(self):
         arrays = self.job.new_arrays()
+        write = self.job.writer(arrays)
         for index in itertools.count():
-            self.job.fill([array.ctypes.data for array in arrays], self.job.rows, index)
+            write(index)
             yield arrays
 
     def __call__(self):

@@ -5,7 +5,12 @@ All contenders of a job call the same function. Those that have no other way cal
 """
 
 import ctypes
+import functools
 import io
+import os
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -20,7 +25,7 @@ class Job:
     """
 
     symbol: str
-    fields: dict  # name -> (dtype, shape)
+    fields: Mapping  # name -> (dtype, shape)
     types: tuple  # of the arguments that follow the pointers
 
     def __init__(self, library):
@@ -66,16 +71,23 @@ class Job:
             for dtype, shape in self.fields.values()
         ]
 
+    def writer(self, fields):
+        """fields: NumPy arrays, or tensors. Returns a function that writes the batch of an index there."""
+        pointers = [
+            field.data_ptr() if isinstance(field, torch.Tensor) else field.ctypes.data for field in fields
+        ]
+        return functools.partial(self.fill, pointers, len(fields[0]))
+
     def arrays(self, index, rows=None):
         """A batch in fresh NumPy arrays."""
         arrays = self.new_arrays(rows)
-        self.fill([array.ctypes.data for array in arrays], rows or self.rows, index)
+        self.writer(arrays)(index)
         return arrays
 
     def tensors(self, index, rows=None):
         """A batch in fresh tensors."""
         tensors = self.new_tensors(rows)
-        self.fill([tensor.data_ptr() for tensor in tensors], rows or self.rows, index)
+        self.writer(tensors)(index)
         return tensors
 
     def schema(self):
@@ -250,3 +262,116 @@ class AugmentedDigits(Job):
     def expected_stacked(self, index):
         rows = [self.arrays(i, 1) for i in range(index * self.rows, (index + 1) * self.rows)]
         return [np.concatenate(field) for field in zip(*rows, strict=True)]
+
+
+class PythonJob(Job):
+    """Batches that Python code makes: write(arrays, index)."""
+
+    def __init__(self):
+        super().__init__(library="")
+
+    def write(self, arrays, index):
+        raise NotImplementedError
+
+    def writer(self, fields):
+        arrays = [field.numpy() if isinstance(field, torch.Tensor) else field for field in fields]
+        return functools.partial(self.write, arrays)
+
+
+class RowGroups(PythonJob):
+    """The row groups of a Parquet file, one for each batch, decoded by PyArrow."""
+
+    ROWS, COLUMNS, COUNT = 4096, 32, 64
+    fields = MappingProxyType({"x": ("f4", (ROWS, COLUMNS)), "label": ("i8", (ROWS,))})
+
+    def __init__(self, path):
+        import pyarrow
+        import pyarrow.parquet
+
+        super().__init__()
+        self.path, self.files = str(path), threading.local()
+        if not path.exists():
+            batches = [self.expected(index) for index in range(self.COUNT)]
+            x, label = (np.concatenate(field) for field in zip(*batches, strict=True))
+            x = pyarrow.FixedSizeListArray.from_arrays(x.ravel(), self.COLUMNS)
+            table = pyarrow.table({"x": x, "label": label})
+            pyarrow.parquet.write_table(table, path, row_group_size=self.ROWS)
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "files": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.files = threading.local()
+
+    def write(self, arrays, index):
+        import pyarrow.compute
+        import pyarrow.parquet
+
+        if getattr(self.files, "process", None) != os.getpid():  # a file is not safe for threads
+            self.files.process, self.files.file = os.getpid(), pyarrow.parquet.ParquetFile(self.path)
+        table = self.files.file.read_row_group(index % self.COUNT, use_threads=False)
+        x, label = arrays
+        np.copyto(x, pyarrow.compute.list_flatten(table["x"]).to_numpy().reshape(x.shape))
+        np.copyto(label, table["label"].to_numpy())
+
+    def expected(self, index):
+        numbers = np.random.default_rng(index % self.COUNT)
+        return [
+            numbers.standard_normal((self.ROWS, self.COLUMNS), "f4"),
+            numbers.integers(1000, size=self.ROWS),
+        ]
+
+
+class PackedSequences(PythonJob):
+    """Token sequences of different lengths, packed into rows: each into the first row that has room for it.
+
+    Field ``part`` numbers the sequences of a row from 1, and ``position`` the tokens of a sequence from 0.
+    """
+
+    ROWS, LENGTH = 16, 2048
+    fields = dict.fromkeys(("tokens", "part", "position"), ("i4", (ROWS, LENGTH)))
+
+    def __init__(self):
+        super().__init__()
+        numbers = np.random.default_rng(0)
+        self.lengths = numbers.integers(16, 1024, size=4096)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.tokens = numbers.integers(50_000, size=self.lengths.sum(), dtype="i4")
+        rows, free = [], []
+        for number, length in enumerate(self.lengths):
+            recent = range(max(0, len(rows) - 50), len(rows))
+            row = next((row for row in recent if length <= free[row]), len(rows))
+            if row == len(rows):
+                rows.append([])
+                free.append(self.LENGTH)
+            rows[row].append(number)
+            free[row] -= length
+        self.plan = rows
+
+    def write(self, arrays, index):
+        tokens, part, position = arrays
+        for row in range(len(tokens)):
+            begin = 0
+            for k, number in enumerate(self.plan[(index * self.ROWS + row) % len(self.plan)], 1):
+                start, length = self.starts[number], self.lengths[number]
+                end = begin + length
+                tokens[row, begin:end] = self.tokens[start : start + length]
+                part[row, begin:end] = k
+                position[row, begin:end] = np.arange(length)
+                begin = end
+            for field in arrays:
+                field[row, begin:] = 0
+
+    def expected(self, index):
+        """Each sequence is found again by the number of its part."""
+        batch = [np.zeros(shape, dtype) for dtype, shape in self.fields.values()]
+        for row in range(self.ROWS):
+            numbers = self.plan[(index * self.ROWS + row) % len(self.plan)]
+            pieces = [self.tokens[self.starts[n] :][: self.lengths[n]] for n in numbers]
+            parts = [np.full(len(piece), k) for k, piece in enumerate(pieces, 1)]
+            positions = [np.arange(len(piece)) for piece in pieces]
+            for field, whole in zip(batch, (pieces, parts, positions), strict=True):
+                joined = np.concatenate(whole)
+                field[row, : len(joined)] = joined
+        return batch

@@ -13,11 +13,11 @@ import tenon as tn
 from .contenders import (
     Contender,
     fed,
-    fill_by_ctypes,
     fill_by_pillow,
     fresh_arrays,
     grain_batches,
     python_fed,
+    python_looped,
     queued,
     spdl_process,
     spdl_threads,
@@ -25,7 +25,7 @@ from .contenders import (
     warm_buffers,
     whole,
 )
-from .jobs import AugmentedDigits, Fill, Jpegs
+from .jobs import AugmentedDigits, Fill, Jpegs, PackedSequences, RowGroups
 
 FOLDER = native_build.folder_of("feed")
 WORKERS = 2
@@ -33,6 +33,7 @@ SLOTS = WORKERS + 4  # of a feed
 ONE_BUFFER = "one warm buffer filled in place"
 BUFFERS = f"{SLOTS} warm buffers filled in turn"
 IN_MEMORY = "64 batches in memory"
+NO_WORKER = "tenon.Feed, no worker"
 PROCESSES, THREADS, LOADERS = ("process", "es"), ("thread", "s"), ("worker", "s")
 
 
@@ -49,7 +50,7 @@ def feeds(job, expected=None):
         )
         for kind in (PROCESSES, THREADS)
         for workers in (1, WORKERS)
-    ]
+    ] + [Contender(NO_WORKER, lambda: fed(job.feed(0)), expected)]
 
 
 def loader(what, workers, begin, expected=None):
@@ -121,12 +122,34 @@ def for_jpegs(job):
         tenon_loader("libjpeg-turbo", job, job.tensors),
         Contender(
             f"tenon.Feed, {plural(WORKERS, *PROCESSES)}, Pillow",
-            lambda: python_fed(job, fill_by_pillow, WORKERS, "fork"),
+            lambda: python_fed(job, WORKERS, "fork", fill_by_pillow),
             job.pillows,
         ),
         *of_processes(job),
         *feeds(job),
         Contender(ONE_BUFFER, lambda: warm_buffers(job, 1)),
+        *of_threads(job),
+    ]
+
+
+def for_python(job):
+    """Batches that Python code makes, whole."""
+    return [
+        *[loader("whole batches", n, lambda n: whole(job, n)) for n in (1, WORKERS)],
+        loader("whole batches, share_memory_() in place", WORKERS, lambda n: whole(job, n, True)),
+        *of_processes(job),
+        *[
+            Contender(
+                f"tenon.Feed, {plural(workers, *kind)}",
+                lambda workers=workers, kind=kind: python_looped(job, workers, kind is PROCESSES and "fork"),
+            )
+            for kind in (PROCESSES, THREADS)
+            for workers in (1, WORKERS)
+        ],
+        Contender(NO_WORKER, lambda: python_fed(job, 0, False)),
+        loader("whole batches", 0, lambda n: whole(job, n)),
+        Contender(ONE_BUFFER, lambda: warm_buffers(job, 1)),
+        Contender(BUFFERS, lambda: warm_buffers(job, SLOTS)),
         *of_threads(job),
     ]
 
@@ -153,7 +176,7 @@ def for_first_batch(job):
     return [
         loader("whole batches, fork", WORKERS, lambda n: whole(job, n)),
         spdl_in_process(job),
-        Contender(python_name, lambda: python_fed(job, fill_by_ctypes, WORKERS, "fork")),
+        Contender(python_name, lambda: python_fed(job, WORKERS, "fork")),
         *feeds(job),
         loader("whole batches", 0, lambda n: whole(job, n)),
         *of_threads(job),
@@ -164,7 +187,7 @@ def for_first_batch_of_all(job):
     python_name = f"tenon.Feed, {plural(WORKERS, *PROCESSES)}, Python, spawn"
     spawned = [
         loader("whole batches, spawn", WORKERS, lambda n: whole(job, n, multiprocessing_context="spawn")),
-        Contender(python_name, lambda: python_fed(job, fill_by_ctypes, WORKERS, "spawn")),
+        Contender(python_name, lambda: python_fed(job, WORKERS, "spawn")),
         grain_in_processes(job),
     ]
     return [
@@ -213,6 +236,22 @@ PARTS = {
         for_jpegs,
         "images/s",
         Jpegs.ROWS,
+    ),
+    "Parquet": Part(
+        "Row groups of Parquet decoded into batches of 4,096 rows",
+        "batches",
+        lambda: RowGroups(FOLDER / "rows.parquet"),
+        for_python,
+        "rows/s",
+        RowGroups.ROWS,
+    ),
+    "packing": Part(
+        "Token sequences packed into batches of 16 x 2,048",
+        "batches",
+        PackedSequences,
+        for_python,
+        "Mtokens/s",
+        PackedSequences.ROWS * PackedSequences.LENGTH * 1e-6,
     ),
     "digits": Part(
         "Training on digits",

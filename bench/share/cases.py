@@ -63,7 +63,7 @@ CASES = {
     ),
     LOCK: Case(
         "Python: lock, typed view, write one element, unlock",
-        "Nobody else wants the lock. Each time is the mean of 100 calls in a row.",
+        "No other process requests the lock. Each time is the mean of 100 calls in a row.",
         740,
     ),
     RECOVERY: Case(

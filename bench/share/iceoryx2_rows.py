@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""iceoryx2 by its Python package: publish and subscribe with loaned samples; events wake who sleeps.
+"""iceoryx2 by its Python package: publish and subscribe with loaned samples; events wake waiters.
 
 Its libraries for C++ and Rust, which the published figures are of, are built by cargo; the package has none
 of their headers.

@@ -21,14 +21,14 @@ from .participants import ContenderError, Pair, die_with_parent
 PACKAGES = ("tenon", "numpy", "torch", "iceoryx2", "ray")
 TURN_SECONDS = 0.1
 MOST_PER_TURN = 200
-# Who takes longer for one exchange sits out rounds.
+# A peer that takes longer for one exchange sits out rounds.
 LONG_TURN_SECONDS = 0.2
 # A contender that has given up in all of its exchanges is not asked again.
 ROUNDS_OF_THE_LOST = 2
 
 
 class Run:
-    """Names of this run, and a note of its processes for who cleans up behind it."""
+    """Names of this run, and a note of its processes for the cleanup."""
 
     def __init__(self, prefix, scratch):
         self.prefix, self.scratch = prefix, scratch
@@ -64,7 +64,7 @@ def tempo(pair):
 
 
 class Contest:
-    """Some peers in one case, who take turns."""
+    """Some peers in one case, which take turns."""
 
     def __init__(self, case, rows, run):
         self.case, self.rows, self.run = case, rows, run

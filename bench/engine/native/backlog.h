@@ -20,7 +20,7 @@ class Backlog {
     unfinished_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // An op is done; whoever waits may go on at once.
+  // An op is done; the waiters may go on at once.
   void end() noexcept {
     // pairs with: Backlog::wait_until, "what the ops have done"
     const uint32_t left = unfinished_.fetch_sub(1, std::memory_order_acq_rel) - 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps that one thread takes alone: leases that nobody contends for, and waits for what is done.
+// Steps that one thread takes alone: uncontended leases, and waits for what is done.
 #include <tenon/tenon.h>
 
 #include <mutex>

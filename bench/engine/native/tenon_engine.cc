@@ -91,7 +91,7 @@ class Tenon {
   const std::span<tenon_array* const> arrays_;
 };
 
-// The only worker is busy with something else, so that whoever waits for an op runs it. Not for wait_all().
+// The only worker is busy with something else, so that the waiter for an op runs it. Not for wait_all().
 class TenonBusy : public Tenon<kPool> {
  public:
   explicit TenonBusy(const Size& size) : Tenon<kPool>({1, size.variables + 1, size.ops}) {

@@ -2,7 +2,7 @@
  *
  * BareExporter(source): the least that an object can do to lend its memory through the buffer protocol and to
  * learn when the last borrower has gone. It counts its exports in plain integers; nothing more. This is the
- * peer of np.asarray(ndarray): what an exporter costs that promises nothing about who may write.
+ * peer of np.asarray(ndarray): what an exporter costs that promises nothing about write access.
  *
  * It lends the memory of `source`, which it keeps.
  */
