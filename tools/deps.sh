@@ -36,7 +36,7 @@ install() {
   logged $1 $line || { logged $1 apt-get update && logged $1 $line; }
 }
 
-# try_for PACKAGE LACK: asks nobody, and goes on without it.
+# try_for PACKAGE LACK: does not prompt, and goes on without it.
 try_for() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     install "" " $1" && return

@@ -181,7 +181,7 @@ def main(what="test"):
         if shutil.which("ccache"):
             os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
     report = Report()
-    RUNS[what](report, env.prepare("test"))
+    RUNS[what](report, env.prepare("check" if what == "check" else "test"))
     report.close()
 
 

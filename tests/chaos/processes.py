@@ -84,7 +84,7 @@ class Nursery:
     """Where children come from. As a context manager it ends with the block, and every child with it."""
 
     def __init__(self, runtime_folder):
-        """runtime_folder: for files of the running programs, which nobody else uses."""
+        """runtime_folder: for files of the running programs, which no other program uses."""
         self._link, theirs = socket.socketpair()
         self._link.settimeout(SECONDS)
         self._mark = f"{os.getpid()}.{id(self)}"

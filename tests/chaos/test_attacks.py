@@ -55,7 +55,7 @@ def test_a_writer_that_is_killed_inside_one_long_read_changes_no_byte_under_the_
 
 
 def test_a_dead_writer_is_told_until_its_bytes_are_healed(child):
-    """Whoever only looks, as a monitor does, does not use the warning up."""
+    """A process that only looks, as a monitor does, does not use the warning up."""
     victim, monitor, worker = child(), child(), child()
     handle = victim.ask("actors.pickled(a := tn.zeros(4, 'int32', shared=True))")
     look = "actors.outcome(lambda: a.tolist())"

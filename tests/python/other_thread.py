@@ -41,7 +41,7 @@ class Other(threading.Thread):
 
 
 def is_awaited(array, kind=None):
-    """Somebody waits for the array; kind: as of a `Holder`."""
+    """A thread waits for the array; kind: as of a `Holder`."""
     return any(not holder.is_granted and kind in (None, holder.kind) for holder in array.leases())
 
 

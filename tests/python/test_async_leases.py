@@ -134,7 +134,7 @@ def test_a_task_that_is_cancelled_in_the_moment_of_the_grant_keeps_nothing():
         assert a.leases() == []
 
     asyncio.run(main())
-    with pytest.raises(tn.OpError):  # nobody has written it
+    with pytest.raises(tn.OpError):  # no op has written it
         a.tolist()
 
 

@@ -19,7 +19,6 @@ RANGE = "it must lie between"
 SECONDS = "it must be seconds"
 
 FEED = [
-    ("workers", 0, ValueError, RANGE),
     ("workers", -1, ValueError, RANGE),
     ("workers", 2**40, ValueError, RANGE),
     ("workers", 1.5, TypeError, INT),
@@ -251,7 +250,7 @@ PARAMETERS = {
     "Arena.use(timeout)": ("timeout", lambda v: enter(arena().use("layout", timeout=v)), NO_SECONDS),
     "Feed(seed)": ("seed", lambda v: feed(seed=v), NO_INTEGER),
     "Feed(processes)": ("processes", lambda v: feed(processes=v), [5, None, 1.0, [], NAN]),
-    "Feed(workers)": ("workers", lambda v: feed(workers=v), [*NO_COUNT, 0]),
+    "Feed(workers)": ("workers", lambda v: feed(workers=v), NO_COUNT),
     "Feed(timeout)": ("timeout", lambda v: feed(timeout=v), NO_SECONDS),
     "trace(capacity)": ("capacity", lambda v: tn.trace("/dev/null", capacity=v), [*NO_COUNT, 0, 2**22]),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of blocks that differ in little from the usual one: nothing may be freed that somebody can reach."""
+"""Ends of blocks that differ in little from the usual one: nothing may be freed that is still reachable."""
 
 import asyncio
 import contextlib

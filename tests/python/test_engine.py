@@ -400,7 +400,7 @@ def test_a_wait_behind_the_view_of_another_thread_waits_for_it(engine):
 
 def test_pushes_wait_when_ops_hold_too_much_memory(engine):
     if engine != "pool":
-        pytest.skip("nobody else ends the ops")
+        pytest.skip("no other thread ends the ops")
     a, b = tn.zeros(1 << 20, "u1"), tn.zeros(1 << 20, "u1")
     gate = threading.Event()
     tn.set_engine_limits(nbytes=1 << 20)

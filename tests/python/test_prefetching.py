@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefetchingIter: batches come one ahead, in step and in order; errors come at their place; nobody waits for
-a thread that is not there. The oracle of order is the number that each batch carries."""
+"""PrefetchingIter: batches come one ahead, in step and in order; errors come at their place; no thread
+waits for one that is not there. The oracle of order is the number that each batch carries."""
 
 import gc
 import logging

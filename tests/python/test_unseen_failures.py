@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The failure of an op that nobody has seen is logged once: when its last handle goes, or at exit."""
+"""The failure of an op that no call has raised is logged once: when its last handle goes, or at exit."""
 
 import asyncio
 import gc

@@ -410,7 +410,7 @@ def use_for_ever(arena, seed):
 
 @pytest.mark.slow
 def test_random_kills_leave_a_whole_layout_or_are_told():
-    """Processes that write are killed at random times. Oracle: who reads finds a whole layout; but for the
+    """Processes that write are killed at random times. Oracle: a reader finds a whole layout; but for the
     death of one that wrote, which is told."""
     arena = tn.Arena(
         {

@@ -84,7 +84,7 @@ def test_each_item_of_a_queue_goes_to_one_of_several_consumers_from_several_prod
     end = time.monotonic() + SECONDS
     while channel.stats()["consumers"] < 3 and time.monotonic() < end:
         time.sleep(0.01)
-    put(channel, [1000])  # a producer until all have begun, so that nobody sees an end before
+    put(channel, [1000])  # a producer until all have begun, so that no consumer sees an end before
     producers = [started(send, channel, range(100 * p, 100 * p + 100)) for p in range(2)]
     while channel.stats()["sent"] < 201 and time.monotonic() < end:
         time.sleep(0.01)

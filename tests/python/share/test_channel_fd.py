@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channels in event loops: tasks wait for descriptors and not in threads, no item is lost to a task that is
-cancelled, and every end and death wakes who waits."""
+cancelled, and every end and death wakes the waiters."""
 
 import asyncio
 import multiprocessing
@@ -295,7 +295,7 @@ def test_loops_of_several_threads_share_a_channel():
 
 
 def test_a_thread_that_waits_does_not_make_a_task_miss_anything():
-    """Both wait for the event under one mark of the process: who leaves first must not take it away."""
+    """Both wait for the event under one mark of the process: the first that leaves must not take it away."""
     channel = tn.Channel(SCHEMA, slots=4)
     stop = threading.Event()
 

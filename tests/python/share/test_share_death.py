@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process held when it was killed is free at once; of a writer's death everybody is told until the
+"""What a process held when it was killed is free at once; of a writer's death all readers learn until the
 bytes are overwritten, repaired, or said to be good."""
 
 import asyncio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept for handles that nobody opens, and until when; and what an array costs beside many others."""
+"""What is kept for handles that no process opens, and for how long; the cost of an array among others."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ def until(condition, seconds=600):
 
 
 def handles_of_this_process():
-    """That nobody has opened, as `tenon ls` counts them."""
+    """That no process has opened, as `tenon ls` counts them."""
     return sum(
         handle["count"]
         for segment in json.loads(_core.describe_shared())["segments"]
@@ -126,7 +126,7 @@ def test_a_handle_can_be_revoked_by_itself(shown):
 
 
 def test_what_was_sent_to_a_process_that_has_died_is_free(shown):
-    """Nobody opens the handles: they are in a pipe whose reader was killed."""
+    """No process opens the handles: they are in a pipe whose reader was killed."""
     with Other() as receiver:
         handles = []
         for _ in range(COUNT):

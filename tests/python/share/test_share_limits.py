@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where there is no more: memory, file descriptors, places; and what stays the same as arrays come and go.
 
-What changes a limit of the process, or needs one that nobody else uses, is a program of its own.
+What changes a limit of the process, or needs one that no other program uses, is a program of its own.
 """
 
 import gc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of shared arrays: who finds what under one, and when it is free again."""
+"""Names of shared arrays: what a process finds under one, and when it is free again."""
 
 import contextlib
 import gc

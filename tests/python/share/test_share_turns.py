@@ -318,7 +318,7 @@ def test_a_writer_is_not_starved_by_readers(other, another, lock_timeout, tmp_pa
     another.answer()
 
 
-# Whoever gets the error gives back what it holds, as a block does: then the others go on.
+# The thread that gets the error gives back what it holds, as a block does: then the others go on.
 BEHIND = """
 try:
     {}
