@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every test: surroundings that do not depend on how the run was started, and what the collected modules
-have imported is set aside for the garbage collector.
+"""For every test: surroundings that do not depend on how the run was started, and what earlier modules have
+imported is set aside for the garbage collector.
 
 Many tests ask it whether anything stayed behind; it would walk through PyTorch and JAX each time.
 """
@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 LEAST_FILES = 1024
@@ -61,6 +62,7 @@ def pytest_sessionstart(session):
         session.config.get_terminal_writer().fullwidth = LOG_COLUMNS
 
 
-def pytest_collection_finish():
+@pytest.fixture(autouse=True, scope="module")
+def set_aside_what_is_imported():
     gc.collect()
     gc.freeze()

@@ -7,28 +7,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "array/elements_select.h"
 #include "base/error.h"
+#include "base/repeats_testing.h"
 
 namespace tenon::impl {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-
-// Full counts with TENON_SOAK=1.
-int rounds(int soak, int otherwise) {
-  const char* value = std::getenv("TENON_SOAK");
-  return value != nullptr && std::string(value) == "1" ? soak : otherwise;
-}
 
 constexpr StreamFrom kAlwaysStreamed{0, 0};
 constexpr StreamFrom kNeverStreamed{INT64_MAX, INT64_MAX};
@@ -181,7 +174,7 @@ std::pair<DType, DType> some_dtypes(Random& random) {
 
 TEST(Elements, WindowsOfAnyStridesAreCopiedElementByElement) {
   Random random(20240601);
-  for (int round = 0, n = rounds(50000, 2500); round < n; ++round) {
+  for (int round = 0, n = repeats(50000, 2500); round < n; ++round) {
     const auto [to, from] = some_dtypes(random);
     const std::vector<int64_t> shape = random.shape();
     int64_t dst_nbytes = 0;
@@ -203,7 +196,7 @@ TEST(Elements, WindowsOfAnyStridesAreCopiedElementByElement) {
 
 TEST(Elements, OverlappingWindowsBehaveAsIfTheSourceHadBeenCopiedFirst) {
   Random random(20240602);
-  for (int round = 0, n = rounds(50000, 2500); round < n; ++round) {
+  for (int round = 0, n = repeats(50000, 2500); round < n; ++round) {
     const auto [to, from] = some_dtypes(random);
     const std::vector<int64_t> shape = random.shape();
     int64_t dst_nbytes = 0;
@@ -230,7 +223,7 @@ TEST(Elements, OverlappingWindowsBehaveAsIfTheSourceHadBeenCopiedFirst) {
 
 TEST(Elements, FillWritesTheValueToEveryElementAndNothingElse) {
   Random random(20240603);
-  for (int round = 0, n = rounds(20000, 1000); round < n; ++round) {
+  for (int round = 0, n = repeats(20000, 1000); round < n; ++round) {
     const auto [to, from] = some_dtypes(random);
     int64_t nbytes = 0;
     const Window dst = random.window(to, random.shape(), false, nbytes);

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <latch>
 #include <random>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "array/access.h"
 #include "base/error.h"
+#include "base/repeats_testing.h"
 #include "data/seed.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -34,8 +34,7 @@ const std::vector<int64_t> kWords{32, 8};
 const std::vector<int64_t> kLabels{32};
 constexpr uint64_t kNever = UINT64_MAX;
 
-// How often a random test is repeated: more in a soak.
-uint64_t rounds(uint64_t n) { return std::getenv("TENON_SOAK") != nullptr ? 30 * n : n; }
+uint64_t rounds(uint64_t n) { return repeats(30 * n, n); }
 
 Ref<Schema> schema() {
   const tenon_field fields[]{{"words", DType(TENON_UINT, 64), 2, kWords.data()},

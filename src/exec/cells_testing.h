@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
 #include <initializer_list>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/repeats_testing.h"
 #include "exec/engine.h"
 
 namespace tenon::impl {
@@ -214,14 +214,5 @@ inline void await_parts(Cell& cell, size_t n) {
 
 // For waits that would else hang when a law is broken: a watchdog, no limit on how fast things are.
 constexpr int64_t kWatchdogNs = 600'000'000'000;
-
-// Full counts instead of moderate ones.
-inline bool is_soak() { return std::getenv("TENON_SOAK") != nullptr; }
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kHasSanitizer = true;
-#else
-constexpr bool kHasSanitizer = false;
-#endif
 
 }  // namespace tenon::impl

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <numeric>
@@ -26,21 +25,14 @@
 
 #include "base/error.h"
 #include "base/futex.h"
+#include "base/repeats_testing.h"
 #include "base/spin_lock.h"
 #include "exec/pool.h"
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kHasSanitizer = true;
-#else
-constexpr bool kHasSanitizer = false;
-#endif
 
 namespace tenon::impl {
 namespace {
 
 using std::chrono::steady_clock;
-
-bool is_soak() { return std::getenv("TENON_SOAK") != nullptr; }
 
 template <class Condition>
 void wait_until(Condition holds) {
@@ -87,7 +79,7 @@ std::string message_of(const std::function<void()>& call, Code code) {
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
 TEST(ThreadPool, EveryTaskRunsExactlyOnceWhoeverPostsAndWhoeverRuns) {
-  const int count = is_soak() ? 2'000'000 : 200'000;
+  const int count = repeats(2'000'000, 200'000);
   for (int pushers = 1; pushers <= 4; ++pushers) {
     for (int workers = 1; workers <= 4; ++workers) {
       const std::unique_ptr<Executor> executor = make_executor("pool", workers);
@@ -208,7 +200,7 @@ TEST(ThreadPool, TasksMayPostAndStopWaitsForWhatTheyPost) {
 // Oracle: a lost wake-up leaves the round without an end. Some pauses are long enough for all workers to
 // sleep, others end about when they fall asleep.
 TEST(ThreadPool, NoPostIsLostWhileWorkersFallAsleep) {
-  const int rounds = is_soak() ? 200'000 : 10'000;
+  const int rounds = repeats(200'000, 10'000);
   for (int workers : {1, 2, 3}) {
     const std::unique_ptr<Executor> executor = make_executor("pool", workers);
     std::atomic<int> total{0};
@@ -246,7 +238,7 @@ TEST(ThreadPool, StopRunsWhatHasBeenPosted) {
 // Oracle: two tasks that wait for each other need both workers. One worker has just had a short task and may
 // take both at once, while the other sleeps: it must be woken for the second.
 TEST(ThreadPool, TasksPostedTogetherRunTogether) {
-  const int rounds = is_soak() ? 500'000 : 5'000;
+  const int rounds = repeats(500'000, 5'000);
   std::atomic<int> shorts{0};
   std::atomic<int> met{0};
   std::atomic<int> round_of_other{0};

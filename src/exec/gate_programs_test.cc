@@ -369,7 +369,7 @@ Sum run_programs(uint64_t seed, unsigned refusals_percent, int steps) {
 TEST_P(GateProgramsOn, ProcessesNeverOverlapInConflictAndEveryGrantEndsOnce) {
   const char* const only = std::getenv("TENON_PROGRAM");
   const uint64_t begin = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
-  const uint64_t end = only != nullptr ? begin + 1 : begin + (is_soak() ? 2000 : kHasSanitizer ? 25 : 60);
+  const uint64_t end = only != nullptr ? begin + 1 : begin + repeats<uint64_t>(2000, 60, 25);
   Sum all;
   for (uint64_t seed = begin; seed < end && !HasFailure(); ++seed) {
     SCOPED_TRACE(seed);

@@ -91,8 +91,6 @@ TEST(History, WhatOneThreadAskedForLaterMayNotBeginEarlier) {
 
 // ---- ops ----
 
-uint64_t soaked(uint64_t moderate, uint64_t full) { return is_soak() ? full : moderate; }
-
 class Stress : public testing::Test {
  protected:
   void SetUp() override { Engine::instance().set_executor("pool", 3); }
@@ -124,7 +122,7 @@ Ref<Op> new_increment(History& history, std::vector<Wanted> wanted, uint32_t ask
 // What stops an engine that appends one part at a time.
 TEST_F(Stress, CrossedPairsFromTwoPushersDoNotStop) {
   constexpr uint64_t kRound = 50'000;
-  const uint64_t rounds = soaked(1, 1'000);
+  const uint64_t rounds = repeats<uint64_t>(1'000, 1);
   Cell a, b;
   for (uint64_t round = 0; round < rounds && !HasFailure(); ++round) {
     std::vector<std::thread> pushers;
@@ -170,7 +168,7 @@ TEST_F(Stress, OpsThatOtherThreadsCompleteKeepTheirTurn) {
     });
   }
   Cell cells[4];
-  const uint64_t count = soaked(4'000, 1'000'000);
+  const uint64_t count = repeats<uint64_t>(1'000'000, 4'000);
   for (uint64_t i = 1; i <= count; ++i) {
     Cell& cell = cells[i * 7 % 4];
     const Wanted wanted = overwrite(cell);  // so that a failure is healed by the next
@@ -204,7 +202,7 @@ TEST_F(Stress, WaitAllWaitsForWhatWasPushedBeforeItBesideTheWorkOfOthers) {
       if (i % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   });
-  const int64_t rounds = static_cast<int64_t>(soaked(300, 20'000));
+  const int64_t rounds = repeats(20'000, 300);
   for (int64_t round = 1; round <= rounds && !HasFailure(); ++round) {
     const auto nth = static_cast<uint64_t>(round);
     submit(new_increment(history, {read(cells[0]), write(cells[1])}, 2, nth));
@@ -218,7 +216,7 @@ TEST_F(Stress, WaitAllWaitsForWhatWasPushedBeforeItBesideTheWorkOfOthers) {
 TEST_F(Stress, APushWaitsAtTheLimitAndGoesOn) {
   constexpr uint64_t kLimit = 32;
   constexpr uint64_t kPushers = 3;
-  const uint64_t count = soaked(3'000, 300'000);
+  const uint64_t count = repeats<uint64_t>(300'000, 3'000);
   Engine& engine = Engine::instance();
   engine.set_limits(kLimit, 0);
   Cell cells[kPushers];
@@ -248,7 +246,7 @@ TEST_F(Stress, APushWaitsAtTheLimitAndGoesOn) {
 TEST_F(Stress, ExecutorsAreExchangedBetweenPrograms) {
   Cell a, b;
   int64_t pushed = 0;
-  const uint64_t rounds = soaked(40, 2'000);
+  const uint64_t rounds = repeats<uint64_t>(2'000, 40);
   static constexpr const char* kNames[] = {"pool", "seeded:5", "inline"};
   for (uint64_t round = 0; round < rounds; ++round) {
     Engine::instance().set_executor(kNames[round % 3], 1 + static_cast<int>(round % 4));
@@ -276,7 +274,7 @@ TEST_F(Stress, WhoTimesOutBesideAGrantForgetsNobody) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  const int rounds = static_cast<int>(soaked(kHasSanitizer ? 200 : 1'500, 200'000));
+  const int rounds = repeats(200'000, 1'500, 200);
   int timed_out = 0, granted = 0;
   Cell cell;
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
@@ -361,7 +359,7 @@ TEST_F(Stress, OpsAndTheViewsOfThreadsTakeTurns) {
       }
     });
   }
-  const uint64_t count = soaked(kHasSanitizer ? 1'000 : 10'000, 1'000'000);
+  const uint64_t count = repeats<uint64_t>(1'000'000, 10'000, 1'000);
   Engine::instance().set_limits(60, 0);  // a queue that counts is slow when it is long
   for (uint64_t i = 1; i <= count; ++i) {
     Cell &from = cells[i % kCells], &to = cells[i * 5 / 3 % kCells];
@@ -408,7 +406,7 @@ class Wakes : public Stress {
   static void run(const std::function<void()>& begin, const std::function<void()>& wait,
                   const std::function<bool()>& is_over, const std::function<void()>& end,
                   double late_per_round = 0.5) {
-    const int rounds = static_cast<int>(soaked(25, 2'000));
+    const int rounds = repeats(2'000, 25);
     for (int round = 0; round < rounds; ++round) {
       begin();
       std::vector<std::thread> waiters;

@@ -253,7 +253,7 @@ class Model {
 class Histories : public testing::TestWithParam<Case> {};
 
 TEST_P(Histories, AnswerAsTheModelDoes) {
-  const int steps = is_soak() ? 50'000 : kHasSanitizer ? 500 : 2000;
+  const int steps = repeats(50'000, 2000, 500);
   const uint64_t seed = new_seed();
   SCOPED_TRACE(concat("TENON_SEED=", seed));
   std::mt19937_64 random(seed);

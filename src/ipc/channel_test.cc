@@ -404,7 +404,7 @@ class Crowds : public testing::TestWithParam<Case> {};
 
 TEST_P(Crowds, GetWhatTheModeSays) {
   constexpr int64_t kProducers = 2, kConsumers = 3, kApart = 1'000'000;
-  const int64_t n = is_soak() ? 20'000 : kHasSanitizer ? 100 : 400;
+  const int64_t n = repeats(20'000, 400, 100);
   const auto [mode, when_full] = GetParam();
   const uint64_t seed = new_seed();
   SCOPED_TRACE(concat("TENON_SEED=", seed));

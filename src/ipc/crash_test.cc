@@ -455,7 +455,7 @@ bool has_place() {
 }
 
 TEST_F(Crashes, AtRandomTimesNeverTearAReadAndLeaveNothingBehind) {
-  const int kills = is_soak() ? 10'000 : kHasSanitizer ? 60 : 300;
+  const int kills = repeats(10'000, 300, 60);
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(concat("seed ", seed));
   std::mt19937_64 random(seed);

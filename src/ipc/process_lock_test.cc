@@ -703,7 +703,7 @@ TEST_P(Programs, KeepTheLaws) {
   std::mt19937_64 random(GetParam());
   StandIn keeper{4};
   const uint32_t blocks[2] = {keeper.take(kNbytes), keeper.take(kNbytes)};
-  const int steps = is_soak() ? 2000 : kHasSanitizer ? 60 : 200;
+  const int steps = repeats(2000, 200, 60);
   std::vector<std::unique_ptr<StandIn>> processes(kProcesses);
   for (int round = 0; round < kRounds && !HasFailure(); ++round) {
     std::vector<std::thread> threads;

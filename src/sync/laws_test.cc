@@ -102,7 +102,7 @@ class RandomSums {
 TEST_P(LawsOn, RandomSumsAreEqualToTheSerialOnesInEveryBit) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
-  const uint64_t count = is_soak() ? 500'000 : kHasSanitizer ? 1'000 : 5'000;
+  const uint64_t count = repeats<uint64_t>(500'000, 5'000, 1'000);
   History history;
   RandomSums sums(seed);
   for (uint64_t i = 1; i <= count; ++i) sums.push_one(history, 1, i);
@@ -116,7 +116,7 @@ TEST_P(LawsOn, RandomSumsAreEqualToTheSerialOnesInEveryBit) {
 TEST_P(LawsOn, RandomSumsOfSeveralPushersAreEqualToTheSerialOnesInEveryBit) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
-  const uint64_t count = is_soak() ? 200'000 : kHasSanitizer ? 500 : 2'000;
+  const uint64_t count = repeats<uint64_t>(200'000, 2'000, 500);
   History history;
   std::vector<std::unique_ptr<RandomSums>> sums;
   for (uint64_t t = 0; t < 3; ++t) sums.push_back(std::make_unique<RandomSums>(seed + t));

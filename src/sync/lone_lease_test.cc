@@ -473,7 +473,7 @@ TEST_F(BoundView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
   std::array<Cell, 2> cells;
   History history;
   std::atomic<uint64_t> next{1};
-  const int rounds = is_soak() ? 20'000 : kHasSanitizer ? 300 : 2'000;
+  const int rounds = repeats(20'000, 2'000, 300);
   std::vector<std::thread> threads;
   std::atomic<int> granted{0};
   for (uint32_t t = 0; t < 3; ++t) {

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How often the repeated tests repeat: moderate counts, and full ones with TENON_SOAK=1 (make soak).
+#pragma once
+
+#include <cstdlib>
+#include <type_traits>
+
+namespace tenon::impl {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasSanitizer = true;
+#else
+constexpr bool kHasSanitizer = false;
+#endif
+
+inline bool is_soak() { return std::getenv("TENON_SOAK") != nullptr; }
+
+// A program under a sanitizer is 5 to 20 times slower, so it has a tenth of the full count.
+template <class T>
+T repeats(T full, std::type_identity_t<T> moderate, std::type_identity_t<T> sanitized) {
+  if (is_soak()) return kHasSanitizer ? full / 10 : full;
+  return kHasSanitizer ? sanitized : moderate;
+}
+template <class T>
+T repeats(T full, std::type_identity_t<T> moderate) {
+  return repeats(full, moderate, moderate);
+}
+
+}  // namespace tenon::impl
