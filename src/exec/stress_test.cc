@@ -5,6 +5,7 @@
 // (history_testing.h). What should happen is waited for without a limit; a hang is ended by the runner's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -190,7 +191,8 @@ TEST_F(Stress, OpsThatOtherThreadsCompleteKeepTheirTurn) {
   int64_t sum = 0;
   for (const Cell& cell : cells) sum += cell.value;
   EXPECT_EQ(static_cast<uint64_t>(sum), count - count / 16);
-  EXPECT_EQ(take_failures(), count / 16);
+  constexpr uint64_t kMostListed = 1000;  // as sync/failure.cc keeps
+  EXPECT_EQ(take_failures(), std::min(count / 16, kMostListed));
 }
 
 TEST_F(Stress, WaitAllWaitsForWhatWasPushedBeforeItBesideTheWorkOfOthers) {

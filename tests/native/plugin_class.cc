@@ -46,7 +46,7 @@ struct Ramp {
   Ramp& operator=(const Ramp&) = delete;
   ~Ramp() { --objects; }
 
-  void operator()(const Request& request, View<float, 3> data, View<int64_t, 1> label,
+  void operator()(const Request& request, View<float, 3, true> data, View<int64_t, 1> label,
                   const View<bool, 1>& flag) {
     if (request.index == 3 && name_ == "thrower") throw std::runtime_error("no batch " + name_);
     if (request.index == 2 && name_ == "quitter") pthread_exit(nullptr);
