@@ -11,7 +11,7 @@ namespace tenon::impl {
 
 enum class Access : uint8_t { kRead = TENON_READ, kWrite = TENON_WRITE };
 
-// Of two accesses to the same bytes.
+// True if two accesses to the same bytes conflict.
 constexpr bool in_conflict(Access a, Access b) noexcept { return a == Access::kWrite || b == Access::kWrite; }
 
 // The right to write includes the right to read.

@@ -9,12 +9,12 @@ namespace tenon::impl {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMayReuse = false;  // so that a late use of an object is seen
+constexpr bool kMayReuse = false;  // so that the sanitizer sees a use after free
 #else
 constexpr bool kMayReuse = true;
 #endif
 
-// How many blocks a thread keeps to itself, of each kind.
+// The most blocks that a thread keeps in each of its two lists.
 constexpr int kMostKept = 64;
 
 struct CachedBlock {
@@ -31,7 +31,7 @@ void give_to_all(CachedBlock* first, CachedBlock* last) noexcept {
   } while (!common.compare_exchange_weak(head, first, std::memory_order_release, std::memory_order_relaxed));
 }
 
-// Takes all, and gives back what is too much for one thread.
+// Takes the common list, keeps the first kMostKept blocks and puts the rest back.
 CachedBlock* get_some() noexcept {
   // pairs with: give_to_all, "a block that another thread has freed"
   CachedBlock* const first = common.exchange(nullptr, std::memory_order_acquire);
@@ -51,7 +51,7 @@ CachedBlock* get_some() noexcept {
   return first;
 }
 
-// The blocks of one thread: those that it has freed itself, and those that it got from the others.
+// The blocks of one thread: those that it has freed itself, and those that it took from the common list.
 struct Kept {
   CachedBlock* freed = nullptr;
   CachedBlock* last_freed = nullptr;

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory for small objects that one thread makes and another thread ends, thousands of times; malloc is slow
-// there. A thread keeps the blocks that it frees and takes from them. Surplus blocks go to a list of all
-// threads; a thread without blocks takes that whole list.
+// Memory for small objects that one thread creates and another thread destroys, thousands of times; malloc is
+// slow there. A thread keeps the blocks that it frees and takes from them. Surplus blocks go to a common
+// list; a thread without blocks takes that list.
 #pragma once
 
 #include <cstddef>
 
 namespace tenon::impl {
 
-// Blocks are used again and never given back to the system: the memory that was in use at the peak stays
-// allocated.
+// Blocks are reused and never returned to the system: the memory that was in use at the peak stays allocated.
 class BlockCache {
  public:
-  // Throws std::bad_alloc. size: of the object; larger ones than kBlock come from the heap.
+  // Throws std::bad_alloc. size: of the object. Objects larger than kBlock come from the heap.
   static void* take(size_t size);
-  // size: as taken. Any thread.
+  // size: as given to take(). Threads: any.
   static void give(void* memory, size_t size) noexcept;
 
  private:

@@ -6,8 +6,8 @@
 
 namespace tenon::impl {
 
-// Threads that are started while this object exists get only the signals of faults in their own code: a
-// Ctrl-C must interrupt the thread that waits, not a worker.
+// Threads that are started while this object exists block all signals except those of faults in their own
+// code: a Ctrl-C must interrupt the thread that waits, not a worker.
 class BlockedSignals {
  public:
   BlockedSignals() {

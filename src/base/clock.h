@@ -3,6 +3,8 @@
 // Time for waits and statistics, in nanoseconds of the steady clock.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 #include <cstdint>
 
@@ -14,14 +16,20 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
-// A moment to wait for. timeout_ns < 0, or so far away that the clock would overflow: never.
+// Requires ns >= 0.
+inline timespec timespec_of(int64_t ns) noexcept {
+  constexpr int64_t kSecond = 1'000'000'000;
+  return {static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
+}
+
+// The time at which a wait ends. There is no limit if timeout_ns < 0, or if the clock would overflow.
 // Threads: one at a time.
 class Deadline {
  public:
   explicit Deadline(int64_t timeout_ns) noexcept : timeout_ns_(timeout_ns), is_never_(timeout_ns < 0) {
     if (!is_never_) is_never_ = __builtin_add_overflow(now_ns(), timeout_ns, &at_ns_);
   }
-  // Its time begins with the first query of the rest, so a caller that does not wait reads no clock.
+  // The timeout starts at the first query of the time left, so a caller that does not wait reads no clock.
   static Deadline from_first_look(int64_t timeout_ns) noexcept {
     Deadline deadline(-1);
     deadline.timeout_ns_ = timeout_ns;
@@ -29,13 +37,13 @@ class Deadline {
     deadline.pending_ns_ = timeout_ns;
     return deadline;
   }
-  // The time that was given for the wait, for messages.
+  // The timeout that was given, for messages.
   int64_t timeout_ns() const noexcept { return timeout_ns_; }
   bool is_never() const noexcept { return is_never_; }
   bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns(); }
-  // The same, without looking at the clock where its time has not begun.
+  // The same, but does not read the clock if the timeout has not started.
   bool leaves_no_time() const noexcept { return pending_ns_ >= 0 ? pending_ns_ == 0 : has_passed(); }
-  // Not more than some centuries.
+  // INT64_MAX without a limit.
   int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns() - now_ns(); }
   std::chrono::steady_clock::time_point time_point() const noexcept {
     return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns()));
@@ -50,7 +58,7 @@ class Deadline {
 
   int64_t timeout_ns_;
   bool is_never_;
-  mutable int64_t pending_ns_ = -1;  // >= 0: its time has not begun
+  mutable int64_t pending_ns_ = -1;  // >= 0: the timeout has not started
   mutable int64_t at_ns_ = 0;
 };
 

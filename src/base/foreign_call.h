@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of functions that others wrote, which may end their thread instead of returning.
+// Calls functions of users, which may end their thread instead of returning.
 //
 // pthread_exit and pthread_cancel unwind the stack. The process ends if a catch (...) swallows the unwinding
-// or if it reaches a noexcept function; otherwise a thread ends that others wait for. Here the unwinding
-// ends at the call. Leaving its handler in the usual way would abort the process, so the handler jumps within
+// or if it reaches a noexcept function; otherwise a thread ends for which others wait. Here the unwinding
+// ends at the call. Leaving the handler in the usual way would abort the process, so the handler jumps within
 // its own frame and restores the thread's list of caught exceptions. The frames of the function have been
 // unwound by then. The thread continues; only pthread_cancel has no effect on it any more. If an exception
 // handler makes the call, the function does not see the exception that is being handled: catching an
@@ -24,8 +24,8 @@ inline constexpr const char* kEndedThread =
 
 #if defined(__GLIBCXX__)
 
-// Calls function(). False: it ended its thread and did not return. Passes on the exceptions of function. An
-// unwinding has no object: the handler's reference is null.
+// Calls function() and passes on its exceptions. False: it ended its thread instead of returning. A forced
+// unwinding has no exception object: the handler's reference is null.
 template <class Function>
 [[gnu::noinline, gnu::no_sanitize("null")]] bool has_returned(Function& function) {
   // Itanium C++ ABI, Exception Handling, 2.2.2.

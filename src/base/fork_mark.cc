@@ -11,7 +11,7 @@ namespace {
 
 using Mark = std::atomic<uint64_t>;
 
-// Generations of this line of processes: a child goes on counting where its parent stood.
+// Counts the marks of this process and its ancestors: a forked child continues the count of its parent.
 std::atomic<uint64_t> generations{0};
 
 // Null where the kernel cannot clear a page on fork. Never unmapped.
@@ -36,7 +36,7 @@ uint64_t ForkMark::current() noexcept {
   if (page == nullptr) return static_cast<uint64_t>(getpid());
   uint64_t mark = page->load(std::memory_order_relaxed);
   if (mark != 0) return mark;
-  // The first call of this process. The loser of a race takes the winner's mark.
+  // The first call in this process. A thread that loses the race takes the mark of the other one.
   const uint64_t next = generations.fetch_add(1, std::memory_order_relaxed) + 1;
   return page->compare_exchange_strong(mark, next, std::memory_order_relaxed) ? next : mark;
 }

@@ -9,11 +9,11 @@
 
 namespace tenon::impl {
 
-// Remembers the process in which it was made. Threads: may be asked by any thread.
+// Remembers the process in which it was created. Threads: any.
 class ForkMark {
  public:
   ForkMark() noexcept : mark_(current()) {}
-  // This process is a forked child of the one in which the mark was made.
+  // This process is a forked child of the process in which the mark was created.
   bool is_child() const noexcept { return current() != mark_; }
   // The mark of this process: never 0, and different from those of its parent and the parent's parents.
   static uint64_t current() noexcept;

@@ -8,9 +8,9 @@
 namespace tenon::impl {
 namespace {
 
-constexpr uint32_t kReplacement = 0xFFFD;  // of what is no UTF-8
+constexpr uint32_t kReplacement = 0xFFFD;  // for bytes that are not UTF-8
 
-// The first character of a text that is not empty, and its bytes.
+// The first character of a non-empty text; *nbytes gets its length.
 uint32_t first_of(std::string_view text, size_t* nbytes) noexcept {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const uint32_t lead = byte(0);
@@ -34,7 +34,8 @@ constexpr int kDeepest = 100;
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 
-// Each function takes what it is named after from the head of the text; false: it is not there.
+// Each function removes the element that it is named after from the start of the text. False: the text does
+// not start with one.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}

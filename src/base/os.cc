@@ -27,7 +27,7 @@
 #include "base/error.h"
 #include "base/fork_mark.h"
 
-// Newer than the headers of the oldest systems on which Tenon is built (Linux 5.14, 5.16, 6.3).
+// These are newer than the headers of the oldest supported systems (Linux 5.14, 5.16, 6.3).
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
@@ -58,12 +58,19 @@ constexpr const char* kMemoryPrefix = "/memfd:";
 
 std::string system_text(int error) { return std::strerror(error); }
 
-// Of a call that failed with this error: fails with kSystem if this process may not make it at all.
+// For a call that failed with this error: fails with kSystem if the system denies the call to this process.
 void check_denied(const char* call, int error) {
   if (error != EPERM && error != ENOSYS) return;
   throw_error(Code::kSystem, "shared memory needs the system call ", call,
               ", which fails in this process: ", system_text(error),
               "; allow it (a seccomp filter of the container or sandbox denies it?)");
+}
+
+// For a call that failed with this error and could not do what.
+[[noreturn]] void fail(const char* call, int error, const char* what) {
+  check_descriptors(error);
+  check_denied(call, error);
+  throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem, what, ": ", system_text(error));
 }
 
 size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
@@ -72,7 +79,7 @@ std::string megabytes(uint64_t nbytes) {
   return concat(nbytes >> 20, ".", (nbytes % (1 << 20)) * 10 >> 20, " MiB");
 }
 
-// The first number in a file; none: it has none.
+// The first number in a file, if there is one.
 std::optional<uint64_t> number_in(const std::string& path) {
   std::ifstream file(path);
   uint64_t number = 0;
@@ -92,7 +99,7 @@ std::optional<uint64_t> number_behind(const std::string& path, const std::string
   return std::nullopt;
 }
 
-// The memory that may still be taken, and the limit that says so.
+// The memory that can still be committed, and the limit that determines it.
 struct Headroom {
   uint64_t nbytes = UINT64_MAX;
   std::string limit = "no limit is known";
@@ -103,7 +110,8 @@ struct Headroom {
   }
 };
 
-// A group's own limit and those of the groups above it. Page cache that can be dropped counts as free.
+// Applies the limits of a control group and of all groups above it. Page cache that can be dropped counts as
+// free.
 void look_at_groups(Headroom* room, const std::string& root, std::string path, const char* limit_file,
                     const char* usage_file) {
   while (true) {
@@ -155,7 +163,7 @@ std::string link_of(const std::string& path) {
   return n > 0 ? std::string(target, static_cast<size_t>(n)) : std::string();
 }
 
-// Of a descriptor that links to "/memfd:NAME (deleted)": NAME; else nothing.
+// NAME, if the path links to "/memfd:NAME (deleted)".
 std::optional<std::string> memory_name(const std::string& path) {
   const std::string link = link_of(path);
   if (link.rfind(kMemoryPrefix, 0) != 0) return std::nullopt;
@@ -181,7 +189,7 @@ void visit_numbers(const std::string& folder, Visit visit) {
   }
 }
 
-// Calls visit(pid, fd, its path) with the descriptors of all processes of this user.
+// Calls visit(pid, fd, path) for each descriptor of each process of this user.
 template <class Visit>
 void visit_descriptors(Visit visit) {
   visit_numbers("/proc", [&](uint32_t pid) {
@@ -202,13 +210,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (has_huge_pages ? MFD_HUGETLB : 0);
   int fd = memfd_create(name.c_str(), flags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name.c_str(), flags);
-  if (fd < 0) {
-    const int error = errno;
-    check_descriptors(error);
-    check_denied("memfd_create", error);
-    throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem,
-                "a memory file cannot be made: ", system_text(error));
-  }
+  if (fd < 0) fail("memfd_create", errno, "a memory file cannot be made");
   File file(fd);
   if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
     throw_error(Code::kNoMemory, "a memory file cannot have ", nbytes, " bytes: ", system_text(errno));
@@ -218,9 +220,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
 
 void seal(const File& file) {
   if (fcntl(file.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    const int error = errno;
-    check_denied("fcntl(F_ADD_SEALS)", error);
-    throw_error(Code::kSystem, "a memory file cannot be sealed: ", system_text(error));
+    fail("fcntl(F_ADD_SEALS)", errno, "a memory file cannot be sealed");
   }
 }
 
@@ -238,7 +238,7 @@ size_t size_of(const File& file) {
 }
 
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what) {
-  // What the kernel and others need meanwhile.
+  // Left for the kernel and for other processes.
   constexpr uint64_t kMargin = uint64_t{32} << 20;
   size_t done = 0;
   int error = 0;
@@ -246,7 +246,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
   while (done < nbytes) {
     const size_t step = std::min(kStep, nbytes - done);
     room = headroom();
-    const uint64_t rest = done == 0 ? nbytes : step;  // at first all of it, so that little is taken in vain
+    const uint64_t rest = done == 0 ? nbytes : step;  // first all of it, so that little is committed in vain
     if (room.nbytes < rest + std::min<uint64_t>(kMargin, rest)) break;
     int result = 0;
     do {
@@ -272,7 +272,7 @@ void discard(const File& file, size_t offset, size_t nbytes) noexcept {
 }
 
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {
-  // Addresses first, somewhat more than are needed; then the file at the aligned one.
+  // Reserves more addresses than needed, then maps the file at the first aligned address.
   const size_t reserved = nbytes + alignment;
   void* const room = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
@@ -321,12 +321,10 @@ struct flock lock_of_byte(short kind, uint64_t byte) noexcept {
 void check_byte_locks(const File& file) {
   struct flock lock = lock_of_byte(F_WRLCK, 0);
   if (fcntl(file.fd(), F_OFD_GETLK, &lock) == 0) return;
-  const int error = errno;
-  check_denied("fcntl(F_OFD_SETLK)", error);
-  throw_error(Code::kSystem,
-              "shared memory needs locks of open files (fcntl F_OFD_SETLK), with which others see "
-              "that a process has ended: ",
-              system_text(error));
+  fail(
+      "fcntl(F_OFD_SETLK)", errno,
+      "shared memory needs locks of open files (fcntl F_OFD_SETLK), with which others see that a process has "
+      "ended");
 }
 
 bool try_lock_byte(const File& file, uint64_t byte) noexcept {
@@ -404,9 +402,10 @@ struct Stat {
   uint64_t start;
 };
 
-// Nothing: there is no such process. Allocates nothing: a forked child asks where memory may be short.
+// Empty: there is no such process. Does not allocate, because a forked child calls it when memory may be
+// short.
 std::optional<Stat> stat_of(uint32_t pid) noexcept {
-  constexpr int kFieldsToStart = 20;  // behind the name: state is the first one
+  constexpr int kFieldsToStart = 20;  // after the name; the state is the first of them
   char path[32];
   std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
   const File file(open(path, O_RDONLY | O_CLOEXEC));
@@ -483,7 +482,7 @@ uint64_t pid_namespace() {
 uint64_t boot() {
   static const uint64_t number = [] {
     const File file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-    if (!file) check_descriptors(errno);  // asked again then
+    if (!file) check_descriptors(errno);  // then the next call tries again
     char text[64];
     const ssize_t n = file ? read(file.fd(), text, sizeof text) : 0;
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
@@ -506,7 +505,8 @@ std::vector<Found> find_memory(const std::string& prefix) {
 
 namespace {
 
-// "lock:	1: OFDLCK ADVISORY  WRITE -1 00:01:25 5 5": of an open file that has such a lock on the byte.
+// The file /proc/PID/fdinfo/FD has a line for a lock that contains the byte:
+// "lock:	1: OFDLCK ADVISORY  WRITE -1 00:01:25 5 5".
 bool has_locked(const std::string& about, uint64_t byte) {
   std::ifstream file(about);
   for (std::string line; std::getline(file, line);) {
@@ -517,7 +517,7 @@ bool has_locked(const std::string& about, uint64_t byte) {
     for (std::string word; words >> word;) parts.push_back(word);
     if (parts.size() < 2) continue;
     const uint64_t begin = std::strtoull(parts[parts.size() - 2].c_str(), nullptr, 10);
-    const uint64_t last = std::strtoull(parts.back().c_str(), nullptr, 10);  // also of "EOF": 0
+    const uint64_t last = std::strtoull(parts.back().c_str(), nullptr, 10);  // 0 for "EOF"
     if (begin <= byte && (byte <= last || parts.back() == "EOF")) return true;
   }
   return false;
@@ -549,7 +549,7 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
     return {};
   }
   File file(opened);
-  // The process may have ended between the two, and its number and descriptor be another's.
+  // Between the two calls the process may have ended, and its pid and descriptor may be reused.
   const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();
 }
@@ -582,17 +582,13 @@ bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {
 
 File create_event() {
   File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event) {
-    const int error = errno;
-    check_descriptors(error);
-    throw_error(Code::kSystem, "an event descriptor cannot be created: ", system_text(error));
-  }
+  if (!event) fail("eventfd", errno, "an event descriptor cannot be created");
   return event;
 }
 
 void signal_event(const File& event) noexcept {
   const uint64_t one = 1;
-  (void)!write(event.fd(), &one, sizeof one);  // full: it is readable
+  (void)!write(event.fd(), &one, sizeof one);  // if the counter is full, it is readable already
 }
 
 void clear_event(const File& event) noexcept {
@@ -628,15 +624,13 @@ void sleep_on(const Sleep* words, size_t n, int64_t timeout_ns) noexcept {
     for (size_t i = 0; i < n; ++i) {
       waited[i] = {words[i].value, reinterpret_cast<uint64_t>(words[i].word), kWord32, 0};
     }
-    const int64_t until = now_ns() + timeout_ns;
-    const timespec time{static_cast<time_t>(until / 1'000'000'000), static_cast<long>(until % 1'000'000'000)};
+    const timespec time = timespec_of(now_ns() + timeout_ns);
     const bool is_done = syscall(SYS_futex_waitv, waited, n, 0, &time, CLOCK_MONOTONIC) >= 0;
     if (is_done || (errno != ENOSYS && errno != EPERM)) return;  // EPERM: a container's filter
     has_waitv.store(false, std::memory_order_relaxed);
   }
   if (n > 1) timeout_ns = std::min<int64_t>(timeout_ns, 1'000'000);
-  const timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000),
-                      static_cast<long>(timeout_ns % 1'000'000'000)};
+  const timespec time = timespec_of(timeout_ns);
   (void)syscall(SYS_futex, words[0].word, FUTEX_WAIT, words[0].value, &time, nullptr, 0);
 }
 

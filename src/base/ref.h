@@ -17,28 +17,29 @@ namespace tenon::impl {
 class RefCount {
  public:
   RefCount() noexcept = default;
-  // Of an object that begins with several owners.
+  // For an object that starts with several owners.
   explicit RefCount(uint64_t n) noexcept : count_(n) {}
 
   void increment(uint64_t n = 1) noexcept { count_.fetch_add(n, std::memory_order_relaxed); }
 
-  // How many references are left, and how many there are: a hint while others change them.
+  // Returns how many references are left.
   // pairs with: RefCount::decrement, "uses before destruction"
   uint64_t decrement_to() noexcept { return count_.fetch_sub(1, std::memory_order_acq_rel) - 1; }
+  // Only a hint while other threads change the count.
   uint64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
 
   // True if these were the last references.
   // pairs with: RefCount::decrement, "uses before destruction"
   bool decrement(uint64_t n = 1) noexcept { return count_.fetch_sub(n, std::memory_order_acq_rel) == n; }
 
-  // The same for objects of which no table makes new references (increment_if_alive). A caller that holds all
-  // references then stays the only one, so a load is enough, and an atomic change is saved.
+  // The same for objects for which increment_if_alive() is never called. A caller that holds all references
+  // stays the only owner, so a load is enough and saves an atomic change.
   bool decrement_unlisted(uint64_t n = 1) noexcept {
     // pairs with: RefCount::decrement, "uses before destruction"
     return count_.load(std::memory_order_acquire) == n || decrement(n);
   }
 
-  // A new reference unless the count has reached zero: for lookups in tables that do not own.
+  // Adds a reference unless the count has reached zero: for lookups in tables that do not own their entries.
   bool increment_if_alive() noexcept {
     uint64_t count = count_.load(std::memory_order_relaxed);
     while (count != 0) {

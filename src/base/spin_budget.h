@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looking before sleeping. To sleep and be woken costs two threads some 5 to 20 us together, many times what
-// most waits take.
+// Polling before sleeping. A sleep and its wake-up cost the two threads about 5 to 20 us together, many times
+// longer than most waits.
 #pragma once
 
 #include <sched.h>
@@ -15,7 +15,7 @@
 
 namespace tenon::impl {
 
-// Looks so many times, with a pause after each; true if is_over() was true once.
+// Checks is_over() up to `looks` times, with a pause after each check. True as soon as it holds.
 template <class Condition>
 bool spin(int looks, Condition is_over) {
   for (int i = 0; i < looks; ++i) {
@@ -25,21 +25,21 @@ bool spin(int looks, Condition is_over) {
   return false;
 }
 
-// Where nothing is known of the waits before: some microseconds.
+// For waits without a budget: some microseconds.
 constexpr int kBriefLooks = 200;
 
-// For how long it is worth to look, by what the waits before took. Where they are short, for about twice as
-// long as usual. Where they are long, or become long because the looking takes the core away from threads
-// that work, for a moment only.
-// Threads: any; what they note at the same time may get lost.
+// How long a wait should poll before it sleeps, estimated from earlier waits. After short waits: about twice
+// the usual wait. After long waits: only briefly. Waits may be long because polling takes the core from the
+// threads that work.
+// Threads: any; of notes at the same time, some may be lost.
 class SpinBudget {
  public:
   static constexpr int64_t kLeastNs = 2'000;
   static constexpr int64_t kMostNs = 50'000;  // longer waits sleep
 
-  // has_trials: one long wait in some looks long, because waits with a wake-up take longer than others.
-  // Between processes that is worth it. The workers of a pool lose by it: while they look in vain, they take
-  // a core from the thread that pushes.
+  // has_trials: if waits are long, one in kWaitsPerTrial still polls for kMostNs, because a wait that sleeps
+  // takes longer than one that polls. This pays between processes. It does not pay for the workers of a pool:
+  // while they poll in vain, they take a core from the thread that pushes.
   explicit SpinBudget(bool has_trials = false) noexcept : has_trials_(has_trials) {}
 
   int64_t budget_ns() const noexcept {
@@ -50,8 +50,8 @@ class SpinBudget {
 
   static constexpr int64_t kInVain = 2 * kMostNs;
 
-  // After a wait that took so long, sleep included. kInVain: the looking has not seen the end, and that is to
-  // count, for the other side may need this core.
+  // Records the duration of a wait, sleep included. kInVain: polling did not see the end; this counts as a
+  // long wait, because the other side may need this core.
   void note(int64_t waited_ns) noexcept {
     int64_t usual = usual_ns_.load(std::memory_order_relaxed);
     if (usual > kMostNs) {
@@ -62,9 +62,9 @@ class SpinBudget {
     usual_ns_.store(usual, std::memory_order_relaxed);
   }
 
-  // Looks until is_over() or until the budget is spent; true if it is over. yields: after the first looks it
-  // gives the core away between two of them, to threads that may be at work for it. On a busy machine it may
-  // have the core back milliseconds later, when a wake-up would have been faster.
+  // Polls until is_over() or until the budget is used up; true if it is over. yields: after the first checks,
+  // calls sched_yield() between two checks, so that the thread that it waits for can run. On a busy machine
+  // the core may come back milliseconds later, when a wake-up would have been faster.
   template <class Condition>
   static bool poll(int64_t budget_ns, Condition is_over, bool yields = true) {
     if (budget_ns == 0) return false;
@@ -73,7 +73,7 @@ class SpinBudget {
       const bool is_first = look < kFirstLooks;
       if (is_first || !yields) {
         for (int i = 0; i < kPauses; ++i)
-          relax_processor();  // a look may take a line of the cache from others
+          relax_processor();  // a check may take the cache line from other cores
       } else {
         sched_yield();
       }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A lock for short sections, usually of some nanoseconds, in which nothing waits and no code of the user
-// runs. One exchange to lock and one store to unlock: without contention it costs half as much as a mutex. A
-// thread that finds it locked for long gives up its core, because the holder may have lost its own: first
-// with a yield, then by sleeping, because a yield does not let a thread of lower priority run.
+// A lock for short sections, usually of some nanoseconds, that do not wait and do not call code of users. One
+// exchange to lock and one store to unlock: without contention it costs half as much as a mutex. A thread
+// that finds it locked for long gives up its core, because the holder may have lost its own: first with a
+// yield, then by sleeping, because a yield does not let a thread of lower priority run.
 #pragma once
 
 #include <sched.h>
@@ -13,7 +13,7 @@
 
 namespace tenon::impl {
 
-// One pause of a polling thread, for the sake of the other thread on its core.
+// One pause in a polling loop: leaves execution resources to the other hardware thread of the core.
 inline void relax_processor() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

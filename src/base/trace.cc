@@ -17,7 +17,7 @@ constinit std::atomic<uint32_t> detail::running{0};
 
 namespace {
 
-// A span: the trace in its upper bits, the place of the record below.
+// A span: the number of the trace in the upper bits, the index of the record in the lower bits.
 constexpr uint32_t kPlaceBits = 22;
 constexpr uint32_t kPlaces = uint32_t{1} << kPlaceBits;
 constexpr uint32_t kTraces = (uint32_t{1} << (32 - kPlaceBits)) - 1;  // numbered from 1
@@ -43,7 +43,8 @@ uint32_t this_thread() noexcept {
 
 size_t nbytes_of(size_t count) noexcept { return count * sizeof(Record); }
 
-// The child's records are a copy at which threads were at work that it does not have.
+// The child's copy of the records may be incomplete: the threads that wrote to them do not exist in the
+// child.
 void forget_in_child() noexcept {
   detail::running.store(0, std::memory_order_relaxed);
   writers.store(0, std::memory_order_relaxed);
@@ -54,8 +55,8 @@ void forget_in_child() noexcept {
 
 }  // namespace
 
-// A writer is counted first and then looks which trace runs; the end lets none run and then looks for
-// writers. So one of both sees the other.
+// A writer first counts itself and then reads `running`; stop() first clears `running` and then reads the
+// count. So at least one of the two sees the other.
 RecordWriter::RecordWriter() noexcept
     // pairs with: trace::stop, "a way to the records"
     : trace_((writers.fetch_add(1, std::memory_order_seq_cst),
@@ -115,37 +116,17 @@ void drop(Span span, uint64_t key) noexcept {
 
 SpanText& SpanText::operator<<(std::string_view text) noexcept {
   const size_t n = std::min(text.size(), static_cast<size_t>(end_ - at_));
-  at_ = std::copy_n(text.data(), n, at_);  // nothing of an empty text, whose address may be null
+  at_ = std::copy_n(text.data(), n, at_);  // reads nothing of an empty text, whose address may be null
   *at_ = '\0';
   if (n < text.size() && end_ - begin_ >= 3) std::memcpy(end_ - 3, "...", 3);
   return *this;
 }
 
-Recording::Recording(Recording&& other) noexcept
-    : count(std::exchange(other.count, 0)),
-      lost(other.lost),
-      began_ns(other.began_ns),
-      ended_ns(other.ended_ns),
-      records_(std::exchange(other.records_, nullptr)),
-      capacity_(other.capacity_) {}
-
-Recording& Recording::operator=(Recording&& other) noexcept {
-  std::swap(count, other.count);
-  std::swap(records_, other.records_);
-  std::swap(capacity_, other.capacity_);
-  lost = other.lost;
-  began_ns = other.began_ns;
-  ended_ns = other.ended_ns;
-  return *this;
-}
-
-Recording::~Recording() {
-  if (records_ != nullptr) munmap(records_, nbytes_of(capacity_));
-}
+void Unmap::operator()(Record* unmapped) const noexcept { munmap(unmapped, nbytes); }
 
 void start(size_t wanted) {
   [[maybe_unused]] static const int handler = pthread_atfork(nullptr, nullptr, forget_in_child);
-  // Memory comes with the first record on each page.
+  // The kernel allocates each page at its first record.
   void* const memory = mmap(nullptr, nbytes_of(wanted), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -164,12 +145,13 @@ Recording stop() noexcept {
   detail::running.store(0, std::memory_order_seq_cst);
   // pairs with: RecordWriter::RecordWriter and RecordWriter::~RecordWriter, "a way to the records"
   while (writers.load(std::memory_order_seq_cst) != 0) sched_yield();
-  Recording recording(std::exchange(records, nullptr), capacity);
-  recording.count = std::min<uint64_t>(next_place.load(std::memory_order_relaxed), capacity);
-  recording.lost = lost.load(std::memory_order_relaxed);
-  recording.began_ns = began_ns;
-  recording.ended_ns = now_ns();
-  return recording;
+  const auto count = std::min<uint64_t>(next_place.load(std::memory_order_relaxed), capacity);
+  return {{std::exchange(records, nullptr), {nbytes_of(capacity)}},
+          capacity,
+          count,
+          lost.load(std::memory_order_relaxed),
+          began_ns,
+          now_ns()};
 }
 
 }  // namespace tenon::impl::trace

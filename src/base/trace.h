@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What goes on in this process, noted for a timeline (src/trace writes it). A span is opened where something
-// begins, gets a time where it comes to its next state, and is closed. Each has one record of fixed size in
-// memory that was mapped when the trace began: to note something allocates nothing, takes no lock and never
-// waits. When the records are used up, what comes later is counted and lost. While no trace runs a place
-// that notes costs one relaxed load, or a look at a span that it does not have.
+// Records of what happens in this process, for a timeline (src/trace writes the file). A span is opened where
+// something begins, gets a time at each change of its state, and is closed. It has one record of fixed size
+// in memory that was mapped when the trace began, so recording allocates nothing, takes no lock and never
+// waits. When all records are used, later spans are only counted. While no trace runs, an instrumented place
+// costs one relaxed load, or one comparison of a span.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 #include "base/access.h"
@@ -21,7 +22,7 @@
 namespace tenon::impl::trace {
 
 enum class SpanKind : uint8_t {
-  kNone,     // nothing has come of it: not to be shown
+  kNone,     // discarded: not shown
   kOp,       // pushed, ready, running, returned, ended
   kLease,    // asked for, granted, -, -, released
   kWait,     // of a thread: begun, -, -, -, ended
@@ -31,20 +32,20 @@ enum class SpanKind : uint8_t {
   kStarved,  // the consumer without a batch: begun, -, -, -, ended
 };
 
-// The times of a record: what each means to a kind stands above. The last one is when it was closed.
+// The times of a record. SpanKind says what each one means. The last one is the end.
 enum Mark : uint8_t { kBegun, kReady, kRunning, kReturned, kEnded, kMarks };
 
 enum class SpanOutcome : uint8_t {
   kOpen,  // the trace ended first
   kDone,
   kFailed,     // note says why
-  kSkipped,    // it was not run: what it reads has failed
-  kCancelled,  // no caller waits for it any more
+  kSkipped,    // not run, because an input has failed
+  kCancelled,  // taken back by the caller
 };
 
 struct Record {
   std::array<int64_t, kMarks> at_ns;  // of now_ns(); 0: not reached
-  uint64_t key;                       // of its opener; closing needs the same key
+  uint64_t key;                       // chosen by the opener; closing needs the same key
   uint64_t index, epoch;              // of a batch; index: also the number of an op
   uint64_t address;                   // of memory
   uint32_t thread;                    // that opened it
@@ -55,27 +56,28 @@ struct Record {
   SpanKind kind;
   SpanOutcome outcome;
   Access access;
-  char name[48];  // src/trace/chrome.cc tells what each text is of
-  char site[64];  // the end of it, if it is longer
+  char name[48];  // src/trace/chrome.cc shows what each text describes
+  char site[64];  // its last part, if it is longer
   char text[112];
   char note[64];
 };
 
-// Of a record; kNone: there is none. Names the trace, too, so that a span of an earlier one is none.
+// Names a record; kNoSpan: none. Contains the number of the trace, so that a span of an earlier trace is not
+// found.
 using Span = uint32_t;
 inline constexpr Span kNoSpan = 0;
 
 namespace detail {
 // Which trace runs; 0: none.
 extern std::atomic<uint32_t> running;
-// Apart from the code that does without: it is to stay small.
+// Out of line, so that the callers stay small.
 [[gnu::cold]] void mark(Span span, uint64_t key, Mark at) noexcept;
 [[gnu::cold]] void close(Span span, uint64_t key, SpanOutcome outcome, std::string_view note) noexcept;
 }  // namespace detail
 
 inline bool is_on() noexcept { return detail::running.load(std::memory_order_relaxed) != 0; }
 
-// A way to the records for a moment: the trace's end waits for those that are open. Threads: any.
+// Access to the records for a moment. The end of the trace waits for all writers. Threads: any.
 class RecordWriter {
  public:
   RecordWriter() noexcept;
@@ -85,14 +87,14 @@ class RecordWriter {
 
   // A new record, begun now in this thread. Null: no trace runs, or it is full. Requires key != 0.
   Record* add(SpanKind kind, uint64_t key, Span* span) noexcept;
-  // Null: the span is not one of the trace that runs.
+  // Null: the span does not belong to the trace that runs.
   Record* find(Span span, uint64_t key) noexcept;
 
  private:
   const uint32_t trace_;  // 0: none runs
 };
 
-// fill(record) says what it is.
+// Opens a span. fill(record) sets the fields of its record.
 template <class Fill>
 Span open(SpanKind kind, uint64_t key, Fill fill) noexcept {
   Span span = kNoSpan;
@@ -111,26 +113,26 @@ void change(Span span, uint64_t key, Change change_record) noexcept {
   if (Record* const record = writer.find(span, key)) change_record(*record);
 }
 
-// kRunning: in this thread.
+// Sets a time of a span. kRunning: also its runner, to this thread.
 inline void mark(Span span, uint64_t key, Mark at) noexcept {
   if (span != kNoSpan) [[unlikely]]
     detail::mark(span, key, at);
 }
 
-// Of a message with a traceback: what was raised.
+// The last line that is not empty: of a message with a traceback, the exception.
 std::string_view last_line_of(std::string_view text) noexcept;
 
-// Nothing happens to a span that is closed already. note: its last line is kept.
+// Does nothing if the span is closed already. note: its last line is kept.
 inline void close(Span span, uint64_t key, SpanOutcome outcome, std::string_view note = {}) noexcept {
   if (span != kNoSpan) [[unlikely]]
     detail::close(span, key, outcome, note);
 }
-// It is not to be shown.
+// Discards a span.
 void drop(Span span, uint64_t key) noexcept;
 
 inline uint64_t key_of(const void* object) noexcept { return reinterpret_cast<uintptr_t>(object); }
 
-// Texts of records: they end with NUL, and what does not fit is cut at the end; with "..." in place of it.
+// Writes a text of a record. It ends with NUL; a text that does not fit is cut and ends with "...".
 class SpanText {
  public:
   template <size_t size>
@@ -158,7 +160,7 @@ class SpanText {
   char* const end_;
 };
 
-// The last part of a path with a line is what tells: "...ain/train.py:12". from: may be null.
+// Copies the end of a text, for a path with a line: "...ain/train.py:12". from: may be null.
 template <size_t size>
 void copy_end(char (&to)[size], const char* from) noexcept {
   const size_t length = from != nullptr ? std::strlen(from) : 0;
@@ -170,35 +172,29 @@ void copy_end(char (&to)[size], const char* from) noexcept {
   std::memcpy(to + 3, from + length - (size - 4), size - 3);  // with the NUL
 }
 
-// What was recorded. Owns the records.
-class Recording {
- public:
-  Recording() noexcept = default;
-  Recording(Record* records, size_t capacity) noexcept : records_(records), capacity_(capacity) {}
-  Recording(Recording&& other) noexcept;
-  Recording& operator=(Recording&& other) noexcept;
-  ~Recording();
+struct Unmap {
+  size_t nbytes;
+  void operator()(Record* records) const noexcept;
+};
 
-  const Record* begin() const noexcept { return records_; }
-  const Record* end() const noexcept { return records_ + count; }
-  size_t capacity() const noexcept { return capacity_; }
+// The records of a trace. Owns them.
+struct Recording {
+  const Record* begin() const noexcept { return records.get(); }
+  const Record* end() const noexcept { return records.get() + count; }
 
-  size_t count = 0;
-  uint64_t lost = 0;
-  int64_t began_ns = 0, ended_ns = 0;
-
- private:
-  Record* records_ = nullptr;
-  size_t capacity_ = 0;
+  std::unique_ptr<Record[], Unmap> records;
+  size_t capacity, count;
+  uint64_t lost;
+  int64_t began_ns, ended_ns;
 };
 
 inline constexpr size_t kMostRecords = (size_t{1} << 22) - 1;
 
-// One trace at a time. Threads: start() and stop() one at a time (src/trace holds a lock). A forked child has
-// none.
-// Fails with std::bad_alloc. Requires: none runs; 1 <= capacity <= kMostRecords.
+// A process has one trace at a time, and a forked child none. Threads: start() and stop() one at a time
+// (src/trace holds a lock).
+// Fails with std::bad_alloc. Requires: no trace runs; 1 <= capacity <= kMostRecords.
 void start(size_t capacity);
-// Requires: one runs.
+// Requires: a trace runs.
 Recording stop() noexcept;
 
 }  // namespace tenon::impl::trace

@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "base/error_testing.h"
 #include "base/futex.h"
 #include "base/repeats_testing.h"
 #include "base/spin_lock.h"
@@ -41,9 +41,13 @@ void wait_until(Condition holds) {
 
 struct FunctionTask final : Task {
   FunctionTask() = default;
-  explicit FunctionTask(std::function<Task*()> f) : body(std::move(f)) {}
-  Task* run() noexcept override { return body(); }
-  std::function<Task*()> body;
+  explicit FunctionTask(std::function<void()> f, Task* then = nullptr) : body(std::move(f)), next(then) {}
+  Task* run() noexcept override {
+    body();
+    return next;
+  }
+  std::function<void()> body;
+  Task* next = nullptr;
 };
 
 // Counts its runs. Not touched after total has moved.
@@ -64,17 +68,6 @@ struct Running {
   Executor* operator->() const { return executor.get(); }
   std::unique_ptr<Executor> executor;
 };
-
-std::string message_of(const std::function<void()>& call, Code code) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
@@ -108,11 +101,11 @@ TEST(ThreadPool, AChainRunsInPlaceAndInOrder) {
   std::vector<FunctionTask> chain(kLength);
   std::vector<pthread_t> ran_on;  // written by the chain only
   for (size_t i = 0; i < kLength; ++i) {
-    chain[i].body = [&, i]() -> Task* {
+    chain[i].body = [&, i] {
       EXPECT_EQ(ran_on.size(), i);
       ran_on.push_back(pthread_self());
-      return i + 1 < kLength ? &chain[i + 1] : nullptr;
     };
+    if (i + 1 < kLength) chain[i].next = &chain[i + 1];
   }
   executor->post(&chain[0]);
   executor->stop();
@@ -130,10 +123,9 @@ TEST(ThreadPool, SoManyTasksRunAtATimeAsThereAreWorkers) {
     std::atomic<int> arrived{0};
     std::vector<FunctionTask> tasks(static_cast<size_t>(workers));
     for (FunctionTask& task : tasks) {
-      task.body = [&]() -> Task* {
+      task.body = [&] {
         ++arrived;
         wait_until([&] { return arrived == workers; });
-        return nullptr;
       };
       executor->post(&task);
     }
@@ -150,19 +142,15 @@ TEST(ThreadPool, ALongTaskDoesNotKeepTheOthersOfItsBatchWaiting) {
     const std::unique_ptr<Executor> executor = make_executor("pool", 2);
     std::atomic<int> held{0};
     std::atomic<bool> is_open{false};
-    const auto hold = [&]() -> Task* {
+    const auto hold = [&] {
       ++held;
       wait_until([&] { return is_open.load(); });
-      return nullptr;
     };
     FunctionTask gates[2] = {FunctionTask(hold), FunctionTask(hold)};
     for (FunctionTask& gate : gates) executor->post(&gate);
     wait_until([&] { return held == 2; });
     std::atomic<int> total{0};
-    FunctionTask long_task([&]() -> Task* {
-      wait_until([&] { return total == kOthers; });
-      return nullptr;
-    });
+    FunctionTask long_task([&] { wait_until([&] { return total == kOthers; }); });
     std::vector<CountingTask> others(kOthers);
     executor->post(&long_task);
     for (CountingTask& task : others) {
@@ -183,12 +171,11 @@ TEST(ThreadPool, TasksMayPostAndStopWaitsForWhatTheyPost) {
     std::vector<FunctionTask> tasks(kCount);
     std::vector<int> runs(kCount, 0);
     for (size_t i = 0; i < kCount; ++i) {
-      tasks[i].body = [&, i]() -> Task* {
+      tasks[i].body = [&, i] {
         ++runs[i];
         for (size_t child = 2 * i + 1; child <= 2 * i + 2 && child < kCount; ++child) {
           executor->post(&tasks[child]);
         }
-        return nullptr;
       };
     }
     executor->post(&tasks[0]);
@@ -221,20 +208,6 @@ TEST(ThreadPool, NoPostIsLostWhileWorkersFallAsleep) {
   }
 }
 
-TEST(ThreadPool, StopRunsWhatHasBeenPosted) {
-  for (int round = 0; round < 200; ++round) {
-    const std::unique_ptr<Executor> executor = make_executor("pool", 1 + round % 3);
-    std::atomic<int> total{0};
-    std::vector<CountingTask> tasks(static_cast<size_t>(round));
-    for (CountingTask& task : tasks) {
-      task.total = &total;
-      executor->post(&task);
-    }
-    executor->stop();
-    EXPECT_EQ(total, round);
-  }
-}
-
 // Oracle: two tasks that wait for each other need both workers. One worker has just had a short task and may
 // take both at once, while the other sleeps: it must be woken for the second.
 TEST(ThreadPool, TasksPostedTogetherRunTogether) {
@@ -247,10 +220,9 @@ TEST(ThreadPool, TasksPostedTogetherRunTogether) {
   FunctionTask pair[2];
   const std::unique_ptr<Executor> executor = make_executor("pool", 2);
   for (FunctionTask& task : pair) {
-    task.body = [&met]() -> Task* {
+    task.body = [&met] {
       const int both = (met.fetch_add(1) / 2 + 1) * 2;
       wait_until([&] { return met.load() >= both; });
-      return nullptr;
     };
   }
   std::thread other([&] {
@@ -287,14 +259,13 @@ TEST(ThreadPool, WorkersHaveNamesAndBlockSignalsButThoseOfFaults) {
   sigset_t masks[2];
   FunctionTask tasks[2];
   for (int i = 0; i < 2; ++i) {
-    tasks[i].body = [&, i]() -> Task* {
+    tasks[i].body = [&, i] {
       char name[16] = "";
       pthread_getname_np(pthread_self(), name, sizeof name);
       names[i] = name;
       pthread_sigmask(SIG_SETMASK, nullptr, &masks[i]);
       ++arrived;
       wait_until([&] { return arrived == 2; });
-      return nullptr;
     };
     pool->post(&tasks[i]);
   }
@@ -315,20 +286,16 @@ TEST(ThreadPool, OthersCanRunItsTasks) {
   EXPECT_FALSE(pool->try_run_one());
   std::atomic<bool> is_held{false};
   std::atomic<bool> is_open{false};
-  FunctionTask gate([&]() -> Task* {
+  FunctionTask gate([&] {
     is_held = true;
     wait_until([&] { return is_open.load(); });
-    return nullptr;
   });
   pool->post(&gate);
   wait_until([&] { return is_held.load(); });
   std::vector<int> order;
   std::vector<FunctionTask> tasks(5);
   for (int i = 0; i < 5; ++i) {
-    tasks[static_cast<size_t>(i)].body = [&order, i]() -> Task* {
-      order.push_back(i);
-      return nullptr;
-    };
+    tasks[static_cast<size_t>(i)].body = [&order, i] { order.push_back(i); };
     pool->post(&tasks[static_cast<size_t>(i)]);
   }
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(pool->try_run_one());
@@ -346,10 +313,7 @@ TEST(ThreadPool, WhatAHelperTakesAndDoesNotRunStaysInSight) {
     const std::unique_ptr<Executor> pool = make_executor("pool", 2);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::atomic<int> total{0};
-    FunctionTask first([&]() -> Task* {
-      wait_until([&] { return total == kOthers; });
-      return nullptr;
-    });
+    FunctionTask first([&] { wait_until([&] { return total == kOthers; }); });
     std::vector<CountingTask> others(kOthers);
     std::thread helper([&] {
       while (total < kOthers) pool->try_run_one();
@@ -395,7 +359,7 @@ TEST(InlineExecutor, PostRunsTheChainInTheCallingThread) {
   std::atomic<int> total{0};
   CountingTask second;
   second.total = &total;
-  FunctionTask first([&]() -> Task* { return &second; });
+  FunctionTask first([] {}, &second);
   in->post(&first);
   EXPECT_EQ(second.runs, 1);
   EXPECT_FALSE(in->try_run_one());
@@ -405,18 +369,16 @@ TEST(InlineExecutor, APostFromATaskRunsAfterItsChainInOrder) {
   const Running in("inline");
   std::vector<int> order;
   const auto note = [&order](int number) {
-    return FunctionTask([&order, number]() -> Task* {
-      order.push_back(number);
-      return nullptr;
-    });
+    return FunctionTask([&order, number] { order.push_back(number); });
   };
   FunctionTask end_of_chain = note(1);
   FunctionTask late[2] = {note(2), note(3)};
-  FunctionTask first([&]() -> Task* {
-    for (FunctionTask& task : late) in->post(&task);
-    order.push_back(0);
-    return &end_of_chain;
-  });
+  FunctionTask first(
+      [&] {
+        for (FunctionTask& task : late) in->post(&task);
+        order.push_back(0);
+      },
+      &end_of_chain);
   in->post(&first);
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3}));
 }
@@ -426,13 +388,12 @@ TEST(InlineExecutor, ATaskCanRunWhatWaitsOnItsThread) {
   std::atomic<int> total{0};
   CountingTask waiting;
   waiting.total = &total;
-  FunctionTask first([&]() -> Task* {
+  FunctionTask first([&] {
     in->post(&waiting);
     EXPECT_EQ(total, 0);
     EXPECT_TRUE(in->try_run_one());
     EXPECT_EQ(total, 1);
     EXPECT_FALSE(in->try_run_one());
-    return nullptr;
   });
   in->post(&first);
   EXPECT_EQ(waiting.runs, 1);
@@ -443,9 +404,8 @@ TEST(InlineExecutor, PostingFromTaskToTaskTakesNoStack) {
   const Running in("inline");
   int left = 1'000'000;
   FunctionTask task;
-  task.body = [&]() -> Task* {
+  task.body = [&] {
     if (--left > 0) in->post(&task);
-    return nullptr;
   };
   in->post(&task);
   EXPECT_EQ(left, 0);
@@ -457,10 +417,9 @@ std::vector<int> seeded_order(const std::string& name) {
   std::vector<int> order;
   std::vector<FunctionTask> tasks(100);
   for (size_t i = 0; i < 100; ++i) {
-    tasks[i].body = [&, i]() -> Task* {
+    tasks[i].body = [&, i] {
       order.push_back(static_cast<int>(i));
       if (i < 50) executor->post(&tasks[i + 50]);
-      return nullptr;
     };
   }
   for (size_t i = 0; i < 50; ++i) executor->post(&tasks[i]);
@@ -500,12 +459,11 @@ TEST(SeededExecutor, OneThreadRunsAtATimeAndNoneIsSentAwayFromATask) {
   std::atomic<int> overlaps{0};
   std::vector<FunctionTask> tasks(kTasks);
   for (FunctionTask& task : tasks) {
-    task.body = [&]() -> Task* {
+    task.body = [&] {
       if (is_running.exchange(true)) ++overlaps;
       sched_yield();
       is_running = false;
       ++total;
-      return nullptr;
     };
   }
   std::vector<std::thread> threads;
@@ -525,11 +483,10 @@ TEST(SeededExecutor, ATaskCanRunAnother) {
   std::atomic<int> total{0};
   CountingTask other;
   other.total = &total;
-  FunctionTask first([&]() -> Task* {
+  FunctionTask first([&] {
     seeded->post(&other);
     EXPECT_TRUE(seeded->try_run_one());
     EXPECT_EQ(total, 1);
-    return nullptr;
   });
   seeded->post(&first);
   EXPECT_TRUE(seeded->try_run_one());
@@ -538,16 +495,19 @@ TEST(SeededExecutor, ATaskCanRunAnother) {
 
 TEST(MakeExecutor, OtherNamesAndNumbersAreErrors) {
   for (const char* name : {"", "Pool", "pool ", "seeded", "tbb", "threads"}) {
-    const std::string message = message_of([&] { make_executor(name, 1); }, Code::kValue);
+    std::string message;
+    EXPECT_EQ(code_of([&] { make_executor(name, 1); }, &message), Code::kValue);
     EXPECT_TRUE(contains(message, concat("no executor '", name, "'"))) << message;
     for (const char* known : {"'pool'", "'inline'", "'seeded:N'"}) EXPECT_TRUE(contains(message, known));
   }
   for (const char* seed : {"", "x", "-1", "1x", " 1", "0x1", "18446744073709551616"}) {
-    const std::string message = message_of([&] { make_executor(concat("seeded:", seed), 1); }, Code::kValue);
+    std::string message;
+    EXPECT_EQ(code_of([&] { make_executor(concat("seeded:", seed), 1); }, &message), Code::kValue);
     EXPECT_TRUE(contains(message, concat("'", seed, "' is no seed"))) << message;
   }
   for (int workers : {-1, ThreadPool::kMostWorkers + 1}) {
-    const std::string message = message_of([&] { make_executor("pool", workers); }, Code::kValue);
+    std::string message;
+    EXPECT_EQ(code_of([&] { make_executor("pool", workers); }, &message), Code::kValue);
     EXPECT_TRUE(contains(message, concat("workers is ", workers))) << message;
   }
 }
@@ -573,14 +533,10 @@ TEST(FutexWord, AnotherValueEndsTheWaitAtOnce) {
   const Futex word{1};
   EXPECT_EQ(futex_wait(word, 0), FutexWait::kWoken);
   EXPECT_EQ(futex_wait_for(word, 0, 0), FutexWait::kWoken);
-  EXPECT_EQ(futex_wait_until(word, 0, 0), FutexWait::kWoken);
 }
 
-TEST(FutexWord, TimeoutsAreRelativeOrOfTheSteadyClock) {
+TEST(FutexWord, ATimeoutEndsTheWait) {
   const Futex word{0};
-  const auto in_20_ms = steady_clock::now() + std::chrono::milliseconds(20);
-  EXPECT_EQ(futex_wait_until(word, 0, in_20_ms.time_since_epoch().count()), FutexWait::kTimedOut);
-  EXPECT_GE(steady_clock::now(), in_20_ms);
   const auto start = steady_clock::now();
   EXPECT_EQ(futex_wait_for(word, 0, 20'000'000), FutexWait::kTimedOut);
   EXPECT_GE(steady_clock::now() - start, std::chrono::milliseconds(20));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -17,19 +18,19 @@
 namespace tenon::impl::trace {
 namespace {
 
-// Of the file's "processes".
+// Numbers of the "processes" of the file.
 constexpr uint64_t kThreads = 1;
 constexpr uint64_t kLeases = 2;
 constexpr uint64_t kFirstFeed = 10;
-// Of the lanes of a feed.
+// Numbers of the lanes of a feed.
 constexpr uint64_t kConsumer = 1;
 constexpr uint64_t kFirstWorker = 2;
 constexpr uint64_t kFirstSlot = 1'000'000;
 
-struct Lane {
+struct TimelineLane {
   uint64_t process;
   uint64_t thread;
-  friend auto operator<=>(const Lane&, const Lane&) = default;
+  friend auto operator<=>(const TimelineLane&, const TimelineLane&) = default;
 };
 
 Json::Number microseconds(int64_t ns) {
@@ -41,13 +42,9 @@ Json::Number microseconds(int64_t ns) {
 
 // Empty: the thread has ended.
 std::string name_of_thread(uint64_t thread) {
-  char text[32] = "";
-  std::FILE* const file = std::fopen(concat("/proc/self/task/", thread, "/comm").c_str(), "re");
-  if (file == nullptr) return {};
-  if (std::fgets(text, sizeof text, file) == nullptr) text[0] = '\0';
-  std::fclose(file);
-  std::string name(text);
-  while (!name.empty() && name.back() == '\n') name.pop_back();
+  std::ifstream file(concat("/proc/self/task/", thread, "/comm"));
+  std::string name;
+  std::getline(file, name);
   return name;
 }
 
@@ -76,7 +73,7 @@ class Writer {
     about.value([&] {
       about.member("program", "tenon")
           .member("pid", getpid())
-          .member("capacity", recording_.capacity())
+          .member("capacity", recording_.capacity)
           .member("lost", recording_.lost)
           .member("kept", "the first events, up to capacity")
           .member("seconds", microseconds((recording_.ended_ns - recording_.began_ns) / 1'000'000))
@@ -104,10 +101,10 @@ class Writer {
   }
 
   int64_t from_begin(int64_t at_ns) const { return std::max<int64_t>(at_ns - recording_.began_ns, 0); }
-  // Of a time of a record; when it was not come to, the end of the trace.
+  // A time of a record; the end of the trace if the record has not reached it.
   int64_t or_end(int64_t at_ns) const { return at_ns != 0 ? at_ns : recording_.ended_ns; }
 
-  void common(Json& json, const char* phase, std::string_view name, const char* category, Lane lane,
+  void common(Json& json, const char* phase, std::string_view name, const char* category, TimelineLane lane,
               int64_t at_ns) {
     json.member("ph", phase)
         .member("name", name)
@@ -118,9 +115,9 @@ class Writer {
     lanes_.insert(lane);
   }
 
-  // What lasts from one time to another in a lane. arguments(json) writes members.
+  // An event in a lane from one time to another. arguments(json) writes members.
   template <class Arguments>
-  void slice(std::string_view name, const char* category, Lane lane, int64_t from_ns, int64_t to_ns,
+  void slice(std::string_view name, const char* category, TimelineLane lane, int64_t from_ns, int64_t to_ns,
              SpanOutcome outcome, Arguments arguments) {
     event([&](Json& json) {
       common(json, "X", name, category, lane, from_ns);
@@ -131,9 +128,9 @@ class Writer {
     });
   }
 
-  // The same where it belongs to no lane: id joins its two ends.
+  // The same for an event that is not part of a lane: id connects its two ends.
   template <class Arguments>
-  void loose(std::string_view name, const char* category, Lane lane, uint64_t id, int64_t from_ns,
+  void loose(std::string_view name, const char* category, TimelineLane lane, uint64_t id, int64_t from_ns,
              int64_t to_ns, Arguments arguments) {
     event([&](Json& json) {
       common(json, "b", name, category, lane, from_ns);
@@ -172,7 +169,7 @@ class Writer {
   }
 
   void write_op(const Record& record) {
-    const Lane pusher{kThreads, record.thread};
+    const TimelineLane pusher{kThreads, record.thread};
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const int64_t running = record.at_ns[kRunning];
     const int64_t returned = record.at_ns[kReturned];
@@ -182,7 +179,7 @@ class Writer {
             if (!has_slice) about_op(json, record);
           });
     if (!has_slice) return;
-    const Lane lane{kThreads, record.runner};
+    const TimelineLane lane{kThreads, record.runner};
     slice(record.name, "op", lane, running != 0 ? running : ended, returned != 0 ? returned : ended,
           record.outcome, [&](Json& json) { about_op(json, record); });
     if (returned == 0) return;
@@ -191,7 +188,7 @@ class Writer {
   }
 
   void write_lease(const Record& record) {
-    const Lane lane{kLeases, lease_lanes_.at(&record)};
+    const TimelineLane lane{kLeases, lease_lanes_.at(&record)};
     const int64_t granted = record.at_ns[kReady];
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const auto arguments = [&](Json& json) {
@@ -207,7 +204,7 @@ class Writer {
   }
 
   void write_fill(const Record& record) {
-    const Lane lane{kFirstFeed + record.group, kFirstWorker + static_cast<uint64_t>(record.worker)};
+    const TimelineLane lane{kFirstFeed + record.group, kFirstWorker + static_cast<uint64_t>(record.worker)};
     feeds_[record.group] = record.name;
     const bool is_fill = record.kind == SpanKind::kFill;
     slice(is_fill ? concat("batch ", record.index) : "no free slot", is_fill ? "fill" : "blocked", lane,
@@ -223,7 +220,7 @@ class Writer {
   }
 
   void write_slot(const Record& record) {
-    const Lane lane{kFirstFeed + record.group, kFirstSlot + static_cast<uint64_t>(record.slot)};
+    const TimelineLane lane{kFirstFeed + record.group, kFirstSlot + static_cast<uint64_t>(record.slot)};
     const int64_t ended = or_end(record.at_ns[kEnded]);
     const int64_t filled = record.at_ns[kReady], delivered = record.at_ns[kRunning];
     const auto part = [&](const char* name, int64_t from, int64_t to) {
@@ -259,7 +256,7 @@ class Writer {
     }
   }
 
-  // Each array has as many lanes as leases of it overlap.
+  // Each array gets as many lanes as it has leases that overlap.
   void place_leases() {
     std::vector<const Record*> leases;
     for (const Record& record : recording_) {
@@ -272,7 +269,7 @@ class Writer {
       std::vector<std::pair<const Record*, size_t>> places;
     };
     std::map<std::pair<uint64_t, std::string>, size_t> known;
-    std::vector<Group> groups;  // in the order in which they came
+    std::vector<Group> groups;  // in the order of their first leases
     for (const Record* lease : leases) {
       const auto [at, is_new] = known.try_emplace({lease->address, lease->text}, groups.size());
       if (is_new) groups.emplace_back();
@@ -293,9 +290,9 @@ class Writer {
     }
   }
 
-  // What viewers show for a lane in place of its numbers: member is "name" or "sort_index".
+  // The name or the position of a lane in viewers: member is "name" or "sort_index".
   template <class T>
-  void label(const char* what, Lane lane, const char* member, const T& value) {
+  void label(const char* what, TimelineLane lane, const char* member, const T& value) {
     event([&](Json& json) {
       json.member("ph", "M")
           .member("name", what)
@@ -305,7 +302,7 @@ class Writer {
     });
   }
 
-  std::string name_of(Lane lane) {
+  std::string name_of(TimelineLane lane) {
     if (lane.process == kLeases) return lease_names_[lane.thread];
     if (lane.process >= kFirstFeed) {
       if (lane.thread == kConsumer) return "consumer";
@@ -327,7 +324,7 @@ class Writer {
 
   void write_names() {
     uint64_t before = 0;
-    for (const Lane lane : lanes_) {
+    for (const TimelineLane lane : lanes_) {
       if (lane.process != before) {
         before = lane.process;
         label("process_name", {lane.process, 0}, "name", name_of_process(lane.process));
@@ -345,7 +342,7 @@ class Writer {
   std::string text_;
   bool is_first_ = true;
   bool has_failed_ = false;
-  std::set<Lane> lanes_;
+  std::set<TimelineLane> lanes_;
   std::map<uint32_t, std::string> feeds_;
   std::map<const Record*, uint64_t> lease_lanes_;
   std::map<uint64_t, std::string> lease_names_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A recording as a JSON file in Chrome's trace event format, which Perfetto and chrome://tracing open:
-// "Trace Event Format", the form with an object. Times are microseconds from the trace's begin.
+// Writes a recording as a JSON object in Chrome's "Trace Event Format", which Perfetto and chrome://tracing
+// open. Times are microseconds since the begin of the trace.
 //
-// The format's "processes" are here the threads of this process, its leases and each feed; its "threads" are
+// The "processes" of the format are the threads of this process, its leases, and each feed; its "threads" are
 // lanes in them. Spans that overlap but do not nest get different lanes, because viewers would nest them.
 #pragma once
 

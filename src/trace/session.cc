@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/os.h"
 #include "base/trace.h"
 #include "trace/chrome.h"
 
@@ -25,10 +26,10 @@ struct Session {
   std::mutex lock;
   // Guarded by lock.
   std::string path;
-  int fd = -1;  // < 0: no trace runs
+  os::File file;  // empty: no trace runs
 };
 
-// Never destroyed, and made without an allocation, which could fail here.
+// Never destroyed, and created without an allocation, which could fail here.
 Session& session() noexcept {
   alignas(Session) static std::byte room[sizeof(Session)];
   static auto* const one = new (room) Session;
@@ -37,8 +38,7 @@ Session& session() noexcept {
 
 void forget_in_child() noexcept {
   Session& child = session();
-  if (child.fd >= 0) ::close(child.fd);
-  child.fd = -1;
+  (void)os::File(std::move(child.file));
   new (&child.lock) std::mutex;
 }
 
@@ -47,34 +47,16 @@ void handle_forks() {
       pthread_atfork([] { session().lock.lock(); }, [] { session().lock.unlock(); }, forget_in_child);
 }
 
-class TraceFile {
- public:
-  explicit TraceFile(int fd) noexcept : fd_(fd) {}
-  TraceFile(const TraceFile&) = delete;
-  TraceFile& operator=(const TraceFile&) = delete;
-  ~TraceFile() {
-    if (fd_ >= 0) ::close(fd_);
+// 0, or errno.
+int write_all(const os::File& file, std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ssize_t n = ::write(file.fd(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(n));
   }
-  // 0, or errno.
-  int write(std::string_view text) noexcept {
-    while (!text.empty()) {
-      const ssize_t n = ::write(fd_, text.data(), text.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return errno;
-      text.remove_prefix(static_cast<size_t>(n));
-    }
-    return 0;
-  }
-  int close() noexcept {
-    const int failed = ::close(fd_);
-    fd_ = -1;
-    return failed != 0 && errno != EINTR ? errno : 0;
-  }
-  int release() noexcept { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
+  return 0;
+}
 
 [[noreturn]] void fail(const std::string& path, int reason) {
   throw_error(reason == ENOENT || reason == ENOTDIR ? Code::kNotFound : Code::kSystem,
@@ -90,27 +72,25 @@ void begin(const char* path, uint64_t capacity) {
   handle_forks();
   Session& now = session();
   const std::scoped_lock lock(now.lock);
-  if (now.fd >= 0) {
+  if (now.file) {
     throw_error(Code::kValue, "a trace into '", now.path, "' runs already: a process has one at a time");
   }
   now.path = path;
-  const int fd = ::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) fail(now.path, errno);
-  TraceFile file(fd);
+  os::File file(::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file) fail(now.path, errno);
   start(static_cast<size_t>(capacity));
-  now.fd = file.release();
+  now.file = std::move(file);
 }
 
 Counts end() {
   Session& now = session();
   const std::scoped_lock lock(now.lock);
-  if (now.fd < 0) throw_error(Code::kValue, "no trace runs");
-  TraceFile file(std::exchange(now.fd, -1));
+  if (!now.file) throw_error(Code::kValue, "no trace runs");
+  os::File file(std::move(now.file));
   const Recording recording = stop();
   int reason = 0;
-  write_chrome(recording, [&](std::string_view text) { return (reason = file.write(text)) == 0; });
-  const int at_close = file.close();
-  if (reason == 0) reason = at_close;
+  write_chrome(recording, [&](std::string_view text) { return (reason = write_all(file, text)) == 0; });
+  if (::close(file.release()) != 0 && errno != EINTR && reason == 0) reason = errno;
   if (reason != 0) fail(now.path, reason);
   Counts counts;
   for (const Record& record : recording) counts.events += record.kind != SpanKind::kNone ? 1 : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The trace of the process, from opening the file to writing it.
+// The trace of the process: opens the file, starts and stops the recording, and writes the file.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct Counts {
   uint64_t lost = 0;
 };
 
-// Threads: any. A fork waits for the end of either.
+// Threads: any. A fork waits until neither of the two runs.
 // Fails as tenon_trace_begin.
 void begin(const char* path, uint64_t capacity);
 // Fails as tenon_trace_end. No trace runs afterwards.

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "base/error_testing.h"
 #include "base/trace.h"
 #include "trace/chrome.h"
 #include "trace/session.h"
@@ -74,15 +74,6 @@ class TempFile {
  private:
   std::string path_;
 };
-
-Code code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  return Code::kInternal;
-}
 
 TEST(Trace, NothingIsNotedWhileNoneRuns) {
   EXPECT_FALSE(is_on());
