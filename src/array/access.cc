@@ -20,53 +20,49 @@ std::string name_of(const Array* array) {
 
 Error error_of(const Conflict& conflict, const char* doing, const Array* array) {
   const std::string what = concat("cannot ", doing, " ", name_of(array));
-  // After a wait, and where the caller can do something about it: to look for views takes its time.
+  // Only after a wait and if the caller can act on it, because finding the references to views takes long.
   const bool is_behind_view =
       conflict.holder.kind == HolderKind::kView &&
       (conflict.reason == Conflict::Reason::kTimeout || conflict.reason == Conflict::Reason::kDeadlock);
   const std::string holder = is_behind_view ? found_text_of(conflict.holder) : text_of(conflict.holder);
+  const auto lease_conflict = [&what](const auto&... why) {
+    return make_error(Code::kLeaseConflict, what, why...);
+  };
   switch (conflict.reason) {
-    case Conflict::Reason::kHostView:
-      return make_error(Code::kLeaseConflict, what, ": ordinary code holds ", holder);
+    case Conflict::Reason::kHostView: return lease_conflict(": ordinary code holds ", holder);
     case Conflict::Reason::kOwnLease:
-      return make_error(Code::kLeaseConflict, what, ": this code holds ", holder,
-                        ", which allows reading only",
-                        conflict.holder.kind == HolderKind::kOp ? ": name it in writes= of the push" : "");
+      return lease_conflict(
+          ": this code holds ", holder, ", which allows reading only",
+          conflict.holder.kind == HolderKind::kOp ? ": name it in writes= of the push" : "");
     case Conflict::Reason::kUndeclared:
-      return make_error(Code::kLeaseConflict, what,
-                        " in the body of an op that has not declared it: name it in reads= of the push, or "
-                        "in writes= if the op writes to it");
+      return lease_conflict(
+          " in the body of an op that has not declared it: name it in reads= of the push, or in writes= if "
+          "the op writes to it");
     case Conflict::Reason::kMoved: {
       const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
       return make_error(Code::kMoved, what, ": its memory was moved out",
                         at != nullptr && *at != '\0' ? concat(" at ", at) : "",
                         "; use what it was moved to, or import that again");
     }
-    case Conflict::Reason::kHeld:
-      return make_error(Code::kLeaseConflict, what, ": there is ", holder, "; end or drop that first");
+    case Conflict::Reason::kHeld: return lease_conflict(": there is ", holder, "; end or drop that first");
     case Conflict::Reason::kShared:
       if (array != nullptr && array->storage().memory().gate != nullptr) {
-        return make_error(Code::kLeaseConflict, what, ": it is shared with other processes");
+        return lease_conflict(": it is shared with other processes");
       }
-      return make_error(
-          Code::kLeaseConflict, what,
-          ": another array was imported over the same bytes, or uses them unchecked; drop that one "
-          "first");
-    case Conflict::Reason::kInBody:
-      return make_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
+      return lease_conflict(
+          ": another array was imported over the same bytes, or uses them unchecked; drop that one first");
+    case Conflict::Reason::kInBody: return lease_conflict(": the body of an op may not wait");
     case Conflict::Reason::kWaitsForHost:
-      return make_error(Code::kLeaseConflict, what, ": it would wait for ", holder,
-                        ", which itself waits for the views of ordinary code to be dropped");
+      return lease_conflict(": it would wait for ", holder,
+                            ", which itself waits for the views of ordinary code to be dropped");
     case Conflict::Reason::kTimeout:
       return make_error(Code::kTimeout, what, " in the time given", timeout_text(conflict.timeout_ns), ": ",
                         holder);
     case Conflict::Reason::kDeadlock:
-      if (conflict.holder.kind == HolderKind::kProcess) {
-        return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
-                          ", which in turn waits for what the waiting code itself holds: end that first");
-      }
-      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
-                        ", which the waiting code itself holds: end that first");
+      return make_error(
+          Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
+          conflict.holder.kind == HolderKind::kProcess ? ", which in turn waits for what" : ", which",
+          " the waiting code itself holds: end that first");
     case Conflict::Reason::kInterrupted:
       return make_error(Code::kInterrupted, what, ": the wait was interrupted");
     case Conflict::Reason::kNoPossession:
@@ -81,14 +77,15 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
                           "(on_owner_died=), or call clear_error() if it is good as it is"),
                    static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
-      return make_error(
-          Code::kLeaseConflict, what,
-          ": this process holds or awaits as many leases of shared memory as there is room for, or "
-          "was forked while there was no room for another process; end some first");
+      return lease_conflict(
+          ": this process holds or awaits as many leases of shared memory as there is room for, or was "
+          "forked "
+          "while there was no room for another process; end some first");
     case Conflict::Reason::kInherited:
-      return make_error(Code::kLeaseConflict, what, ": this forked process still has ", holder,
-                        ", from before the fork, and no right of its own to that memory: drop it here, and "
-                        "leave the block that has it, or fork outside of that block");
+      return lease_conflict(
+          ": this forked process still has ", holder,
+          ", from before the fork, and no right of its own to that memory: drop it here, and leave the block "
+          "that has it, or fork outside of that block");
   }
   return make_error(Code::kInternal, what);
 }
@@ -113,11 +110,11 @@ void HostView::open(const Array& array, Access access, const char* site, bool ma
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
   view_.home = &storage.home();
-  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which is in no request's way
+  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which conflicts with no request
   view_.access = access;
   view_.site = site;
   Conflict conflict;
-  Ref<Array> keep;  // the caller's reference may go while it waits
+  Ref<Array> keep;  // the reference of the caller may be released while it waits
   switch (try_open_view(view_, may_weaken, &conflict)) {
     case Appended::kGranted: break;
     case Appended::kRefused: throw_conflict(conflict, infinitive(access), array);
@@ -136,7 +133,7 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
 }
 
 void HostView::close() noexcept {
-  // Of several threads that close it, one gets the storage.
+  // If several threads close it, one of them gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return;
   impl::close_view(view_);
@@ -145,7 +142,7 @@ void HostView::close() noexcept {
 
 namespace {
 
-// The parts of a request are not in the order of the uses.
+// True if the part is that of this use. The parts of a request are not in the order of the uses.
 bool is_of(const RequestPart& part, const HostCall::Use& use) {
   const Extent extent = use.array.extent();
   return part.home == &use.array.storage().home() && part.access == use.access &&

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How synchronous code gets at elements: by a view as long as a pointer is held, by a call as long as
-// it runs. Both are known to the queue of the memory, wait for work that was pushed before, and act under a
-// lease of the caller's own if there is one.
+// How synchronous code accesses elements: with a view as long as it keeps a pointer, or with a call as long
+// as the call runs. Both are in the queue of the memory, wait for work that was pushed before, and act under
+// a lease of the caller if there is one.
 #pragma once
 
 #include <array>
@@ -17,17 +17,17 @@
 
 namespace tenon::impl {
 
-// The error that a conflict means for a caller that wanted to do something to array (may be null).
+// The error for a conflict. doing: what the caller wanted to do with array (may be null).
 Error error_of(const Conflict& conflict, const char* doing, const Array* array);
 [[noreturn]] inline void throw_conflict(const Conflict& conflict, const char* doing, const Array* array) {
   throw error_of(conflict, doing, array);
 }
 
-// Fails with kOp when the bytes hold no value, because the op that was to write them has failed.
+// Fails with kOp if the bytes hold no value, because the op that should write them has failed.
 void check_value(const Array& array);
 
-// A view of the process' ordinary code. Never moves while it is open; keeps the storage alive.
-// Threads: close() from any, as often as wanted.
+// A view of the ordinary code of the process. Never moves while it is open; keeps the storage alive.
+// Threads: close() from any, any number of times.
 class HostView {
  public:
   HostView() = default;
@@ -38,8 +38,8 @@ class HostView {
   HostView& operator=(const HostView&) = delete;
   ~HostView() { close(); }
 
-  // Waits for work that conflicts. site: where the view is taken; lives as long as the view. may_weaken:
-  // inside of the caller's lease for reading it becomes a view for reading. Fails with kLeaseConflict,
+  // Waits for work that conflicts. site: the line that takes the view; lives as long as the view. may_weaken:
+  // under a lease of the caller for reading, it becomes a view for reading. Fails with kLeaseConflict,
   // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
   void close() noexcept;
@@ -56,8 +56,8 @@ class HostView {
   View view_;
 };
 
-// A call that uses some arrays while it lives: it has all of them at once. What its thread does to them
-// meanwhile, views included, acts under it.
+// A call that uses some arrays while it lives. It gets all of them at once. Accesses of its thread to them,
+// including views, act under the call.
 class HostCall {
  public:
   struct Use {

@@ -9,7 +9,7 @@
 namespace tenon::impl {
 namespace {
 
-// A stretch of bytes; nbytes is what the elements touch.
+// The range of bytes that elements touch.
 struct Bytes {
   std::byte* begin;
   size_t nbytes;
@@ -20,7 +20,7 @@ uint32_t itemsize_of(DType dtype, uint32_t flags) {
   return is_packed ? 0 : dtype.padded_itemsize();
 }
 
-// What the allocator and the overflow check count: the bits of an element in memory.
+// The bits of an element in memory, for allocations and overflow checks.
 uint32_t bits_in_memory(DType dtype, uint32_t flags) {
   const uint32_t itemsize = itemsize_of(dtype, flags);
   return itemsize == 0 ? dtype.element_bits() : itemsize * 8;
@@ -38,8 +38,8 @@ void check_device(tenon_device device) {
   }
 }
 
-// span bytes that begin low bytes from element 0. Fails where they would leave the address space: such a
-// stretch could not be compared with others. Nothing lies at address 0.
+// The range of span bytes that begins low bytes from element 0. Fails if it would leave the address space,
+// because it could not be compared with other ranges. No memory is at address 0.
 Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
   const auto data = reinterpret_cast<uintptr_t>(layout.data);
   uintptr_t begin = 0;
@@ -84,7 +84,7 @@ void check_data(const Layout& layout) {
   }
 }
 
-// The layout described, checked; strides of C order go to buffer when none are given.
+// The checked layout of an adoption. If it has no strides, buffer gets those of C order.
 Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffer) {
   Layout layout;
   layout.data = static_cast<std::byte*>(adoption.data);
@@ -98,8 +98,7 @@ Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffe
   if (adoption.strides != nullptr) {
     layout.strides = {adoption.strides, layout.shape.size()};
   } else {
-    buffer.count = adoption.ndim;
-    fill_c_strides(layout.shape, buffer.values.data());
+    buffer = c_strides(layout.shape);
     layout.strides = buffer.dims();
   }
   if (*size > 0) check_data(layout);
@@ -179,9 +178,7 @@ Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags) {
 }
 
 Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags) {
-  DimBuffer strides;
-  strides.count = static_cast<int32_t>(shape.size());
-  fill_c_strides(shape, strides.values.data());
+  const DimBuffer strides = c_strides(shape);
   Layout layout;
   layout.data = storage->data();
   layout.dtype = dtype;
@@ -215,7 +212,7 @@ Ref<Array> Array::adopt(const tenon_adoption& adoption) {
                 address_text(bytes.begin), ", outside of the ", memory.extent_nbytes, " bytes at ",
                 address_text(memory.extent));
   }
-  // The object first: once the storage has the deleter, nothing may fail.
+  // Allocates the object first: after the storage has the deleter, nothing may fail.
   void* const block = ::operator new(sizeof(Array) + 2 * layout.shape.size() * sizeof(int64_t));
   try {
     return Ref<Array>::adopt(new (block) Array(Storage::adopt(memory), layout));

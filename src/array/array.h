@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An array: a typed, strided window on a storage. Every operation that gives another window shares the
-// storage; elements are touched only by copy_to, fill and copy.
+// An array: a typed, strided window on a storage. Operations that return another window share the storage;
+// only copy_to, fill and copy access elements.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace tenon::impl {
 
-// What an array over a storage looks like. Strides count elements.
+// The layout of an array on a storage. Strides count elements.
 struct Layout {
   std::byte* data = nullptr;
   DType dtype;
@@ -30,9 +30,10 @@ struct Layout {
 // Bytes of an array in C order. flags: TENON_SUBBYTE_PADDED. Fails with kValue (negative, too large).
 size_t nbytes_of(DType dtype, Dims shape, uint32_t flags);
 
-// Counted, immutable after creation; shape and strides lie behind it in the same allocation.
-// Threads: every function may be called from any thread; the elements themselves are the callers' affair.
-// Invariants: all elements lie inside of the storage; packed sub-byte elements are in C order.
+// Counted, immutable after creation. Shape and strides are behind it in the same allocation.
+// Threads: every function may be called from any thread. Access to the elements is ordered by leases, calls
+// and views (lease.h, access.h). Invariants: all elements lie inside of the storage; packed sub-byte elements
+// are in C order.
 class Array {
  public:
   // Requires: the layout's elements lie inside of the storage.
@@ -44,7 +45,7 @@ class Array {
   // An array in C order on the first bytes of a storage. Requires: they fit.
   static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
 
-  // tenon_array_adopt and tenon_array_alias (which may give null).
+  // tenon_array_adopt and tenon_array_alias (may return null).
   static Ref<Array> adopt(const tenon_adoption& adoption);
   static Ref<Array> alias(const tenon_adoption& adoption);
 
@@ -59,11 +60,11 @@ class Array {
   bool is_byte_sized() const noexcept { return desc_.itemsize != 0; }
   bool is_contiguous() const noexcept { return is_c_contiguous(shape(), strides()); }
   Storage& storage() const noexcept { return *storage_; }
-  // The elements fill the bytes that they span, in whatever order.
+  // The elements fill the bytes that they span, in any order.
   bool is_dense() const noexcept;
   // The bytes that the elements span; empty for an array without elements.
   Extent extent() const noexcept;
-  // Everything but the elements' window, to be changed into another one.
+  // The layout of the array, as the base of another one.
   Layout layout() const noexcept;
 
   void retain() noexcept { refs_.increment(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the host that touch elements: copy_to, fill and copy. They check, broadcast, hold both arrays for
-// their duration, and leave the loops to array/elements.h.
+// Calls that access elements: copy_to, fill and copy. They check, broadcast, hold both arrays meanwhile, and
+// call the loops of array/elements.h.
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +13,7 @@
 namespace tenon::impl {
 namespace {
 
-// An array as the loops see it, for the time of one call.
+// The description of an array for the loops, during one call.
 class Window {
  public:
   explicit Window(const Array& array) : array_(array) {
@@ -41,7 +41,7 @@ void check_writable(const Array& dst) {
   throw_error(Code::kType, "cannot cast ", from.name(), " to ", to.name());
 }
 
-// Packed elements know no strides: bytes are copied as they are.
+// Packed elements have no strides, so the bytes are copied.
 void copy_packed(const Array& src, Array& dst) {
   if (src.dtype() != dst.dtype() || src.desc().itemsize != dst.desc().itemsize) {
     throw_no_cast(src.dtype(), dst.dtype());
@@ -53,8 +53,7 @@ void copy_packed(const Array& src, Array& dst) {
   if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
 }
 
-// The source as copy_to broadcasts it: leading axes of length 1 that dst does not have are dropped, as
-// assignments of NumPy do.
+// The source without leading axes of length 1 that dst does not have. Assignments of NumPy drop them, too.
 Ref<Array> without_surplus_axes(const Array& src, const Array& dst) {
   const auto source = Ref<Array>::share(&const_cast<Array&>(src));
   const int32_t surplus = src.desc().ndim - dst.desc().ndim;

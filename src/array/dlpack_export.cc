@@ -20,7 +20,7 @@ DLTensor describe(const Array& array) {
   return tensor;
 }
 
-// Tensor is one of the two structs of DLPack; it comes first, so that its address is the export's.
+// Tensor is one of the two structs of DLPack.
 template <class Tensor>
 struct Export {
   Tensor tensor;

@@ -19,7 +19,7 @@ struct Owned {
   void operator()(Tensor* tensor) const { delete_tensor<Tensor>(tensor); }
 };
 
-// Element 0, with byte_offset, which many producers leave at 0 and some do not.
+// The address of element 0, with byte_offset, which some producers set.
 void* first_element(const DLTensor& tensor) {
   if (tensor.data == nullptr) return nullptr;
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
@@ -30,8 +30,8 @@ void* first_element(const DLTensor& tensor) {
   return reinterpret_cast<void*>(address + tensor.byte_offset);
 }
 
-// Calls body. What is out of range in a tensor's fields is the producer's fault, not the caller's argument:
-// it fails with kBuffer.
+// Calls body. Values out of range are errors of the producer of the tensor, not of the caller, so they fail
+// with kBuffer instead of kValue.
 template <class Body>
 Ref<Array> blame_producer(Body body) {
   try {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DLPack tensors as arrays. The memory of a tensor that Tenon knows already becomes another handle on it;
-// other memory is adopted, with the tensor as its owner. Everything is checked before it is used, and
-// nothing but the deleter is used of a tensor with another major version.
+// Imports DLPack tensors as arrays. If Tenon knows the memory of a tensor, the array shares its storage;
+// other memory is adopted, with the tensor as its owner. All fields are checked before use. For an unknown
+// major version, only the deleter is called.
 #pragma once
 
 #include "array/array.h"

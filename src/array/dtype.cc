@@ -21,7 +21,7 @@ struct DTypeName {
   uint8_t bits;
 };
 
-// Every type with one lane. Names as NumPy, ml_dtypes and PyTorch spell them.
+// Every type with one lane. The names are those of NumPy, ml_dtypes and PyTorch.
 constexpr DTypeName kEntries[] = {
     {"bool", "b1", TENON_BOOL, 8},
     {"int8", "i1", TENON_INT, 8},
@@ -58,7 +58,7 @@ const DTypeName* find(DType dtype) {
   return entry == std::end(kEntries) ? nullptr : entry;
 }
 
-// Every import asks whether a type is listed: of each code a bit for each width of whole bytes.
+// For each code, a bit for each listed width of whole bytes. It makes the check of every import fast.
 constexpr auto kByteWidths = [] {
   std::array<uint32_t, TENON_FLOAT4_E2M1FN + 1> widths{};
   for (const DTypeName& entry : kEntries) {
@@ -84,7 +84,7 @@ const DTypeName* find_short_name(std::string_view name) {
   return entry == std::end(kEntries) ? nullptr : entry;
 }
 
-// The N of "_xN"; 0 if it is no number of lanes.
+// The N of "_xN"; 0 if it is not a number of lanes.
 int lanes_of(std::string_view digits) {
   int lanes = 0;
   const char* end = digits.data() + digits.size();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types: the codes of DLPack 1.3, their sizes and their names. Which types can be cast into
-// each other is the business of array/elements.h.
+// Element types: the codes of DLPack 1.3, their sizes and their names. array/elements.h says which types can
+// be cast into each other.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,13 @@ struct DType {
   constexpr bool is_byte_sized() const { return element_bits() % 8 == 0; }
   // Bytes that an element takes when it is not packed.
   constexpr uint32_t padded_itemsize() const { return (element_bits() + 7) / 8; }
-  // The address of an element is a multiple of this: the size of one value, at most 8 (a complex
-  // number aligns as its parts).
+  // The address of an element is a multiple of this: the size of one value, at most 8. A complex number has
+  // the alignment of its parts.
   uint32_t alignment() const;
   std::string name() const;
 };
 
-// The dtype with a canonical name ("float32"), a short one of the array interface ("f4") or a lane
+// The dtype of a canonical name ("float32"), a short name of the array interface ("f4") or a name with a lane
 // suffix ("float4_e2m1fn_x2"). Fails with kType.
 DType dtype_from_name(std::string_view name);
 

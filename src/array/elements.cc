@@ -27,14 +27,15 @@ bool is_empty(const Elements& elements) {
   return false;
 }
 
-// Elements that are only moved need not stay what they are. One of an odd size becomes a row of words.
+// For a move, the type of the elements does not matter: an element whose size is not a power of two up to 16
+// becomes a row of words.
 uint32_t split_element(Loop& loop, uint32_t width) {
   const uint32_t word = std::min(uint32_t{16}, width & (~width + 1));
   if (word != width) loop.push({width / word, word, word});
   return word;
 }
 
-// A row that is one word becomes an element.
+// A contiguous row that fits into one word becomes one element.
 uint32_t join_row(Loop& loop, uint32_t width) {
   if (loop.ndim == 0) return width;
   const Axis& row = loop.axes[loop.ndim - 1];
@@ -54,7 +55,7 @@ bool is_same_window(const Loop& loop) {
   return same;
 }
 
-// Copies what src holds into new memory and lets the loop read there. Axes of stride zero stay so.
+// Copies the elements of src to new memory and lets the loop read there. Axes of stride zero keep it.
 std::unique_ptr<std::byte[]> detach_src(const Conversion& conversion, Loop& loop) {
   const uint32_t width = conversion.src_width;
   Loop copy;

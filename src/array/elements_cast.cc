@@ -11,7 +11,7 @@ constexpr bool is_integer(ElementKind kind) { return kind >= kI8 && kind <= kU64
 
 constexpr bool is_small_float(ElementKind kind) { return kind >= kF16 && kind <= kF8E8M0FNU; }
 
-// The next type on the way, where no kernel does it at once.
+// The next type on the path if there is no kernel for the pair.
 ElementKind detour(const Kernels& kernels, ElementKind from, ElementKind to) {
   if (is_complex(from)) return part_of(from);
   if (is_complex(to)) {
@@ -27,7 +27,7 @@ ElementKind detour(const Kernels& kernels, ElementKind from, ElementKind to) {
   return kI32;
 }
 
-// In the order of ElementKind. kF32Odd looks like kF32, which stands before it.
+// In the order of ElementKind. kF32Odd has the dtype of kF32, which is found first.
 constexpr DType kDTypes[] = {
     {TENON_BOOL, 8},           {TENON_INT, 8},
     {TENON_INT, 16},           {TENON_INT, 32},

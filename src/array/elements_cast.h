@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which kernels, one after the other, cast one element type into another. Few pairs have a kernel of
-// their own; the others go through types that lose nothing on the way, so that a floating-point result
-// is always rounded once.
+// The sequence of kernels that casts one element type into another. Few pairs have a kernel of their own; the
+// others go through types that lose no information, so that a floating-point result is rounded only once.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of inner loops behind array/elements.h: one table per instruction set, all made from
-// elements_kernels.inc. A kernel handles one row or one tile; which kernels run in which order is
-// decided in elements.cc. This header declares plain data only: the files compiled for newer
-// instruction sets may not define an inline function that the linker could pick for all.
+// The inner loops of array/elements.h: one table for each instruction set, all made from
+// elements_kernels.inc. A kernel handles one row or one tile; elements_run.cc decides which kernels run. This
+// header declares only plain data: files that are compiled for newer instruction sets must not define inline
+// functions, because the linker could use these copies everywhere.
 #pragma once
 
 #include <cstddef>
@@ -54,7 +54,7 @@ using StreamBytes = void (*)(std::byte* dst, const std::byte* src, size_t nbytes
 
 struct Kernels {
   const char* name;
-  CastRow cast[kKindCount][kKindCount];  // [from][to]; null: array/elements_cast.h knows a detour
+  CastRow cast[kKindCount][kKindCount];  // [from][to]; null: array/elements_cast.h finds a path
   MoveRow move[5];                       // by the logarithm of the width: 1, 2, 4, 8, 16 bytes
   TransposeTile transpose[4];            // 1, 2, 4, 8 bytes
   StreamBytes stream;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A nest of loops over two windows, brought into one normal form, so that equal memory layouts take
-// equal paths whatever their axes look like.
+// A nest of loops over two windows. normalise() brings it into one normal form, so that equal memory layouts
+// take equal paths for any order of axes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tenon::impl {
 
-// n steps of these many bytes in either window.
+// n steps of dst bytes in one window and src bytes in the other.
 struct Axis {
   int64_t n;
   int64_t dst;
@@ -30,8 +30,8 @@ struct Loop {
   void push(Axis axis) { axes[ndim++] = axis; }
 };
 
-// Drops axes of one step, walks dst upwards, orders the axes from the largest dst stride to the
-// smallest, and merges axes that are one in both windows. Requires: no axis of zero steps.
+// Drops axes of one step, makes dst strides positive, sorts the axes from the largest dst stride to the
+// smallest, and merges axes that are contiguous in both windows. Requires: no axis of zero steps.
 void normalise(Loop& loop);
 
 // The bytes that a window touches lie in [begin, end).

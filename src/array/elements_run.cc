@@ -11,13 +11,13 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kWidest = 16;
-// Elements that pass through the buffers at a time.
+// The elements that pass through the buffers at a time.
 constexpr int64_t kPiece = 512;
-// A shorter row is not worth a call: a longer axis becomes the row, in pieces of kSplit elements.
+// A shorter row is not worth a call: then a longer axis becomes the row, in pieces of kSplit elements.
 constexpr int64_t kShortRow = 16;
 constexpr int64_t kSplit = 256;
-// A tile reads runs of kTileSrc bytes and writes runs of kTileDst; longer ones where they cannot begin
-// on a line.
+// A tile reads runs of kTileSrc bytes and writes runs of kTileDst bytes, or longer ones if they cannot begin
+// on a cache line.
 constexpr int64_t kTileSrc = 256;
 constexpr int64_t kTileDst = 128;
 constexpr int64_t kTileDstUnaligned = 512;
@@ -179,7 +179,7 @@ class LoopRunner {
     const TransposeTile transpose = kernels_.transpose[std::countr_zero(static_cast<uint64_t>(src_width_))];
     const size_t rows = static_cast<size_t>(row.n);
     const size_t columns = static_cast<size_t>(column.n);
-    // With this stride the rows would take turns in few sets of the first cache.
+    // With this stride the rows would use only few sets of the first cache.
     const bool collides = column.dst % 512 == 0;
     if (path_.count == 0 && !streams_ && row.dst == dst_width_ && !collides) {
       transpose(dst, column.dst, src, row.src, rows, columns);
@@ -204,7 +204,7 @@ class LoopRunner {
       (streams ? kernels_.stream : copy_bytes)(dst, src, count * static_cast<size_t>(dst_width_));
       return;
     }
-    // One value again and again reads nothing, so that plain stores keep up.
+    // A repeated value needs no reads, so plain stores are as fast.
     if (path_.count == 0 && (!streams || src_stride == 0)) {
       move_dst_(dst, dst_stride, src, src_stride, count);
       return;

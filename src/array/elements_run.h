@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs the kernels over a normal loop: picks rows or tiles, splits what is long into pieces that stay
-// in the first cache, and moves pieces through a small buffer where one kernel cannot do it all.
+// Runs the kernels over a normal loop: chooses rows or tiles, splits long rows into pieces that stay in the
+// first cache, and moves pieces through a small buffer if one kernel is not enough.
 #pragma once
 
 #include "array/elements_cast.h"
@@ -9,14 +9,14 @@
 
 namespace tenon::impl {
 
-// When source and result together have at least these many bytes, the result is written past the caches,
-// in which it would not stay. Tiles gain earlier: their runs would fall on few sets of a cache.
+// If source and result together have at least this many bytes, the result is written past the caches, because
+// it would not stay there. Tiles gain earlier, because their runs use only few sets of a cache.
 struct StreamFrom {
   int64_t rows = int64_t{32} << 20;
   int64_t tiles = int64_t{16} << 20;
 };
 
-// What happens to the elements of a loop. Widths are powers of two up to 16, equal if there are no steps.
+// The conversion of the elements of a loop. Widths are powers of two up to 16, equal if there are no steps.
 struct Conversion {
   const Kernels& kernels;
   CastPath path;

@@ -6,7 +6,7 @@ namespace {
 
 #if defined(__x86_64__)
 #if defined(__clang__) && __clang_major__ < 17
-// It does not know the levels by name. No processor has these without the rest of their level.
+// This Clang does not know the levels by name. No processor has these features without the rest of the level.
 bool has_v3() noexcept {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which table of kernels this processor runs.
+// Selects the table of kernels for this processor.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ std::span<const Kernels* const> available_kernels();
 
 inline const Kernels& best_kernels() { return *available_kernels().back(); }
 
-// copy_elements with a table and limits of choice.
+// copy_elements with a given table and given limits.
 void copy_elements(const Kernels& kernels, StreamFrom stream_from, const Elements& dst, const Elements& src);
 
 }  // namespace tenon::impl

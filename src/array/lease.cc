@@ -14,7 +14,7 @@
 namespace tenon::impl {
 namespace {
 
-// What the caller wanted: a lease that is taken to be given back at once is a wait, and has its name.
+// What the caller wanted to do, for errors. A wait is a lease that is released at once, and has a name.
 std::string doing(Access access, const Request& request) {
   return request.name != nullptr ? concat("wait to ", infinitive(access))
                                  : concat("lease for ", gerund(access));
@@ -35,8 +35,8 @@ bool is_new_site(const char* site) {
   return sites->insert(site).second;
 }
 
-// TENON_DEBUG=leases: says, once for each line, that the lease was granted beside a view that another thread
-// keeps. What is read or written through that one is not ordered by the lease.
+// TENON_DEBUG=leases: reports, once for each line, that the lease was granted while another thread has a
+// view. Accesses through that view are not ordered by the lease.
 [[gnu::cold]] void log_view_beside(const RequestPart& part, const Request& request) noexcept {
   const auto report = wait_hooks().report;
   if (report == nullptr || request.site == nullptr || request.parts.empty()) return;
@@ -55,7 +55,7 @@ bool is_new_site(const char* site) {
                   ": use that view under a lease, too")
                .c_str());
   } catch (const std::bad_alloc&) {
-    // It is said the next time.
+    // The next lease reports it.
   }
 }
 
@@ -137,7 +137,7 @@ bool Lease::request(const Array& array, Access access, LeaseFlags flags, Actor o
   Storage& storage = array.storage();
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
-  pending_ = pending.release();  // now, because done may be called before the next line
+  pending_ = pending.release();  // now, because done may be called during submit()
   Conflict conflict;
   switch (request_.submit(pending_, &conflict)) {
     case Appended::kWaiting: return false;
@@ -205,7 +205,7 @@ void Lease::drop_request() noexcept { delete std::exchange(pending_, nullptr); }
 
 bool Lease::release() noexcept {
   if (pending_ != nullptr && cancel()) return false;
-  // Of several threads that release it, one gets the storage.
+  // If several threads release it, one of them gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   if (part_.is_overwrite) impl::settle(request_, {});
@@ -214,8 +214,7 @@ bool Lease::release() noexcept {
 
 bool Lease::fail(std::string_view message) {
   const auto failure =
-      Ref<Failure>::adopt(new Failure(Code::kOp, 0, std::string(message), "write()",
-                                      request_.site != nullptr ? request_.site : "", nullptr, nullptr));
+      Ref<Failure>::adopt(new Failure(Code::kOp, 0, std::string(message), "write()", request_.site));
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   end_span(trace::SpanOutcome::kFailed, message);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A lease of an array: its owner reads or writes it, and what conflicts waits.
+// A lease of an array: its owner reads or writes the array, and conflicting requests wait.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,12 @@ struct LeaseFlags {
   bool is_overwrite = false;
   bool ignores_dead_owner = false;
   bool heeds_gate_timeout = false;
-  bool accepts_failure = false;  // also where the memory holds no value: check_value() is to follow
-  bool is_wait = false;          // it is taken to be given back at once
+  bool accepts_failure = false;  // also if the memory holds no value; then the caller calls check_value()
+  bool is_wait = false;          // it will be released at once
 };
 
 // Never moves while it is held or requested; keeps the storage alive.
-// Threads: acquire from one; release, fail and detach from any, as often as wanted.
+// Threads: acquire from one; release, fail and detach from any, any number of times.
 class Lease {
  public:
   Lease() noexcept : request_(HolderKind::kLease, {&part_, 1}) {}
@@ -33,40 +33,41 @@ class Lease {
   // Waits until the deadline. Fails as tenon_lease_acquire.
   void acquire(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
                const Deadline& deadline);
-  // The same, but a conflict is returned: to throw costs more than a recovery from a death takes besides.
+  // The same, but returns a conflict instead of throwing it, because throwing takes longer than the rest of
+  // the recovery from a death.
   std::optional<Error> try_acquire(const Array& array, Access access, LeaseFlags flags, Actor owner,
                                    const char* site, const Deadline& deadline);
 
-  // Does not wait. True: it is held. Else done(context) is called once, from any thread, when it has been
-  // granted, and check() says whether it is held then; no other call but cancel() is allowed before that.
-  // Fails as tenon_lease_request.
+  // Does not wait. True: it is held. False: done(context) is called once, from any thread, when it has been
+  // granted, and check() then says whether it is held; before that, only cancel() is allowed. Fails as
+  // tenon_lease_request.
   bool request(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
                void (*done)(void* context), void* context);
-  // Takes back what was requested. False: it has been granted, and done has been or will be called; then it
-  // is to be released, and counts as not written.
+  // Cancels the request. False: it has been granted, and done has been or will be called; then the caller
+  // must release it, and the memory counts as not written.
   bool cancel() noexcept;
-  // Of a request that has not been checked; null: there is none.
+  // The node of a request that has not been checked; null: there is none.
   const WaitNode* node() const noexcept { return pending_ != nullptr ? &pending_->node : nullptr; }
-  // After the grant. Fails with kOp when the memory holds no value, and as acquire when it was refused where
-  // other processes take turns: then it is released.
+  // After the grant. Fails with kOp if the memory holds no value, and as acquire if a gate has refused it; it
+  // is released then.
   void check();
 
-  // While it is held. Fails with kOp when the memory holds no value: then it is released.
+  // While it is held. Fails with kOp if the memory holds no value; it is released then.
   void check_value();
-  // While it is held: released, and nothing was written under it.
+  // While it is held: releases it, with nothing written under it.
   void withdraw() noexcept;
   // While it is held, by its owner: every byte will be written before any is read.
   void declare_overwrite() noexcept { part_.is_overwrite = part_.access == Access::kWrite; }
   Access access() const noexcept { return part_.access; }
-  // It is held, and all bytes of the array are its.
+  // It is held and covers all bytes of the array.
   bool covers(const Array& array) const noexcept {
     return storage_.load(std::memory_order_relaxed) == &array.storage() &&
            part_.extent.contains(array.extent());
   }
 
-  // True if a view that was taken under it lives on, and continues it.
+  // True if a view that was taken under it is still open and continues it.
   bool release() noexcept;
-  // The memory holds no value from now on.
+  // Releases it; the memory holds no value then.
   bool fail(std::string_view message);
   void detach() noexcept { impl::detach(request_); }
 

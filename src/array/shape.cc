@@ -39,6 +39,13 @@ int64_t element_count(Dims shape, uint32_t element_bits) {
   return count;
 }
 
+DimBuffer c_strides(Dims shape) {
+  DimBuffer strides;
+  strides.count = static_cast<int32_t>(shape.size());
+  fill_c_strides(shape, strides.values.data());
+  return strides;
+}
+
 void fill_c_strides(Dims shape, int64_t* out) {
   uint64_t stride = 1;  // wraps only for arrays without elements, whose strides mean nothing
   for (size_t i = shape.size(); i-- > 0;) {

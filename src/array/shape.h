@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic on shapes and strides, all of it checked for overflow. Strides count elements here.
+// Arithmetic on shapes and strides, checked for overflow. Strides count elements.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace tenon::impl {
 
 using Dims = std::span<const int64_t>;
 
-// Room for the axes of one array, on the stack.
+// A buffer for one number per axis, on the stack.
 struct DimBuffer {
   std::array<int64_t, TENON_MAX_NDIM> values;
   int32_t count = 0;
@@ -27,13 +27,15 @@ struct DimBuffer {
 // Fails with kValue for ndim outside of 0..TENON_MAX_NDIM, a missing or a negative entry.
 Dims checked_shape(int32_t ndim, const int64_t* shape);
 
-// The product. Fails with kValue when size * itemsize_bits / 8 leaves 63 bits.
+// The product of the extents. Fails with kValue if it, or the number of bits, exceeds 63 bits.
 int64_t element_count(Dims shape, uint32_t element_bits);
 
-// Strides of C order into out (ndim entries).
+// The strides of C order.
+DimBuffer c_strides(Dims shape);
+// The same, written to out (one for each axis).
 void fill_c_strides(Dims shape, int64_t* out);
 
-// The elements lie in C order without gaps. Strides of axes of length 1 do not matter, and an array
+// True if the elements are in C order without gaps. Strides of axes of length 1 do not matter, and an array
 // without elements is contiguous.
 bool is_c_contiguous(Dims shape, Dims strides);
 

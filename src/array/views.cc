@@ -11,7 +11,7 @@
 namespace tenon::impl {
 namespace {
 
-// Where a window begins, in elements from element 0 of the source.
+// The address that is this many elements from element 0.
 std::byte* advanced(const Array& array, int64_t elements) {
   if (array.size() == 0 || elements == 0) return array.data();
   if (array.is_byte_sized()) {
@@ -32,7 +32,7 @@ Ref<Array> window(Array& array, const Layout& layout) {
   return Array::make(Ref<Storage>::share(&array.storage()), layout);
 }
 
-// A slice of an axis in numbers: first element, number of elements.
+// The result of a slice of an axis: first element and number of elements.
 struct Range {
   int64_t start;
   int64_t count;
@@ -122,9 +122,9 @@ class Indexer {
   DimBuffer strides_;
 };
 
-// Strides for shape over the same elements in C order, or false when none exist. Both shapes have the
-// same positive size. Follows runs of axes that multiply to the same length on both sides; a run works
-// when the source axes in it are spaced like one axis.
+// Computes strides for shape over the same elements in C order. False: there are none. Both shapes have the
+// same positive size. Splits both shapes into runs of axes with equal products; the source axes of a run must
+// be spaced like one axis.
 bool reshape_strides(Dims old_shape, Dims old_strides, Dims shape, int64_t* strides) {
   DimBuffer from_shape;
   DimBuffer from_strides;
@@ -211,8 +211,8 @@ DimBuffer scaled_shape(const Array& array, DType dtype) {
   return shape;
 }
 
-// Fails with kValue unless the byte at byte_offset is aligned; names the next offsets that work. wanted: the
-// bytes of the view, or null for all that follow.
+// Fails with kValue unless the byte at byte_offset is aligned; names the nearest offsets that are. wanted:
+// the bytes of the view, or null for all that follow.
 void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, const uint64_t* wanted) {
   const uint64_t alignment = dtype.alignment();
   const auto address = reinterpret_cast<uintptr_t>(array.data()) + byte_offset;
@@ -224,7 +224,7 @@ void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, cons
   const uint64_t down = byte_offset - address % alignment;  // wraps, and then does not work
   const uint64_t up = byte_offset + (alignment - address % alignment);
   std::string advice = "copy the array first";
-  if (wanted != nullptr || byte_offset != 0) {  // what follows another offset is no whole number of elements
+  if (wanted != nullptr || byte_offset != 0) {  // else no other offset leaves a whole number of elements
     const char* const with = wanted != nullptr ? "" : " and a shape";
     if (works(down) && works(up)) {
       advice = concat("use byte offset ", down, " or ", up, with);
@@ -269,30 +269,25 @@ Ref<Array> reshape(Array& array, Dims shape, int32_t copy_mode) {
     throw_error(Code::kValue, "copy mode ", copy_mode, " is unknown");
   }
   const DimBuffer full = complete_shape(array, shape);
-  DimBuffer strides;
-  strides.count = full.count;
-  Layout layout = array.layout();
-  layout.shape = full.dims();
-  layout.strides = strides.dims();
+  DimBuffer strides = c_strides(full.dims());
+  const auto reshaped = [&](Array& source) {
+    Layout layout = source.layout();
+    layout.shape = full.dims();
+    layout.strides = strides.dims();
+    return window(source, layout);
+  };
   const bool is_view = copy_mode != TENON_COPY_ALWAYS;
-  if (is_view && (array.size() == 0 || array.is_contiguous())) {
-    fill_c_strides(full.dims(), strides.values.data());
-    return window(array, layout);
-  }
+  if (is_view && (array.size() == 0 || array.is_contiguous())) return reshaped(array);
   if (is_view && reshape_strides(array.shape(), array.strides(), full.dims(), strides.values.data())) {
-    return window(array, layout);
+    return reshaped(array);
   }
   if (copy_mode == TENON_COPY_NEVER) {
     throw_error(Code::kValue, "shape ", shape_text(array.shape()), " with strides ",
                 shape_text(array.strides()), " cannot be viewed as shape ", shape_text(shape),
                 ": reshape with a copy");
   }
-  const Ref<Array> copied = copy(array, array.dtype());
-  fill_c_strides(full.dims(), strides.values.data());
-  Layout result = copied->layout();
-  result.shape = full.dims();
-  result.strides = strides.dims();
-  return window(*copied, result);
+  strides = c_strides(full.dims());
+  return reshaped(*copy(array, array.dtype()));
 }
 
 Ref<Array> transpose(Array& array, const int32_t* axes) {
@@ -362,9 +357,7 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
         needed <= nbytes ? concat(": the largest offset that works is ", nbytes - needed) : std::string());
   }
   if (size > 0) check_alignment(array, dtype, byte_offset, shape != nullptr ? &needed : nullptr);
-  DimBuffer strides;
-  strides.count = wanted.count;
-  fill_c_strides(wanted.dims(), strides.values.data());
+  const DimBuffer strides = c_strides(wanted.dims());
   layout.data = array.data() == nullptr ? nullptr : array.data() + byte_offset;
   layout.shape = wanted.dims();
   layout.strides = strides.dims();

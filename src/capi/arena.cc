@@ -15,11 +15,6 @@ Arena* unwrap(tenon_arena* arena) { return reinterpret_cast<Arena*>(arena); }
 const Arena* unwrap(const tenon_arena* arena) { return reinterpret_cast<const Arena*>(arena); }
 tenon_arena* wrap(Ref<Arena> arena) noexcept { return reinterpret_cast<tenon_arena*>(arena.detach()); }
 
-std::span<const tenon_layout> checked(int32_t n, const tenon_layout* layouts) {
-  if (n < 0 || (n > 0 && layouts == nullptr)) throw_error(Code::kValue, n, " layouts, but no list of them");
-  return {layouts, static_cast<size_t>(n)};
-}
-
 // Fails with kNotFound.
 int32_t index_of(const Arena& arena, const char* layout) {
   const int32_t index = arena.find(layout);
@@ -54,7 +49,7 @@ tenon_status tenon_arena_create(int32_t n, const tenon_layout* layouts, const te
     not_null(out, "out");
     SharedOptions shared;
     if (options != nullptr) shared = shared_options_in(options, "tenon_arena_create");
-    *out = wrap(Arena::create(checked(n, layouts), options != nullptr ? &shared : nullptr));
+    *out = wrap(Arena::create(list_of(n, layouts, "layouts"), options != nullptr ? &shared : nullptr));
   });
 }
 
@@ -63,7 +58,7 @@ tenon_status tenon_arena_over(int32_t n, const tenon_layout* layouts, tenon_arra
   return guarded(error, [&] {
     not_null(buffer, "buffer");
     not_null(out, "out");
-    *out = wrap(Arena::over(checked(n, layouts), Ref<Array>::share(capi::unwrap(buffer))));
+    *out = wrap(Arena::over(list_of(n, layouts, "layouts"), Ref<Array>::share(capi::unwrap(buffer))));
   });
 }
 

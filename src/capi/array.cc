@@ -22,7 +22,7 @@ const tenon_adoption& checked(const tenon_adoption* adoption, const char* functi
   return *adoption;
 }
 
-// What tenon_view holds while it is open; all zero while it is not.
+// The content of a tenon_view while it is open; all zero while it is not.
 HostView* unwrap(tenon_view* view) noexcept { return reinterpret_cast<HostView*>(view); }
 static_assert(sizeof(HostView) <= sizeof(tenon_view) && alignof(HostView) <= alignof(tenon_view));
 
@@ -35,13 +35,8 @@ tenon_status tenon_dtype_from_name(const char* name, tenon_dtype* out, tenon_err
 }
 
 void tenon_dtype_name(tenon_dtype dtype, char* buffer, size_t size) {
-  if (size == 0) return;
-  buffer[0] = '\0';
-  (void)guarded(nullptr, [&] {
-    const std::string name = DType(dtype).name();
-    const size_t length = name.copy(buffer, size - 1);
-    buffer[length] = '\0';
-  });
+  copy_text("", buffer, size);
+  (void)guarded(nullptr, [&] { copy_text(DType(dtype).name(), buffer, size); });
 }
 
 tenon_status tenon_dtype_check(tenon_dtype dtype, tenon_error* error) {

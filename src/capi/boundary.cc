@@ -18,7 +18,7 @@ tenon_status report(tenon_error* error, tenon_status status, const char* message
       std::min<size_t>(error->struct_size, offsetof(tenon_error, op_code)) - offsetof(tenon_error, message);
   size_t length = std::strlen(message);
   if (length >= room) {
-    // Cut between two characters of UTF-8.
+    // Cuts between two characters of UTF-8.
     length = room - 1;
     while (length > 0 && (static_cast<unsigned char>(message[length]) & 0xC0) == 0x80) --length;
   }

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <new>
+#include <span>
+#include <string_view>
 
 #include "array/array.h"
 #include "base/error.h"
@@ -20,7 +22,7 @@ inline tenon_status report(tenon_error* error, const Error& e) noexcept {
   return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
 }
 
-// Fails with kValue if a caller's struct is shorter than in its first version.
+// Fails with kValue if a struct of the caller is shorter than least.
 void check_struct_size(uint32_t given, size_t least, const char* name);
 
 // Fails with kValue for bits outside of known.
@@ -33,6 +35,18 @@ T* not_null(T* pointer, const char* name) {
   return pointer;
 }
 
+// The n items of an array argument. Fails with kValue if n is negative or the items are missing.
+template <class T>
+std::span<const T> list_of(int32_t n, const T* items, const char* name) {
+  if (n < 0 || (n > 0 && items == nullptr)) throw_error(Code::kValue, n, " ", name, ", but no list of them");
+  return {items, static_cast<size_t>(n)};
+}
+
+// Copies a text to a buffer of the caller, cut to its size.
+inline void copy_text(std::string_view text, char* buffer, size_t size) {
+  if (size != 0) buffer[text.copy(buffer, size - 1)] = '\0';
+}
+
 #ifdef TENON_FAULT_INJECTION
 // Called at the start of every guarded body; tests make it throw.
 using Fault = void (*)();
@@ -42,7 +56,7 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 // Fails with kValue for anything but TENON_READ and TENON_WRITE.
 Access checked_access(int32_t access);
 
-// Sets the next result of tenon_failure_last in this thread; null: none.
+// Sets the next result of tenon_failure_last() in this thread; null: none.
 void remember_failure(Ref<Failure> failure) noexcept;
 
 template <class Body>

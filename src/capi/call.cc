@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the section "ops" of tenon.h that are made outside of the library.
+// The functions tenon_call_* of core.h: calls of code outside of the library.
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-// Owned by the caller. Its arrays stay alive as long as it does.
+// Owned by the caller. Keeps its arrays alive.
 struct Call {
   Call(const char* given_name, const char* given_site, std::vector<Ref<Array>> used,
        std::span<const HostCall::Use> uses)

@@ -42,8 +42,7 @@ tenon_status tenon_channel_create(int32_t n, const tenon_field* fields, const te
   return guarded(error, [&] {
     not_null(options, "options");
     not_null(out, "out");
-    if (n < 0 || (n > 0 && fields == nullptr)) throw_error(Code::kValue, n, " fields, but no list of them");
-    *out = wrap(Channel::create({fields, static_cast<size_t>(n)}, plan_in(*options),
+    *out = wrap(Channel::create(list_of(n, fields, "fields"), plan_in(*options),
                                 shared_options_in(shared, "tenon_channel_create")));
   });
 }

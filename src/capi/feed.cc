@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of feed.h: schemas, feeds and batches.
+// The sections "schemas", "feeds" and "batches" of feed.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -29,7 +29,7 @@ const FeedPosition* unwrap(const tenon_feed_state* state) {
 }
 Worker* unwrap(tenon_worker* worker) { return reinterpret_cast<Worker*>(worker); }
 
-// As much as the caller has room for.
+// Copies as much as the struct of the caller has room for.
 template <class Struct>
 void copy_out(const Struct& from, Struct* out) {
   const uint32_t size = out->struct_size;
@@ -45,8 +45,7 @@ tenon_status tenon_schema_create(int32_t n, const tenon_field* fields, tenon_sch
                                  tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    if (n < 0 || (n > 0 && fields == nullptr)) throw_error(Code::kValue, n, " fields, but no list of them");
-    *out = reinterpret_cast<tenon_schema*>(Schema::make({fields, static_cast<size_t>(n)}).detach());
+    *out = reinterpret_cast<tenon_schema*>(Schema::make(list_of(n, fields, "fields")).detach());
   });
 }
 
@@ -103,7 +102,7 @@ tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch**
     if (is_late && timeout_ns != 0) throw_error(Code::kTimeout, unwrap(feed)->waiting_text());
     if (!is_late) *out = reinterpret_cast<tenon_batch*>(batch.detach());
   });
-  // A caller that only looks should not pay for a text that it does not read.
+  // A caller that polls does not read the text, so it gets a short one.
   if (status == TENON_OK && is_late) return report(error, TENON_ERR_TIMEOUT, "no batch is ready");
   return status;
 }
@@ -178,7 +177,7 @@ void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out) {
 
 int32_t tenon_feed_report_take(tenon_feed* feed, char* text, size_t text_size) {
   const std::string report = unwrap(feed)->take_report();
-  if (text_size > 0) text[report.copy(text, text_size - 1)] = '\0';
+  copy_text(report, text, text_size);
   return report.empty() ? 0 : 1;
 }
 
@@ -200,7 +199,7 @@ tenon_status tenon_worker_next(tenon_worker* worker, int64_t timeout_ns, tenon_f
     not_null(request, "request");
     switch (unwrap(not_null(worker, "worker"))->next(timeout_ns)) {
       case Worker::Received::kRequest:
-        // What callers of every version have room for.
+        // Callers of every version have room for these fields.
         std::memcpy(request, unwrap(worker)->request(), offsetof(tenon_fill_request, epoch_seed));
         request->struct_size = offsetof(tenon_fill_request, epoch_seed);
         return;

@@ -103,10 +103,8 @@ tenon_status tenon_function_bind(tenon_function* function, const tenon_schema* s
     not_null(function, "function");
     not_null(schema, "schema");
     not_null(out, "out");
-    if (n < 0 || (n > 0 && constants == nullptr))
-      throw_error(Code::kValue, n, " constants, but no list of them");
     *out = bind_function(Ref<NativeFunction>::share(unwrap(function)),
-                         *reinterpret_cast<const Schema*>(schema), {constants, static_cast<size_t>(n)});
+                         *reinterpret_cast<const Schema*>(schema), list_of(n, constants, "constants"));
   });
 }
 

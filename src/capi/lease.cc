@@ -45,7 +45,7 @@ Actor owner_in(const tenon_lease_options& options) {
   return {id, options.thread, options.task};
 }
 
-// Of the binding. Set once, when it is loaded.
+// Set once, when the language binding is loaded.
 void (*find_views)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
 
 void call_finder(const Holder& holder, char* text, size_t size) noexcept {
@@ -60,14 +60,15 @@ void call_finder(const Holder& holder, char* text, size_t size) noexcept {
 namespace tenon::impl::capi {
 
 int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept {
-  if (text != nullptr && size != 0) text[0] = '\0';
+  if (text == nullptr) size = 0;
+  copy_text("", text, size);
   if (node == nullptr) return 0;
   bool is_waiting = false;
   (void)guarded(nullptr, [&] {
     report_kept_views(*node);
-    if (text == nullptr || size == 0) return;
+    if (size == 0) return;
     const std::string full = text_of_wait(*node);
-    text[full.copy(text, size - 1)] = '\0';
+    copy_text(full, text, size);
     is_waiting = !full.empty();
   });
   return is_waiting ? 1 : 0;

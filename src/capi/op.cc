@@ -31,7 +31,7 @@ tenon_failure* wrap_seen(Ref<Failure> failure) noexcept {
   return wrap(std::move(failure));
 }
 
-// The work of a caller in C and the arrays that it uses. Lies in its op's memory.
+// The work of a caller in C and the arrays that it uses. It is in the memory of its op.
 struct PushedWork {
   tenon_work work;
   size_t n;
@@ -122,7 +122,7 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   });
 }
 
-// The array that the conflict is about; null: not known.
+// The array of the conflict; null: not known.
 const Array* array_in_question(const Conflict& conflict, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
     const Array* const array = capi::unwrap(use.array);
@@ -167,9 +167,8 @@ void tenon_op_complete(tenon_op* op) { unwrap(op)->complete(); }
 void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
                    void (*drop_payload)(void*)) {
   Op& self = *unwrap(op);
-  self.fail(Ref<Failure>::adopt(new Failure(Code::kOp, op_code, message != nullptr ? message : "",
-                                            self.name != nullptr ? self.name : "",
-                                            self.site != nullptr ? self.site : "", payload, drop_payload)));
+  self.fail(Ref<Failure>::adopt(new Failure(Code::kOp, op_code, message != nullptr ? message : "", self.name,
+                                            self.site, payload, drop_payload)));
 }
 
 int32_t tenon_op_has_views(const tenon_op* op) { return has_views(*unwrap(op)) ? 1 : 0; }
@@ -318,12 +317,8 @@ tenon_status tenon_engine_set(const char* name, int32_t workers, tenon_error* er
 }
 
 void tenon_engine_name(char* buffer, size_t size) {
-  if (size == 0) return;
-  buffer[0] = '\0';
-  (void)guarded(nullptr, [&] {
-    const std::string name = Engine::instance().executor_name();
-    buffer[name.copy(buffer, size - 1)] = '\0';
-  });
+  copy_text("", buffer, size);
+  (void)guarded(nullptr, [&] { copy_text(Engine::instance().executor_name(), buffer, size); });
 }
 
 void tenon_engine_set_limits(uint64_t ops, uint64_t nbytes) {

@@ -46,7 +46,7 @@ SharedOptions shared_options_in(const tenon_shared_options* given, const char* f
 
 namespace {
 
-// The document that docs/inspect.md describes.
+// The version of the document format in docs/inspect.md.
 constexpr int kFormat = 1;
 
 char* document_out(Json json) {

@@ -78,10 +78,10 @@ inline Ref<Op> make(std::initializer_list<Wanted> wanted, Body body, const char*
   return make(std::span(wanted.begin(), wanted.size()), std::move(body), name);
 }
 
-// Of an op that will never run.
+// Deletes the body of an op that will never run.
 inline void forget(const Ref<Op>& op) { delete static_cast<Body*>(op->give_up()); }
 
-// Pushes an op of make(); one that is refused is forgotten.
+// Pushes an op of make(). If it is refused, its body is deleted.
 inline bool submit(const Ref<Op>& op, OnHost on_host = OnHost::kRaise, Conflict* conflict = nullptr) {
   Conflict unused;
   if (Engine::instance().push(op, on_host, conflict != nullptr ? conflict : &unused)) return true;
@@ -101,7 +101,7 @@ inline Ref<Op> push(std::initializer_list<Wanted> wanted, std::function<void()> 
 }
 
 inline Ref<Failure> new_failure(const char* name, int32_t op_code = 0) {
-  return Ref<Failure>::adopt(new Failure(Code::kOp, op_code, "no", name, "", nullptr, nullptr));
+  return Ref<Failure>::adopt(new Failure(Code::kOp, op_code, "no", name, nullptr));
 }
 
 // Pushes work that fails.
@@ -128,6 +128,25 @@ inline size_t take_failures() {
   return n;
 }
 
+// Tests that run on each of the executors that the suite names.
+class OnExecutor : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { Engine::instance().set_executor(GetParam(), 3); }
+  void TearDown() override {
+    wait_all();
+    (void)take_failures();
+  }
+};
+
+// Tests on a pool of two workers, with a cell.
+class OnPool : public testing::Test {
+ protected:
+  void SetUp() override { Engine::instance().set_executor("pool", 2); }
+
+  Cell cell;
+  Conflict conflict;
+};
+
 inline Conflict::Reason reason_of(const std::function<bool(Conflict*)>& attempt) {
   Conflict conflict;
   EXPECT_FALSE(attempt(&conflict));
@@ -144,7 +163,7 @@ class CellLease {
     is_held_ = request_.acquire(Deadline(timeout_ns), conflict);
     return is_held_;
   }
-  // For a task, which counts how often it is told.
+  // For a task. told counts the calls of done.
   Appended submit(PendingRequest* pending, std::atomic<int>* told, Conflict* conflict) {
     pending->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
     pending->context = told;
@@ -159,9 +178,9 @@ class CellLease {
     if (is_held_) release();
   }
   ~CellLease() { release_if_held(); }
-  // What it has written holds no value, or (without a failure) holds one again if it was all overwritten.
+  // With a failure: the bytes hold no value. Without: overwritten bytes hold a value again.
   void settle(const Ref<Failure>& failure) { impl::settle(request_, failure); }
-  // Without an owner from now on: any thread may give it back.
+  // Removes the owner: any thread may release it then.
   void detach() { impl::detach(request_); }
 
  private:
@@ -183,7 +202,7 @@ class Sight {
     describe(wanted, view_);
     view_.site = site;
   }
-  // Waits for what was pushed before; false: refused.
+  // Waits for work that was pushed before; false: refused.
   bool open(Conflict* conflict, int64_t timeout_ns = -1) {
     is_open_ = open_view(view_, false, Deadline(timeout_ns), conflict);
     return is_open_;
@@ -201,7 +220,7 @@ class Sight {
   bool is_open_ = false;
 };
 
-// Until so many parts stand in the queue of a cell: a thread that is to wait there does.
+// Waits until the queue of a cell has n parts, so that a thread that should wait there does.
 inline void await_parts(Cell& cell, size_t n) {
   const auto count = [&cell] {
     const std::scoped_lock lock(cell.queue.lock);
@@ -212,7 +231,7 @@ inline void await_parts(Cell& cell, size_t n) {
   while (count() < n) std::this_thread::yield();
 }
 
-// For waits that would else hang when a law is broken: a watchdog, no limit on how fast things are.
+// A timeout for waits that would hang if a law is broken. It is not a limit on speed.
 constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 }  // namespace tenon::impl

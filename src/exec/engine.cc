@@ -21,17 +21,16 @@ const Runner kRunner{[]() noexcept {
                      },
                      []() noexcept { return Engine::instance().has_own_threads(); }};
 
-// The body of an op that has parts runs in another thread.
+// True if the body of an op with parts runs in another thread.
 bool is_any_body_running() noexcept {
   bool is_running = false;
-  const auto look = [](Queue& queue, void* found) {
+  visit_queues([&](Queue& queue) {
     const std::scoped_lock lock(queue.lock);
     for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
       if (e->request->kind != HolderKind::kOp || e->request == this_thread.running_request) continue;
-      if (static_cast<const Op*>(e->request)->is_running()) *static_cast<bool*>(found) = true;
+      is_running |= static_cast<const Op*>(e->request)->is_running();
     }
-  };
-  visit_queues(look, &is_running);
+  });
   return is_running;
 }
 
@@ -105,7 +104,7 @@ bool Engine::push(const Ref<Op>& op, OnHost on_host, Conflict* conflict) {
   return false;
 }
 
-// The op that is to be pushed counts as unfinished from here on, so that the executor stays the one it is.
+// From here on the op counts as unfinished, so that the executor is not changed.
 bool Engine::begin_push(Conflict* conflict) noexcept {
   const bool may_wait = this_thread.running == 0 && !this_thread.is_finishing;
   while (true) {
@@ -189,7 +188,7 @@ bool Engine::wait_all(const Deadline& deadline, Conflict* conflict) noexcept {
   return is_done;
 }
 
-// No push begins while it lives.
+// No push begins while this object lives.
 class Engine::Change {
  public:
   explicit Change(Engine& engine) noexcept : engine_(engine), lock_(engine.changers_) {
@@ -216,7 +215,7 @@ void Engine::set_executor(const std::string& name, int workers) {
   if (this_thread.running != 0) {
     throw_error(Code::kLeaseConflict, "the body of an op cannot change the engine: it would wait for itself");
   }
-  // Stopped if it does not come into use.
+  // The executor is stopped if it is not used.
   struct Fresh {
     std::unique_ptr<Executor> executor;
     ~Fresh() {
@@ -232,7 +231,7 @@ void Engine::set_executor(const std::string& name, int workers) {
   throw_error(code, "the engine cannot be changed while ops are unfinished: ", text_of(conflict.holder));
 }
 
-// Takes fresh, or fails and leaves it.
+// Takes fresh, or throws and leaves it.
 void Engine::exchange_executor(std::unique_ptr<Executor>* fresh, std::string name) {
   const std::scoped_lock lock(change_);
   former_.reserve(former_.size() + 1);
@@ -274,7 +273,7 @@ void Engine::start_anew_after_fork() noexcept {
   new (&change_) std::mutex;
   is_changing_.store(false, std::memory_order_relaxed);
   pushers_.store(0, std::memory_order_relaxed);
-  executor_.store(nullptr, std::memory_order_relaxed);  // its threads are not here
+  executor_.store(nullptr, std::memory_order_relaxed);  // its threads do not exist here
   finished_.store(pushed_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   waiters_.store(0, std::memory_order_relaxed);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where ready work runs. The queues decide what is ready; an executor only gives it a thread. Executors know
-// nothing of arrays, leases or ops.
+// Executors run ready tasks. The queues decide what is ready; an executor only provides a thread. Executors
+// do not know arrays, leases or ops.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace tenon::impl {
 
-// One piece of ready work. Intrusive: posting it allocates nothing.
+// A piece of ready work. Intrusive: posting it allocates nothing.
 class Task {
  public:
-  // Runs once. What it returns, if anything, is ready as well and runs next on this thread, in place: so a
-  // chain of dependent work passes through no queue.
+  // Runs once. It may return another ready task, which runs next on this thread, so that a chain of dependent
+  // tasks passes through no queue.
   virtual Task* run() noexcept = 0;
 
-  Task* next_task = nullptr;  // the executor's, from post() until run()
+  Task* next_task = nullptr;  // used by the executor from post() until run()
 
  protected:
   ~Task() = default;
 };
 
-// Runs task, then what it returned, and so on.
+// Runs task, then the task that it returned, and so on.
 inline void run_chain(Task* task) noexcept {
   while (task != nullptr) task = task->run();
 }
@@ -41,8 +41,8 @@ class Executor {
   // Takes the task; it will run exactly once. Roughly first in, first out. Never waits.
   virtual void post(Task* task) noexcept = 0;
 
-  // Runs one posted task and its chain in the calling thread; false if none was at hand. An executor with
-  // threads of its own may keep its tasks from others, and always say false.
+  // Runs one posted task and its chain in the calling thread; false if there was none. An executor with
+  // threads of its own may always return false.
   virtual bool try_run_one() noexcept = 0;
 
   // True if posted tasks run without calls of try_run_one().
@@ -51,8 +51,8 @@ class Executor {
   // How many tasks may run at a time.
   virtual int concurrency() const noexcept = 0;
 
-  // Runs what has been posted to the end, then ends the threads. By then nothing may be posted from outside,
-  // and no thread may be in try_run_one().
+  // Runs all posted tasks, then ends the threads. Requires that no thread outside of the executor calls
+  // post() or is in try_run_one().
   virtual void stop() noexcept = 0;
 };
 

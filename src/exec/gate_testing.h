@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that several processes share, for tests: the processes are objects, each with its own cells, queues
-// and gates; what they really share is the turns at the gates, which are taken as between true processes:
-// first come, first served among those that conflict, and no process excludes its own.
+// Memory that several processes share, for tests. The processes are objects, each with its own cells, queues
+// and gates. They share the turns at the gates, which have the order of real processes: first come, first
+// served among conflicting requests, and a process does not exclude itself.
 #pragma once
 
 #include <condition_variable>
@@ -21,25 +21,25 @@ namespace tenon::impl {
 
 class StandInGate;
 
-// The turns of one memory. Counts grants: what ends twice, or is used after its end, fails the test.
+// The turns of one memory. Counts grants: the test fails if a grant ends twice or is used after its end.
 class Turns {
  public:
   explicit Turns(int order) : order(order) {}
   const int order;
 
-  // Of all grants, also of those that wait: 0 when everything has ended.
+  // The number of grants, including waiting ones; 0 when everything has ended.
   size_t grants() {
     const std::scoped_lock lock(lock_);
     return grants_.size();
   }
-  // To them.
+  // The number of references to all grants.
   size_t references() {
     const std::scoped_lock lock(lock_);
     size_t sum = 0;
     for (const Grant& r : grants_) sum += r.references;
     return sum;
   }
-  // The process has the bytes now.
+  // True if the process holds the bytes now.
   bool holds(int process, const Extent& extent, Access access) {
     const std::scoped_lock lock(lock_);
     for (const Grant& r : grants_) {
@@ -53,7 +53,7 @@ class Turns {
     return last_id_;
   }
 
-  // The next one that asks, or request whose turn comes, is refused for this reason.
+  // The next caller, or the next waiting request whose turn comes, is refused for this reason.
   void refuse_next(Conflict::Reason reason) {
     const std::scoped_lock lock(lock_);
     next_refusal_ = reason;
@@ -101,7 +101,7 @@ class Turns {
 
   std::mutex lock_;
   std::condition_variable turned_;
-  std::list<Grant> grants_;  // in the order in which they came
+  std::list<Grant> grants_;  // in the order of their arrival
   GrantId last_id_ = 0;
   uint64_t version_ = 0;
   std::optional<Conflict::Reason> next_refusal_;
@@ -109,7 +109,7 @@ class Turns {
   std::mt19937_64 random_;
 };
 
-// The thread of a process that tells requests of their turn.
+// The thread of a process that calls arrive_at_gates().
 class StandInWaiter {
  public:
   StandInWaiter() : thread_([this] { run(); }) {}
@@ -267,7 +267,7 @@ class StandInGate final : public Gate {
     return holder;
   }
 
-  // A grant, which waits if it is not its turn; none: the conflict says why.
+  // A new grant, which may have to wait; end(): refused, and the conflict says why.
   std::list<Turns::Grant>::iterator ask(const Request& request, const RequestPart& part, Conflict* conflict) {
     const Asked asked = asked_of(request, part);
     if (const auto reason = turns_.draw_refusal();
@@ -292,7 +292,7 @@ class StandInGate final : public Gate {
   StandInWaiter& waiter_;
 };
 
-// Some that wait have their turn now. Requests may learn then that an owner has died.
+// Grants the waiting requests whose turn has come. Some of them may be refused.
 inline void Turns::grant_next() {
   for (auto it = grants_.begin(); it != grants_.end();) {
     const auto grant = it++;
@@ -315,7 +315,7 @@ inline void Turns::grant_next() {
   turned_.notify_all();
 }
 
-// A process: its cells of the memories that are shared. Its threads are those that use them.
+// A process: its cells of the shared memories. The threads that use the cells are its threads.
 class StandInProcess {
  public:
   StandInProcess(int number, std::span<Turns* const> memories) : number(number) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a concurrent test has really done, and an offline proof that it was allowed. Every access notes when
-// it began and ended, as seen from inside: after the grant and before the end of the op, lease or view. The
+// Records the accesses of a concurrent test and checks afterwards that they were allowed. Every access notes
+// when it began and ended, from inside: after the grant and before the end of the op, lease or view. The
 // checker then shows, for each cell:
 //
 //   - no two accesses that conflict overlap in time;
 //   - accesses that conflict and that one thread asked for began in the order in which it asked.
 //
-// Time is a counter that every note moves on. It is relaxed on purpose: what ends before something else is
-// granted has the smaller number, because of the engine's own synchronisation or not at all. So the notes
-// hide no race from ThreadSanitizer, and order nothing that the engine does not.
+// Time is a counter that every note increments. It is relaxed on purpose: if one access ends before another
+// is granted, it has the smaller number only through the synchronisation of the engine. So the notes hide no
+// race from ThreadSanitizer, and order nothing that the engine does not order.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +29,14 @@
 
 namespace tenon::impl {
 
-// Views exclude no views, leases exclude no views of the host (ordinary code takes turns with itself), and an
-// op may have been pushed with the promise that views do not count.
+// Views do not exclude views, leases do not exclude views of the host, and an op may have been pushed with
+// OnHost::kIgnore.
 struct CellAccess {
   Wanted what;
   HolderKind kind = HolderKind::kOp;
   uint64_t request = 0;  // the same for what acts under it: nested leases, views
-  uint32_t asker = 0;    // a thread of the test, which has asked for it as its
-  uint64_t nth = 0;      // nth access; 0: of no order
+  uint32_t asker = 0;    // the thread of the test that asked for it
+  uint64_t nth = 0;      // the number of the access for that thread; 0: not ordered
   uint64_t start = 0;
   uint64_t end = 0;
   bool ignores_views = false;  // of an op
@@ -52,7 +52,7 @@ class History {
   History& operator=(const History&) = delete;
 
   void begin(CellAccess& access) noexcept { access.start = now(); }
-  // Perhaps in another thread.
+  // May be called by another thread.
   void end(CellAccess access) {
     access.end = now();
     mine().push_back(access);
@@ -72,7 +72,7 @@ class History {
     CellAccess access_;
   };
 
-  // What was wrong first; empty: nothing. Forgets all accesses.
+  // The first violation; empty: none. Forgets all accesses.
   std::string take_fault() {
     std::map<const Cell*, std::vector<CellAccess>> cells;
     {
@@ -140,7 +140,7 @@ class History {
     return {};
   }
 
-  // Of each asker and byte: the last write and read that have begun.
+  // Keeps, for each asker and byte, the last write and read that have begun.
   static std::string disorder_in(const std::vector<CellAccess>& by_start) {
     struct Last {
       std::array<const CellAccess*, sizeof(int64_t)> write{};

@@ -4,7 +4,7 @@
 namespace tenon::impl {
 namespace {
 
-// What this thread runs and has still to run, oldest first.
+// The tasks that this thread has still to run, oldest first, and whether it runs one.
 struct PostedTasks {
   Task* first = nullptr;
   Task* last = nullptr;

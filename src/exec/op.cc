@@ -17,7 +17,7 @@
 namespace tenon::impl {
 namespace {
 
-// Ops count on from a part of the numbers that is this thread's own.
+// Each thread numbers its ops from a range of its own.
 uint64_t next_number() noexcept {
   thread_local uint64_t last = 0;
   if (last == 0) last = uint64_t{this_thread_id()} << 32;
@@ -38,7 +38,7 @@ int32_t op_code_of(const Conflict& conflict) noexcept {
   return conflict.reason == Conflict::Reason::kOwnerDied ? static_cast<int32_t>(conflict.holder.pid) : 0;
 }
 
-// Of what a gate has refused to an op.
+// The message of an op that a gate has refused.
 std::string text_of(const Conflict& conflict) {
   switch (conflict.reason) {
     case Conflict::Reason::kOwnerDied: return dead_owner_text(conflict.holder);
@@ -93,9 +93,8 @@ void Op::become_ready() noexcept {
 
 void Op::refuse_at_gates(const Conflict& conflict) noexcept {
   try {
-    failure_ = Ref<Failure>::adopt(new Failure(code_of(conflict.reason), op_code_of(conflict),
-                                               text_of(conflict), name != nullptr ? name : "",
-                                               site != nullptr ? site : "", nullptr, nullptr));
+    failure_ = Ref<Failure>::adopt(
+        new Failure(code_of(conflict.reason), op_code_of(conflict), text_of(conflict), name, site));
   } catch (const std::bad_alloc&) {
     failure_ = Failure::without_memory();
   }
@@ -104,7 +103,7 @@ void Op::refuse_at_gates(const Conflict& conflict) noexcept {
 
 Task* Op::run() noexcept {
   const Outcome outcome = begin_running() ? execute() : Outcome{};
-  release(outcome.is_done ? 2 : 1);  // the executor's, and the engine's
+  release(outcome.is_done ? 2 : 1);  // the references of the executor and of the engine
   return outcome.next;
 }
 
@@ -120,16 +119,15 @@ bool Op::begin_running() noexcept {
   return false;
 }
 
-// The body forked, and this is the child: what would go on behind the body is the parent's.
+// The body has forked, and this is the child: the op continues only in the parent.
 void Op::end_forked_child() const noexcept {
   constexpr int kStatus = 70;  // EX_SOFTWARE
   char text[512];
   const int n = std::snprintf(
       text, sizeof text,
       "tenon: process %d was forked inside of the body of op '%.200s' and has come back from it: the op goes "
-      "on in "
-      "the parent alone, so this process ends here with status %d; let such a child end with os._exit() "
-      "(_exit) or exec\n",
+      "on in the parent alone, so this process ends here with status %d; let such a child end with "
+      "os._exit() (_exit) or exec\n",
       static_cast<int>(getpid()), name != nullptr ? name : "", kStatus);
   (void)!write(STDERR_FILENO, text, std::min(static_cast<size_t>(std::max(n, 0)), sizeof text - 1));
   _exit(kStatus);
@@ -173,7 +171,7 @@ void Op::fail(Ref<Failure> failure) noexcept {
 }
 
 void Op::fail_without_return(Ref<Failure> failure) noexcept {
-  // Those that are kept for ever, linked by next_ready.
+  // The ops that are never destroyed, linked by next_ready.
   static constinit std::atomic<Request*> kept{nullptr};
   if (has_ended_in_place_) return;
   uint32_t both = 2;
@@ -188,7 +186,7 @@ void Op::fail_without_return(Ref<Failure> failure) noexcept {
 
 void Op::end_body(uint32_t part) noexcept {
   if (this_thread.running_request == this) {
-    has_ended_in_place_ = true;  // execute() goes on when the body has returned
+    has_ended_in_place_ = true;  // execute() continues when the body has returned
     return;
   }
   // pairs with: Op::execute, "the body has ended and returned"
@@ -198,8 +196,8 @@ void Op::end_body(uint32_t part) noexcept {
   release();  // the engine's
 }
 
-// The memory first, because what comes after may give it back; then the waiting threads. The engine's
-// reference is left to the caller. What it returns is ready to run next.
+// Releases the memory first, because later steps may free it, then wakes the waiting threads. The caller
+// releases the reference of the engine. Returns a task that is ready to run next, or null.
 Task* Op::finish() noexcept {
   if (span_ != trace::kNoSpan) [[unlikely]]
     note_end();
@@ -247,7 +245,7 @@ void Op::note_end() const noexcept {
                failure_->message);
 }
 
-// Leaves a mark for the thread that ends the op. False: it is done.
+// Sets a bit for the thread that ends the op. False: the op is done.
 bool Op::set_bit(uint32_t bit) noexcept {
   uint32_t state = state_.load(std::memory_order_relaxed);
   while ((state & kStateBits) != kDone) {
@@ -282,7 +280,7 @@ bool Op::wait(const Deadline& deadline, Conflict* conflict) noexcept {
   if (deadline.is_never() && begin_running()) {
     const Outcome outcome = execute();
     if (outcome.next != nullptr) Engine::instance().executor().post(outcome.next);
-    if (outcome.is_done) release();  // the engine's: the executor has its own, and the caller
+    if (outcome.is_done) release();  // the reference of the engine; the executor and the caller keep theirs
     if (is_done()) return true;
   }
   if (!set_bit(kHasWaiters)) return true;
@@ -297,7 +295,7 @@ bool Op::wait(const Deadline& deadline, Conflict* conflict) noexcept {
 void Op::abandon(Ref<Failure> failure) noexcept {
   failure_ = std::move(failure);
   settle(*this, failure_);
-  // A body that has begun may be the one that this thread is in, and goes on with its context.
+  // If the body has begun, this thread may be inside of it and may still use its context.
   const bool has_begun = (state_.load(std::memory_order_relaxed) & kStateBits) == kRunning;
   if (work_.drop != nullptr && !has_begun) work_.drop(work_.context);
   // pairs with: Op::is_done, "an op's result"

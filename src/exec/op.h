@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An op: work that runs when all of its parts are granted, and what became of it.
+// An op: work that runs when all of its parts are granted, and its outcome.
 #pragma once
 
 #include <atomic>
@@ -18,28 +18,28 @@ namespace tenon::impl {
 
 class Op;
 
-// What an op does. run is called once, on any thread, and calls Op::complete or Op::fail then or later, from
-// any thread; not called when something that the op reads has failed. drop is called once in every case,
-// before the op counts as done. Neither throws.
+// The work of an op. run is called once, on any thread; then or later, any thread calls Op::complete or
+// Op::fail. run is not called if an input of the op has failed. drop is called once in every case, before the
+// op counts as done. Neither throws.
 struct Work {
   void* context = nullptr;
   void (*run)(void* context, Op* op) = nullptr;
   void (*drop)(void* context) = nullptr;  // may be null
 };
 
-// Called once when an op is done, or at once if it is.
+// Called once when an op is done, or at once if it is done already.
 struct DoneCall {
   void (*call)(void* context) = nullptr;
   void* context = nullptr;
   DoneCall* next = nullptr;
 };
 
-// Counted: by the owners of handles, by the engine until it is done, by the executor while it is posted.
+// Counted. References: owners of handles, the engine until it is done, the executor while it is posted.
 // Threads: any; wait() not from inside of a body.
 class Op final : public Request, public Task {
  public:
-  // With room for n parts, which the caller fills in. context_size: room for the work's context in the op's
-  // own memory; 0: the context is elsewhere. name and site are copied. Throws std::bad_alloc.
+  // With n_parts parts, which the caller fills in. context_size: bytes for the context of the work in the
+  // memory of the op; 0: the context is elsewhere. name and site are copied. Throws std::bad_alloc.
   static Ref<Op> create(const Work& work, size_t n_parts, const char* name, const char* site,
                         size_t context_size = 0);
 
@@ -48,16 +48,16 @@ class Op final : public Request, public Task {
     return (state_.load(std::memory_order_acquire) & kStateBits) == kDone;
   }
 
-  // The body has ended. Once; from any thread.
+  // The body has ended. Called once, from any thread.
   void complete() noexcept;
   void fail(Ref<Failure> failure) noexcept;
-  // The body has ended its thread and will not return; within run. It has failed, unless another thread has
-  // ended it. Another thread may hold the op to end it later, which does nothing then: the op is kept for
-  // ever.
+  // Within run: the body has ended its thread and will not return. The op fails, unless another thread has
+  // ended it. Another thread may still have the op and end it later, without effect; so the op is never
+  // destroyed.
   void fail_without_return(Ref<Failure> failure) noexcept;
 
-  // Waits until it is done; without a deadline it runs it here if it is ready and no other thread does.
-  // False: the conflict says why.
+  // Waits until it is done. Without a deadline, runs it in this thread if it is ready and no other thread
+  // runs it. False: the conflict says why.
   bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
 
   // The body has begun and not ended; a hint.
@@ -71,7 +71,6 @@ class Op final : public Request, public Task {
   // call must live until it has been called.
   void call_when_done(DoneCall* call) noexcept;
 
-  const char* op_name() const noexcept { return name; }
   uint64_t number() const noexcept override { return number_; }
 
   void retain(uint64_t n = 1) noexcept { refs_.increment(n); }
@@ -88,29 +87,29 @@ class Op final : public Request, public Task {
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }
   void* context() const noexcept { return work_.context; }
-  // Of an op that was not pushed: its context stays the caller's, and is returned.
+  // For an op that was not pushed: returns its context to the caller.
   void* give_up() noexcept { return std::exchange(work_.context, nullptr); }
-  // Before it is pushed: the span in which it notes how it goes on, whose key is its number.
+  // Before it is pushed: the span that records its progress. The key of the span is the number of the op.
   void set_span(trace::Span span) noexcept { span_ = span; }
   trace::Span span() const noexcept { return span_; }
-  // Ends an op that will never run, of which only this thread knows: after a fork.
+  // After a fork: ends an op that will never run and that no other thread uses.
   void abandon(Ref<Failure> failure) noexcept;
 
  private:
   friend class Engine;
-  // The states, and a bit that says that a thread sleeps on the word.
+  // The states, and two bits: a thread sleeps on the word, and calls_ is not empty.
   static constexpr uint32_t kQueued = 0;
   static constexpr uint32_t kReady = 1;
   static constexpr uint32_t kRunning = 2;
   static constexpr uint32_t kDone = 3;
   static constexpr uint32_t kStateBits = 3;
   static constexpr uint32_t kHasWaiters = 4;
-  static constexpr uint32_t kHasCalls = 8;  // calls_ is not empty
+  static constexpr uint32_t kHasCalls = 8;
 
   Op(const Work& work, std::span<RequestPart> op_parts) noexcept;
   ~Op() = default;
 
-  // What came of it: ops that became ready, of which one is to run next; and whether the op is done.
+  // The result of execute(): an op that became ready and runs next, and whether this op is done.
   struct Outcome {
     Task* next = nullptr;
     bool is_done = false;
@@ -127,19 +126,19 @@ class Op final : public Request, public Task {
   Work work_;
   uint64_t number_ = 0;
   uint32_t size_ = 0;  // of its block
-  // Of the thread that runs the body, then of the one that finishes the op.
+  // Used by the thread that runs the body, then by the one that finishes the op.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;
 
   // Shared.
   std::atomic<uint32_t> state_{kQueued};
-  // The return of run() and the end of the work, when they are on two threads; or kGivenUp, for ever.
-  // kFailing: another thread than that of the body has begun to fail it.
+  // Counts the return of run() and the end of the work, if they are on two threads; or kGivenUp, forever.
+  // kFailing: a thread other than that of the body has begun to fail it.
   static constexpr uint32_t kFailing = 4;
   static constexpr uint32_t kGivenUp = 8;
   std::atomic<uint32_t> parts_{2};
   SpinLock calls_lock_;
-  trace::Span span_ = trace::kNoSpan;  // constant once pushed; here, where there is room
+  trace::Span span_ = trace::kNoSpan;  // constant once pushed; here, to fill a gap
   DoneCall* calls_ = nullptr;          // guarded by calls_lock_
   RefCount refs_;
 };

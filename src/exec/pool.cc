@@ -15,7 +15,7 @@
 namespace tenon::impl {
 namespace {
 
-// How many tasks one thread takes from another at most: the lock is held while they are counted off.
+// The most tasks that one thread takes from another: the lock is held while they are counted.
 constexpr uint32_t kMostTaken = 32;
 
 constexpr int kLooksBeforeWaking = 24;
@@ -175,7 +175,7 @@ Task* ThreadPool::wait_for_task(size_t self, SpinBudget& budget) noexcept {
   return task;
 }
 
-// Relaxed: a thread that sees this searcher counts on its later looks, in end_search() or sleep().
+// Relaxed: a thread that sees this searcher relies on the later looks in end_search() or sleep().
 bool ThreadPool::try_start_search() noexcept {
   const auto most = static_cast<uint64_t>(std::max(workers_ / 2, 1));
   uint64_t idle = idle_.load(std::memory_order_relaxed);
@@ -192,7 +192,7 @@ void ThreadPool::end_search() noexcept {
   if (searchers(before) == 1 && sleepers(before) > 0 && is_work_in_sight()) wake_one_if_none_searches();
 }
 
-// S3. searching: kSearcher if the caller counts as such, or 0. It does afterwards.
+// S3. searching: kSearcher if the caller counts as a searcher, or 0. Afterwards it counts as one.
 void ThreadPool::sleep(uint64_t searching) noexcept {
   const uint64_t change = kSleeper - searching;
   // pairs with: ThreadPool::wake_one_if_none_searches, "in sight or asleep"
@@ -222,7 +222,8 @@ bool ThreadPool::needs_waking() const noexcept {
   return searchers(idle) == 0 && sleepers(idle) > 0;
 }
 
-// A worker about to end a short task is faster than one that has to be woken, and costs nothing.
+// A worker that is about to end a short task takes the next one sooner than a worker that must be woken, and
+// at no cost.
 bool ThreadPool::is_soon_taken() const noexcept {
   for (int look = 0; look < kLooksBeforeWaking; ++look) {
     if (inbox_.load(std::memory_order_relaxed) == nullptr) return true;

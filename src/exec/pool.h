@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The executor with threads of its own. Made for tasks of some hundred nanoseconds: posting is one exchange
-// on a shared list, and a system call only where all workers that have nothing to do sleep.
+// The executor with threads of its own. Designed for tasks of some hundred nanoseconds: posting is one
+// exchange on a shared list, and a system call only if all idle workers sleep.
 #pragma once
 
 #include <atomic>
@@ -17,43 +17,44 @@
 
 namespace tenon::impl {
 
-// Where tasks are. post() puts a task in front of inbox_. A thread that needs work looks into its own list,
-// then takes the whole inbox and turns it round (oldest first), then takes half of another's list from its
-// front. It keeps the first task to run and puts the rest into its own list. List i belongs to worker i, the
-// last one to all threads that call try_run_one(). Tasks are nowhere else, but in hand for that moment.
+// Where tasks are. post() adds a task to the front of inbox_. A thread that needs work looks into its own
+// list, then takes the whole inbox and reverses it (oldest first), then takes half of the list of another
+// thread from its front. It keeps the first task to run and appends the rest to its own list. List i belongs
+// to worker i, the last one to all threads that call try_run_one(). Except for the moment of such a move,
+// tasks are nowhere else.
 //
-// Sleep. Each worker works, searches or sleeps; idle_ counts the searchers and the sleepers. One that finds
-// nothing becomes a searcher, unless half of the workers are: it polls for a while, and then sleeps.
-// The protocol (each look and each change named here is sequentially consistent, except the change in
-// which a worker becomes a searcher, on which nothing rests):
+// Sleep. Each worker works, searches or sleeps; idle_ counts the searchers and the sleepers. A worker that
+// finds nothing becomes a searcher, unless half of the workers are searchers: it polls for a while, and then
+// sleeps. The protocol (each look and each change named here is sequentially consistent, except the change in
+// which a worker becomes a searcher, on which nothing depends):
 //
 //   S1 A thread that puts tasks in sight (into the inbox, or the rest into a list) looks at idle_ afterwards.
-//      If none searches and one sleeps, it turns one sleeper into a searcher (in idle_: a claim) and
-//      then adds a token to tokens_ and wakes one thread that waits for a token. post() gives the
-//      workers a moment before it claims: if it sees the inbox empty, its task is in hand, and the duty gone.
-//   S2 A searcher that has found a task stops counting as one before it runs it. If it was the last, it looks
-//      whether there are tasks in sight, and does as in S1 if there are.
-//   S3 A worker that has found nothing counts itself asleep (and no longer searching, in one step) and then
-//      looks whether there are tasks in sight. If there are, it turns one sleeper, which need not be
-//      itself, into a searcher, and goes on as that one. If there are none, or no sleeper is left to turn,
-//      it waits for a token, takes it, and is a searcher.
+//      If there is no searcher and a sleeper, it turns one sleeper into a searcher (in idle_: a claim), then
+//      adds a token to tokens_ and wakes one thread that waits for a token. post() waits a moment before it
+//      claims: if the inbox becomes empty, a thread has taken its task, and the claim is not needed.
+//   S2 A searcher that has found a task stops counting as a searcher before it runs the task. If it was the
+//      last one, it looks for tasks in sight, and continues as in S1 if there are any.
+//   S3 A worker that has found nothing counts itself as a sleeper (and no longer as a searcher, in one step)
+//      and then looks for tasks in sight. If there are any, it turns one sleeper, not necessarily itself,
+//      into a searcher, and continues as that one. If there are none, or no sleeper is left to turn, it waits
+//      for a token, takes it, and is a searcher.
 //
-// Invariants: workers between S3's count and the end of its wait = sleepers in idle_ + tokens + claims whose
-// token is still to come. So each claim ends exactly one wait, whichever, and no token is lost.
-// Why no task is left behind: let a task come in sight. If the look of S1 finds a searcher, that one, or the
-// last that searches with it, looks again later, in S2 or S3. If it finds none idle, each worker will look
-// before it sleeps (S3). Otherwise it wakes one. A thread that takes tasks into hand and not into sight runs
-// the first and brings the rest in sight: S1 again.
+// Invariants: workers between the count of S3 and the end of its wait = sleepers in idle_ + tokens + claims
+// whose token is still to come. So each claim ends exactly one wait, and no token is lost.
+// Why no task is left behind: let a task come in sight. If the look of S1 finds a searcher, then that one, or
+// the last one that searches with it, looks again later, in S2 or S3. If it finds no idle worker, each worker
+// will look before it sleeps (S3). Otherwise it wakes one. A thread that takes several tasks runs the first
+// and puts the rest in sight: S1 again.
 //
-// The end. stop() sets kStopping in idle_ and then does as in S1, so that some worker passes S3 later. The
-// worker whose change in S3 finds kStopping set and makes all sleep, and that then sees nothing in sight,
-// sets kOver and turns all sleepers into searchers, with a token for each; so does a worker that finds kOver
-// set in S3. A worker leaves after a wait when it finds no task and sees kOver. Tasks that still come are
-// posted by a worker, which does not leave before it has found nothing itself.
+// The end. stop() sets kStopping in idle_ and then continues as in S1, so that some worker passes S3 later.
+// The worker whose change in S3 finds kStopping set and makes all workers sleepers, and which then finds
+// nothing in sight, sets kOver and turns all sleepers into searchers, with a token for each; so does a worker
+// that finds kOver set in S3. A worker returns after a wait if it finds no task and sees kOver. Later tasks
+// are posted by a worker, which does not return before it has found nothing itself.
 //
-// Owner: make_executor's caller. A pool that is there at the end of the process is never destroyed: its
-// threads touch nothing but the pool and the tasks. Threads: as Executor; the workers block all signals but
-// those of a fault.
+// Owner: the caller of make_executor. A pool that exists at the end of the process is never destroyed: its
+// threads use only the pool and the tasks. Threads: as Executor; the workers block all signals except those
+// of faults.
 class ThreadPool final : public Executor {
  public:
   static constexpr int kMostWorkers = 1024;
@@ -78,7 +79,7 @@ class ThreadPool final : public Executor {
   // Tasks of one worker in sight of all. Threads: any.
   class alignas(64) TaskList {
    public:
-    bool is_empty() const noexcept;  // what is put before counts, in the sense of S3
+    bool is_empty() const noexcept;  // the look of S2 and S3
     Task* pop() noexcept;            // null if empty
     void append(const TaskBatch& batch) noexcept;
     TaskBatch take_half() noexcept;
@@ -120,7 +121,7 @@ class ThreadPool final : public Executor {
   const std::unique_ptr<TaskList[]> lists_;  // workers_ + 1
   std::vector<std::thread> threads_;         // and until stop()
 
-  // Shared and atomic. The first two on one line of the cache: a thread that posts needs both.
+  // Shared and atomic. The first two are on one cache line, because a thread that posts needs both.
   alignas(64) std::atomic<Task*> inbox_{nullptr};  // newest first
   std::atomic<uint64_t> idle_{0};
   alignas(64) std::atomic<uint32_t> tokens_{0};

@@ -13,11 +13,10 @@
 
 namespace tenon::impl {
 
-// Runs nothing by itself. Threads: as Executor. While one thread runs tasks, others wait in try_run_one()
-// for their turn. They are not sent away with false: no other thread would run what is left when the first
-// thread has seen enough, and a thread that waits for a task must be able to run it. From inside of a task
-// try_run_one() runs another one, there and then.
-// The draw walks through what is posted, so its cost grows with that.
+// Runs nothing by itself. Threads: as Executor. While one thread runs a task, others wait in try_run_one()
+// for their turn. They do not get false, because a thread that waits for a task must be able to run it when
+// the first thread stops. From inside of a task, try_run_one() runs another task at once. The cost of a draw
+// grows with the number of posted tasks.
 class SeededExecutor final : public Executor {
  public:
   explicit SeededExecutor(uint64_t seed) : state_(seed) {}

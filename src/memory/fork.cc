@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a fork means for the contract. The child has one thread and all of the memory. Ops that were
-// unfinished run in the parent: in the child they have failed, and so has what they were to write; a child
-// that was forked inside of a body ends when it comes back from that. Leases and calls of the threads that
-// are not there are void, and views that were bound to them are unbound. Of memory that other processes use,
-// too, the child has nothing: all leases there are void, and its views are inherited ones. The handlers wait
-// for short sections only, never for ops. They need no memory: without it the child lives and its failures
-// are told in fewer words.
+// The effects of a fork. The child has one thread and all of the memory. Ops that were unfinished run in the
+// parent; in the child they have failed, and the memory that they should write holds no value. A child that
+// was forked inside of a body ends when it returns from the body. Leases and calls of threads that do not
+// exist in the child are removed, and views that were bound to these threads are unbound. The child has no
+// grants of shared memory: all leases of such memory are removed, and the views of it are inherited ones. The
+// handlers wait only for short sections, never for ops. They need no memory: without it the child continues,
+// and its failures have a shorter message.
 #include "memory/fork.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ namespace tenon::impl {
 namespace {
 
 std::atomic<const ForkHooks*> hooks{nullptr};
-// Of the forking thread, between the handlers.
+// Used by the forking thread, between the handlers.
 const ForkHooks* hooks_of_fork = nullptr;
 constinit std::span<Queue*> locked_queues;
 
@@ -57,17 +57,18 @@ void in_parent() {
   if (wanted != nullptr) wanted->in_parent();
 }
 
-// What waits in the thread that forks is a task's request: its loop runs in the parent.
+// True if the child does not keep the request. A request of the forking thread that waits belongs to a task,
+// whose loop runs in the parent.
 bool is_void(const Request& request) {
   if (request.is_gated) return true;
   if (request.kind == HolderKind::kOp || request.missing.load(std::memory_order_relaxed) != 0) return true;
   return !request.is_detached.load(std::memory_order_relaxed) && request.owner.thread != this_thread_id();
 }
 
-// Takes out of a queue what belongs to threads that are not there; the ops, each once, are to be ended.
+// Removes the requests of threads that do not exist here from a queue. Adds each op once to the list.
 void empty(Queue& queue, ReadyList* ops) {
   constexpr uint64_t kListed = UINT64_MAX;  // no walk has this number
-  ReadyList ready;  // none becomes ready: what waits is taken out before what it waits for
+  ReadyList ready;  // stays empty: a waiting part is removed before the parts that it waits for
   RequestPart* last = queue.first();
   while (last != nullptr && last->next != nullptr) last = last->next;
   for (RequestPart* part = last; part != nullptr;) {
@@ -89,7 +90,7 @@ void empty(Queue& queue, ReadyList* ops) {
 void in_child() {
   ReadyList ops;
   for (Queue* queue : locked_queues) empty(*queue, &ops);
-  this_thread.running = 0;  // what it forked in runs in the parent
+  this_thread.running = 0;  // the op whose body forked runs in the parent
   this_thread.running_request = nullptr;
   this_thread.is_finishing = false;
   WaitGraph::instance().clear_after_fork();

@@ -3,12 +3,11 @@
 
 namespace tenon::impl {
 
-// Registers the handlers that keep the contract over fork(). Once for the process.
+// Registers the fork handlers. Once for the process.
 void handle_forks();
 
-// What belongs to a layer above: before() runs ahead of the core's own part, when no lock is held;
-// in_parent() behind it; in_child() ahead of the end of the ops that are abandoned, which may release
-// anything.
+// The handlers of a higher layer. before() is called first, without locks; in_parent() last; in_child()
+// before the abandoned ops end, because their end may release anything.
 struct ForkHooks {
   void (*before)();
   void (*in_parent)();

@@ -17,11 +17,6 @@ constexpr size_t kSpare = 256;
 
 uintptr_t address(const std::byte* p) { return reinterpret_cast<uintptr_t>(p); }
 
-template <class T>
-void recycle(std::vector<T>& spare, T item) noexcept {
-  spare.push_back(std::move(item));  // capacity is reserved: cannot throw below kSpare
-}
-
 void forget_gate(Region* region) noexcept {
   if (region->gate() == nullptr) return;
   const std::scoped_lock lock(region->lock);
@@ -49,12 +44,18 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
   const uintptr_t begin = address(memory.extent);
   const Section section(*this);
   sweep();
-  Storage* storage = new_storage();
+  return add_to(memory, heap_nbytes,
+                [&] { return region_for(begin, begin + memory.extent_nbytes, memory.gate); });
+}
+
+template <class MakeRegion>
+Ref<Storage> KnownMemory::add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region) {
+  Storage* const storage = new_storage();
   Region* region = nullptr;
   try {
-    region = region_for(begin, begin + memory.extent_nbytes, memory.gate);
+    region = make_region();
   } catch (...) {
-    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    keep_spare(storage);
     throw;
   }
   storage->memory_ = memory;
@@ -71,31 +72,23 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
   const Section section(*this);
   sweep();
   if (of.moved_at() != nullptr) return {};
-  Storage* const storage = new_storage();
-  Region* region = nullptr;
-  try {
-    region = new_region();
-  } catch (...) {
-    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
-    throw;
-  }
-  set_extent(region, begin, begin + of.nbytes());
-  region->set_birth(Queue::kAnyOp);
-  region->is_unlisted_ = true;
-  region->next_unlisted_ = std::exchange(unlisted_, region);
-  of.retain();
-  of.unchecked_.fetch_add(1, std::memory_order_relaxed);
-  storage->memory_ = {of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, [](void* owner) {
-                        auto* const kept = static_cast<Storage*>(owner);
-                        kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
-                        kept->release();
-                      }};
-  storage->heap_nbytes_ = 0;
-  storage->home_.store(region, std::memory_order_relaxed);
-  link(storage, region);
-  ++storages_;
-  ++regions_;
-  return Ref<Storage>::adopt(storage);
+  const auto let_go = [](void* owner) {
+    auto* const kept = static_cast<Storage*>(owner);
+    kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
+    kept->release();
+  };
+  const Memory memory{of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, let_go};
+  return add_to(memory, 0, [&] {
+    Region* const region = new_region();
+    set_extent(region, begin, begin + of.nbytes());
+    region->set_birth(Queue::kAnyOp);
+    region->is_unlisted_ = true;
+    region->next_unlisted_ = std::exchange(unlisted_, region);
+    ++regions_;
+    of.retain();
+    of.unchecked_.fetch_add(1, std::memory_order_relaxed);
+    return region;
+  });
 }
 
 namespace {
@@ -197,7 +190,7 @@ void KnownMemory::sweep() noexcept {
     unlink_from(storage, &storage->region());
     --storages_;
     heap_nbytes_ -= storage->heap_nbytes_;
-    spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
+    keep_spare(storage);
     storage = next;
   }
 }
@@ -221,8 +214,8 @@ void set_gate(Region& region, Gate* gate) noexcept {
   region.set_gate(gate);
 }
 
-// The gate of bytes that had one and get the other: either may be null. is_used: by what needed no grant or
-// has one.
+// The common gate of bytes that have one gate and get another; either may be null. is_used: there are parts
+// or views.
 Gate* common_gate(Gate* one, bool is_used, Gate* other) {
   if (one != nullptr && other != nullptr && one != other) {
     throw_error(Code::kLeaseConflict, "the bytes bridge two memories that are shared with other processes");
@@ -296,8 +289,8 @@ class QueueLocks {
 
 }  // namespace
 
-// One region for everything that overlaps begin..end. It keeps the queue that is in use: what stands there
-// stays where it is. Two queues in use cannot become one.
+// Merges all regions that overlap begin..end into one, which keeps the queue that is in use. Two queues in
+// use cannot be merged.
 Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end, Gate* gate) {
   std::vector<Region*> regions;
   while (first != map_.end() && first->first < end) {
@@ -361,6 +354,11 @@ void KnownMemory::keep_spare(Region* region) noexcept {
   region->next_spare_ = std::exchange(spare_regions_, region);
 }
 
+void KnownMemory::keep_spare(Storage* storage) noexcept {
+  if (spare_storages_.size() == kSpare) return delete storage;
+  spare_storages_.push_back(storage);  // has the capacity, so that it does not throw
+}
+
 void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
   if (spare_nodes_.empty()) {
     map_.emplace(begin, region);
@@ -375,7 +373,7 @@ void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
   region->is_mapped_ = true;
 }
 
-// The memory is gone, and what failed to be written there.
+// The memory no longer exists, so its failures are removed.
 void KnownMemory::forget_failures(Region* region) noexcept {
   if (!region->has_failures.load(std::memory_order_relaxed)) return;
   FailedRange** end = &forgotten_;
@@ -403,7 +401,7 @@ void KnownMemory::unmap_region(Region* region) noexcept {
   }
   if (region->is_mapped_) {
     auto node = map_.extract(region->begin_);
-    if (spare_nodes_.size() < kSpare) recycle(spare_nodes_, std::move(node));
+    if (spare_nodes_.size() < kSpare) spare_nodes_.push_back(std::move(node));  // has the capacity
   }
   region->is_mapped_ = false;
   keep_spare(region);
@@ -421,7 +419,7 @@ Storage* KnownMemory::new_storage() {
 
 Region* KnownMemory::new_region() {
   if (spare_regions_ == nullptr) {
-    const size_t queues = all_regions_ + 2;  // this one's, and that of ops that use no memory
+    const size_t queues = all_regions_ + 2;  // with this region, and the queue of ops that use no memory
     if (queues_of_fork_.capacity() < queues) queues_of_fork_.reserve(2 * queues);
     auto* const region = new Region;
     ++all_regions_;
@@ -430,23 +428,23 @@ Region* KnownMemory::new_region() {
   return std::exchange(spare_regions_, spare_regions_->next_spare_);
 }
 
+template <class Visit>
+void KnownMemory::for_each_queue(Visit visit) {
+  for (const auto& [begin, region] : map_) visit(*region);
+  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_) visit(*region);
+  visit(Engine::instance().loose_queue());
+}
+
 void KnownMemory::visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
   const std::scoped_lock lock(lock_);
-  for (const auto& [begin, region] : map_) visit(*region, context);
-  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
-    visit(*region, context);
-  visit(Engine::instance().loose_queue(), context);
+  for_each_queue([&](Queue& queue) { visit(queue, context); });
 }
 
 std::span<Queue*> KnownMemory::lock_for_fork() noexcept {
   lock_.lock();
-  std::vector<Queue*>& queues = queues_of_fork_;
-  queues.clear();
-  for (const auto& [begin, region] : map_) queues.push_back(region);
-  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_)
-    queues.push_back(region);
-  queues.push_back(&Engine::instance().loose_queue());
-  return queues;
+  queues_of_fork_.clear();
+  for_each_queue([this](Queue& queue) { queues_of_fork_.push_back(&queue); });
+  return queues_of_fork_;
 }
 
 tenon_view_count Region::views() noexcept {

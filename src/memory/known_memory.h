@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The interval map of known memory: which region a byte belongs to. It owns all regions and storages.
+// The map from addresses to regions of known memory. It owns all regions and storages.
 //
-// A release must never wait for an import, so releasing takes no lock: a dead storage is put on a
-// lock-free list before its deleter runs. The next thread that takes the lock sweeps that list first. So
-// memory that is used again after its deleter has run is always unknown to the map by the time it is
-// imported.
+// A release must never wait for an import, so it takes no lock: a dead storage is pushed to a lock-free list
+// before its deleter runs. The next thread that takes the lock sweeps that list first. So memory that is
+// reused after its deleter has run is no longer in the map when it is imported.
 #pragma once
 
 #include <array>
@@ -23,45 +22,45 @@
 
 namespace tenon::impl {
 
-// One for the process, never destroyed: late deleters meet a valid object.
+// One for the process. Never destroyed, because deleters may use it after static destructors.
 // Threads: all functions may be called from any thread; retire() takes no lock and allocates nothing.
 // No user code runs while the lock is held.
 class KnownMemory {
  public:
   static KnownMemory& instance() noexcept;
 
-  // A storage with one reference over memory, on the region of its extent.
+  // A new storage for memory, on the region of its extent.
   Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
 
-  // A storage over the memory of another one, which it keeps, on a region of its own that is not in the map.
-  // Null: the memory was moved out.
+  // A new storage for the memory of another one, which it keeps alive, on a region of its own that is not in
+  // the map. Null: the memory was moved out.
   Ref<Storage> add_unchecked(Storage& storage);
 
-  // The storage leaves its region, and later uses of it are refused. Requires that the request holds it for
-  // writing. False: something else uses its bytes, as the conflict says, and nothing has happened. at:
-  // where; lives for ever.
+  // Removes the storage from its region; later uses of it are refused. Requires that the request holds it for
+  // writing. False: something else uses its bytes, as the conflict says, and nothing has changed. at: the
+  // line; lives forever.
   bool take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict);
 
-  // A living storage that contains the bytes and keeps them alive, or null. Looks through the storages of
-  // their region: with thousands of imports of parts of one memory that is what an import costs.
+  // A living storage that contains the bytes and keeps them alive, or null. Searches the storages of the
+  // region, so the cost of an import grows with the number of imports of parts of one memory.
   Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
-  // The storage's count has reached zero: it will be unlinked by the next caller of add or find.
+  // The count of the storage has reached zero: the next caller of add or find will unlink it.
   void retire(Storage* storage) noexcept;
-  // Unlinks the storages that were retired, unless another thread has the lock, and then does it later.
+  // Unlinks the retired storages, unless another thread has the lock; then that happens later.
   void forget_retired() noexcept;
 
   void note_failed_deleter() noexcept { failed_deleters_.fetch_add(1, std::memory_order_relaxed); }
 
   void statistics(tenon_statistics* out);
 
-  // For memory/fork.cc: the map's lock, and every queue that there is, to be used until it is unlocked. Needs
-  // no memory: a fork that meets a shortage goes on.
+  // For memory/fork.cc: takes the lock of the map, and returns all queues, valid until it is unlocked. Needs
+  // no memory, so that a fork works without free memory.
   std::span<Queue*> lock_for_fork() noexcept;
   void unlock_after_fork() noexcept { lock_.unlock(); }
 
-  // Calls visit with the queue of every region that has bytes, and with that of ops that use no memory. Holds
-  // the map's lock meanwhile.
+  // Calls visit with the queue of every region that has bytes, and with the queue of ops that use no memory.
+  // Holds the lock of the map meanwhile.
   void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
 
  private:
@@ -69,7 +68,8 @@ class KnownMemory {
 
   KnownMemory() noexcept { gone_.set_gone(); }
 
-  // The lock, held. Its end deletes the failures of memory that is gone, because that may run user code.
+  // Holds the lock. After unlocking, its destructor deletes the failures of memory that no longer exists,
+  // because that may run code of users.
   class Section {
    public:
     explicit Section(KnownMemory& memory) noexcept : memory_(memory) { memory.lock_.lock(); }
@@ -84,6 +84,10 @@ class KnownMemory {
 
   // All of these require lock_.
   void sweep() noexcept;
+  template <class MakeRegion>
+  Ref<Storage> add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region);
+  template <class Visit>
+  void for_each_queue(Visit visit);
   void link(Storage* storage, Region* region) noexcept;
   void unlink_from(Storage* storage, Region* region) noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end, Gate* gate);
@@ -94,6 +98,7 @@ class KnownMemory {
   Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end, Gate* gate);
   void set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept;
   void keep_spare(Region* region) noexcept;
+  void keep_spare(Storage* storage) noexcept;
   Map::iterator first_overlap(uintptr_t begin, uintptr_t end);
   void map_region(Region* region, uintptr_t begin, uintptr_t end);
   void unmap_region(Region* region) noexcept;
@@ -107,17 +112,17 @@ class KnownMemory {
   SpinLock lock_;
   // Guarded by lock_.
   Map map_;
-  // Regions without storages that stay in the map for a while, each in the slot of its first byte: importing
-  // the same memory again and again, as a loop or a feed does, finds its region there.
+  // Regions without storages that stay in the map for a while, each in the slot of its first byte. If a loop
+  // or a feed imports the same memory repeatedly, it finds the region here.
   static constexpr size_t kIdle = 64;
   std::array<Region*, kIdle> idle_{};
   std::vector<Storage*> spare_storages_;
-  // Regions are used again but never freed: a thread may still lock one that its memory was merged out of.
+  // Regions are reused but never freed: a thread may still lock one whose memory was merged with another.
   Region* spare_regions_ = nullptr;
-  Region* unlisted_ = nullptr;          // those of unchecked storages
-  Region gone_;                         // of storages whose memory was moved out; in no map
-  size_t all_regions_ = 0;              // that were ever made
-  std::vector<Queue*> queues_of_fork_;  // with room for the queues of all of them
+  Region* unlisted_ = nullptr;          // of unchecked storages
+  Region gone_;                         // of storages whose memory was moved out; not in the map
+  size_t all_regions_ = 0;              // ever created
+  std::vector<Queue*> queues_of_fork_;  // with capacity for the queues of all of them
   std::vector<Map::node_type> spare_nodes_;
   FailedRange* forgotten_ = nullptr;  // to be deleted by the Section
   uint64_t storages_ = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A region is one stretch of known memory: the unit to which the contract applies. Storages whose bytes
-// overlap share a region, so that two imports of the same memory can never be told apart by it. Its queue is
-// the one place in which leases, ops and views of that memory stand.
+// A region is one range of known memory: the unit to which the contract applies. Storages whose bytes overlap
+// share a region, so that the contract treats two imports of the same memory as one. Its queue contains all
+// leases, ops and views of that memory.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Region : public Queue {
  public:
   tenon_view_count views() noexcept;
 
-  // Moves when elements may have changed: at every call while a writable view is open.
+  // Changes when elements may have changed; with an open writable view, at every call.
   uint64_t version() noexcept;
 
  private:
@@ -30,7 +30,7 @@ class Region : public Queue {
 
   uintptr_t begin_ = 0;
   uintptr_t end_ = 0;
-  Storage* storages_ = nullptr;  // on this region, also dead ones that were not swept yet
+  Storage* storages_ = nullptr;  // on this region, including dead ones that were not swept yet
   Region* next_spare_ = nullptr;
   Region* next_unlisted_ = nullptr;
   bool is_unlisted_ = false;  // of an unchecked storage

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A storage is one allocation with its owner: Tenon's own heap memory, or memory of another owner,
-// adopted with a deleter. It knows nothing of shapes and dtypes.
+// A storage is one allocation with its owner: heap memory of Tenon, or memory of another owner that was
+// adopted with a deleter. It does not know shapes and dtypes.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace tenon::impl {
 
 using Deleter = void (*)(void* owner);
 
-// Memory to adopt. data..data+nbytes are the bytes of the storage, which lie inside of the extent: the
+// Memory to adopt. data..data+nbytes are the bytes of the storage. They lie inside of the extent, the
 // allocation that the region registers (for a NumPy view, the memory of its root array).
 struct Memory {
   std::byte* data = nullptr;
@@ -25,21 +25,20 @@ struct Memory {
   bool is_readonly = false;
   void* owner = nullptr;
   Deleter deleter = nullptr;
-  Gate* gate = nullptr;  // of memory that other processes use, too
+  Gate* gate = nullptr;  // of memory that is shared with other processes
 };
 
-// Counted; made and recycled by KnownMemory.
-// Threads: everything public may be used by any thread.
-// Invariants: the deleter runs exactly once, after the last reference has gone, on the thread that
-// dropped it, unless the memory has been moved out before; a storage with count zero is never handed out
-// again.
+// Counted. Created and recycled by KnownMemory.
+// Threads: any.
+// Invariants: the deleter runs exactly once, after the last reference was released, on the thread that
+// released it, unless the memory has been moved out. A storage with count zero gets no new references.
 class Storage {
  public:
   // New memory, aligned to 64 bytes, to pages from 1 MiB on. Fails with kNoMemory.
   static Ref<Storage> allocate(size_t nbytes, bool is_zeroed);
 
-  // Takes over the memory. On failure the deleter does not run. Fails with std::bad_alloc, and with
-  // kBuffer when the extent bridges regions that are in use.
+  // Takes ownership of the memory. On failure the deleter does not run. Fails with std::bad_alloc, and with
+  // kLeaseConflict if the extent bridges regions that are in use.
   static Ref<Storage> adopt(const Memory& memory);
 
   // A living storage that can lend the bytes, or null.
@@ -49,22 +48,22 @@ class Storage {
   size_t nbytes() const noexcept { return memory_.nbytes; }
   bool is_readonly() const noexcept { return memory_.is_readonly; }
   const Memory& memory() const noexcept { return memory_; }
-  // Where the memory was moved out, so that it is not this storage's any more; null: it was not.
-  // pairs with: KnownMemory::take_out, "moved"
+  // The line that moved the memory out, so that this storage does not own it any more; null: it was not
+  // moved. pairs with: KnownMemory::take_out, "moved"
   const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }
-  // May change while the caller looks, when an import bridges two regions.
+  // May change at any time, if an import bridges two regions.
   // pairs with: KnownMemory::merge, "a home and its queue"
   Region& region() const noexcept { return static_cast<Region&>(*home_.load(std::memory_order_acquire)); }
   Home& home() noexcept { return home_; }
 
-  // Contains the bytes, keeps them alive (memory without a deleter may end before the storage does), and
-  // may be used for access.
+  // True if it contains the bytes, keeps them alive (memory without a deleter may end before the storage),
+  // and allows the access.
   bool can_lend(const std::byte* data, size_t nbytes, Access access) const noexcept {
     return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes &&
            memory_.deleter != nullptr && (access == Access::kRead || !memory_.is_readonly);
   }
 
-  // The owner, if it came with this deleter; else null.
+  // The owner, if it was given with this deleter; else null.
   void* owner_with(Deleter deleter) const noexcept {
     return memory_.deleter == deleter ? memory_.owner : nullptr;
   }
@@ -80,13 +79,13 @@ class Storage {
 
   // Constant from creation to recycling.
   Memory memory_;
-  size_t heap_nbytes_ = 0;  // of Tenon's own allocation, else 0
+  size_t heap_nbytes_ = 0;  // of heap memory of Tenon, else 0
 
-  // Shared; written under KnownMemory::lock_ and the locks of both queues.
+  // Shared; written with KnownMemory::lock_ and the locks of both queues.
   Home home_{nullptr};
-  // Shared; written under KnownMemory::lock_ and the lock of the queue that it leaves.
+  // Shared; written with KnownMemory::lock_ and the lock of the queue that it leaves.
   std::atomic<const char*> moved_at_{nullptr};
-  // Shared: unchecked storages over this one's memory. Incremented under KnownMemory::lock_.
+  // Shared: the number of unchecked storages for its memory. Incremented with KnownMemory::lock_.
   std::atomic<uint32_t> unchecked_{0};
 
   // Guarded by KnownMemory::lock_.

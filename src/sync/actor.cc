@@ -16,8 +16,8 @@
 namespace tenon::impl {
 namespace {
 
-// The threads that have an id, for callers that name one by the kernel's number. Never destroyed: threads end
-// late.
+// The threads that have an id, for callers that name a thread by its kernel number. Never destroyed, because
+// threads may end after static destructors.
 struct Threads {
   SpinLock lock;
   std::vector<std::pair<uint32_t, uint32_t>> numbers_and_ids;  // guarded by lock
@@ -35,7 +35,7 @@ void forget_this_thread() noexcept {
   std::erase_if(all.numbers_and_ids, [](const auto& part) { return part.second == this_thread.id; });
 }
 
-// Its end is that of the thread.
+// Destroyed at the end of the thread.
 struct KnownThread {
   ~KnownThread() { forget_this_thread(); }
 };
@@ -68,7 +68,7 @@ uint32_t thread_id_of(uint32_t number) noexcept {
 }
 
 void lock_threads_for_fork() noexcept {
-  (void)this_thread_id();  // the child asks for it before the lock is free
+  (void)this_thread_id();  // the child needs it while it holds the lock
   threads().lock.lock();
 }
 

@@ -53,7 +53,7 @@ void Failures::note(const Ref<Failure>& failure) noexcept {
     entries_.push_back({failure, false});
     failure->is_listed_.store(true, std::memory_order_relaxed);
   } catch (const std::bad_alloc&) {
-    // A caller that waits for the op or its memory still learns of it.
+    // It is not listed. Waits for the op or its memory still raise it.
   }
 }
 
@@ -73,7 +73,7 @@ Ref<Failure> Failures::take() noexcept {
       oldest = remove_first();
     }
     oldest->mark_seen();
-    if (!oldest->process_.is_child()) return oldest;  // else it is the parent's
+    if (!oldest->process_.is_child()) return oldest;  // else it belongs to the parent
   }
 }
 
@@ -93,7 +93,7 @@ void Failures::note_released(const Failure* failure) noexcept {
   {
     const std::scoped_lock lock(lock_);
     const auto entry = std::ranges::find(entries_, failure, [](const Entry& e) { return e.failure.get(); });
-    // Only take() makes a further reference to one that no other thread has.
+    // If the list has the only reference, then only take() can add one.
     if (entry == entries_.end() || waiters_ != 0 || entry->is_left_to_taker || failure->refs_.count() != 1)
       return;
     if (failure->process_.is_child() || !failure->mark_seen()) return;

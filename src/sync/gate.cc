@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<int64_t> timeout_ns{5'000'000'000};
 
-// The first in the order of the gates of those without a grant; null: there is none.
+// The part without a grant whose gate comes first in the order of gates; null: there is none.
 RequestPart* next_at_gates(Request& request) noexcept {
   RequestPart* first = nullptr;
   for (RequestPart& e : request.parts) {
@@ -21,8 +21,8 @@ RequestPart* next_at_gates(Request& request) noexcept {
   return first;
 }
 
-// The part has got a grant: also for the others on the same memory. False: a fork has taken it out of its
-// queue.
+// The part has got a grant: shares it with the other parts on the same memory. False: a fork has removed the
+// part from its queue.
 bool spread_grant(Request& request, RequestPart& passed) noexcept {
   Queue& queue = *passed.queue;
   const std::scoped_lock lock(queue.lock);
@@ -37,8 +37,9 @@ bool spread_grant(Request& request, RequestPart& passed) noexcept {
   return passed.is_queued;
 }
 
-// What a view allows that lives needs no turn: other processes stay out as long as it does, and in a queue
-// with one that waits for the view the request would wait for ever. True: the part has the view's grant.
+// A request that an open view allows does not wait at the gate: other processes are excluded as long as the
+// view is open, and the request would wait forever behind a process that waits for the view. True: the part
+// shares the grant of the view.
 bool join_view(Request& request, RequestPart& part) noexcept {
   const Asked asked = asked_of(request, part);
   Queue& queue = *part.queue;
@@ -52,14 +53,14 @@ bool join_view(Request& request, RequestPart& part) noexcept {
   return spread_grant(request, part);
 }
 
-// Under the request's lock.
+// Requires request.gates_lock.
 void refuse(Request& request, const Conflict& conflict) noexcept {
   leave_gates(request, false);
   request.is_refused = true;
   request.refuse_at_gates(conflict);
 }
 
-// Under the request's lock. False: it waits.
+// Requires request.gates_lock. False: it waits.
 bool go_on(Request& request) noexcept {
   Conflict conflict;
   while (!request.is_refused) {
@@ -96,13 +97,13 @@ Asked asked_of(const Request& request, const RequestPart& part) noexcept {
     asked.extent.begin = std::min(asked.extent.begin, e.extent.begin);
     asked.extent.end = std::max(asked.extent.end, e.extent.end);
     if (e.access == Access::kWrite) asked.access = Access::kWrite;
-    asked.overwrites = false;  // the bytes between them were not looked at
+    asked.overwrites = false;  // the bytes between the parts may not be overwritten
   }
   return asked;
 }
 
 bool pass_gates(Request& request) noexcept {
-  // To the end of this section, also when what was requested arrives meanwhile.
+  // Held to the end, also if a grant arrives meanwhile.
   const std::scoped_lock lock(request.gates_lock);
   return go_on(request);
 }
@@ -159,7 +160,7 @@ void leave_gates(Request& request, bool has_written) noexcept {
 }
 
 bool describe_at_gates(Request& request, Holder* holder) noexcept {
-  const std::scoped_lock lock(request.gates_lock);  // it gets no grant meanwhile, so that its memory stays
+  const std::scoped_lock lock(request.gates_lock);  // so that no grant arrives, and its memory stays valid
   const RequestPart* const e = request.waits_at_gate ? next_at_gates(request) : nullptr;
   return e != nullptr && e->queue->gate()->describe_holder(asked_of(request, *e), holder);
 }

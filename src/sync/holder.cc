@@ -18,7 +18,7 @@ void copy_text(char* to, size_t size, const char* text) noexcept {
 }
 
 std::string age_text(int64_t since_ms) {
-  const int64_t ms = std::max<int64_t>(coarse_now_ms() - since_ms, 0);  // other processes' clock is finer
+  const int64_t ms = std::max<int64_t>(coarse_now_ms() - since_ms, 0);  // other processes use a finer clock
   return ms < 1000 ? concat(ms, " ms") : concat(ms / 1000, ".", ms % 1000 / 100, " s");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stands in the way of a request, copied so that it can be spoken of without the lock of its queue.
+// The holder that is in the way of a request: a copy of its facts, so that messages need no lock.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ struct Holder {
   bool is_granted = false;
   bool is_stopped = false;  // a process: by SIGSTOP or a debugger
   bool is_ending = false;   // a process: its end has begun
-  uint32_t thread = 0;      // of this process; 0: nothing is known, or it is another process
+  uint32_t thread = 0;      // of this process; 0: not known, or it is another process
   uint32_t pid = 0;         // of another process
   uint32_t dead_pid = 0;    // of the process that held it; pid is the one that cleans up after it
   int64_t since_ms = 0;
-  // Texts are set up to their NUL, because to clear the rest takes longer than a lease.
+  // Texts are set up to their NUL only, because clearing the rest takes longer than a lease.
   char name[64];  // of a process: its command
   char site[192];
-  bool has_view = false;   // it is a view, or a lease under which one lives
-  bool has_owner = false;  // it is a lease that is held, by a thread or task
-  Extent extent;           // of this process; not of a process
-  char note[384];          // of a process: what holds the memory there, if it has told
+  bool has_view = false;   // it is a view, or a lease under which a view is open
+  bool has_owner = false;  // it is a granted lease with an owner
+  Extent extent;           // not set for a process
+  char note[384];          // of a process: what holds the memory there, if it has written a note
 
   Holder() noexcept { name[0] = site[0] = note[0] = '\0'; }
   static Holder of(const RequestPart& part) noexcept;  // requires the lock of the queue
@@ -36,7 +36,7 @@ struct Holder {
 // "the op 'fill' that writes it, pushed at train.py:12 by thread 7, 20 ms ago"; "process 1234 (python) that
 // holds it for writing since 3.2 s". Throws std::bad_alloc.
 std::string text_of(const Holder& holder);
-// The same without its age. Not of a process.
+// The same without its age. Not for a process.
 std::string text_without_age(const Holder& holder);
 // " (0.5 s)", for a message about a wait that had this time; empty if timeout_ns is negative.
 std::string timeout_text(int64_t timeout_ns);

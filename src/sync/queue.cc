@@ -13,7 +13,7 @@ bool is_own(const Request& request) noexcept {
   if (request.is_detached.load(std::memory_order_relaxed) || request.born_in != this_thread.running)
     return false;
   if (request.owner.thread != this_thread_id()) return false;
-  // What a thread does inside of a call of its own belongs to the call, whatever task it is.
+  // Everything that a thread does inside of its own call belongs to the call, in any task.
   return request.kind == HolderKind::kCall || request.owner.task == 0 || request.owner.task == current_task();
 }
 
@@ -161,7 +161,7 @@ bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
   return moved.is_any;
 }
 
-// next: the one that stood behind it. What stands before it waits for it only if it was put there afterwards.
+// next: the part behind the removed one. A part before it waits for it only if it was inserted later.
 void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept {
   for (RequestPart* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
     if (e->is_granted || !conflicts(removed, *e)) continue;
@@ -177,7 +177,8 @@ void Queue::advance(ReadyList* ready) noexcept {
   }
 }
 
-// Parts that covered all of the memory when they came may cover a part now: where memory was bridged.
+// Recomputes all blockers: a part that covered all of the memory may cover only some of it now, because the
+// memory was bridged with other memory.
 void Queue::begin_counting(ReadyList* ready) noexcept {
   is_counted_ = true;
   first_waiting_ = nullptr;
@@ -192,7 +193,7 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
   }
 }
 
-// The views go to another part of the same actor that allows them, else to the host.
+// Moves the views to another part of the same actor that allows them, else to the host.
 Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
   Moved moved;
   const Request& request = *part->request;
@@ -207,7 +208,7 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
       view->is_bound = true;
       ++bound_views_;
       note_kept(1);
-      // A lease without an owner is continued by the thread that took the view.
+      // A view of a lease without an owner belongs to the thread that took the view.
       if (!request.is_detached.load(std::memory_order_relaxed)) view->actor = request.owner;
     }
     for (RequestPart* e = head_; e != nullptr; e = e->next) {
@@ -221,7 +222,7 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
 
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
   RequestPart* weaker = nullptr;
-  RequestPart* innermost = nullptr;  // what acts under a part stands behind it
+  RequestPart* innermost = nullptr;  // parts that act under a part are behind it
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted) {
       if (!is_counted_) break;
@@ -251,7 +252,7 @@ const View* Queue::granted_view(Access access, const Extent& extent) const noexc
 void Queue::mark_views_inherited() noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
     if (v->grant == kNoGrant) continue;
-    v->grant = kNoGrant;  // it was the parent's
+    v->grant = kNoGrant;  // it belonged to the parent
     v->is_inherited = true;
     ++inherited_views_;
   }
@@ -301,7 +302,7 @@ bool Queue::is_covered(Actor actor, bool is_host, Access access, const Extent& e
   return false;
 }
 
-// Ops heed bound views as all others: by waits_for_host.
+// An op waits for bound views as for all others, if waits_for_host is set.
 bool Queue::heeds_bound_views(const RequestPart& part) const noexcept {
   if (part.request->kind == HolderKind::kOp) return part.waits_for_host;
   return !is_covered(part.request->owner, false, part.access, part.extent);
@@ -314,7 +315,8 @@ View* Queue::view_in_the_way(const RequestPart& part) const noexcept {
   return first;
 }
 
-// It waits for a view of this actor's, or (is_host) of the host's, or for one that the host has asked for.
+// The part waits for a view of this actor or, with is_host, for a view of the host or for a view that the
+// host has requested.
 bool Queue::is_kept(const RequestPart& part, Actor actor, bool is_host) const noexcept {
   if (part.is_granted) return false;
   bool is_kept = false;
@@ -340,7 +342,7 @@ RequestPart* Queue::first_kept(Actor actor, bool is_host, Access access,
 
 namespace {
 
-// Accesses with which others may conflict. Of more than it has room for it knows what contains them.
+// A set of accesses. If it is full, the last entry is widened to contain further ones.
 class Accesses {
  public:
   void add(Access access, const Extent& extent) noexcept {
@@ -466,7 +468,7 @@ FailedRange* Queue::heal(const Extent& extent, FailedRange** spare) noexcept {
 }
 
 Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
-  Ref<Failure> first;  // the list begins with the latest
+  Ref<Failure> first;  // the list is in reverse order
   for (const FailedRange* node = failed_; node != nullptr; node = node->next) {
     if (node->extent.overlaps(extent)) first = node->failure;
   }

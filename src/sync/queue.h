@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The queue of one stretch of memory: parts in the order in which they were appended, granted when no
-// earlier part that conflicts is unfinished; and the views of the host, which stand beside it. Ops may wait
-// for all views, leases and calls wait for the bound views of others (request.h).
+// The queue of one range of memory: parts in the order in which they were appended, and the list of views of
+// the host (ordinary code). A part is granted when no earlier part that conflicts is unfinished. Ops may wait
+// for all views; leases and calls wait for the bound views of other actors (request.h).
 //
-// Two ways of counting. While every part covers all of the memory, the granted ones are a run at the front,
-// and three words say what may be next. The first part that covers a part of the memory, or that has to wait
-// for views, makes the queue a counted one until it is empty: each part then counts the ones that it waits
-// for.
+// The queue has two modes. While every part covers all of the memory, the granted parts are at the front, and
+// three words tell which part may be granted next. The first part that covers only some of the memory, or
+// that must wait for views, makes the queue counted until it is empty: each part then counts the parts that
+// it waits for.
 //
-// A caller that holds a view does not wait for parts that wait for that view: its own part is put before
+// A caller that holds a view does not wait for parts that wait for that view: its own part is inserted before
 // the first of them.
 #pragma once
 
@@ -26,37 +26,37 @@ namespace tenon::impl {
 
 class Gate;
 
-// Bytes that an op failed to write. Owned by the queue in which it lies.
+// Bytes that an op failed to write. Owned by its queue.
 struct FailedRange {
   Extent extent;
   Ref<Failure> failure;
   FailedRange* next = nullptr;
 };
 
-// Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
+// Threads: the lock guards everything that is not marked as shared. No function waits, allocates or calls
 // other code: requests that become ready are put on the caller's list.
-// Invariants: among unfinished parts that conflict, only the first is granted, but for parts that act
-// under another one of the same actor; a part that waits, waits for an earlier part or for the host.
+// Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
+// under another part of the same actor; a waiting part waits for an earlier part or for the host.
 class Queue {
  public:
   SpinLock lock;
 
-  // Shared. A hint for callers without the lock, which have waited for what may have failed: look under it.
+  // Shared. A hint for callers without the lock, after their wait: if true, they must check with the lock.
   std::atomic<bool> has_failures{false};
 
   // All of these require the lock.
 
-  // The memory that a part must cover to be counted in the simple way.
+  // The memory that a part must cover so that the queue need not be counted.
   void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
-  // The op in whose body the memory was made; 0: none. kAnyOp: every body may use it undeclared.
+  // The op whose body created the memory; 0: none. kAnyOp: every body may use it undeclared.
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
-  // The queue of memory that is not there any more: each request is refused.
+  // The queue of memory that was moved out: each request is refused.
   void set_gone() noexcept { is_gone_ = true; }
   bool is_gone() const noexcept { return is_gone_; }
-  // Of memory that other processes use, too (gate.h); null: of all other. Stays while a part or view with a
-  // grant stands here: their owners may ask for it without the lock.
+  // The gate of memory that is shared with other processes (gate.h); null: not shared. Constant while a part
+  // or view with a grant is here, so that its owner may read it without the lock.
   Gate* gate() const noexcept { return gate_; }
   void set_gate(Gate* gate) noexcept {
     if (gate_ != gate) gate_ = gate;
@@ -71,41 +71,41 @@ class Queue {
   RequestPart* first() const noexcept { return head_; }
   View* first_view() const noexcept { return views_; }
 
-  // Puts a part at the end. True if it is granted.
+  // Appends a part. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
-  // Puts a part before one that waits for views. True if it is granted.
+  // Inserts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place) noexcept;
-  // Puts a granted part right behind the one that it acts under.
+  // Inserts a granted part right behind the part under which it acts.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
-  // Takes a part out, granted or not, and grants what it was in the way of. Views that were taken under it
-  // become the host's; under a lease also bound. True if there is such a view.
+  // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
+  // it become views of the host; those of a lease also become bound. True if there is such a view.
   bool remove(RequestPart* part, ReadyList* ready) noexcept;
 
-  // The granted part of this actor, or of the op that runs in this thread, that overlaps with extent: the
-  // innermost that allows the access if there is one. Null: none overlaps.
+  // The granted part of this actor, or of the op that runs in this thread, that overlaps extent: the
+  // innermost one that allows the access if there is one. Null: none overlaps.
   RequestPart* own_part_for(const Extent& extent, Access access) const noexcept;
   static bool allows(const RequestPart& under, const Extent& extent, Access access) noexcept {
     return includes(under.access, access) && under.extent.contains(extent);
   }
 
-  // In a gated queue: the lease without an owner, so that all of the process may act under it.
+  // In a gated queue: a lease without an owner, under which the whole process may act.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
   // A view of the host with a grant that covers extent and allows access, or null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
-  // After a fork, in the child: all views here, which are the host's, are inherited ones.
+  // After a fork, in the child: marks the views with a grant as inherited.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
 
-  // After a fork, in the child: views of threads that are not there are unbound.
+  // After a fork, in the child: unbinds views of threads that do not exist there.
   void unbind_views_of_others(uint32_t thread) noexcept;
 
-  // The host's view that conflicts, or null.
+  // A view of the host that conflicts, or null.
   View* host_conflict(Access access, const Extent& extent) const noexcept;
   // A bound view that conflicts, or null.
   const View* bound_conflict(Access access, const Extent& extent) const noexcept;
-  // A call that is to open a view that conflicts, or null.
+  // A call that will open a view that conflicts, or null.
   const RequestPart* view_request(Access access, const Extent& extent) const noexcept;
-  // The view that keeps this part, whose turn among the parts has come, from being granted; null: none.
+  // The view for which this part must wait although no other part is in its way; null: none.
   View* view_in_the_way(const RequestPart& part) const noexcept;
   // Calls visit for each bound view for which this part waits.
   template <class Visit>
@@ -117,14 +117,14 @@ class Queue {
         visit(*v);
     }
   }
-  // A view for writing that overlaps, of the host or under a part; or null.
+  // An overlapping view for writing, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
-  // A view covers extent and allows access: one that is bound to the actor; for the host also one
-  // that is not bound.
+  // True if a view covers extent and allows access. The view must be bound to the actor; for the host it may
+  // also be one that is not bound.
   bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for a view of those that is_covered() looks at; or null.
+  // The first part that conflicts and waits for a view that is_covered() considers; or null.
   RequestPart* first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for such a view, or for a part here that does; or null.
+  // The first part that conflicts and waits for such a view, or for a part that waits for one; or null.
   RequestPart* first_behind_kept(Actor actor, bool is_host, Access access,
                                  const Extent& extent) const noexcept;
   // The first part that conflicts, or null.
@@ -134,42 +134,43 @@ class Queue {
     return is_whole(a) && is_whole(b);
   }
 
-  // For a walk through the graph of waits: all parts before this one have been visited. 0 at its begin.
+  // For a walk through the wait-for graph: the parts before this sequence number were visited. Initially 0.
   uint64_t& seen_to(uint64_t walk) noexcept {
     if (seen_by_ != walk) seen_to_ = 0;
     seen_by_ = walk;
     return seen_to_;
   }
 
-  // Adds an open view: under under, or (null) of the host.
+  // Adds an open view under a part, or (null) a view of the host.
   void add_view(View* view, RequestPart* under) noexcept;
-  // Takes a view out and grants what waited for it.
+  // Removes a view and grants the parts that waited only for it.
   void remove_view(View* view, ReadyList* ready) noexcept;
 
   void note_write() noexcept { version_.fetch_add(1, std::memory_order_relaxed); }
-  // Moves at every call while a writable view is open, because its writes are not seen.
+  // Changes at every call while a writable view is open, because its writes are not observed.
   uint64_t version() noexcept {
     if (writers_ != 0) note_write();
     return version_.load(std::memory_order_relaxed);
   }
 
-  // A part waits, or has waited, for views of ordinary code, or there are bound views: in any queue.
+  // True if, in any queue, a part waits or has waited for views of the host, or a view is bound.
   static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
 
-  // Bytes of all memory that unfinished ops hold, each counted once; memory of less than kSmall bytes not.
+  // Bytes of all memory that unfinished ops hold, each counted once. Memory of less than kSmall bytes does
+  // not count.
   static uint64_t held_nbytes() noexcept { return held_by_ops.load(std::memory_order_relaxed); }
   static constexpr uint64_t kSmall = 64 * 1024;
 
-  // Takes over the node.
+  // Takes ownership of the node.
   void add_failure(FailedRange* node) noexcept;
-  // Where there is no memory for a node: bytes of this extent hold no value, until all of it is healed.
+  // If there is no memory for a node: bytes of this extent hold no value until all of it is healed.
   void add_failure_without_node(const Extent& extent) noexcept;
-  // Takes out what lies inside of extent; the caller deletes it, without the lock. spare: for one that is cut
-  // in two; set to null if it was used; without one that stays as it is.
+  // Removes the failures inside of extent; the caller deletes the nodes without the lock. spare: for a range
+  // that is cut in two; set to null if it was used. Without a spare such a range stays as it is.
   FailedRange* heal(const Extent& extent, FailedRange** spare = nullptr) noexcept;
   Ref<Failure> failure_in(const Extent& extent) const noexcept;
 
-  // For a merge: everything that `other`, which holds no parts and views, knows.
+  // For a merge: takes the version and the failures of `other`, which has no parts and views.
   void take_over(Queue& other) noexcept;
 
  private:
@@ -177,7 +178,7 @@ class Queue {
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
   }
-  // No view is in the way of this part, whose turn among the parts has come.
+  // No view is in the way of this part, which waits for no other part.
   bool views_allow(const RequestPart& part) const noexcept {
     return views_ == nullptr || view_in_the_way(part) == nullptr;
   }
@@ -190,8 +191,8 @@ class Queue {
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
   void grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept;
-  // What has become of the views under a part that ends: some are the host's own now, and some of those
-  // keep a part waiting.
+  // What happened to the views under a part that ends: whether some became views of the host, and whether a
+  // part waits for one of these.
   struct Moved {
     bool is_any = false;
     bool is_in_the_way = false;
@@ -219,15 +220,15 @@ class Queue {
   uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
   bool is_gone_ = false;
-  // Means something only in a queue that is not counted.
+  // Used only while the queue is not counted.
   RequestPart* first_waiting_ = nullptr;
   uint32_t active_readers_ = 0;
   uint32_t active_writers_ = 0;
 
-  uint32_t ahead_ = 0;          // parts that are ahead
-  uint32_t view_requests_ = 0;  // parts of calls that are to open a view
+  uint32_t ahead_ = 0;          // parts with is_ahead
+  uint32_t view_requests_ = 0;  // parts of calls that will open a view
 
-  View* views_ = nullptr;  // the host's
+  View* views_ = nullptr;  // of the host
   uint32_t bound_views_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
@@ -243,7 +244,7 @@ class Queue {
   }
 
   FailedRange* failed_ = nullptr;
-  Extent unnoted_{0, 0};  // what add_failure_without_node() was given; end == 0: nothing
+  Extent unnoted_{0, 0};  // of add_failure_without_node(); end == 0: none
 };
 
 }  // namespace tenon::impl

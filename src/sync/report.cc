@@ -40,7 +40,7 @@ struct Blocker {
   Request* op = nullptr;  // if it is one: held
 };
 
-// Whatever keeps a part, which its request waits for, from being granted. Requires the lock of the queue.
+// What is in the way of a part. False: nothing. Requires the lock of the queue.
 bool find_blocker(const RequestPart& part, Blocker* blocker) noexcept {
   if (part.is_granted) return false;
   RequestPart* e = part.queue->first();
@@ -72,33 +72,28 @@ bool look_at(Request& request, Blocker* blocker) noexcept {
   return describe_at_gates(request, &blocker->holder);
 }
 
-// An op that is unfinished, held: one that waits rather than one that runs. Null: there is none.
+// An unfinished op, held: preferably one that waits. Null: there is none.
 Request* any_op() noexcept {
-  struct OpSearch {
-    Request* op = nullptr;
-    bool is_waiting = false;
-    Request* replaced = nullptr;
-  } search;
-  const auto look = [](Queue& queue, void* context) {
-    auto& s = *static_cast<OpSearch*>(context);
-    if (s.is_waiting) return;
+  Request *op = nullptr, *replaced = nullptr;
+  bool is_waiting = false;
+  visit_queues([&](Queue& queue) {
+    if (is_waiting) return;
     const std::scoped_lock lock(queue.lock);
-    for (const RequestPart* e = queue.first(); e != nullptr && !s.is_waiting; e = e->next) {
+    for (const RequestPart* e = queue.first(); e != nullptr && !is_waiting; e = e->next) {
       if (e->request->kind != HolderKind::kOp) continue;
-      const bool is_waiting = !e->is_granted || e->needs_grant;
-      if (s.op != nullptr && !is_waiting) continue;
-      s.replaced = std::exchange(s.op, e->request);
-      s.op->hold();
-      s.is_waiting = is_waiting;
+      const bool waits = !e->is_granted || e->needs_grant;
+      if (op != nullptr && !waits) continue;
+      replaced = std::exchange(op, e->request);
+      op->hold();
+      is_waiting = waits;
     }
-  };
-  visit_queues(look, &search);
-  if (search.replaced != nullptr) search.replaced->drop();
-  return search.op;
+  });
+  if (replaced != nullptr) replaced->drop();
+  return op;
 }
 
-// From a waiter to what holds it up in the end: each waits for the next one. An op for which the waiter waits
-// is the first. Of a long way the first links and the last one are kept.
+// The path from a waiter to the holder at its end: each entry waits for the next one. If the waiter waits for
+// an op, the op is the first entry. A long path keeps its first entries and its last one.
 struct WaitPath {
   std::array<Holder, kMostNamed> holders;
   size_t count = 0;
@@ -171,7 +166,7 @@ std::string text_of_wait(const WaitNode& node) {
       text += path.is_cut && i + 1 == path.count ? ", which in the end waits for " : ", which waits for ";
     text += found_text_of(path.holders[i]);
   }
-  // The owner may wait for this waiter in a way that the library cannot see: by a join, or for a future.
+  // The owner may wait for this waiter in a way that the library does not know: by a join, or for a future.
   if (path.count != 0 && path.holders[path.count - 1].has_owner) {
     text +=
         "; if the thread or task that holds the lease waits for this code, both wait for ever: use the array "
@@ -197,7 +192,7 @@ void report_kept_view(const Holder& view) noexcept {
                                ": drop it, or copy what is to be kept")
                             .c_str());
   } catch (const std::bad_alloc&) {
-    // The report of long waits names it.
+    // The report of long waits will name it.
   }
 }
 
@@ -219,33 +214,25 @@ void report_kept_views(const WaitNode& node) noexcept {
 }
 
 bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {
-  struct GrantSearch {
-    const Gate& gate;
-    const GrantId grant;
-    Holder* const holder;
-    bool is_found = false, is_to_report = false;
-  } search{gate, grant, holder};
-  const auto look = [](Queue& queue, void* context) {
-    auto& s = *static_cast<GrantSearch*>(context);
-    if (s.is_found) return;
+  bool is_found = false;
+  *is_to_report = false;
+  visit_queues([&](Queue& queue) {
+    if (is_found) return;
     const std::scoped_lock lock(queue.lock);
-    if (queue.gate() != &s.gate) return;
-    for (View* v = queue.first_view(); v != nullptr; v = v->next) {
-      if (v->grant != s.grant || (s.is_found && !v->is_bound)) continue;
-      *s.holder = Holder::of(*v);
-      s.is_found = true;
-      s.is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
-      if (s.is_to_report) break;
+    if (queue.gate() != &gate) return;
+    for (View* v = queue.first_view(); v != nullptr && !*is_to_report; v = v->next) {
+      if (v->grant != grant || (is_found && !v->is_bound)) continue;
+      *holder = Holder::of(*v);
+      is_found = true;
+      *is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
     }
-    for (const RequestPart* e = queue.first(); e != nullptr && !s.is_found; e = e->next) {
-      if (e->grant != s.grant) continue;
-      *s.holder = Holder::of(*e);
-      s.is_found = true;
+    for (const RequestPart* e = queue.first(); e != nullptr && !is_found; e = e->next) {
+      if (e->grant != grant) continue;
+      *holder = Holder::of(*e);
+      is_found = true;
     }
-  };
-  visit_queues(look, &search);
-  *is_to_report = search.is_to_report;
-  return search.is_found;
+  });
+  return is_found;
 }
 
 }  // namespace tenon::impl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What wants memory: requests and their parts in queues, and the views of the process' ordinary code.
+// Requests, their parts in queues, and the views of the ordinary code of the process.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@ class Request;
 struct Conflict;
 struct View;
 
-// The right of this process to use some bytes beside other processes (gate.h): a number that the gate gives
-// it, with a count of references, one for each part and view that relies on it.
+// The right of this process to use some bytes of shared memory (gate.h): a number that the gate returns, with
+// a count of references, one for each part and view that relies on it.
 using GrantId = uint32_t;
 constexpr GrantId kNoGrant = 0;
 
@@ -38,22 +38,22 @@ inline bool in_conflict(Access a, const Extent& in_a, Access b, const Extent& in
   return in_conflict(a, b) && in_a.overlaps(in_b);
 }
 
-// Where the queue of some memory is found. Changes when the memory is bridged with other memory, which
+// The pointer to the queue of some memory. Changes when the memory is bridged with other memory, which
 // happens only while at most one of the two queues is in use; so a part or view stays in its queue.
 using Home = std::atomic<Queue*>;
 
-// One request's place in one queue. Lies in its request; never moves while it is in a queue.
+// The place of a request in one queue. Owned by the request; never moves while it is in a queue.
 struct RequestPart {
   // Set by the request before it is appended.
   Home* home = nullptr;
   Extent extent;
   Access access = Access::kRead;
-  bool is_overwrite = false;  // every byte will be written, none is read: heals what failed before
+  bool is_overwrite = false;  // every byte will be written, none is read: heals earlier failures
 
-  // In a gated queue: it has no grant, so nothing is done under it, granted or not. Guarded by the queue's
-  // lock.
+  // In a gated queue: it has no grant yet, so that nothing may act under it. Guarded by the lock of the
+  // queue.
   bool needs_grant = false;
-  // Means something to others under the queue's lock and where no grant is needed.
+  // Other threads may read it with the lock of the queue and if needs_grant is false.
   GrantId grant = kNoGrant;
 
   // Set by append(); constant while the request is appended. False: the request acts without this part.
@@ -63,24 +63,24 @@ struct RequestPart {
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
-  bool is_overwriting = false;  // it acts under one that writes every byte
-  bool is_ahead = false;        // it was put before others that had come earlier (Queue::insert_before)
-  bool holds_memory = false;    // an op's, on memory that is not small
+  bool is_overwriting = false;  // it acts under a part that writes every byte
+  bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
+  bool holds_memory = false;    // of an op, on memory that is not small
   uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   Request* request = nullptr;
   Queue* queue = nullptr;
-  // Its neighbours in the queue. Before it is linked: the one before which, or behind which, it has to stand.
+  // Its neighbours in the queue. Before it is linked: the parts before and behind which it will be inserted.
   RequestPart* next = nullptr;
   RequestPart* previous = nullptr;
   View* views = nullptr;  // taken under this part
   uint64_t sequence = 0;  // does not decrease along the queue
 };
 
-// A view of the process' ordinary code: it lives as long as a NumPy array or a tensor does. All views of a
-// process are one kind, but for the bound ones. Never moves while it is open.
+// A view of the ordinary code of the process. It is open as long as a NumPy array or a tensor lives. Views of
+// one process do not exclude each other, except bound views. Never moves while it is open.
 //
-// A view that outlives the lease under which it was taken is bound to the actor of that lease until it is
-// closed: requests of other actors wait for it as they waited for the lease, and that actor acts under it.
+// A view that outlives its lease is bound to the actor of that lease until it is closed: requests of other
+// actors wait for it as they waited for the lease, and that actor acts under it.
 struct View {
   // Set before it is opened.
   Home* home = nullptr;
@@ -92,13 +92,13 @@ struct View {
   Queue* queue = nullptr;
   View* next = nullptr;
   View* previous = nullptr;
-  RequestPart* under = nullptr;  // the part under which it was taken; null: the host's own
+  RequestPart* under = nullptr;  // the part under which it was taken; null: a view of the host
   bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
-  bool is_reported = false;   // as bound, and in the way of others
-  bool is_inherited = false;  // by a forked child: it uses the memory without a grant of the child's
+  bool is_reported = false;   // that it is bound and in the way of others
+  bool is_inherited = false;  // by a forked child, which has no grant for it
   GrantId grant = kNoGrant;   // in a gated queue
-  Actor actor;                // the thread that opened it; of a bound view: the owner of its lease
+  Actor actor;                // the thread that opened it; for a bound view the owner of its lease
   int64_t opened_ms = 0;
 };
 
@@ -108,10 +108,10 @@ enum class HolderKind : uint8_t {
   kOp = TENON_HOLDER_OP,            // pushed work
   kLease = TENON_HOLDER_LEASE,      // a block of code that holds memory
   kCall = TENON_HOLDER_CALL,        // a synchronous call while it runs
-  kProcess = TENON_HOLDER_PROCESS,  // another one
+  kProcess = TENON_HOLDER_PROCESS,  // another process
 };
 
-// What is granted as a whole: all of its parts or none. Owned by the code that appended it, which keeps it
+// Parts that are granted together: all of them or none. Owned by the code that appended it, which keeps it
 // until it has been released or cancelled.
 class Request {
  public:
@@ -120,18 +120,18 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  // Called with no lock held when the last part has been granted outside of append(), and again when a gate
-  // at which it was waiting has let it pass, or refused it.
+  // Called without locks when the last part has been granted outside of append(), and again when it has
+  // passed a gate at which it was waiting, or was refused there.
   virtual void become_ready() noexcept = 0;
 
-  // A gate has refused it: what comes next is become_ready(), without a grant. No queue's lock is held.
+  // A gate has refused it. become_ready() follows, without a grant. Called without the lock of a queue.
   virtual void refuse_at_gates(const Conflict& conflict) noexcept = 0;
 
-  // Of an op; others have none.
+  // The number of an op; 0 for other requests.
   virtual uint64_t number() const noexcept { return 0; }
 
-  // Keep an op alive for a moment; called under a queue's lock. Other requests are kept by the code that
-  // waits.
+  // Keep an op alive for a moment; called with the lock of a queue. Other requests are kept alive by the code
+  // that waits for them.
   virtual void hold() noexcept {}
   virtual void drop() noexcept {}
 
@@ -139,14 +139,14 @@ class Request {
   std::span<RequestPart> parts;
   const char* name = nullptr;  // for messages; lives as long as the request; may be null
   const char* site = nullptr;
-  Actor owner;  // of a lease; of a call: the actor that makes it
+  Actor owner;  // of a lease; of a call: the caller
   int64_t since_ms = 0;
   const HolderKind kind;            // kOp, kLease or kCall
-  bool heeds_host = false;          // an op that must not run beside conflicting host views
-  bool ignores_dead_owner = false;  // it is ready for bytes that a writer has left behind when it died
+  bool heeds_host = false;          // an op that must not run beside conflicting views of the host
+  bool ignores_dead_owner = false;  // it accepts bytes whose writer died
   bool is_for_view = false;         // a call that opens a view as soon as it is granted
 
-  // Set by append(): some of its parts stand on memory that other processes use, too.
+  // Set by append(): some of its parts are on memory that is shared with other processes.
   bool is_gated = false;
 
   // Shared: parts that are not granted yet.
@@ -154,22 +154,22 @@ class Request {
   // Shared: a lease without an owner.
   std::atomic<bool> is_detached{false};
 
-  // On the way through the gates, without waiting; guarded by gates_lock.
+  // Used while it passes the gates without waiting; guarded by gates_lock.
   SpinLock gates_lock;
   bool waits_at_gate = false;
-  bool is_withdrawn = false;  // no caller waits for it any more
+  bool is_withdrawn = false;  // its owner has taken it back
   bool is_refused = false;
-  uint32_t gate_quota = 0;  // what a gate has reserved for it of its quota for ops
+  uint32_t gate_quota = 0;  // the part of the quota for ops that a gate has reserved for it
 
-  uint64_t born_in = 0;           // the op whose body took it; 0: none
-  uint64_t seen_by = 0;           // the last walk through the graph of waits that came here
+  uint64_t born_in = 0;           // the op whose body made it; 0: none
+  uint64_t seen_by = 0;           // the last walk through the wait-for graph that visited it
   Request* next_ready = nullptr;  // in a list of requests that have become ready
 
  protected:
   ~Request() = default;
 };
 
-// Requests that have become ready under a lock, to be told so after it.
+// Requests that have become ready while a lock is held. become_ready() is called after the lock is released.
 class ReadyList {
  public:
   void add(Request* request) noexcept {

@@ -11,7 +11,7 @@
 namespace tenon::impl {
 namespace {
 
-// The parts stand in the order of their queues: the first of each queue locks it.
+// The parts are sorted by their queues; the first part of each queue locks it.
 bool is_first_of_queue(std::span<RequestPart> parts, size_t i) noexcept {
   return i == 0 || parts[i].queue != parts[i - 1].queue;
 }
@@ -28,7 +28,7 @@ void unlock_queues(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// Finds the queues, puts the parts into their order and locks them.
+// Finds the queues, sorts the parts by them and locks the queues.
 void lock_homes(std::span<RequestPart> parts) noexcept {
   if (parts.size() == 1) {
     parts[0].queue = &lock_home(*parts[0].home);
@@ -49,7 +49,7 @@ void lock_homes(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// Two parts of one request that both cover all of one memory become one.
+// Merges parts of one request that each cover all of one memory.
 void merge_wholes(std::span<RequestPart> parts) noexcept {
   for (size_t i = 1; i < parts.size(); ++i) {
     for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
@@ -67,7 +67,8 @@ void share_grant(Queue& queue, GrantId grant, RequestPart& part) noexcept {
   part.grant = grant;
 }
 
-// What this process has of gated memory, so that ordinary code may act under it: one of both, or nothing.
+// What this process holds of gated memory, so that ordinary code may act under it: a part, a view, or
+// nothing.
 struct Possession {
   RequestPart* under = nullptr;
   const View* view = nullptr;
@@ -81,7 +82,7 @@ Possession possession_in(const Queue& queue, Access access, const Extent& extent
   return {nullptr, queue.granted_view(access, extent)};
 }
 
-// Each part on gated memory shares the grant of the one behind which it has to stand, or needs one.
+// Each part on gated memory shares the grant of the part under which it acts, or needs a grant.
 void prepare_grants(std::span<RequestPart> parts) noexcept {
   for (RequestPart& e : parts) {
     if (e.queue->gate() == nullptr || !e.is_appended || e.grant != kNoGrant) continue;
@@ -93,7 +94,8 @@ void prepare_grants(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// A thread has, or may have, what another one took for it: then no thread's count says all that it holds.
+// A thread has or may have a request that another thread made for it, so the counts of threads are
+// incomplete.
 constinit std::atomic<bool> has_requests_of_others{false};
 
 void count_in(const Request& request) noexcept {
@@ -105,7 +107,7 @@ void count_in(const Request& request) noexcept {
   }
 }
 
-// What another thread takes out stays in the count.
+// A request that another thread removes stays in the count.
 void count_out(const Request& request) noexcept {
   if (request.kind == HolderKind::kOp || request.parts.empty()) return;
   if (request.owner.thread == this_thread_id()) --this_thread.requests;
@@ -116,12 +118,12 @@ Appended refuse(Conflict* conflict, Conflict::Reason reason, const Holder& holde
   return Appended::kRefused;
 }
 
-// The code of an op's body touches memory that was there before it, outside of what it declared.
+// The body of an op uses memory that it did not create and did not declare.
 bool is_undeclared(const Queue& queue) noexcept {
   return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
 }
 
-// A forked child has the views of its parent without the parent's right to them.
+// A forked child has the views of its parent, but not the grants of the parent.
 Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
   const View* const inherited = queue.inherited_view();
   if (inherited == nullptr) return Appended::kGranted;
@@ -133,7 +135,7 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   if (part.queue->is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
   const View* const view = part.queue->host_conflict(part.access, part.extent);
-  // A view that is asked for counts: else a push would wait for it, and another request for the push.
+  // A requested view counts, too: else the push would wait for that view, and the view for the push.
   const RequestPart* const request = part.queue->view_request(part.access, part.extent);
   if (view == nullptr && request == nullptr) return Appended::kGranted;
   if (on_host == OnHost::kRaise) {
@@ -144,18 +146,18 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   return Appended::kGranted;
 }
 
-// Where a part of synchronous code has to stand; at the end of the queue if neither is set.
+// The place of a part of synchronous code in the queue; at the end if neither is set.
 struct Standing {
-  RequestPart* under = nullptr;  // right behind this one of the same actor, under which it acts
-  RequestPart* place = nullptr;  // right before this one, which waits for a view of the caller
+  RequestPart* under = nullptr;  // right behind this part of the same actor, under which it acts
+  RequestPart* place = nullptr;  // right before this part, which waits for a view of the caller
 };
 
-// The caller holds views for which others wait: it goes before them, or they would wait for each other. What
-// has been granted it waits for.
+// If the caller holds views for which other parts wait, its part is inserted before them, because they would
+// wait for each other otherwise. It waits for parts that are granted.
 Appended check_views(RequestPart& part, Request& request, Standing* standing, Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
   const bool is_host = request.kind == HolderKind::kCall;
-  // Not before it matters: to ask for the task takes long.
+  // Only if it matters, because finding the task takes long.
   if (is_host && queue.has_bound_views()) request.owner = current_actor();
   if (queue.is_covered(request.owner, is_host, part.access, part.extent)) {
     standing->place = queue.first_behind_kept(request.owner, is_host, part.access, part.extent);
@@ -164,7 +166,7 @@ Appended check_views(RequestPart& part, Request& request, Standing* standing, Co
   const RequestPart* const kept =
       is_host ? queue.first_kept(request.owner, true, part.access, part.extent) : nullptr;
   if (kept == nullptr || !kept->waits_for_host)
-    return Appended::kGranted;  // the search for deadlocks sees it
+    return Appended::kGranted;  // the search for deadlocks handles it
   return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
 }
 
@@ -257,7 +259,8 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
     prepare_grants(parts);
   }
   ReadyList ready;
-  // All are missing until they are in: a part may make a queue count, which may grant one before it.
+  // All parts are missing until they are in their queues: a part may make its queue counted, which may grant
+  // an earlier part of this request.
   uint32_t granted = 0;
   request.missing.store(static_cast<uint32_t>(parts.size()), std::memory_order_relaxed);
   for (RequestPart& e : parts) {
@@ -268,7 +271,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
           e.next != nullptr ? e.queue->insert_before(&e, e.next) : e.queue->append(&e, &ready);
       granted += is_granted ? 1 : 0;
     } else {
-      // What is taken under a lease without an owner outlives it, when another thread gives that back.
+      // A call under a lease without an owner may outlive it, because another thread may release the lease.
       const bool is_of_nobody = e.previous->request->is_detached.load(std::memory_order_relaxed);
       if (request.kind == HolderKind::kCall && !is_of_nobody) {
         e.is_appended = false;
@@ -288,15 +291,15 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
 
 bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
   bool has_escaped = false;
-  // First, else those that come next here would meet it at the gate.
+  // First, so that the next requests of this process do not meet this one at the gate.
   if (request.is_gated) [[unlikely]]
     leave_gates(request, has_written);
   for (RequestPart& e : request.parts) {
     if (!e.is_appended) continue;
     Queue& queue = *e.queue;
-    Gate* gate = nullptr;  // of memory that a view keeps from other processes
+    Gate* gate = nullptr;  // of memory with a view that outlived the request
     queue.lock.lock();
-    if (e.is_queued) {  // a fork may have taken it out
+    if (e.is_queued) {  // a fork may have removed it
       if (has_written && e.access == Access::kWrite) queue.note_write();
       const bool has_view = queue.remove(&e, ready);
       has_escaped |= has_view;
@@ -309,7 +312,7 @@ bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
   if (!has_escaped || request.kind != HolderKind::kLease) {
     count_out(request);
   } else if (request.is_detached.load(std::memory_order_relaxed)) {
-    // The views are bound to the threads that took them. Else the owner keeps them in its count.
+    // The views are bound to the threads that took them. Views of a lease with an owner stay in its count.
     has_requests_of_others.store(true, std::memory_order_relaxed);
   }
   return has_escaped;
@@ -324,12 +327,12 @@ bool release(Request& request, bool has_written) noexcept {
 
 namespace {
 
-// Takes a request out of its queues that has not been used, if it is to be.
-template <class IsTo>
-bool take_out(Request& request, IsTo is_to) noexcept {
+// Removes a request that has not been used from its queues, if the condition holds.
+template <class Condition>
+bool take_out(Request& request, Condition condition) noexcept {
   ReadyList ready;
   lock_queues(request.parts);
-  const bool is_taken = is_to();
+  const bool is_taken = condition();
   for (RequestPart& e : request.parts) {
     if (is_taken && e.is_appended && e.is_queued) e.queue->remove(&e, &ready);
   }
@@ -345,7 +348,7 @@ bool cancel(Request& request) noexcept {
   // pairs with: Queue::grant, "parts granted by others"
   const auto is_waiting = [&request] { return request.missing.load(std::memory_order_acquire) != 0; };
   if (take_out(request, is_waiting)) {
-    // What stood under others has shared their grants.
+    // Parts that act under others share their grants.
     if (request.is_gated) leave_gates(request, false);
     return true;
   }
@@ -367,14 +370,14 @@ bool has_empty_hands(const Request* awaited) noexcept {
 
 namespace {
 
-// The part of the same actor under which a view is taken, if there is one; the view may become one for
-// reading.
+// Finds the part of the same actor under which a view is taken, if there is one. With may_weaken the view may
+// become one for reading.
 Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** under,
                        Conflict* conflict) noexcept {
   RequestPart* const own = queue.own_part_for(view.extent, view.access);
   *under = own;
   if (own == nullptr || Queue::allows(*own, view.extent, view.access)) return Appended::kGranted;
-  // One that allows reading may stand before one that covers fewer bytes.
+  // A part that allows reading may be before one that covers fewer bytes.
   RequestPart* const reader = may_weaken ? queue.own_part_for(view.extent, Access::kRead) : nullptr;
   if (reader != nullptr && Queue::allows(*reader, view.extent, Access::kRead)) {
     *under = reader;
@@ -382,20 +385,20 @@ Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** 
   } else if (own->access == Access::kRead && view.access == Access::kWrite) {
     return refuse(conflict, Conflict::Reason::kOwnLease, Holder::of(*own));
   } else {
-    *under = nullptr;  // it covers other bytes, too few
+    *under = nullptr;  // it does not cover all bytes
   }
   return Appended::kGranted;
 }
 
-// What stands in the way of a view of ordinary code: a part of another actor, granted or not, or a view
-// that is bound to one.
+// True if a view of ordinary code must wait: for a part of another actor, granted or not, or for a view that
+// is bound to another actor.
 bool must_take_turn(const Queue& queue, const View& view) noexcept {
   if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
   return queue.bound_conflict(view.access, view.extent) != nullptr &&
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
-// Of gated memory: a view stands under something that has a grant, or joins a view that does.
+// For gated memory: a view is taken under a part with a grant, or shares the grant of another view.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
   *has = possession_in(queue, view.access, view.extent);
@@ -406,10 +409,10 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   return *has ? Appended::kGranted : refuse(conflict, Conflict::Reason::kNoPossession, {});
 }
 
-// With the lock of the queue.
+// Requires the lock of the queue.
 Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
   if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
-  if (view.extent.end == 0) {  // no byte: nothing is in its way
+  if (view.extent.end == 0) {  // a view without bytes never waits
     queue.add_view(&view, nullptr);
     return Appended::kGranted;
   }

@@ -21,9 +21,9 @@ constinit thread_local ThisThread this_thread [[gnu::tls_model("initial-exec")]]
 
 namespace {
 
-constexpr int64_t kHelperSliceNs = 1'000'000;  // where the sleeper itself must look for work
+constexpr int64_t kHelperSliceNs = 1'000'000;  // if the sleeper itself must run ready ops
 constexpr int64_t kViewsNs = 50'000'000;
-constexpr int64_t kBoundViewNs = 1'000'000'000;  // a block that ended so long ago
+constexpr int64_t kBoundViewNs = 1'000'000'000;  // then bound views in the way are reported
 
 // Set once, when the binding is loaded.
 QueueVisitor queue_visitor = nullptr;
@@ -95,11 +95,11 @@ bool WaitGraph::is_deadlock(const WaitNode& node, Holder* holder, bool* is_throu
   if (has_empty_hands(node.request)) return false;
   const std::scoped_lock lock(lock_);
   try {
-    // Twice: a lease that a third kind gave back during the first walk may have closed a cycle that never
-    // was. An edge of a true cycle stays.
+    // Twice: if another thread releases a lease during the first walk, the walk may find a cycle that never
+    // existed at one time. The edges of a real cycle stay.
     return has_cycle(node, holder, is_through_views) && has_cycle(node, holder, is_through_views);
   } catch (const std::bad_alloc&) {
-    return false;  // without memory for the walk it waits; the report of long waits names the holder
+    return false;  // without memory for the walk the caller waits; the report of long waits names the holder
   }
 }
 
@@ -129,8 +129,8 @@ void WaitGraph::clear_after_fork() noexcept {
   }
 }
 
-// One walk, under the graph's lock. Ops and waiters that it has seen bear its number; the ops are kept alive
-// until it ends.
+// One walk, with the lock of the graph. It marks the ops and waiters that it visits with its number, and
+// keeps the ops alive until it ends.
 class WaitGraph::Walk {
  public:
   Walk(const WaitNode& from, WaitGraph& graph) : from_(from), graph_(graph), number_(++graph.walks_) {}
@@ -140,7 +140,7 @@ class WaitGraph::Walk {
     for (Request* op : ops_) op->drop();
   }
 
-  // Goes on until it meets the one or has seen all.
+  // Walks until `what` is set or everything has been visited.
   bool meets(std::optional<Holder> Walk::* what, Holder* holder) {
     follow(from_);
     size_t next_op = 0;
@@ -155,23 +155,21 @@ class WaitGraph::Walk {
     return (this->*what).has_value();
   }
 
-  std::optional<Holder> own_lease;  // or bound view, of the node that the walk started from
-  std::optional<Holder> host_view;  // for which something waits
+  std::optional<Holder> own_lease;  // or bound view, of the node at which the walk started
+  std::optional<Holder> host_view;  // for which a visited part waits
   bool is_through_views = false;    // it went over a bound view
 
  private:
   void follow(const WaitNode& node) { node.waits_for_all ? follow_all() : follow(*node.request); }
 
-  // What waits in any queue, and so keeps an op from ending.
+  // Visits the ops in all queues.
   void follow_all() {
-    visit_queues(
-        [](Queue& queue, void* self) {
-          const std::scoped_lock lock(queue.lock);
-          for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
-            if (e->request->kind == HolderKind::kOp) static_cast<Walk*>(self)->visit(*e);
-          }
-        },
-        this);
+    visit_queues([this](Queue& queue) {
+      const std::scoped_lock lock(queue.lock);
+      for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+        if (e->request->kind == HolderKind::kOp) visit(*e);
+      }
+    });
   }
 
   void follow(Request& request) {
@@ -179,7 +177,7 @@ class WaitGraph::Walk {
       if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);
       if (!part.is_queued || part.is_granted) continue;
-      // What comes before the last part that was looked back from and excludes all others has been visited.
+      // Parts before seen_to have been visited, from a later part that excludes all others.
       uint64_t& seen_to = part.queue->seen_to(number_);
       const bool excludes_all = part.access == Access::kWrite && part.queue->are_whole(part, part);
       for (const RequestPart* e = part.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
@@ -197,7 +195,7 @@ class WaitGraph::Walk {
     }
   }
 
-  // Under the lock of the view's queue.
+  // Requires the lock of the queue of the view.
   void visit(const View& bound) {
     is_through_views = true;
     if (is_from(bound.actor)) {
@@ -207,7 +205,7 @@ class WaitGraph::Walk {
     }
   }
 
-  // What this actor waits for is to be followed: as a task, and as a thread that sleeps.
+  // Adds the waiters of this actor to those to be followed: its task, and its thread if that sleeps.
   void add(Actor actor) noexcept {
     WaitNode* const of_thread = graph_.chain_of(actor.thread, 0);
     for (WaitNode* w = of_thread; w != nullptr; w = w->next) add_if(w, w->is_thread, actor);
@@ -222,7 +220,7 @@ class WaitGraph::Walk {
     w->next_seen = std::exchange(waiters_, w);
   }
 
-  // Under the lock of the part's queue.
+  // Requires the lock of the queue of the part.
   void visit(const RequestPart& part) {
     Request& request = *part.request;
     if (request.kind == HolderKind::kOp) {
@@ -241,7 +239,7 @@ class WaitGraph::Walk {
     add(owner);
   }
 
-  // While a thread sleeps, none of its tasks goes on.
+  // While a thread sleeps, none of its tasks can continue.
   bool is_from(Actor owner) const noexcept {
     return from_.is_thread ? owner.thread == from_.actor.thread : owner == from_.actor;
   }
@@ -266,7 +264,7 @@ bool WaitGraph::finds_host(const WaitNode& node, Holder* holder) {
 
 namespace {
 
-// A cycle through views to which no object refers any more is none: those are closed first.
+// A cycle through views to which no object refers is not a deadlock: is_alone() closes these first.
 bool is_true_deadlock(const WaitNode& node, Holder* holder, void* token) noexcept {
   WaitGraph& graph = WaitGraph::instance();
   bool is_through_views = false;
@@ -322,8 +320,8 @@ WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t valu
       });
 }
 
-// As a rule once: the thread that closes a cycle later sees it. But to the ops that a wait for all of
-// them waits for a body may add others.
+// Usually once, because the thread that closes a cycle later finds it. A wait for all ops repeats it, because
+// the body of an op may push further ops.
 bool CycleSleep::is_cycle(Holder* holder) noexcept {
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
   walked_ns_ = waiter_.waited_ns();
@@ -354,7 +352,7 @@ void BlockingRequest::become_ready() noexcept {
     if (pending.steps_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     WaitGraph::instance().leave(&pending.node);
     trace::mark(span, trace::key_of(static_cast<Request*>(this)), trace::kReady);
-    pending.done(pending.context);  // may end both requests
+    pending.done(pending.context);  // may destroy both requests
     return;
   }
   // pairs with: BlockingRequest::acquire, "what was waited for"
@@ -367,7 +365,7 @@ void BlockingRequest::refuse_at_gates(const Conflict& conflict) noexcept {
   pending_->conflict = conflict;
 }
 
-// What has been granted in its queues.
+// Passes the gates after the request has been granted in its queues.
 bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* conflict) noexcept {
   const bool has_own_time = heeds_gate_timeout && deadline.is_never();
   const Deadline limit = has_own_time ? Deadline::from_first_look(gate_timeout_ns()) : deadline;
@@ -379,7 +377,7 @@ bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* confl
 
 namespace {
 
-// The first part that a wait which has failed was for; null: it has been granted meanwhile.
+// The first part that is not granted; null: all have been granted meanwhile.
 const RequestPart* first_missing(const Request& request) noexcept {
   for (const RequestPart& part : request.parts) {
     if (!part.is_appended) continue;
@@ -398,7 +396,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, conflict);
   WaitNode node;
   node.actor = owner;
-  node.is_thread = owner.thread == this_thread_id();  // else it waits for a task of another thread
+  node.is_thread = owner.thread == this_thread_id();  // else it waits on behalf of another thread
   node.request = this;
   conflict->timeout_ns = deadline.timeout_ns();
   // pairs with: BlockingRequest::become_ready, "what was waited for"
@@ -410,8 +408,8 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   }
   conflict->part = first_missing(*this);
   if (cancel(*this)) return false;
-  // It was granted in the last moment: become_ready() is under way, and this must outlive it. The thread
-  // that is to call it may first need the language's lock, for a request that became ready before.
+  // It was granted at the last moment: another thread will call become_ready(), and this object must exist
+  // until then. That thread may first need the lock of the language, for a request that became ready before.
   {
     const Waiter gives_lock_away;
     // pairs with: BlockingRequest::become_ready, "what was waited for"
@@ -420,7 +418,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   if (conflict->reason != Conflict::Reason::kInterrupted) {
     return !is_gated || pass_or_withdraw(deadline, conflict);
   }
-  release(*this, false);  // the interrupt is an error in flight
+  release(*this, false);  // the caller gets the interrupt as an error
   return false;
 }
 

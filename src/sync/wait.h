@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waiting, and the graph of what waits for what. A caller that cannot go on at once registers what it waits
-// for and sleeps a moment; *then* it walks from there: along the earlier parts that conflict, from a
-// granted lease to what its owner waits for. A way back to a lease of the caller's own is a deadlock, and the
-// caller is told instead of sleeping on. In the other order two callers could both look before either was to
-// be seen.
+// Waiting, and the wait-for graph. A caller that cannot continue at once registers its wait in the graph and
+// sleeps a moment. Then it walks through the graph: from its parts to the earlier parts that conflict, and
+// from a granted lease to what its owner waits for. If the walk returns to a lease of the caller, there is a
+// deadlock, and the caller gets kDeadlock instead of sleeping. It registers before it walks: else two callers
+// could both walk before either is registered.
 #pragma once
 
 #include <array>
@@ -25,20 +25,24 @@ namespace tenon::impl {
 using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
 void set_queue_visitor(QueueVisitor visitor) noexcept;
 void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
+template <class Visit>
+void visit_queues(Visit visit) {
+  visit_queues([](Queue& queue, void* context) { (*static_cast<Visit*>(context))(queue); }, &visit);
+}
 
-// What runs ops, as waits need it. Without one there are no ops.
+// The functions of the engine that waits need. Without a runner there are no ops.
 struct Runner {
-  bool (*help)() noexcept;  // runs one op that is ready in this thread; false: there is none to run
-  bool (*has_own_threads)() noexcept;  // ops run without help
+  bool (*help)() noexcept;             // runs one ready op in this thread; false: there is none
+  bool (*has_own_threads)() noexcept;  // ops run without help()
 };
 // The runner lives as long as the process; set once, by the engine.
 void set_runner(const Runner& runner) noexcept;
 
-// A thread or task, and what it waits for. Registered in the graph while it waits; never moves meanwhile.
+// A thread or task, and what it waits for. Registered in the graph while it waits; does not move meanwhile.
 struct WaitNode {
   Actor actor;
-  bool is_thread = true;       // sleeps in a call; else a task that its thread has put aside
-  Request* request = nullptr;  // one of both
+  bool is_thread = true;       // a thread that sleeps in a call; else a suspended task
+  Request* request = nullptr;  // it waits for this request, or
   bool waits_for_all = false;  // for all ops
   bool is_pusher = false;      // with waits_for_all: until there is room for another op
 
@@ -46,7 +50,7 @@ struct WaitNode {
   bool is_entered = false;
   WaitNode* next = nullptr;
   WaitNode* previous = nullptr;
-  uint64_t seen_by = 0;           // the last walk that came here
+  uint64_t seen_by = 0;           // the last walk that visited it
   WaitNode* next_seen = nullptr;  // of that walk
 };
 
@@ -56,20 +60,20 @@ class WaitGraph {
   static WaitGraph& instance() noexcept;
 
   void enter(WaitNode* node) noexcept;
-  void leave(WaitNode* node) noexcept;  // nothing happens if it is not there
+  void leave(WaitNode* node) noexcept;  // does nothing if it is not registered
 
-  // This waiter, an actor of this thread, waits for itself; holder is the lease or
-  // bound view of its own in the way. is_through_views: the way led over a bound view, which may be one to
-  // which no object refers. Does not walk if the thread holds nothing: hundreds of threads that wait for one
-  // array would each go through all of the others.
+  // True if this waiter, an actor of this thread, waits for itself; holder is its own lease or bound view
+  // that is in the way. is_through_views: the walk went through a bound view, to which perhaps no object
+  // refers. Does not walk if the thread holds nothing, because each of hundreds of threads that wait for one
+  // array would visit all others.
   bool is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views = nullptr) noexcept;
-  // Something, on whose end this waiter's wait depends, waits for a view to be closed: holder. Does not
-  // walk if nothing waits for views.
+  // True if this waiter waits, directly or through others, for the end of a view: holder. Does not walk if no
+  // request waits for views.
   bool is_behind_host(const WaitNode& node, Holder* holder) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
-  // In a forked child: the other threads are gone, and what they waited for.
+  // In a forked child: removes the waits of the other threads, which do not exist there.
   void clear_after_fork() noexcept;
 
  private:
@@ -78,7 +82,8 @@ class WaitGraph {
   bool has_cycle(const WaitNode& node, Holder* holder, bool* is_through_views);
   bool finds_host(const WaitNode& node, Holder* holder);
 
-  // Of the waiters: those whose thread sleeps are found by the thread, tasks that were put aside by both.
+  // A hash table of the waiters. The key of a sleeping thread is the thread; that of a suspended task is the
+  // thread and the task.
   static constexpr size_t kChains = 1024;
   WaitNode*& chain_of(uint32_t thread, uint64_t task) noexcept {
     return chains_[(thread + (task * 0x9E3779B97F4A7C15u >> 32)) % kChains];
@@ -93,14 +98,14 @@ class WaitGraph {
   uint64_t walks_ = 0;
 };
 
-// Runs one op that is ready, where the executor has no threads that would. False: there is none.
+// Runs one ready op if the executor has no threads of its own. False: there is none.
 bool help() noexcept;
 
-// True if the wait is over; else the conflict says why not.
+// True if the wait is over; else sets the reason of the conflict.
 bool is_over(WaitEnd end, Conflict* conflict) noexcept;
 
 namespace detail {
-// What a node waits for in the end, or has waited for when it gives up.
+// The holder at the end of the path from a node.
 void describe_holder(const WaitNode& node, Holder* holder) noexcept;
 
 // A sleep that looks for cycles.
@@ -109,24 +114,24 @@ class CycleSleep {
   CycleSleep(const WaitNode& node, const Deadline& deadline) noexcept
       : node_(node), deadline_(deadline), waiter_(deadline) {}
 
-  // Sleeps a slice while word == value. kOver: look again. With kDeadlock holder is set.
+  // Sleeps for a slice while word == value. kOver: check the word again. Sets holder with kDeadlock.
   WaitEnd while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept;
 
  private:
   bool is_cycle(Holder* holder) noexcept;
   bool is_kept_by_views(Holder* holder) noexcept;
 
-  static constexpr int64_t kWalkNs = 1'000'000;  // most waits are over before that
+  static constexpr int64_t kWalkNs = 1'000'000;  // most waits end before that
 
   const WaitNode& node_;
   const Deadline& deadline_;
   Waiter waiter_;
-  // How long the wait had lasted then.
+  // Times since the begin of the wait.
   int64_t next_look_ns_ = kWalkNs;
-  int64_t walked_ns_ = 0;  // 0: not yet
+  int64_t walked_ns_ = 0;  // of the last walk; 0: none yet
 };
 
-// A thread's wait in the timeline.
+// The wait of a thread in the timeline.
 class WaitSpan {
  public:
   explicit WaitSpan(const WaitNode& node) noexcept {
@@ -144,15 +149,15 @@ class WaitSpan {
 };
 }  // namespace detail
 
-// Waits until is_over(value) holds for the value of word. Each change of word is followed by a wake-up.
-// holder: with kDeadlock the lease in the way.
+// Waits until is_over(value) holds for the value of word. Requires that each change of word is followed by a
+// wake-up. holder: with kDeadlock the lease in the way.
 template <class IsOver>
 WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, const Deadline& deadline,
              Holder* holder) noexcept {
   const detail::WaitSpan note(node);
   // pairs with: the code that changes the word, "what was waited for"
   if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
-  // Without time to wait it is in no cycle of others, though it may find one of its own.
+  // A caller without time to wait is not registered, so it is in no cycle that others find.
   if (!deadline.has_passed()) WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
   {
@@ -169,18 +174,19 @@ WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, 
   return end;
 }
 
-// Of a task that goes on when its request is granted. Lives until then, or until the request was taken back.
+// The request of a task that continues when the request is granted. Lives until then, or until the request is
+// cancelled.
 struct PendingRequest {
   void (*done)(void* context) = nullptr;
   void* context = nullptr;
 
   WaitNode node;                        // of the request
-  std::atomic<uint32_t> steps_left{2};  // the end of submit() and the grant
-  bool is_refused = false;              // by a gate, when it is done; then conflict says why
+  std::atomic<uint32_t> steps_left{2};  // the end of submit(), and the grant
+  bool is_refused = false;              // by a gate; then conflict says why. Valid when it is done
   Conflict conflict;
 };
 
-// A request of synchronous code: what it waits for is waited for here.
+// A request of synchronous code, with the wait for its grant.
 class BlockingRequest final : public Request {
  public:
   BlockingRequest(HolderKind request_kind, std::span<RequestPart> request_parts) noexcept
@@ -188,17 +194,17 @@ class BlockingRequest final : public Request {
   void become_ready() noexcept override;
   void refuse_at_gates(const Conflict& conflict) noexcept override;
 
-  // Appends and waits until it is granted; else nothing has happened. Without a deadline it waits at gates
-  // for gate_timeout_ns() if it heeds that. Requires: parts and owner are set.
+  // Appends and waits until it is granted. False: nothing has changed. Without a deadline, it waits at gates
+  // for gate_timeout_ns() if heeds_gate_timeout is set. Requires: parts and owner are set.
   bool heeds_gate_timeout = false;
   bool acquire(const Deadline& deadline, Conflict* conflict) noexcept;
-  // Set before that: the span in which the grant is noted, with the address of the request as its key.
+  // Set before that: the span that gets the time of the grant; its key is the address of the request.
   trace::Span span = trace::kNoSpan;
 
-  // Appends and does not wait. kWaiting: pending->done is called once, when it is granted, as the last thing
-  // that is done to the request, perhaps before this returns; unless cancel() takes it back, after which
-  // pending->node has to leave the graph. Else it is not called. A gate may have refused what was granted:
-  // pending->is_refused; then it is not to be released. Requires as acquire.
+  // Appends without waiting. kWaiting: pending->done is called once when the request is granted, perhaps
+  // before this returns, and is the last access to the request. It is not called if cancel() removes the
+  // request; then the caller must remove pending->node from the graph. If a gate refused the request, then
+  // pending->is_refused is set, and the request must not be released. Requires: as acquire().
   Appended submit(PendingRequest* pending, Conflict* conflict) noexcept;
 
  private:
@@ -208,7 +214,7 @@ class BlockingRequest final : public Request {
   PendingRequest* pending_ = nullptr;
 };
 
-// As try_open_view(); what is in its way it waits for, as a call does. False: it is not open.
+// As try_open_view(), but waits as a call does. False: the view is not open.
 bool open_view(View& view, bool may_weaken, const Deadline& deadline, Conflict* conflict) noexcept;
 
 }  // namespace tenon::impl

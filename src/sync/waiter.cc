@@ -9,8 +9,8 @@ namespace {
 // Set once, when the binding is loaded.
 WaitHooks hooks;
 
-// Each poll may take a lock of the language, so thousands of waiting threads poll less often. A signal wakes
-// its thread at once.
+// Each poll may take the lock of the language, so thousands of waiting threads poll less often. A signal
+// wakes its thread at once.
 std::atomic<int64_t> waiters{0};
 
 }  // namespace

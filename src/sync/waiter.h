@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a thread waits: it sleeps in slices. Between two of them the language may interrupt it, and every 5 s
-// it reports what it waits for.
+// How a thread waits: it sleeps in slices. Between two slices the language may interrupt it, and every 5 s it
+// reports what it waits for.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace tenon::impl {
 
-// How a language with a lock of its own and with signal handlers takes part in waits. All may be null.
+// The hooks of a language binding, which may have a lock and signal handlers. Each may be null.
 struct WaitHooks {
-  void* (*begin)() = nullptr;                  // before this thread sleeps; gives the language's lock away
-  int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; not 0 ends the wait
-  void (*end)(void* token) = nullptr;          // after it
+  void* (*begin)() = nullptr;                  // before this thread sleeps; releases the lock of the language
+  int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; a result other than 0 ends the wait
+  void (*end)(void* token) = nullptr;          // after the sleep
   uint64_t (*current_task)() = nullptr;        // see actor.h
   void (*report)(const char* text) = nullptr;  // every 5 s: what a long wait waits for
-  // In a wait that views of ordinary code keep from ending, after 50 ms and then every 5 s: drops those to
-  // which no object refers, and says (not 0) whether no other thread could close the rest.
+  // In a wait for views of ordinary code, after 50 ms and then every 5 s: closes views to which no object
+  // refers. Returns a value other than 0 if no other thread can close the rest.
   int32_t (*is_alone)(void* token) = nullptr;
 };
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
@@ -32,11 +32,11 @@ const WaitHooks& wait_hooks() noexcept;
 
 enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 
-// One wait that has come to sleep. While it lives, its thread does not have the language's lock.
+// One wait that sleeps. While it lives, its thread does not hold the lock of the language.
 // Threads: one.
 class Waiter {
  public:
-  static constexpr int64_t kSliceNs = 50'000'000;  // and more where many threads wait
+  static constexpr int64_t kSliceNs = 50'000'000;  // longer if many threads wait
   static constexpr int64_t kReportNs = 5'000'000'000;
 
   // The deadline lives as long as this.
@@ -46,9 +46,9 @@ class Waiter {
   Waiter& operator=(const Waiter&) = delete;
   ~Waiter();
 
-  // Calls sleep(ns) once, for a slice of at most most_ns; kOver: look again. If sleep() returns false, the
-  // thread was not woken: then the next call, which comes when looking again was in vain, may be interrupted,
-  // and reports what describe() says, unless that is "".
+  // Calls sleep(ns) once, for a slice of at most most_ns. kOver: the caller must check its condition. If
+  // sleep() returns false, the thread was not woken: then the next call may be interrupted, and reports the
+  // text of describe() unless it is "".
   template <class Sleep, class Describe>
   WaitEnd sleep(int64_t most_ns, Sleep sleep, Describe describe) {
     if (is_poll_due_ && is_interrupted()) return WaitEnd::kInterrupted;
@@ -58,7 +58,7 @@ class Waiter {
     is_poll_due_ = !sleep(std::min({most_ns, left, slice_ns()}));
     return WaitEnd::kOver;
   }
-  // The same while every word has its value; whether it was woken is not known.
+  // The same while every word has its value. It is not known whether the thread was woken.
   template <class Describe>
   WaitEnd sleep_on(const os::Sleep* words, size_t n, int64_t most_ns, Describe describe) {
     const auto sleep_so_long = [&](int64_t ns) {
@@ -89,7 +89,7 @@ class Waiter {
       if (!text.empty())
         wait_hooks().report(concat("waiting for ", waited / 1'000'000'000, " s ", text).c_str());
     } catch (const std::exception&) {
-      // The next one may say it.
+      // Without memory, the next report may succeed.
     }
   }
 
