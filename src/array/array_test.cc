@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "base/error_testing.h"
 
 namespace tenon::impl {
 namespace {
@@ -33,17 +33,6 @@ tenon_adoption adoption_of(void* data, DType dtype, const Vector& shape, const i
   a.shape = shapes.back().data();
   a.strides = strides;
   return a;
-}
-
-// Text of the Error that the body throws, or "" when it throws none.
-template <class Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 Ref<Array> counting(const Vector& shape) {
@@ -117,19 +106,20 @@ TEST(Array, PackedViewsMustBeginOnAByteAndHaveNoGaps) {
 
 TEST(Adopt, ChecksShapeAlignmentDeviceAndExtent) {
   alignas(8) std::byte bytes[64];
-  EXPECT_NE(
-      error_of([&] { Array::adopt(adoption_of(bytes + 1, kFloat32, {2})); }).find("not aligned for float32"),
-      std::string::npos);
+  EXPECT_NE(message_of([&] {
+              Array::adopt(adoption_of(bytes + 1, kFloat32, {2}));
+            }).find("not aligned for float32"),
+            std::string::npos);
   EXPECT_THROW(Array::adopt(adoption_of(nullptr, kFloat32, {2})), Error);
   EXPECT_THROW(Array::adopt(adoption_of(bytes, DType{99, 32}, {2})), Error);
   EXPECT_THROW(Array::adopt(adoption_of(bytes, kFloat32, {-2})), Error);
   tenon_adoption device = adoption_of(bytes, kFloat32, {2});
   device.device = {2, 0};
-  EXPECT_NE(error_of([&] { Array::adopt(device); }).find("device type 2"), std::string::npos);
+  EXPECT_NE(message_of([&] { Array::adopt(device); }).find("device type 2"), std::string::npos);
   tenon_adoption outside = adoption_of(bytes + 56, kFloat32, {4});
   outside.extent = bytes;
   outside.extent_nbytes = 64;
-  EXPECT_NE(error_of([&] { Array::adopt(outside); }).find("outside of the 64 bytes"), std::string::npos);
+  EXPECT_NE(message_of([&] { Array::adopt(outside); }).find("outside of the 64 bytes"), std::string::npos);
   EXPECT_TRUE(Array::adopt(adoption_of(nullptr, kFloat32, {0})));
 }
 
@@ -221,9 +211,9 @@ TEST(Index, FollowsThePythonRules) {
 
 TEST(Index, ErrorsNameTheNumbers) {
   const Ref<Array> a = counting({4, 5});
-  EXPECT_EQ(error_of([&] { get(a, {at(0), at(5)}); }), "index 5 is out of bounds for axis 1 with size 5");
-  EXPECT_EQ(error_of([&] { get(a, {at(-5)}); }), "index -5 is out of bounds for axis 0 with size 4");
-  EXPECT_NE(error_of([&] { get(a, {at(0), at(0), at(0)}); }).find("2 axes, but 3"), std::string::npos);
+  EXPECT_EQ(message_of([&] { get(a, {at(0), at(5)}); }), "index 5 is out of bounds for axis 1 with size 5");
+  EXPECT_EQ(message_of([&] { get(a, {at(-5)}); }), "index -5 is out of bounds for axis 0 with size 4");
+  EXPECT_NE(message_of([&] { get(a, {at(0), at(0), at(0)}); }).find("2 axes, but 3"), std::string::npos);
   EXPECT_THROW(get(a, {kEllipsis, kEllipsis}), Error);
   EXPECT_THROW(get(a, {slice(0, 1, 0)}), Error);
 }
@@ -244,7 +234,7 @@ TEST(Reshape, IsAViewWhenStridesAllowIt) {
 
 TEST(Reshape, SizesThatDifferAreErrors) {
   const Ref<Array> a = counting({4, 6});
-  EXPECT_EQ(error_of([&] { reshape(*a, Vector{5, -1}, TENON_COPY_IF_NEEDED); }),
+  EXPECT_EQ(message_of([&] { reshape(*a, Vector{5, -1}, TENON_COPY_IF_NEEDED); }),
             "cannot reshape array of 24 elements, shape (4, 6), into shape (5, -1)");
   EXPECT_THROW(reshape(*a, Vector{-1, -1}, TENON_COPY_IF_NEEDED), Error);
   EXPECT_THROW(reshape(*a, Vector{-2, 12}, TENON_COPY_IF_NEEDED), Error);
@@ -265,10 +255,10 @@ TEST(Transpose, PermutesAndRefusesAnythingElse) {
 
 TEST(Reinterpret, NamesTheNumbersAndTheWayOut) {
   const Ref<Array> a = Array::create(kUint8, Vector{30});
-  EXPECT_EQ(error_of([&] { reinterpret(*a, kFloat32, nullptr, 0); }),
+  EXPECT_EQ(message_of([&] { reinterpret(*a, kFloat32, nullptr, 0); }),
             "last axis of 30 bytes cannot be viewed as float32: 30 is not a multiple of 4");
   const auto advice = [](Array& array, const Dims* shape, uint64_t offset) {
-    const std::string text = error_of([&] { reinterpret(array, kFloat32, shape, offset); });
+    const std::string text = message_of([&] { reinterpret(array, kFloat32, shape, offset); });
     return text.substr(text.rfind(": ") + 2);
   };
   EXPECT_EQ(advice(*a, nullptr, 6), "use byte offset 4 or 8 and a shape");
@@ -282,7 +272,7 @@ TEST(Reinterpret, NamesTheNumbersAndTheWayOut) {
   EXPECT_EQ(advice(*get(Array::create(kUint8, Vector{17}), {slice(1, 17)}), &shape, 0),
             "copy the array first");
   EXPECT_NE(
-      error_of([&] { reinterpret(*a, kFloat32, &shape, 16); }).find("the largest offset that works is 14"),
+      message_of([&] { reinterpret(*a, kFloat32, &shape, 16); }).find("the largest offset that works is 14"),
       std::string::npos);
   const Ref<Array> b = reinterpret(*a, kFloat32, &shape, 12);
   EXPECT_EQ(b->data(), a->data() + 12);
@@ -306,7 +296,8 @@ TEST(Broadcast, StretchesAndIsReadOnly) {
   const Ref<Array> b = broadcast(*a, Vector{2, 3, 2});
   EXPECT_TRUE(b->is_readonly());
   EXPECT_EQ(elements_of(*b), (std::vector<int32_t>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2}));
-  EXPECT_EQ(error_of([&] { broadcast(*a, Vector{2, 2}); }), "cannot broadcast shape (3, 1) to shape (2, 2)");
+  EXPECT_EQ(message_of([&] { broadcast(*a, Vector{2, 2}); }),
+            "cannot broadcast shape (3, 1) to shape (2, 2)");
   EXPECT_THROW(broadcast(*a, Vector{3}), Error);
 }
 

@@ -8,7 +8,7 @@
 
 #include "array/dlpack_export.h"
 #include "array/dlpack_import.h"
-#include "base/error.h"
+#include "base/error_testing.h"
 #include "memory/known_memory.h"
 
 namespace tenon::impl::dlpack {
@@ -39,16 +39,6 @@ struct Foreign {
 };
 using ForeignVersioned = Foreign<DLManagedTensorVersioned>;
 using ForeignLegacy = Foreign<DLManagedTensor>;
-
-template <class Body>
-Code code_of(Body body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  return Code{0};
-}
 
 Vector to_vector(Dims dims) { return {dims.begin(), dims.end()}; }
 

@@ -11,7 +11,7 @@
 
 #include "array/access.h"
 #include "array/lease.h"
-#include "base/error.h"
+#include "base/error_testing.h"
 #include "exec/engine.h"
 #include "memory/known_memory.h"
 
@@ -21,17 +21,6 @@ namespace {
 constexpr DType kFloat32{TENON_FLOAT, 32};
 
 Ref<Array> numbers(int64_t n) { return Array::create(kFloat32, std::array{n}, TENON_ZEROED); }
-
-template <class Attempt>
-Code code_of(Attempt&& attempt, std::string* message = nullptr) {
-  try {
-    attempt();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  return Code{0};
-}
 
 tenon_statistics statistics() {
   tenon_statistics s{};

@@ -15,6 +15,7 @@
 #include "array/access.h"
 #include "array/lease.h"
 #include "array/ownership.h"
+#include "base/error_testing.h"
 #include "exec/gate_testing.h"
 #include "memory/known_memory.h"
 
@@ -24,18 +25,6 @@ namespace {
 constexpr int64_t kCount = 64;
 constexpr size_t kNbytes = kCount * sizeof(float);
 constexpr DType kFloat32{TENON_FLOAT, 32};
-
-template <class Attempt>
-Code code_of(Attempt&& attempt, std::string* message = nullptr, int32_t* op_code = nullptr) {
-  try {
-    attempt();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    if (op_code != nullptr) *op_code = e.op_code();
-    return e.code();
-  }
-  return Code{0};
-}
 
 class Possession : public testing::Test {
  protected:

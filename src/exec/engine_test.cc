@@ -6,7 +6,6 @@
 #include <latch>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,14 +15,7 @@
 namespace tenon::impl {
 namespace {
 
-class EngineOn : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override { Engine::instance().set_executor(GetParam(), 2); }
-  void TearDown() override {
-    wait_all();
-    (void)take_failures();
-  }
-};
+using EngineOn = OnExecutor;
 INSTANTIATE_TEST_SUITE_P(Executors, EngineOn, testing::Values("pool", "inline", "seeded:3"));
 
 TEST_P(EngineOn, OpsOnOneCellRunInTheOrderOfTheirPush) {
@@ -190,14 +182,13 @@ TEST_P(EngineOn, AnOpMayBeCompletedByAnotherThreadAndBeforeItsBodyReturns) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Engine, WorkQueuesBehindALeaseAndRunsAfterIt) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
-  CellLease lease(write(cell));
+using EngineOnPool = OnPool;
+
+TEST_F(EngineOnPool, WaitingForWorkBehindOnesOwnLeaseIsADeadlockAndSaysSo) {
+  CellLease lease(read(cell));
   ASSERT_TRUE(lease.acquire(&conflict));
-  const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const Ref<Op> op = push({write(cell)}, [&] { cell.value = 5; });
+  EXPECT_EQ(reason_of([&](Conflict* r) { return op->wait(Deadline(-1), r); }), Conflict::Reason::kDeadlock);
   EXPECT_FALSE(op->is_done());
   EXPECT_EQ(cell.value, 0);
   lease.release();
@@ -205,45 +196,7 @@ TEST(Engine, WorkQueuesBehindALeaseAndRunsAfterIt) {
   EXPECT_EQ(cell.value, 5);
 }
 
-TEST(Engine, WaitingForWorkBehindOnesOwnLeaseIsADeadlockAndSaysSo) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
-  CellLease lease(read(cell));
-  ASSERT_TRUE(lease.acquire(&conflict));
-  const Ref<Op> op = push({write(cell)}, [] {});
-  EXPECT_EQ(reason_of([&](Conflict* r) { return op->wait(Deadline(-1), r); }), Conflict::Reason::kDeadlock);
-  lease.release();
-  wait(op);
-}
-
-TEST(Engine, OfCrossedLeasesAtLeastOneIsRefusedAndNoneHangs) {
-  for (int round = 0; round < 200; ++round) {
-    Cell a, b;
-    std::latch both(2);
-    std::atomic<int> refused{0};
-    const auto cross = [&](Cell& first, Cell& second) {
-      Conflict conflict;
-      CellLease mine(write(first));
-      ASSERT_TRUE(mine.acquire(&conflict));
-      both.arrive_and_wait();
-      CellLease other(write(second));
-      if (!other.acquire(&conflict)) {
-        EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
-        ++refused;
-      }
-    };
-    std::thread one([&] { cross(a, b); });
-    std::thread two([&] { cross(b, a); });
-    one.join();
-    two.join();
-    EXPECT_GE(refused, 1);
-  }
-}
-
-TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
   CellLease reader(read(cell));
   ASSERT_TRUE(reader.acquire(&conflict));
   std::thread([&] {
@@ -255,9 +208,7 @@ TEST(Engine, ALeaseThatTimesOutIsForgottenAndWhoStoodBehindItGoesOn) {
   }).join();
 }
 
-TEST(Engine, PartsOfOneCellDoNotConflict) {
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, PartsOfOneCellDoNotConflict) {
   CellLease one(write(cell, 0, 1));
   ASSERT_TRUE(one.acquire(&conflict));
   std::thread([&] {
@@ -270,9 +221,7 @@ TEST(Engine, PartsOfOneCellDoNotConflict) {
   EXPECT_TRUE(cell.queue.has_parts());
 }
 
-TEST(Engine, NestedAccessActsUnderTheOwnLease) {
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, NestedAccessActsUnderTheOwnLease) {
   CellLease outer(write(cell));
   ASSERT_TRUE(outer.acquire(&conflict));
   CellLease inner(read(cell));
@@ -287,7 +236,7 @@ TEST(Engine, NestedAccessActsUnderTheOwnLease) {
   EXPECT_TRUE(stronger.acquire(&conflict));
 }
 
-TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
+TEST_F(EngineOnPool, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   Cell a, b;
   Conflict conflict;
   View view;
@@ -304,44 +253,6 @@ TEST(Engine, APushThatConflictsWithAViewOfTheHostIsRefusedWhole) {
   wait(push({write(a)}, [] {}));
 }
 
-TEST(Engine, AViewWaitsForWorkThatWasPushedBeforeIt) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  std::latch may_end(1);
-  const Ref<Op> op = push({write(cell)}, [&] {
-    may_end.wait();
-    cell.value = 9;
-  });
-  std::thread viewer([&] {
-    Conflict conflict;
-    View view;
-    describe(read(cell), view);
-    ASSERT_TRUE(open_view(view, false, Deadline(-1), &conflict));
-    EXPECT_EQ(cell.value, 9);
-    close_view(view);
-  });
-  may_end.count_down();
-  viewer.join();
-  wait(op);
-}
-
-TEST(Engine, AViewThatOutlivesItsLeaseIsTheHostsAndWorkBehindItWaits) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
-  CellLease lease(write(cell));
-  ASSERT_TRUE(lease.acquire(&conflict));
-  View view;
-  describe(write(cell), view);
-  ASSERT_EQ(try_open_view(view, false, &conflict), Appended::kGranted);
-  const Ref<Op> op = push({write(cell)}, [] {});
-  ASSERT_TRUE(op);
-  EXPECT_TRUE(lease.release());
-  EXPECT_FALSE(op->is_done());
-  close_view(view);
-  wait(op);
-}
-
 TEST_P(EngineOn, AnOpThatTakesAllAndAPartOfACellBehindWorkThatWaitsForTheHostRuns) {
   Cell cell, other;
   Conflict conflict;
@@ -354,26 +265,22 @@ TEST_P(EngineOn, AnOpThatTakesAllAndAPartOfACellBehindWorkThatWaitsForTheHostRun
   EXPECT_TRUE(waits->wait(Deadline(kWatchdogNs), &conflict));
 }
 
-TEST_P(EngineOn, ALeaseWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
+TEST_P(EngineOn, LeasesAndViewsWaitForWorkThatWasPushedBeforeThemWithoutAWorkersHelp) {
   Cell cell;
   Conflict conflict;
-  push({write(cell)}, [&cell] { cell.value = 1; });
+  push({write(cell)}, [&cell] { ++cell.value; });
   CellLease lease(read(cell));
   ASSERT_TRUE(lease.acquire(&conflict, kWatchdogNs));
   EXPECT_EQ(cell.value, 1);
-}
-
-TEST_P(EngineOn, AViewWaitsForWorkThatWasPushedBeforeItWithoutAWorkersHelp) {
-  Cell cell;
-  Conflict conflict;
-  push({write(cell)}, [&cell] { cell.value = 1; });
+  lease.release();
+  push({write(cell)}, [&cell] { ++cell.value; });
   Sight view(read(cell));
   ASSERT_TRUE(view.open(&conflict, kWatchdogNs));
-  EXPECT_EQ(cell.value, 1);
+  EXPECT_EQ(cell.value, 2);
 }
 
 // The body's own memory: else it would have to declare it.
-TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
+TEST_F(EngineOnPool, AViewThatWouldWaitInsideOfABodyIsRefused) {
   Engine::instance().set_executor("pool", 1);
   Cell cell;
   Conflict::Reason reason = Conflict::Reason::kHostView;
@@ -392,10 +299,7 @@ TEST(Engine, AViewThatWouldWaitInsideOfABodyIsRefused) {
   EXPECT_EQ(reason, Conflict::Reason::kInBody);
 }
 
-TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
   Sight view(write(cell));
   ASSERT_TRUE(view.open(&conflict));
   const Ref<Op> waits = push({read(cell)}, [] {}, OnHost::kWait);
@@ -405,15 +309,12 @@ TEST(Engine, AReadDoesNotWaitBehindAReadThatWaitsForTheHost) {
   wait(waits);
 }
 
-TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, WorkDoesNotWaitForAViewThatWaitsForIt) {
   CellLease lease(write(cell));
   ASSERT_TRUE(lease.acquire(&conflict));
   Sight escaping(read(cell));
   ASSERT_TRUE(escaping.open(&conflict));
-  const Ref<Op> op = push({write(cell)}, [&cell] { cell.value = 5; });
+  const Ref<Op> op = push({write(cell)}, [this] { cell.value = 5; });
   std::thread viewer([&] {
     Conflict r;
     Sight behind(read(cell));
@@ -430,10 +331,7 @@ TEST(Engine, WorkDoesNotWaitForAViewThatWaitsForIt) {
 
 // A call is refused when it would wait for the host. Work that has waited for the host, and does so no more,
 // is work like any other: else the answer depends on whether it has ended.
-TEST(Engine, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
-  Engine::instance().set_executor("pool", 2);
-  Cell cell;
-  Conflict conflict;
+TEST_F(EngineOnPool, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
   std::latch may_end(1);
   Sight first(read(cell));
   ASSERT_TRUE(first.open(&conflict));
@@ -457,51 +355,6 @@ TEST(Engine, AViewWaitsForWorkThatHasWaitedForTheHostBefore) {
   may_end.count_down();
   viewer.join();
   wait(op);
-}
-
-// Oracle: each op mixes its own number into what it reads and writes that; the same program run one op after
-// the other gives the same.
-TEST_P(EngineOn, RandomProgramsGiveWhatTheSerialOrderGives) {
-  const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
-  for (int round = 0; round < 20; ++round) {
-    constexpr size_t kCells = 20;
-    std::vector<std::unique_ptr<Cell>> cells;
-    std::vector<uint64_t> serial(kCells, 1);
-    for (size_t i = 0; i < kCells; ++i) {
-      cells.push_back(std::make_unique<Cell>());
-      cells.back()->value = 1;
-    }
-    for (uint64_t op = 0; op < 500; ++op) {
-      const size_t a = random() % kCells, b = random() % kCells, c = random() % kCells;
-      const auto mix = [op](uint64_t x, uint64_t y) { return (x * 31 + y * 17 + op) * 0x9E3779B97F4A7C15u; };
-      serial[c] = mix(serial[a], serial[b]);
-      Cell &from_a = *cells[a], &from_b = *cells[b], &to = *cells[c];
-      push({read(from_a), read(from_b), write(to)}, [&from_a, &from_b, &to, mix] {
-        to.value = static_cast<int64_t>(
-            mix(static_cast<uint64_t>(from_a.value), static_cast<uint64_t>(from_b.value)));
-      });
-    }
-    wait_all();
-    for (size_t i = 0; i < kCells; ++i) ASSERT_EQ(static_cast<uint64_t>(cells[i]->value), serial[i]) << i;
-  }
-}
-
-// Two pushers with crossed pairs of cells: what stops an engine that appends one part at a time.
-TEST_P(EngineOn, CrossedPairsFromTwoPushersDoNotStop) {
-  Cell a, b;
-  std::vector<std::thread> pushers;
-  for (int t = 0; t < 2; ++t) {
-    pushers.emplace_back([&, t] {
-      Cell &from = t == 0 ? a : b, &to = t == 0 ? b : a;
-      for (int i = 0; i < 20'000; ++i) push({read(from), write(to)}, [&to] { ++to.value; });
-    });
-  }
-  for (std::thread& pusher : pushers) pusher.join();
-  wait_all();
-  EXPECT_EQ(a.value, 20'000);
-  EXPECT_EQ(b.value, 20'000);
 }
 
 TEST(FailedRange, IsHealedByPartsAndInTheMiddle) {

@@ -314,14 +314,7 @@ class Program {
   std::vector<Kept> kept_;
 };
 
-class GateProgramsOn : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override { Engine::instance().set_executor(GetParam(), 3); }
-  void TearDown() override {
-    wait_all();
-    (void)take_failures();
-  }
-};
+using GateProgramsOn = OnExecutor;
 INSTANTIATE_TEST_SUITE_P(Executors, GateProgramsOn, testing::Values("pool", "inline", "seeded:3"));
 
 struct Sum {

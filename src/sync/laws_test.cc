@@ -19,14 +19,7 @@
 namespace tenon::impl {
 namespace {
 
-class LawsOn : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override { Engine::instance().set_executor(GetParam(), 3); }
-  void TearDown() override {
-    wait_all();
-    (void)take_failures();
-  }
-};
+using LawsOn = OnExecutor;
 INSTANTIATE_TEST_SUITE_P(Executors, LawsOn, testing::Values("pool", "inline", "seeded:11"));
 
 TEST_P(LawsOn, AnExecutorCanBeEndedAndStartedAgain) {

@@ -44,6 +44,16 @@ tenon_status status_of(Body&& body, std::string* text = nullptr) {
   return TENON_OK;
 }
 
+template <class Body>
+OpError op_error_of(Body&& body) {
+  try {
+    body();
+  } catch (const OpError& error) {
+    return error;
+  }
+  throw std::logic_error("no OpError was thrown");
+}
+
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -364,18 +374,14 @@ TEST_P(OpHpp, AnExceptionOfTheBodyIsTheFailureWithItsTextAndTheLine) {
   const tenon::PushOptions options{.name = "fill"};
   const unsigned line = __LINE__ - 1;
   const Op op = push(options, [](View<int64_t, 1>) { throw NoData("no data today"); }, overwrite(a));
-  try {
-    op.wait();
-    ADD_FAILURE() << "no error";
-  } catch (const OpError& error) {
-    EXPECT_EQ(error.code(), TENON_ERR_OP);
-    EXPECT_TRUE(contains(error.what(), "'fill'") && contains(error.what(), at_line(line)) &&
-                contains(error.what(), "no data today"))
-        << error.what();
-    EXPECT_STREQ(error.failure().message(), "no data today");
-    EXPECT_STREQ(error.failure().op(), "fill");
-    EXPECT_THROW(error.rethrow_cause(), NoData);
-  }
+  const OpError error = op_error_of([&] { op.wait(); });
+  EXPECT_EQ(error.code(), TENON_ERR_OP);
+  EXPECT_TRUE(contains(error.what(), "'fill'") && contains(error.what(), at_line(line)) &&
+              contains(error.what(), "no data today"))
+      << error.what();
+  EXPECT_STREQ(error.failure().message(), "no data today");
+  EXPECT_STREQ(error.failure().op(), "fill");
+  EXPECT_THROW(error.rethrow_cause(), NoData);
   ASSERT_TRUE(op.failure());
   EXPECT_THROW(std::rethrow_exception(op.failure().cause()), NoData);
 }
@@ -383,28 +389,20 @@ TEST_P(OpHpp, AnExceptionOfTheBodyIsTheFailureWithItsTextAndTheLine) {
 TEST_P(OpHpp, AnythingThrownIsAFailure) {
   const Array a = numbers();
   const Op op = push([] { throw 7; }, write(a));
+  const OpError error = op_error_of([&] { op.wait(); });
+  EXPECT_STREQ(error.failure().message(), "an exception that is no std::exception");
   try {
-    op.wait();
-    ADD_FAILURE() << "no error";
-  } catch (const OpError& error) {
-    EXPECT_STREQ(error.failure().message(), "an exception that is no std::exception");
-    try {
-      error.rethrow_cause();
-    } catch (int thrown) {
-      EXPECT_EQ(thrown, 7);
-    }
+    error.rethrow_cause();
+  } catch (int thrown) {
+    EXPECT_EQ(thrown, 7);
   }
 }
 
 TEST_P(OpHpp, AResultThatIsNotZeroIsAFailureWithTheCode) {
   const Array a = numbers();
   push([] { return 0; }, write(a)).wait();
-  try {
-    push([](View<int64_t, 1>) { return -4; }, write(a)).wait();
-    ADD_FAILURE() << "no error";
-  } catch (const OpError& error) {
-    EXPECT_EQ(error.op_code(), -4);
-  }
+  const OpError error = op_error_of([&] { push([](View<int64_t, 1>) { return -4; }, write(a)).wait(); });
+  EXPECT_EQ(error.op_code(), -4);
 }
 
 TEST_P(OpHpp, FailuresPassOnToReadersUntilAnOverwrite) {
@@ -417,12 +415,8 @@ TEST_P(OpHpp, FailuresPassOnToReadersUntilAnOverwrite) {
   EXPECT_EQ(lives.use_count(), 1) << "the body that was never called is destroyed, too";
   EXPECT_THROW((void)b.read(), OpError);
   EXPECT_EQ(status_of([&] { (void)b.as<int64_t, 1>(); }), TENON_ERR_OP);
-  try {
-    (void)b.copy();
-    ADD_FAILURE() << "no error";
-  } catch (const OpError& error) {
-    EXPECT_THROW(error.rethrow_cause(), std::runtime_error);
-  }
+  const OpError error = op_error_of([&] { (void)b.copy(); });
+  EXPECT_THROW(error.rethrow_cause(), std::runtime_error);
   push([](View<int64_t, 1> out) { out(0) = 1; }, overwrite(b)).wait();
   EXPECT_EQ(first_of(b), 1);
   EXPECT_TRUE(a.failure());
@@ -606,14 +600,11 @@ TEST_P(OpHpp, AreCompletedOrFailedByTheBodyItself) {
       write(a))
       .wait();
   EXPECT_EQ(first_of(a), 3);
-  try {
-    push([](Completion&& done) { done.fail("the camera is off", 5); }, write(a)).wait();
-    ADD_FAILURE() << "no error";
-  } catch (const OpError& error) {
-    EXPECT_STREQ(error.failure().message(), "the camera is off");
-    EXPECT_EQ(error.op_code(), 5);
-    EXPECT_THROW(error.rethrow_cause(), OpError);
-  }
+  const OpError error = op_error_of(
+      [&] { push([](Completion&& done) { done.fail("the camera is off", 5); }, write(a)).wait(); });
+  EXPECT_STREQ(error.failure().message(), "the camera is off");
+  EXPECT_EQ(error.op_code(), 5);
+  EXPECT_THROW(error.rethrow_cause(), OpError);
   const Op op = push([](Completion done) { done.fail(std::make_exception_ptr(7)); }, overwrite(a));
   EXPECT_THROW(op.wait(), OpError);
   EXPECT_THROW(std::rethrow_exception(op.failure().cause()), int);
