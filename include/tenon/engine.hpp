@@ -310,7 +310,7 @@ struct PushOptions {
 namespace detail {
 
 template <class... P>
-struct Parameters {
+struct BodyParameters {
   using Tuple = std::tuple<std::type_identity<P>...>;
   static constexpr size_t kCount = sizeof...(P);
   template <size_t I>
@@ -319,11 +319,11 @@ struct Parameters {
 
 // The parameters and the result of a function or of a class with one operator().
 template <class C, class R, class... P>
-std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (C::*)(P...));
+std::pair<std::type_identity<R>, BodyParameters<P...>> signature_of(R (C::*)(P...));
 template <class C, class R, class... P>
-std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (C::*)(P...) const);
+std::pair<std::type_identity<R>, BodyParameters<P...>> signature_of(R (C::*)(P...) const);
 template <class R, class... P>
-std::pair<std::type_identity<R>, Parameters<P...>> signature_of(R (*)(P...));
+std::pair<std::type_identity<R>, BodyParameters<P...>> signature_of(R (*)(P...));
 
 template <class Body>
 struct SignatureOf;
