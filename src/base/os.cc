@@ -67,10 +67,10 @@ void check_denied(const char* call, int error) {
 }
 
 // For a call that failed with this error and could not do what.
-[[noreturn]] void fail(const char* call, int error, const char* what) {
+[[noreturn]] void fail(const char* call, int error, const char* what, Code code = Code::kSystem) {
   check_descriptors(error);
   check_denied(call, error);
-  throw_error(error == ENOMEM ? Code::kNoMemory : Code::kSystem, what, ": ", system_text(error));
+  throw_error(code, what, ": ", system_text(error));
 }
 
 size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
@@ -210,7 +210,10 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (has_huge_pages ? MFD_HUGETLB : 0);
   int fd = memfd_create(name.c_str(), flags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name.c_str(), flags);
-  if (fd < 0) fail("memfd_create", errno, "a memory file cannot be made");
+  if (fd < 0) {
+    fail("memfd_create", errno, "a memory file cannot be made",
+         errno == ENOMEM ? Code::kNoMemory : Code::kSystem);
+  }
   File file(fd);
   if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
     throw_error(Code::kNoMemory, "a memory file cannot have ", nbytes, " bytes: ", system_text(errno));
