@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what a workload has in native/, with CMake and Ninja."""
+"""Builds the native part of a workload, in native/, with CMake and Ninja."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def run(*command):
 
 def build(source, folder, **variables):
     """Configures and builds against the installed package; does little when all is current."""
-    # Found and not imported: the measurements of native code run without the package.
+    # Not imported, because native code is measured without the package.
     package = Path(find_spec("tenon").origin).parent
     variables = {"CMAKE_BUILD_TYPE": "Release", "tenon_DIR": package / "lib/cmake/tenon", **variables}
     definitions = [f"-D{name}={value}" for name, value in variables.items()]

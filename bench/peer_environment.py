@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment with the peers of a workload that pip installs.
+"""An environment with those peers of a workload that pip can install.
 
-It lies beside the one that runs the benchmark and sees all that is in there, so that the peers come without
-a torch or a NumPy of their own.
-"""
+It also finds the packages of the environment that runs the benchmark, so that the peers need no torch or
+NumPy of their own."""
 
 import subprocess
 import sys
@@ -21,7 +20,7 @@ def python_of(workload):
 
 
 def prepare(workload):
-    """Installs requirements/WORKLOAD.txt. Peers that cannot be had are missing afterwards."""
+    """Installs requirements/WORKLOAD.txt. Peers that cannot be installed are missing afterwards."""
     python = python_of(workload)
     requirements = REQUIREMENTS / f"{workload}.txt"
     beside = sysconfig.get_path("purelib")

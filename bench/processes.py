@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements in fresh processes: where the loader puts code and the allocator puts objects moves short
-times by some percent from one process to the next."""
+"""Measurements in fresh processes, because the addresses of code and objects change short times by some
+percent from one process to the next."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 def run_module(module, *arguments, python=sys.executable, hides_errors=False):
     """python -m module, with bench/ on the path; returns what it prints, read as JSON.
 
-    hides_errors: what it writes to stderr is seen only when it fails."""
+    hides_errors: stderr is shown only if it fails."""
     path = [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     command = [str(python), "-m", module, *map(str, arguments)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown for docs/benchmarks.md: tables, what a machine is, and the section of one workload."""
+"""Markdown for docs/benchmarks.md: tables, a description of the machine, and the section of one workload."""
 
 import os
 import platform

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures Tenon beside its peers and writes the tables of docs/benchmarks.md: what `make bench` calls.
+"""Measures Tenon and its peers and writes the tables of docs/benchmarks.md. `make bench` calls it.
 
     run.py [--quick] [--rounds N] [--processes N] [WORKLOAD ...]
 
-Run it with a Python that has requirements/test.txt and the package. --quick is for a look while working: few
-rounds, printed, and the page stays as it is. Workloads: exchange, engine, kernels, planner, share, feed; all
-by default.
-"""
+Run it with a Python that has requirements/test.txt and the package. --quick is for development: it measures
+few rounds and prints the results instead of writing them. Workloads: exchange, engine, kernels, planner,
+share, feed; all by default."""
 
 import argparse
 import importlib

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times short calls beside each other on a machine that others may use too.
+"""Times short calls of several contenders on a machine that may have other load.
 
 Contenders take turns of a few milliseconds within each round, and each round begins with another of them,
-so that a disturbance hits all alike. Nothing is subtracted.
+so that a disturbance affects all of them. Nothing is subtracted.
 """
 
 import os
@@ -22,7 +22,7 @@ def pin():
 
 
 class Call:
-    """A Python statement, run in a loop of timeit (which rests the cyclic collector)."""
+    """A Python statement, run in a loop of timeit, which disables the garbage collector."""
 
     def __init__(self, statement, names):
         self.timer = timeit.Timer(statement, timer=time.perf_counter_ns, globals=names)
@@ -34,7 +34,7 @@ class Call:
 class Loop:
     """A native function that does its work n times and returns the nanoseconds.
 
-    repeats: n in each turn, where that is not to follow from the time.
+    repeats: n in each turn; None: chosen by the time.
     """
 
     def __init__(self, body, repeats=None):
@@ -64,7 +64,7 @@ def measure(contenders, n_rounds):
 
 @dataclass
 class Summary:
-    """What the rounds of one contender say, in nanoseconds."""
+    """A summary of the rounds of one contender, in nanoseconds."""
 
     least: float
     median: float

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the imports of the Python package and of the extension: they go one way and make no circle.
+"""Checks the imports of the Python package and of the extension: they go in one direction and have no cycle.
 
     check_imports.py [ROOT]
 
 Imports inside of functions count as those of the module; imports under `if TYPE_CHECKING:` do not run, and do
-not count. The extension imports no module of the package by its name (python/src/callbacks.h). Circles of C++
-includes are looked for, too; the direction between folders is the business of check_includes.py.
-"""
+not count. The extension imports no module of the package by its name (python/src/callbacks.h). It also finds
+cycles of C++ includes. check_includes.py checks the direction between folders."""
 
 import ast
 import re
 import sys
 from pathlib import Path
 
-# Package of python/tenon -> packages that it sees, besides itself and the modules that lie in no package.
+# Package of python/tenon -> packages that it may import, besides itself and the modules that are in no
+# package.
 SEES = {
     "_array": set(),
     "_sync": {"_array"},
@@ -25,10 +25,11 @@ SEES = {
     "demo": {"_array", "_sync", "_ipc", "_data", "_loader", "_tools"},
 }
 
-# Modules in no package that packages may import. The others (__init__, __main__, _callbacks, io) see all.
+# Modules in no package that packages may import. The others (__init__, __main__, _callbacks, io) may import
+# all.
 BASE = {"_core", "_errors", "_typing", "_values"}
 
-# Modules that packages use as users do, through the package itself.
+# Packages that import `tenon` itself, as users do.
 USERS = {"demo"}
 
 BY_NAME = re.compile(r'import_\s*\(\s*"tenon[."]|PyImport_ImportModule\w*\s*\(\s*"tenon[."]')
@@ -37,7 +38,7 @@ SOURCES = {".h", ".hpp", ".inc", ".c", ".cc"}
 
 
 def run_time_imports(tree):
-    """The import statements that run, wherever they stand."""
+    """The import statements that run, also those inside of functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
             for other in node.orelse:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the direction of includes: which layer may see which, and that they make no circle.
+"""Checks the direction of includes: which layer may include which, and that there is no cycle.
 
     check_includes.py [ROOT]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import check_imports
 
-# Folders of src, from the bottom up: each sees those before it, and the public headers.
+# Folders of src, from the bottom up: each may include those before it, and the public headers.
 LAYERS = ("base", "sync", "exec", "memory", "array", "ipc", "data", "trace", "capi")
 SEES = {layer: set(LAYERS[:i]) for i, layer in enumerate(LAYERS)}
 SEES["trace"] = {"base"}
@@ -40,7 +40,7 @@ PUBLIC = {
     "trace.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
 }
 
-# Only the bindings may see Python.
+# Only the bindings may include headers of Python.
 PYTHON_ONLY = re.compile(r"Python\.h|nanobind/|numpy/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

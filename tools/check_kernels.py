@@ -5,7 +5,7 @@
     check_kernels.py OBJECT ...
 
 An inline function that such a file emits as well may be the copy that the linker keeps for the whole
-library, which then cannot run on older processors. Files of other names are passed over.
+library, which then cannot run on older processors. Files of other names are ignored.
 """
 
 import re
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def defined(path):
-    """What an object file defines for others."""
+    """The symbols that an object file exports."""
     command = ["nm", "--extern-only", "--defined-only", "--demangle", "--format=posix", path]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [re.match(r"(.*?) [A-Za-z] [0-9a-f]", line)[1] for line in output.splitlines()]

@@ -6,9 +6,8 @@
 
 An operation with an order other than relaxed has, at most three lines above its first line, a comment
     // pairs with: Class::method, "what becomes visible"
-and each such label stands at least twice. Orders are always written out, and fences are not used (the
-ThreadSanitizer does not follow them). Tests are not looked at.
-"""
+and each such label occurs at least twice. Orders are always written, and fences are not used (the
+ThreadSanitizer does not follow them). Tests are not checked."""
 
 import re
 import sys

@@ -4,17 +4,16 @@
 
     check_models.py [FOLDER or MODEL] [--soak]
 
-A model says in lines of its own what is to be shown, each about the model compiled with -DNAME:
+A model states in comments what is to be shown, each for the model compiled with -DNAME:
     // variant: SOUND holds                no state breaks a law: no dead end, no failed assertion
     // variant: SOUND ends                 no execution goes on for ever
     // variant: NAME refuted deadlock      with assertions ignored, some execution comes to a dead end
     // variant: NAME refuted assertion     with dead ends ignored, some execution fails an assertion
     // variant: NAME refuted ends          some execution goes on for ever
 With `soak` at the end of the line a check runs only with --soak, and may use more memory. A search that was
-cut short, by its depth or by its memory, shows nothing. One that holds must reach every statement: what is
-never reached is not shown either. Each line gives the states, the processor time of compiler and search, and
-the memory of the search.
-"""
+cut short, by its depth or by its memory, proves nothing. One that holds must reach every statement, because
+it proves nothing about the others. Each line gives the states, the processor time of compiler and search, and
+the memory of the search."""
 
 import os
 import re
@@ -103,7 +102,7 @@ def output(*command, folder, cost):
 
 
 def found(text, outcome):
-    """What a search showed: the outcome itself, or what is wrong with it."""
+    """The outcome that a search has shown, or an error."""
     errors = re.search(r"errors: (\d+)", text)
     if errors is None:
         return f"no result: {text.strip()[-400:]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the form of source files: licence line, line length, file length, plain ASCII, and that each C++
-file stands in a list of the build, so that no test is forgotten.
+"""Checks the form of source files: licence line, line length, file length, plain ASCII, and that a list of
+the build contains each C++ file, so that no test is forgotten.
 
     check_sources.py [ROOT]
 """

@@ -5,10 +5,9 @@
     env.py NAME            .venv with requirements/NAME.txt and the wheel of this tree
     env.py compat VERSION  build/python-VERSION with requirements/compat.txt and the same wheel
 
-What an environment holds is written into its stamp, keyed by the contents of the requirement files and of
-the sources; pip is called only for what differs, so that a second run needs no network. Runs on any
-Python 3.8+, with the standard library alone.
-"""
+The stamp of an environment lists its contents, by digests of the requirement files and of the sources. pip is
+called only for what differs, so a second run needs no network. Runs on any Python 3.8+, with the standard
+library alone."""
 
 import glob
 import hashlib
@@ -24,7 +23,7 @@ WHEELS = ROOT / "build/wheel"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 
-# Says what an interpreter is; fails where an environment cannot be made from it.
+# Prints facts about an interpreter. Fails if it cannot make an environment.
 PROBE = """
 import ensurepip, os, sys, sysconfig, venv
 assert sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -57,7 +56,8 @@ def find_python(version):
 
 
 def base_python():
-    """The interpreter for .venv: the one that runs this script if it will do, else the oldest that will."""
+    """The interpreter for .venv: the one that runs this script if it is suitable, else the oldest suitable
+    one."""
     for name in [sys.executable, *(name for version in VERSIONS for name in candidates(version))]:
         found = probe(name)
         if found and found[0] in VERSIONS and found[1]:
@@ -84,7 +84,7 @@ def digest(paths):
 
 
 def source_files():
-    """What the wheel is made of."""
+    """The files from which the wheel is built."""
     files = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")]
     for folder in ("cmake", "include", "src", "python"):
         files += sorted((ROOT / folder).rglob("*"))

@@ -30,13 +30,13 @@ def generate():
 
     class Generator(stubgen.StubGen):
         def put_function(self, fn, name=None, parent=None):
-            """Writes methods too that call themselves the package's and not the extension's."""
+            """Also writes methods whose module is the package and not the extension."""
             if type(fn).__module__ == "nanobind":
                 self.put_nb_func(fn, name)
             else:
                 super().put_function(fn, name, parent)
 
-    for value in vars(core).values():  # users see tenon.NDArray; it is defined here
+    for value in vars(core).values():  # users see tenon.NDArray, which is defined here
         if isinstance(value, type) and value.__module__ == "tenon":
             value.__module__ = core.__name__
     patterns = stubgen.load_pattern_file(PATTERNS)

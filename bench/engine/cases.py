@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: which contenders stand beside each other in which case, and the goals."""
+"""The cases, the contenders of each case, and the goals."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,8 @@ OPS_PER_TURN = {
     native.TRIP: 1024,
     native.RESTED_TRIP: 12,
 }
-# The case with many arrays last: they stay, and what looks at all arrays takes longer from then on.
+# The case with many arrays comes last: they are not freed, and functions that visit all arrays take longer
+# from then on.
 IN_TURN = (native.CHAIN, native.READS_WRITE, *TRIPS, native.INDEPENDENT)
 
 
@@ -74,7 +75,7 @@ def layers():
 
 @dataclass
 class Goal:
-    """Of a contender's median: at most ratio of the best peer's, or at most ns."""
+    """A limit of a contender's median: ratio times that of the best peer, or ns."""
 
     work: str
     case: int
@@ -109,7 +110,7 @@ STEP_GOALS = [
     StepGoal("lease, C++ without the array", REQUEST, 30),
 ]
 STEPS_WITHOUT_ALLOCATION = (LEASE, REQUEST)
-# What is known of others' steps, not of this run.
+# Known times of steps of other systems, not from this run.
 KNOWN_STEPS = {
     "MXNet: wait for an array that is ready": 9.3,
     "StarPU 1.3: acquire and release, idle": 1285,

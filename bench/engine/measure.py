@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the measurement, with bench/ on the path:
 
-    python -m engine.measure check             every contender, once: fails where one does not do its work
+    python -m engine.measure check             every contender, once: fails if one does not do its work
     python -m engine.measure native ROUNDS     ["ops"][case][contender][number of workers][round] and
                                                ["steps"][step][round]
     python -m engine.measure python ROUNDS     [heading][call][round]
 
 Prints one line of JSON: nanoseconds per op, step or call. Native code is measured without the Python package,
-whose hooks would be asked in each wait.
-"""
+because each wait would call its hooks."""
 
 import ctypes
 import json
@@ -47,7 +46,7 @@ def check():
 
 
 def repeats_per_turn(elapsed_ns, most):
-    """most, or fewer where that takes too long."""
+    """most, or fewer if that takes too long."""
     n = most // 64
     while n < most and elapsed_ns(n) < LONGEST_TURN_NS:
         n *= 2

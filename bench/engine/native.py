@@ -52,7 +52,7 @@ def step_ns(step, n):
 
 
 def check(contender, case, workers, n):
-    """How many of n bodies ran, and how often one met what no serial order gives."""
+    """How many of n bodies ran, and how many saw values that no serial order gives."""
     bodies, violations = ctypes.c_int64(), ctypes.c_int64()
     i = CONTENDERS.index(contender)
     _checked(_library.bench_check(i, case, workers, n, ctypes.byref(bodies), ctypes.byref(violations)))

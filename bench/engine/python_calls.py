@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine as it is used from Python, beside what Python has for the same."""
+"""Calls of the engine from Python, and similar functions of Python."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: which calls stand beside each other, and the goals.
+"""The calls that are compared with each other, and the goals.
 
 A call is the Python statement that is timed, with the names of inputs.LEGEND. Making and dropping its result
 are both part of it. The loops in C are named by what they do.
@@ -25,7 +25,7 @@ C_TAKE = "C to C: take a tensor and give it back"
 C_GIVE = "C to C: hand a torch tensor to another library, which drops it"
 C_STEPS = "C ABI: single steps"
 
-# By the heading of the table; the first call of each is what the others are compared with.
+# By the heading of the table; the others are compared with the first call of each.
 CALLS = {
     EMPTY_LOOP: ["pass", "c_to_c.nop(x)"],
     "A NumPy array comes in": [
@@ -122,7 +122,7 @@ def loops(inputs):
 
 
 def contenders(inputs):
-    """Everything that is measured, by heading and name. Checks first that no call copies."""
+    """All contenders, by heading and name. Checks first that no call copies."""
     names = {"np": np, "torch": torch, "tn": tn, "tvm_ffi": tvm_ffi, "peer": nanobind_peer, "c_to_c": c_to_c}
     names |= inputs.names()
     check_aliasing(names, inputs)
@@ -147,7 +147,7 @@ def check_aliasing(names, inputs):
 
 
 def check_released(inputs):
-    """Fails where a call has kept what it took."""
+    """Fails if a call has kept its arguments."""
     if not inputs.x.flags.writeable:
         raise AssertionError("a NumPy array that was lent did not get its flag back")
     open_buffers, _ = inputs.b.counts()

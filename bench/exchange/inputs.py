@@ -55,7 +55,7 @@ KINDS_LEGEND = (
 
 
 def address_of(array):
-    """Of element 0, for what any of the calls may return."""
+    """The address of element 0, for each kind of result."""
     if isinstance(array, torch.Tensor | tn.NDArray):
         return array.data_ptr() if isinstance(array, torch.Tensor) else array.data_ptr
     if isinstance(array, tvm_ffi.Tensor):

@@ -22,7 +22,7 @@ PEERS = (
 
 
 def bars_of(seconds):
-    """(label, name, is Tenon's): the best setting of everybody."""
+    """(label, name, is Tenon's): the best setting of each contender."""
     ours = [(f"Tenon, {kind}", goals.of_feed(seconds, kind[:6]), True) for kind in ("threads", "processes")]
     theirs = [(label, goals.best(seconds, word), False) for label, word in PEERS]
     return [bar for bar in [*ours, *theirs] if bar[1] is not None]

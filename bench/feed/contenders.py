@@ -25,8 +25,8 @@ QUEUE_DEPTH = 4
 
 @dataclass(frozen=True)
 class Contender:
-    """begin() is a generator of batches. expected(k): what is in batch k, by default what the job says.
-    needs: a module without which there is none. is_spawned: processes begin anew, and import torch."""
+    """begin() is a generator of batches. expected(k): the contents of batch k, by default those of the job.
+    needs: a module that it needs. is_spawned: processes begin anew, and import torch."""
 
     name: str
     begin: Callable
@@ -59,7 +59,7 @@ class Reader:
 
 
 def warm_buffers(job, count):
-    """What is kept is overwritten: a ceiling, and nothing that one could train with."""
+    """Batches that are kept are overwritten: an upper limit of the speed, which is of no use for training."""
     # NumPy asks for huge pages, which are faster.
     buffers = [[torch.from_numpy(array) for array in job.new_arrays()] for _ in range(count)]
     writers = [job.writer(tensors) for tensors in buffers]

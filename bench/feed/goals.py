@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds are to reach, and whether they do."""
+"""The goals of feeds, and whether they are met."""
 
 import statistics
 
@@ -9,12 +9,12 @@ from .parts import BUFFERS, IN_MEMORY, NO_WORKER, ONE_BUFFER
 
 
 def reference_of(seconds):
-    """What the speeds of a part are compared with."""
+    """The reference of the speeds of a part."""
     return next(name for name in (IN_MEMORY, BUFFERS, ONE_BUFFER) if name in seconds)
 
 
 def ratio(seconds, name, reference):
-    """How many times as fast name is as reference: the median over the rounds."""
+    """The speed of name divided by that of reference: the median over the rounds."""
     pairs = zip(seconds[reference], seconds[name], strict=True)
     return statistics.median(theirs / ours for theirs, ours in pairs)
 
@@ -36,7 +36,7 @@ def best(seconds, first, *words, without=()):
 
 
 def of_feed(seconds, kind):
-    """kind: thread or process. Generators that are written in Python are not meant."""
+    """kind: thread or process. Not of generators that are written in Python."""
     return best(seconds, "tenon.Feed", kind, without=("Python", "Pillow"))
 
 

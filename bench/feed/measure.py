@@ -23,10 +23,10 @@ from .parts import PARTS, library
 
 PACKAGES = ("tenon", "numpy", "torch", "spdl", "grain")
 CHECKED = 4
-# What contenders have filled ahead while others had their turn is taken first, and before the next one has
-# its turn there is time to fill that again.
+# Batches that a contender has filled during the turns of others are taken first, and before its next turn it
+# has time to fill them again.
 AHEAD = 10
-# A slow one need not give as many batches as a fast one for a number as good.
+# A slow contender needs fewer batches than a fast one for the same accuracy.
 TURN_SECONDS = 0.25
 LONGEST_REST = 0.3
 MOST_PER_TURN = 5000
@@ -98,7 +98,7 @@ def race(contenders, job, rounds, consume):
 
 
 def first_batches(contenders, job, rounds, consume):
-    """From before a contender is made until its first batch has been read."""
+    """The time from before a contender is made until its first batch has been read."""
     by_name = {contender.name: contender for contender in contenders}
 
     def turn(name, i):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: the parts, their jobs, and who contends. Within a part, those that fork come first."""
+"""The parts of the measurement, their jobs and their contenders. Within a part, those that fork come
+first."""
 
 import dataclasses
 import itertools

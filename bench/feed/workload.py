@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds beside the ways in which batches of a native generator reach a model today."""
+"""Feeds and other ways in which batches of a native generator reach a model."""
 
 import statistics
 import sys
@@ -25,7 +25,7 @@ def measured(part, options):
             part,
             options.rounds,
             python=peer_environment.python_of("feed"),
-            hides_errors=True,  # SPDL's shared memory ends with complaints of Python's
+            hides_errors=True,  # for SPDL's shared memory, Python prints warnings at the end
         )
         absent, versions = found["absent"], found["versions"]
         for name, values in found["seconds"].items():

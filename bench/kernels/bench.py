@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, casts and fills of tenon beside NumPy and PyTorch.
+"""Copies, casts and fills of Tenon, NumPy and PyTorch.
 
     bench.py [--repeats N] [--json] [NAME ...]
 

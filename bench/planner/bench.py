@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of tn.Arena.plan beside plain first fit, against the lower bound.
+"""Plans of tn.Arena.plan and of plain first fit, compared with the lower bound.
 
     bench.py [--json] [--csv FILE ...] [NAME ...]
 

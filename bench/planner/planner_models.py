@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The activations of torch models: what a run on the CPU makes, how long it is used, and a run in a plan."""
+"""The activations of torch models: their sizes and lifetimes in a run on the CPU, and a run in a plan."""
 
 import torch
 from torch import fx, nn
@@ -76,7 +76,7 @@ class _Run(fx.Interpreter):
 
 
 class Recorder(_Run):
-    """Which memory each node makes or looks at: afterwards `tensors` has (nbytes, first, last) by node.
+    """Finds the memory that each node makes or uses: afterwards `tensors` has (nbytes, first, last) by node.
 
     A node whose result lies in the memory of another (a view, or the same tensor) only keeps that one alive.
     """
@@ -110,7 +110,7 @@ def record(model, *args):
 class Planned(_Run):
     """Runs a model with every activation in one buffer, at the offsets of a plan.
 
-    What is dead is overwritten at once, so that code that reads it later computes nonsense.
+    Dead memory is overwritten at once, so that the result is wrong if code reads it later.
     """
 
     def __init__(self, model, plan, buffer):

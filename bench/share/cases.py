@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: the cases, and what stands in them.
+"""The cases, and their contenders.
 
-Two real processes share something in each case, a producer and a consumer, pinned to one core each. Rows are
-the Peers in the list PEERS of each module of ROWS. Those of Tenon stand in tenon_rows.py, with kind="tenon":
-over loops.contenders() where the loop is Python, over native.contenders() where it is a library's.
+In each case two processes, a producer and a consumer, are pinned to one core each and share something. Rows
+are the Peers in the list PEERS of each module of ROWS. Those of Tenon are in tenon_rows.py, with
+kind="tenon": over loops.contenders() if the loop is Python, over native.contenders() if it is in a library.
 """
 
 import importlib
@@ -103,9 +103,8 @@ def nothing_missing():
 class Peer:
     """A row of the tables: contenders by case.
 
-    missing: says what is not installed, or nothing. kind: "peer", "floor" (what no library can be below) or
-    "tenon". is_noisy: has processes in the background, and is measured after the others.
-    """
+    missing: names what is not installed; None: nothing. kind: "peer", "floor" (what no library can be below)
+    or "tenon". is_noisy: has processes in the background, and is measured after the others."""
 
     name: str
     cases: dict

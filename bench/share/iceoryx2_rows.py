@@ -16,7 +16,7 @@ from .loops import Receiver, Sender, contenders
 def timeless():
     import iceoryx2 as iox2
 
-    # Looks for the death of the other side; far above what an exchange takes.
+    # Time between checks for the death of the other side; far longer than an exchange.
     return iox2.Duration.from_secs(60)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees to it that a run leaves nothing behind, also when it is interrupted: no process, no name in shared
-memory, no temporary file."""
+"""Cleans up after a run, also after an interrupted one: processes, names in shared memory, temporary
+files."""
 
 import ctypes
 import os
@@ -47,7 +47,8 @@ def is_tracker(pid):
 
 
 class Traceless:
-    """A scope: `prefix` for names and `scratch`, a folder. What was started within is gone behind it.
+    """A scope: `prefix` for names and `scratch`, a folder. At its end, everything that was started in it is
+    removed.
 
     Processes whose parents have ended become children of this one meanwhile, so that all can be found.
     Raises KeyboardInterrupt on SIGTERM. Main thread; one at a time.
@@ -99,6 +100,6 @@ class Traceless:
                 path.unlink(missing_ok=True)
 
     def is_map_of_the_dead(self, name):
-        """What Boost keeps for a process that locks, and that the next one would remove."""
+        """Files that Boost keeps for a process with a lock, and that the next process would remove."""
         found = BOOST_MAP.match(name)
         return found and name not in self.names_before and not Path("/proc", found[1]).exists()

@@ -18,7 +18,7 @@ from .loops import now
 NBYTES = 1 << 20
 CALLS = 100
 GIVE_UP_SECONDS = 1.0
-# The consumer is asleep in the lock by then.
+# The consumer sleeps in the lock by then.
 BEFORE_DEATH_SECONDS = 200e-6
 
 
@@ -141,7 +141,7 @@ class Killer:
 
 
 class Waiter:
-    """Waits for the lock: wait() says whether it got it."""
+    """Waits for the lock: wait() returns whether it got it."""
 
     is_late = False
 
@@ -189,7 +189,7 @@ class LockWaiter(Waiter):
 
 
 class FileLockKiller(Killer):
-    """flock tells nobody of the death."""
+    """flock reports no death."""
 
     def __init__(self, side):
         super().__init__(side)

@@ -29,7 +29,7 @@ import numpy as np
 from .cases import ASLEEP, BIG_BYTES, FRESH, SMALL_BYTES, SPINNING, TOUCHED, WARM, Contender
 
 now = time.perf_counter_ns
-# Between the consumer's word that it waits and the next exchange: it has fallen asleep.
+# Between the message of the consumer that it waits and the next exchange: the consumer sleeps by then.
 PAUSE_SECONDS = 100e-6
 
 

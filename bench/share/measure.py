@@ -21,9 +21,9 @@ from .participants import ContenderError, Pair, die_with_parent
 PACKAGES = ("tenon", "numpy", "torch", "iceoryx2", "ray")
 TURN_SECONDS = 0.1
 MOST_PER_TURN = 200
-# A peer that takes longer for one exchange sits out rounds.
+# A peer that takes longer for one exchange skips rounds.
 LONG_TURN_SECONDS = 0.2
-# A contender that has given up in all of its exchanges is not asked again.
+# A contender that has given up in all of its exchanges is not measured again.
 ROUNDS_OF_THE_LOST = 2
 
 
@@ -44,7 +44,7 @@ class Run:
 
 
 def seconds_of(pair, n):
-    """Of one exchange: the least of three turns, or of one where that is long."""
+    """The time of one exchange: the least of three turns, or that of one long turn."""
     found = []
     while len(found) < 3 and sum(found) < TURN_SECONDS:
         began = time.perf_counter()
@@ -54,7 +54,7 @@ def seconds_of(pair, n):
 
 
 def tempo(pair):
-    """How many exchanges a turn has, and each how manieth round it takes part in."""
+    """The number of exchanges of a turn, and n: it takes part in every n-th round."""
     pair.turn(1)
     seconds = seconds_of(pair, 1)
     if seconds < TURN_SECONDS / 10:
@@ -71,7 +71,7 @@ class Contest:
         self.pairs, self.found = {}, {}
 
     def attempt(self, name, action):
-        """A contender that fails is out, and its row says why."""
+        """A contender that fails is excluded, and its row says why."""
         try:
             return action()
         except (ContenderError, OSError) as problem:
@@ -111,7 +111,7 @@ class Contest:
 
 
 def measure(case, peers, n_rounds, run):
-    """What was found, by peer, in the order of the peers."""
+    """The results by peer, in the order of the peers."""
     rows = [(module, peer) for module, peer in peers if case in peer.cases]
     found = {
         peer.name: {"problem": f"not installed: {absent}"}

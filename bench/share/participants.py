@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two processes of a contender: spawned, pinned, told what to do, and ended within bounded time."""
+"""The two processes of a contender: spawned, pinned, controlled, and ended within a time limit."""
 
 import ctypes
 import multiprocessing
@@ -21,12 +21,12 @@ PR_SET_PDEATHSIG = 1
 
 
 class ContenderError(Exception):
-    """Of one contender; the others go on."""
+    """An error of one contender; the others continue."""
 
 
 @dataclass
 class Side:
-    """What one process has of its contender."""
+    """The data of one process of a contender."""
 
     link: Connection  # to the other process
     shared: object  # what Contender.shared returned
@@ -88,7 +88,7 @@ class Pair:
             link.close()
 
     def answers(self, seconds):
-        """What each process says next, in order."""
+        """The next message of each process, in order."""
         end = time.monotonic() + seconds
         found = {}
         while len(found) < len(self.controls):
@@ -109,7 +109,7 @@ class Pair:
         self.answers(START_SECONDS)
 
     def turn(self, n):
-        """Latencies in nanoseconds; None for what was given up."""
+        """Latencies in nanoseconds; None for exchanges that were given up."""
         for control in self.controls:
             control.send(n)
         before, *after = self.answers(ANSWER_SECONDS)

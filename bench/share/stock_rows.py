@@ -116,7 +116,7 @@ class NamedReceiver(Answering):
 
 
 class AttachedSender(NamedSender):
-    """The consumer has attached the memory before; what is sent is which of the blocks it is."""
+    """The consumer has attached the memory before; the number of the block is sent."""
 
     def __init__(self, side, nbytes):
         super().__init__(side, nbytes)
@@ -183,7 +183,7 @@ class WordReceiver(AttachedReceiver):
 
 
 class Copies:
-    """What the processor takes for a copy of 64 MiB into memory that is there."""
+    """The time of a copy of 64 MiB into mapped memory."""
 
     def __init__(self, side):
         self.source = np.ones(BIG_BYTES // 4, "f4")

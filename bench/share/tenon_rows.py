@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tenon: channels, leases of shared arrays, and new arrays whose pickle goes through a pipe.
 
-The package is imported by the processes that measure it alone.
+Only the processes that measure the package import it.
 """
 
 import subprocess

@@ -19,7 +19,7 @@ from .leftovers import Traceless
 
 @dataclass
 class Row:
-    """One peer in one case, in nanoseconds; or why there is nothing to say."""
+    """One peer in one case, in nanoseconds; or why it has no results."""
 
     name: str
     kind: str
@@ -96,7 +96,7 @@ def case_table(rows):
 
 
 def goal_table(cases):
-    """Where Tenon has rows and there is a goal; or nothing."""
+    """A table of the cases with rows of Tenon and a goal; or nothing."""
     lines = []
     for case, rows in cases.items():
         ours, peer, goal = best(rows, "tenon"), best(rows, "peer"), CASES[case].goal_ns

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's model in NumPy, for machines without PyTorch: the same kind of layers, loss and Adam, by hand.
-
-The hidden layer is wider: else a step, which has none of PyTorch's overhead, would take less time than one
-thread needs to draw a batch.
-"""
+"""The demo's model in NumPy, for machines without PyTorch: the same kind of layers, loss and Adam, by
+hand."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import numpy as np
 import tenon as tn
 from tenon.demo.source import CLASSES, SIDE
 
-HIDDEN = 384
+HIDDEN = 128
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 PEAK, WARM_UP = 0.01, 0.1
