@@ -78,13 +78,13 @@ Ref<Arena> Arena::create(std::span<const tenon_layout> layouts, const SharedOpti
   auto arena = Ref<Arena>::adopt(new Arena);
   arena->lay_out(layouts);
   const std::string description = arena->describe();
-  const uint64_t data_at = round_up(sizeof(State) + description.size(), kDataAlignment);
+  const uint64_t data_at = round_up(sizeof(ArenaState) + description.size(), kDataAlignment);
   const auto n = static_cast<int64_t>(data_at + std::max<uint64_t>(arena->nbytes_, 1));
   const DType byte(TENON_UINT, 8);
   const Dims shape{&n, 1};
   const auto prepare = [&](std::byte* base) {
-    std::memcpy(base + sizeof(State), description.data(), description.size());
-    auto* const state = new (base) State{};
+    std::memcpy(base + sizeof(ArenaState), description.data(), description.size());
+    auto* const state = new (base) ArenaState{};
     state->description_nbytes = description.size();
     state->data_at = data_at;
     state->mark.store(kArenaMark, std::memory_order_relaxed);
@@ -97,7 +97,7 @@ Ref<Arena> Arena::create(std::span<const tenon_layout> layouts, const SharedOpti
     arena->memory_ = Array::create(byte, shape, TENON_ZEROED);
     prepare(arena->memory_->data());
   }
-  arena->state_ = reinterpret_cast<State*>(arena->memory_->data());
+  arena->state_ = reinterpret_cast<ArenaState*>(arena->memory_->data());
   arena->data_ = slice(*arena->memory_, data_at, static_cast<uint64_t>(n));
   return arena;
 }
@@ -121,7 +121,7 @@ Ref<Arena> Arena::over(std::span<const tenon_layout> layouts, Ref<Array> buffer)
       }
     }
   }
-  arena->own_state_ = std::make_unique<State>();
+  arena->own_state_ = std::make_unique<ArenaState>();
   arena->state_ = arena->own_state_.get();
   return arena;
 }
@@ -131,21 +131,22 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   arena->memory_ = std::move(memory);
   const Array& bytes = *arena->memory_;
   const uint64_t nbytes = bytes.desc().nbytes;
-  auto* const state = reinterpret_cast<State*>(bytes.data());
+  auto* const state = reinterpret_cast<ArenaState*>(bytes.data());
   const bool has_room = bytes.shape().size() == 1 && bytes.desc().itemsize == 1 && bytes.is_contiguous() &&
-                        nbytes > sizeof(State) && reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
+                        nbytes > sizeof(ArenaState) &&
+                        reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
   if (!has_room || state->mark.load(std::memory_order_relaxed) != kArenaMark) {
     throw_error(Code::kValue, "the memory of this array of shape ", shape_text(bytes.shape()),
                 " holds no arena");
   }
-  // Copied first: others may write them meanwhile.
+  // Copied before the checks: other processes may write them meanwhile.
   const uint64_t description_nbytes = state->description_nbytes, data_at = state->data_at;
-  if (data_at > nbytes || data_at < sizeof(State) || data_at % kDataAlignment != 0 ||
-      description_nbytes > data_at - sizeof(State)) {
+  if (data_at > nbytes || data_at < sizeof(ArenaState) || data_at % kDataAlignment != 0 ||
+      description_nbytes > data_at - sizeof(ArenaState)) {
     throw_damaged();
   }
-  const std::vector<std::byte> copy(bytes.data() + sizeof(State),
-                                    bytes.data() + sizeof(State) + description_nbytes);
+  const std::vector<std::byte> copy(bytes.data() + sizeof(ArenaState),
+                                    bytes.data() + sizeof(ArenaState) + description_nbytes);
   arena->layouts_ = decode_layouts(copy);
   for (const NamedFields& layout : arena->layouts_) {
     arena->nbytes_ = std::max(arena->nbytes_, layout.fields.nbytes());
@@ -177,8 +178,8 @@ int32_t Arena::active() const noexcept {
 
 uint64_t Arena::generation() const noexcept { return state_->generation.load(std::memory_order_relaxed); }
 
-// Code that still uses the layout that is left would see the bytes of the other one: views that live on, and
-// the leases under which the caller's own was taken.
+// Fails with kLeaseConflict if code still uses the current layout: through a view, or through another lease
+// of the caller.
 void Arena::check_users(int32_t layout) const {
   Holder holder;
   {
@@ -193,7 +194,7 @@ void Arena::check_users(int32_t layout) const {
       const RequestPart* second = first == nullptr ? nullptr : first->next;
       while (second != nullptr && !(second->is_granted && second->extent.overlaps(extent)))
         second = second->next;
-      if (second == nullptr) return;  // the caller's own alone
+      if (second == nullptr) return;  // only the caller's lease
       holder = Holder::of(*first);
     }
   }
@@ -241,7 +242,7 @@ void Arena::enter(Lease* lease, int32_t layout) {
   lease->declare_overwrite();
 }
 
-// A process that ends between these two stores leaves the layout that was, and the mark of a writer's death.
+// If the process dies between the two stores, the arena keeps the old layout, and its bytes get a death.
 void Arena::change(int32_t layout) {
   store(state_->generation, generation() + 1);
   store(state_->active, static_cast<uint32_t>(layout) + 1);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A process that uses an arena is killed at each of its stores to shared memory in turn (TENON_CRASH_AT).
-// Oracle: the arena then holds the layout that it had, or the one that the victim was changing it to; the
-// next process is told of the death if, and only if, the victim held its lease; and what it reads then under
-// a layout was written under that layout, as long as no process was told.
+// Oracle: afterwards the arena has the old layout or the one to which the victim changed it. The next process
+// is told of the death if and only if the victim held its lease. As long as no process was told, elements
+// that are read under a layout were written under that layout.
 #include "ipc/arena.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ using namespace std::chrono_literals;
 
 constexpr char kName[] = "tenon.test.arena_sweep";
 constexpr char kVictimFilter[] = "--gtest_filter=ArenaSweep.DISABLED_Victim";
-constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
+constexpr auto kPatience = 600s;  // a watchdog: a process that takes longer hangs
 
 const std::vector<api::ArenaLayout> kLayouts = {
     {"floats", {api::field<double>("a", {8})}},
@@ -41,7 +41,7 @@ void say(char where) {
   if (::write(STDERR_FILENO, &where, 1) != 1) _exit(9);
 }
 
-// Changes the arena from floats to ints and back; says what it holds.
+// Changes the arena from floats to ints and back, and says its layout.
 TEST(ArenaSweep, DISABLED_Victim) {
   const api::Arena arena = api::Arena::open(api::attach(kName));
   say('o');
@@ -63,7 +63,7 @@ TEST(ArenaSweep, DISABLED_Victim) {
   say('+');
 }
 
-// Runs the victim, killed at a store; what it said. has_ended: it came to its end before that store.
+// Runs a victim that is killed at a store. Returns what it said. has_ended: it ended before that store.
 std::string run_victim(int crash_at, bool* has_ended) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
@@ -150,7 +150,7 @@ TEST(ArenaSweep, AKillAtAnyStoreLeavesOneLayoutOrIsTold) {
     bool was_told = false;
     const bool whole = is_whole(arena, layout, &was_told);
     EXPECT_TRUE(whole || was_told) << "torn, without an error: store " << at << ", " << said;
-    // Between the letters of one block it held the lease, whatever else.
+    // Between the letters of one block it held the lease in any case.
     if (!has_ended && (last == 'i' || last == 'f')) {
       EXPECT_TRUE(was_told) << at << ' ' << said;
     }

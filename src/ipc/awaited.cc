@@ -19,14 +19,14 @@ namespace {
 
 using detail::WatchState;
 
-constexpr int64_t kAwaitedMs = 1'000;  // so long another process has been waiting
-constexpr int64_t kAgainMs = 2'000;    // between two reports
-constexpr size_t kMostAwaited = 16;    // that are reported at a time
+constexpr int64_t kAwaitedMs = 1'000;  // the time that another process has been waiting
+constexpr int64_t kAgainMs = 2'000;    // the time between two reports
+constexpr size_t kMostAwaited = 16;    // leases in one report
 
 constinit std::atomic<int64_t> reported_ms{0};
 
-// Which lease a note is about. Its low bits are the number of the note, so that a text that is replaced while
-// it is read is known.
+// Identifies the lease of a note. The low bits are the number of the note: they show a reader that the text
+// was replaced while it was read.
 constexpr uint64_t kNumber = 0xffff;
 uint64_t lease_of(uint32_t grant, uint64_t state, uint64_t ticket) noexcept {
   const uint64_t block = GrantState::block(state);
@@ -48,24 +48,24 @@ void write_note(Place& place, uint64_t lease, const std::string& text) noexcept 
   publish(note.lease, lease | (numbers.fetch_add(1, std::memory_order_relaxed) & kNumber));
 }
 
-// Another process has been waiting for this lease.
+// Another process has been waiting for this lease for kAwaitedMs.
 bool is_awaited(const Control& control, const Place& own, const Grant& grant, uint64_t state) noexcept {
   const uint32_t block = GrantState::block(state);
   if (block >= control.blocks || is_empty(control.block(block).waiting)) return false;
   const int64_t now_ms = coarse_now_ms();
-  const Span bytes = span_of(grant);
+  const ByteRange bytes = range_of(grant);
   bool is_found = false;
   visit_grants(control, block, [&](const Grant& other, uint64_t word) {
     const bool is_own = &other >= own.grants && &other < own.grants + kGrants;
     if (is_found || is_own || GrantState::kind(word) != GrantState::kWaiting) return;
     if (!in_conflict(GrantState::access(state), GrantState::access(word))) return;
     const int64_t since_ms = other.since_ns.load(std::memory_order_relaxed) / 1'000'000;
-    is_found = now_ms - since_ms >= kAwaitedMs && span_of(other).overlaps(bytes);
+    is_found = now_ms - since_ms >= kAwaitedMs && range_of(other).overlaps(bytes);
   });
   return is_found;
 }
 
-// Calls visit(grant, its state) with each lease of this process. False: there is none.
+// Calls visit(grant, its state) for each lease of this process. False: there is none.
 template <class Visit>
 bool visit_held(Segment& segment, Visit visit) {
   if (segment.participant().index() == Participant::kNone) return false;
@@ -82,7 +82,7 @@ bool visit_held(Segment& segment, Visit visit) {
 
 struct Awaited {
   SegmentId segment;
-  const Gate* gate;  // an address, nothing to be read
+  const Gate* gate;  // only an address: never dereferenced
   uint32_t grant;
   uint64_t state;
   uint64_t ticket;
@@ -128,7 +128,7 @@ void note_kept_view() noexcept {
   try {
     MutexOwner::instance().begin();
   } catch (const std::exception&) {
-    // There can be no thread: others wait as long, and nothing is said.
+    // The thread cannot be created: there is no report.
   }
 }
 
@@ -150,7 +150,7 @@ bool AwaitedLook::end_look() noexcept {
   try {
     if (is_due_) ProxyWaiter::instance().call_to_report();
   } catch (const std::bad_alloc&) {
-    // The next look may call it.
+    // The next check calls it again.
   }
   WatchState seen = WatchState::kUsed;
   if (detail::watch.compare_exchange_strong(seen, WatchState::kIdle, std::memory_order_relaxed)) return true;
@@ -163,13 +163,13 @@ void report_awaited() noexcept {
   static std::atomic<size_t> rounds{0};
   try {
     std::vector<Awaited> all = all_awaited();
-    // A place has one note, that of the last one: each of them is the last one in turn.
+    // A place has one note, which the last report of a round writes. So each lease is the last one in turn.
     const size_t round = rounds.fetch_add(1, std::memory_order_relaxed);
     if (!all.empty())
       std::rotate(all.begin(), all.begin() + static_cast<ptrdiff_t>(round % all.size()), all.end());
     for (const Awaited& awaited : all) report(awaited);
   } catch (const std::exception&) {
-    // The next look may say it.
+    // The next check reports it.
   }
   reported_ms.store(coarse_now_ms(), std::memory_order_relaxed);
 }

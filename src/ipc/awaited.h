@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a process says of the leases for which others have been waiting for a second: in its log, of views
-// that outlived their block, and in a note in its place, for the reports and errors of those that wait.
+// Reports about leases of this process for which other processes have been waiting for 1 s. If a view that
+// outlived its block holds the lease, the process logs it. And it writes a note into its place, which the
+// reports and errors of the waiting processes contain.
 //
-// While a process holds something its mutex owner looks at it once a second. The mutex owner may not wait for
-// the lock of a language, so the proxy waiter does the rest. Where there is no mutex owner, as in a forked
-// child, there is no note; a view that outlives its block starts a mutex owner there.
+// While the process has leases, its mutex owner checks them once a second. The mutex owner must not wait for
+// the GIL, so the proxy waiter makes the report. Without a mutex owner, as in a forked child, there is no
+// note. A view that outlives its block starts a mutex owner there.
 #pragma once
 
 #include <atomic>
@@ -18,23 +19,24 @@
 namespace tenon::impl {
 
 namespace detail {
-// Whether the mutex owner looks. kUsed: something was granted since it has looked last.
+// Whether the mutex owner checks the leases. kUsed: a lease was granted since its last check.
 enum class WatchState : uint32_t { kOff, kIdle, kUsed };
 inline constinit std::atomic<WatchState> watch{WatchState::kOff};
 void begin_watch() noexcept;
 }  // namespace detail
 
-// This process has got a lease.
+// This process has been granted a lease.
 inline void note_grant() noexcept {
   if (detail::watch.load(std::memory_order_relaxed) != detail::WatchState::kUsed) [[unlikely]]
     detail::begin_watch();
 }
-// A view has outlived its lease: from now on there is a mutex owner.
+// A view has outlived its lease. Starts the mutex owner if there is none.
 void note_kept_view() noexcept;
 // In a forked child.
 void forget_watch() noexcept;
 
-// For the mutex owner, with each segment that is open; then end_look() says whether it is to look again.
+// One check by the mutex owner: look_at() for each open segment, then end_look(). True: it must check again
+// later.
 class AwaitedLook {
  public:
   void look_at(Segment& segment) noexcept;
@@ -45,10 +47,10 @@ class AwaitedLook {
   bool is_due_ = false;
 };
 
-// For the proxy waiter: says what is to be said. No lock is held: this calls the hooks of waits.
+// For the proxy waiter: makes the reports. Requires that no lock is held, as it calls the hooks of waits.
 void report_awaited() noexcept;
 
-// What the process of the place says of this grant, while it is granted; else "".
+// The note of the place about this grant; "": there is none, or the grant is not granted.
 void read_note(const Place& place, const Grant& grant, uint64_t state, char* text, size_t size) noexcept;
 
 }  // namespace tenon::impl

@@ -27,8 +27,8 @@ constexpr uint32_t kNoSlot = UINT32_MAX;
 }
 
 [[noreturn]] void throw_no_place() {
-  throw_error(Code::kSystem,
-              "this process was forked while there was no room for another one in the channel");
+  throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
+              " places of the channel's memory were taken");
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   }
   if (plan.mode == ChannelMode::kLatest && plan.slots < 3) {
     throw_error(Code::kValue, "a channel of the latest item needs at least 3 slots, not ", plan.slots,
-                ": one to write, one that is the latest, and one in each reader's hands");
+                ": one that is written, one with the newest item, and one for each reader");
   }
   auto channel = Ref<Channel>::adopt(new Channel);
   channel->is_closed_.store(true, std::memory_order_relaxed);  // until it is complete
@@ -49,16 +49,16 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   std::string description;
   channel->fields_.encode(&description);
   std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
-  sizes[0] = sizeof(State) + plan.slots * sizeof(SlotState) + description.size();
+  sizes[0] = sizeof(ChannelState) + plan.slots * sizeof(ChannelSlot) + description.size();
   SharedOptions prepared = options;
   prepared.prepare = [&](std::byte* base) {
-    auto* const state = reinterpret_cast<State*>(base);
+    auto* const state = reinterpret_cast<ChannelState*>(base);
     state->slots = plan.slots;
     state->mode = static_cast<uint32_t>(plan.mode);
     state->when_full = static_cast<uint32_t>(plan.when_full);
     state->description_nbytes = description.size();
     make_robust(&state->mutex);
-    std::memcpy(base + sizeof(State) + plan.slots * sizeof(SlotState), description.data(),
+    std::memcpy(base + sizeof(ChannelState) + plan.slots * sizeof(ChannelSlot), description.data(),
                 description.size());
     // pairs with: Channel::of, "the description of a channel"
     state->mark.store(kChannelMark, std::memory_order_release);
@@ -72,13 +72,14 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   auto channel = Ref<Channel>::adopt(new Channel);
   channel->is_closed_.store(true, std::memory_order_relaxed);
   const uint64_t nbytes = memory->desc().nbytes;
-  auto* const state = reinterpret_cast<State*>(memory->data());
-  const bool has_room = memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(State);
+  auto* const state = reinterpret_cast<ChannelState*>(memory->data());
+  const bool has_room =
+      memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(ChannelState);
   // pairs with: Channel::create, "the description of a channel"
   if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
                     static_cast<WhenFull>(state->when_full)};
-  const uint64_t at = sizeof(State) + uint64_t{channel->plan_.slots} * sizeof(SlotState);
+  const uint64_t at = sizeof(ChannelState) + uint64_t{channel->plan_.slots} * sizeof(ChannelSlot);
   const uint64_t description_nbytes = state->description_nbytes;
   if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
       state->when_full > TENON_WHEN_FULL_RAISE || at > nbytes || description_nbytes > nbytes - at) {
@@ -93,8 +94,8 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
 }
 
 void Channel::open_slots() {
-  state_ = reinterpret_cast<State*>(memory_->data());
-  slot_states_ = reinterpret_cast<SlotState*>(state_ + 1);
+  state_ = reinterpret_cast<ChannelState*>(memory_->data());
+  slot_states_ = reinterpret_cast<ChannelSlot*>(state_ + 1);
   segment_ = &Segments::lock_of(*memory_).segment();
   for (uint32_t i = 1; i <= plan_.slots; ++i) {
     slots_.push_back(Segments::instance().sibling(*memory_, i));
@@ -105,29 +106,29 @@ void Channel::open_slots() {
   is_closed_.store(false, std::memory_order_relaxed);
 }
 
-Channel::End& Channel::own_end() const noexcept { return state_->ends[segment_->participant().index()]; }
+ChannelEnd& Channel::own_end() const noexcept { return state_->ends[segment_->participant().index()]; }
 
 bool Channel::is_alive(uint32_t p) const noexcept {
   const Control& control = segment_->control();
-  const End& end = state_->ends[p];
+  const ChannelEnd& end = state_->ends[p];
   return control.has_place(p) && look(control.place(p).generation) == look(end.generation) &&
          look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
 }
 
-// Requires the mutex, as all that follow up to try_receive().
-void Channel::take_role(Role role) {
+// Requires the mutex, as do all functions from here to try_receive().
+void Channel::take_role(ChannelRole role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
   const uint32_t index = segment_->participant().index();
   if (index == Participant::kNone) throw_no_place();
-  End& end = own_end();
+  ChannelEnd& end = own_end();
   const uint32_t generation = segment_->participant().place().generation.load(std::memory_order_relaxed);
   const uint64_t taker = uint64_t{index} << 32 | generation;
-  // A forked child has those that it takes itself.
+  // A forked child has none of its parent's roles.
   if (roles_taker_.exchange(taker, std::memory_order_relaxed) != taker) {
     roles_.store(0, std::memory_order_relaxed);
   }
   if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
-  (void)look_at_ends();  // among them that of the dead whose place this process may have
+  (void)look_at_ends();  // this process may have the place of a process that died with a role
   if (look(end.generation) != generation) {
     store(end.producers, 0u);
     store(end.consumers, 0u);
@@ -138,7 +139,7 @@ void Channel::take_role(Role role) {
   }
   (void)add(end.openings(role), 1u);
   publish(end.roles, look(end.roles) | role);
-  // First the role, then whether it was closed meanwhile; close() does the opposite.
+  // First adds the role, then reads is_closed_; close() does the opposite.
   // pairs with: Channel::close, "a role of an opening"
   roles_.fetch_or(role, std::memory_order_seq_cst);
   // pairs with: Channel::close, "an opening that is closed"
@@ -146,21 +147,21 @@ void Channel::take_role(Role role) {
     if (give_roles()) end_closed(end);
     throw_error(Code::kClosed, "the channel was closed here");
   }
-  // Its death is to wake the sleeping processes, too.
+  // So that sleeping processes also wait for this process' life.
   wake_all();
 }
 
-// Wakes the sleeping processes of both kinds.
+// Wakes sleeping producers and consumers.
 void Channel::wake_all() noexcept {
   signal_event(state_->items);
   signal_event(state_->room);
 }
 
-// Forgets the ends of processes that have died, and remembers their deaths. True: there were some.
+// Ends the roles of processes that have died, and counts the deaths of producers. True: there were some.
 bool Channel::look_at_ends() noexcept {
   bool has_found = false;
   for (uint32_t p = 0; p < kParticipants; ++p) {
-    End& end = state_->ends[p];
+    ChannelEnd& end = state_->ends[p];
     end_closed(end);
     const uint32_t roles = look(end.roles);
     if (roles == 0 || is_alive(p)) continue;
@@ -172,53 +173,54 @@ bool Channel::look_at_ends() noexcept {
   return has_found;
 }
 
-// A death gets its number before it counts: a process may be killed between the two, or before it has ended
-// the roles, and the next one counts this death once.
-void Channel::count_death(End& end) noexcept {
-  const auto finish = [this](const End& begun) {
+// A death gets its number before it is counted. A process may be killed between the two steps, or before it
+// has ended the roles. Because of the number, the next process does not count the death again.
+void Channel::count_death(ChannelEnd& end) noexcept {
+  const auto finish = [this](const ChannelEnd& begun) {
     const uint64_t deaths = look(state_->deaths);
     if (look(begun.death) != deaths + 1) return;
     store(state_->dead_pids[deaths % kKnownDead], look(begun.pid));
     store(state_->deaths, deaths + 1);
   };
   if (look(end.death) == 0) {
-    std::ranges::for_each(state_->ends, finish);  // the number is another one's otherwise
+    std::ranges::for_each(state_->ends, finish);  // else an uncounted death could have the same number
     store(end.death, look(state_->deaths) + 1);
   }
   finish(end);
 }
 
-// A process that is killed in between counts as dead, and none waits for an end that was not noted.
-void Channel::end_roles(End& end, uint32_t ended) noexcept {
+// In this order: if the process is killed between the two stores, it still has the role, so that another
+// process ends it.
+void Channel::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
   const uint32_t roles = look(end.roles);
   if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
   publish(end.roles, roles & ~ended);
 }
 
-// Ends the roles of which its process has closed all openings.
-void Channel::end_closed(End& end) noexcept {
+// Ends the roles for which the process has closed all openings.
+void Channel::end_closed(ChannelEnd& end) noexcept {
   const uint32_t roles = look(end.roles);
-  for (const Role role : {kProducer, kConsumer}) {
+  for (const ChannelRole role : {kProducer, kConsumer}) {
     if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
   }
 }
 
-// There is no producer, and this has not been said since there was one.
+// There is no producer, and this opening has not reported it since the last one left.
 bool Channel::has_ended() const noexcept {
   return count(kProducer) == 0 && look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
 }
 
-// How many processes have this role.
-uint32_t Channel::count(Role role) const noexcept {
+// The number of processes with this role.
+uint32_t Channel::count(ChannelRole role) const noexcept {
   uint32_t n = 0;
-  for (const End& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
+  for (const ChannelEnd& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
   return n;
 }
 
-// The last item that all consumers have got.
+// The last item that all consumers have received.
 uint64_t Channel::least_cursor() const noexcept {
   uint64_t least = UINT64_MAX;
-  for (const End& end : state_->ends) {
+  for (const ChannelEnd& end : state_->ends) {
     if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
   }
   return least;
@@ -237,14 +239,14 @@ uint32_t Channel::next_slot(uint64_t after) const noexcept {
   return found;
 }
 
-// Of the items that are there. The last number that was given may be that of one that was never sent.
+// The newest item in a slot; 0: none. state_->last_sequence may be the number of an item that was never sent.
 uint64_t Channel::newest_sequence() const noexcept {
   uint64_t newest = 0;
   for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(slot_states_[i].sequence));
   return newest;
 }
 
-// The lease of a slot that no process holds.
+// Takes the lease of a slot. False: another process holds it.
 bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
   LeaseFlags flags;
   flags.is_overwrite = is_overwrite;
@@ -277,7 +279,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   };
   const auto try_slot = [&](uint32_t i) {
     if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
-    // In this order: a process that cannot have the slot, or dies here, takes no item away.
+    // In this order: no item is lost if the lease is refused or the process dies here.
     if (!take(item, i, Access::kWrite, true, site)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
     return true;
@@ -285,7 +287,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     if (is_spare(look(slot_states_[i].sequence)) && try_slot(i)) return true;
   }
-  // With a broadcast without consumers, the oldest go.
+  // A broadcast without consumers drops the oldest items.
   const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
                         (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
   if (may_drop && plan_.mode != ChannelMode::kLatest) {
@@ -296,10 +298,10 @@ bool Channel::try_to_lend(Item& item, const char* site) {
       return true;
     }
   }
-  return look_at_ends() && try_to_lend(item, site);  // no consumer waits for what the dead were to get
+  return look_at_ends() && try_to_lend(item, site);  // dead consumers do not receive the items of a broadcast
 }
 
-// The slot with this process' next item. Requires that it is a consumer.
+// The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
 uint32_t Channel::slot_to_receive() const noexcept {
   const uint64_t cursor = look(own_end().cursor);
   if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
@@ -313,7 +315,7 @@ uint32_t Channel::slot_to_receive() const noexcept {
 bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
-  End& end = own_end();
+  ChannelEnd& end = own_end();
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
@@ -333,10 +335,11 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
     seen_deaths_.store(seen + 1, std::memory_order_relaxed);
     const bool is_known = deaths - seen <= kKnownDead;
     const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[seen % kKnownDead])) : 0;
-    throw Error(Code::kOwnerDied,
-                concat("a producer of the channel has died (process ", pid,
-                       "); what it had not sent is lost, what others send still comes: receive again"),
-                pid);
+    throw Error(
+        Code::kOwnerDied,
+        concat("a producer of the channel has died (process ", pid,
+               "): items that it had not sent are lost; receive again to get items of other producers"),
+        pid);
   }
   if (has_ended()) {
     seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
@@ -345,8 +348,9 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   return false;
 }
 
-// On what to sleep so that the death of others is seen. False: not all have found room, or a process is
-// ending whose end will wake nothing. has_died: a process has died, and look_at_ends() is to forget it.
+// Adds the words on which to sleep to notice the deaths of other processes. False: there are too many words,
+// or a process is ending, so that its end will not wake this one. has_died: set to true if a process has
+// died; then look_at_ends() must be called.
 bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
   bool is_complete = true;
@@ -373,9 +377,9 @@ Watch* Channel::watch_of(const SharedEvent& event) const noexcept {
   return watch == nullptr || watch->is_inherited() ? nullptr : watch;
 }
 
-// Where nothing could be done: makes the descriptor not readable, and looks again, as something may have come
-// before that. If it has, there may be more of it for others that wait for the descriptor, which is made
-// readable again.
+// After an attempt that found nothing to do: makes the descriptor not readable, and tries again, because
+// something may have happened in between. If this succeeds, makes the descriptor readable again, as there may
+// be more to do for other threads.
 template <class Try>
 bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
   Watch* const watch = watch_of(event);
@@ -414,23 +418,23 @@ Channel::~Channel() {
   delete room_watch_.load(std::memory_order_relaxed);
 }
 
-// Of those that take part: the stopped ones.
+// Names the stopped processes that have a role.
 std::string Channel::stopped_text() const {
   std::string text;
   for (uint32_t p = 0; p < kParticipants; ++p) {
-    const End& end = state_->ends[p];
+    const ChannelEnd& end = state_->ends[p];
     if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
     text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
-                   identity_of(segment_->control().place(p)).command, "), which is stopped");
+                   command_of(segment_->control().place(p)), "), which is stopped");
   }
-  return text.empty() ? text : text + ", takes part in it";
+  return text.empty() ? text : text + ", uses it";
 }
 
 void Channel::throw_timeout(const char* doing) const {
   throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
 }
 
-// Tries until it works: for a while by looking at the event, then asleep.
+// Tries until it succeeds: polls the event for a while, then sleeps.
 template <class Try>
 void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
@@ -489,9 +493,9 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
       throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
-      // The kernel has told no other thread, and the process may have died before it signaled.
+      // The kernel wakes only one thread, and the process may have died before it signaled.
       if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
-      if (will_be_woken) wake_all();  // else the others have been told, and look by themselves
+      if (will_be_woken) wake_all();  // else the other processes poll, too
     }
   }
 }
@@ -502,7 +506,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
     const auto attempt = [&] { return try_loan(*item, deadline, site); };
     if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
-                " slots of the channel are in use: receive or drop items, or make it with more slots");
+                " slots of the channel are in use: receive or drop items, or create it with more slots");
   }
   wait(state_->room, loan_budget_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
   return item;
@@ -510,7 +514,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
 
 void Channel::send(Item& item) {
   if (!item.lease_.is_held() || item.sequence_ != 0) {
-    throw_error(Code::kValue, "the item is no loan of the channel, or was sent before");
+    throw_error(Code::kValue, "the item is not a loan of the channel, or was already sent");
   }
   {
     const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
@@ -523,10 +527,9 @@ void Channel::send(Item& item) {
     }
   }
   if (item.sequence_ == 0) {
-    throw_error(
-        Code::kLeaseEscaped,
-        "a view of the item lives on, so it cannot be sent, and is dropped: drop the view first, or copy "
-        "what is to be kept");
+    throw_error(Code::kLeaseEscaped,
+                "a view of the item still exists, so the item was dropped and not sent: delete the view "
+                "before you send, or keep a copy of its elements");
   }
   signal_event(state_->items);
 }
@@ -552,10 +555,10 @@ void Channel::wait_for_item(const Deadline& deadline) {
 Ref<Array> Item::array(int32_t field) {
   const std::vector<Part>& parts = channel_->fields_.parts();
   if (field < 0 || field >= static_cast<int32_t>(parts.size())) {
-    throw_error(Code::kIndex, "the channel has no field ", field, " but ", parts.size(), " of them");
+    throw_error(Code::kIndex, "the channel has no field ", field, ": it has ", parts.size(), " fields");
   }
   const Part& part = parts[static_cast<size_t>(field)];
-  // On a storage of its own over the slot's bytes, which keeps the item.
+  // It lies on its own storage over the slot's bytes, which keeps the item.
   Memory memory = channel_->slots_[slot_]->storage().memory();
   memory.data += part.offset;
   memory.nbytes = part.nbytes;
@@ -571,7 +574,7 @@ Ref<Array> Item::array(int32_t field) {
     release();
     throw;
   }
-  // From here on the storage's deleter does it.
+  // From here on, the storage's deleter releases the item.
   return Array::over(std::move(storage), part.dtype, Dims(part.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }
@@ -586,7 +589,7 @@ void Channel::close() noexcept {
     watch->signal();
   }
   if (segment_->participant().index() == Participant::kNone) return;
-  // Behind a process that is stopped inside of the mutex, the next one that has it ends them.
+  // If a process is stopped while it holds the mutex, the next process with the mutex ends the roles.
   constexpr int kTries = 20;
   const bool has_ended = give_roles();
   for (int i = 0; has_ended && i < kTries; ++i) {
@@ -599,7 +602,8 @@ void Channel::close() noexcept {
   wake_all();
 }
 
-// Gives back the roles of this opening, without the mutex. True: some of them are to be ended.
+// Removes the roles from this opening, without the mutex. True: it was the last opening of the process with
+// some role, which must be ended.
 bool Channel::give_roles() noexcept {
   Participant& self = segment_->participant();
   const uint64_t taker = uint64_t{self.index()} << 32 | look(self.place().generation);
@@ -607,13 +611,13 @@ bool Channel::give_roles() noexcept {
   const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
   if (roles_taker_.load(std::memory_order_relaxed) != taker) return false;
   bool has_ended = false;
-  for (const Role role : {kProducer, kConsumer}) {
+  for (const ChannelRole role : {kProducer, kConsumer}) {
     if ((roles & role) != 0) has_ended |= add(own_end().openings(role), ~0u) == 1;
   }
   return has_ended;
 }
 
-// Of one moment only where no process is at work on the channel.
+// The numbers are from different moments if other processes use the channel meanwhile.
 ChannelStatistics Channel::statistics() const {
   ChannelStatistics s;
   s.sent = look(state_->last_sequence);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A channel hands slots of shared memory from producers to consumers. What a slot holds
-// is one number, and its user holds its lock: so a process that dies at any moment loses the items that it
-// had, and its slots are free for the others.
+// A channel passes slots of shared memory from producers to consumers. The state of a slot is one number, and
+// the process that uses a slot holds its lock. So if a process dies at any moment, its items are lost and its
+// slots become free.
 #pragma once
 
 #include <chrono>
@@ -22,13 +22,13 @@ namespace tenon::impl {
 enum class ChannelMode : uint32_t {
   kQueue = TENON_CHANNEL_QUEUE,          // each item to one consumer
   kBroadcast = TENON_CHANNEL_BROADCAST,  // each item to all consumers
-  kLatest = TENON_CHANNEL_LATEST,        // the newest item to each that asks
+  kLatest = TENON_CHANNEL_LATEST,        // the newest item to each receive
 };
 
-// What a producer does that finds no free slot.
+// What loan() does without a free slot.
 enum class WhenFull : uint32_t {
   kWait = TENON_WHEN_FULL_WAIT,
-  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // that no process has in hand
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds
   kRaise = TENON_WHEN_FULL_RAISE,
 };
 
@@ -44,48 +44,48 @@ class Watch;
 struct ChannelStatistics {
   uint64_t sent = 0;
   uint64_t received = 0;
-  uint64_t dropped = 0;  // for lack of room
-  uint64_t deaths = 0;   // of processes that had an end
+  uint64_t dropped = 0;  // because no slot was free
+  uint64_t deaths = 0;   // of producers
   uint32_t ready = 0;    // slots that hold an item
   uint32_t in_use = 0;   // slots that a process holds
   uint32_t producers = 0;
   uint32_t consumers = 0;
 };
 
-// Counted; one for each opening in a process, with at most two ends: it becomes a producer with the first
-// loan, a consumer with the first receive. Threads: any.
+// Reference-counted. One opening of a channel in a process, with up to two roles: it becomes a producer with
+// the first loan, and a consumer with the first receive. Threads: any.
 class Channel {
  public:
   // Fails with kValue, kType, kNoMemory, kSystem.
   static Ref<Channel> create(std::span<const tenon_field> fields, const ChannelPlan& plan,
                              const SharedOptions& options);
-  // In the memory of a channel that was attached or opened here. Fails with kValue (it holds none).
+  // Opens the channel in memory that was attached or opened. Fails with kValue (it contains no channel).
   static Ref<Channel> of(Ref<Array> memory);
 
   const Fields& fields() const noexcept { return fields_; }
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
 
-  // A free slot, held for writing. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (it is full,
-  // and the channel raises then).
+  // A free slot, with a write lease. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is
+  // free, and when_full is kRaise).
   Ref<Item> loan(const Deadline& deadline, const char* site);
-  // Hands it on. Fails with kLeaseEscaped (a view of it lives on: then it is dropped), kValue (no loan), and
-  // where another process is at work on the channel for longer than gate_timeout_ns() with kTimeout and
-  // kInterrupted: then it may be called again.
+  // Sends a loan. Fails with kLeaseEscaped (a view of it still exists: the item is dropped), kValue (not a
+  // loan), and, if another process holds the channel's mutex for longer than gate_timeout_ns(), with kTimeout
+  // and kInterrupted: then send() may be called again.
   void send(Item& item);
-  // The next item: held for reading, or in a queue for writing. Fails with kTimeout, kInterrupted, kOwnerDied
-  // (a producer has died, and nothing that was sent is left: once for each), kClosed (the last producer has
-  // gone, and nothing is left: once, until there is one again).
+  // The next item, with a read lease; in a queue with a write lease. Fails with kTimeout, kInterrupted,
+  // kOwnerDied (a producer has died, and no item is left: once for each death), kClosed (the last producer
+  // has closed, and no item is left: once, until there is a producer again).
   Ref<Item> receive(const Deadline& deadline, const char* site);
-  // Until receive() would not wait. Fails with kTimeout, kInterrupted.
+  // Waits until receive() would not wait. Fails with kTimeout, kInterrupted.
   void wait_for_item(const Deadline& deadline);
 
-  // For poll() and its kind: a descriptor that is readable while receive() (kRead) or loan() (kWrite) may
-  // have something to do. It is so until that has found nothing to do at once; after close() always. It is
-  // the channel's, for this process: a forked child asks anew. Fails with kSystem.
+  // A descriptor for poll(), which is readable while receive() (kRead) or loan() (kWrite) may have something
+  // to do. It stays readable until a call of that function with a deadline of 0 finds nothing to do; after
+  // close() always. The channel owns it. A forked child must call this again. Fails with kSystem.
   int descriptor(Access access);
 
-  // Ends both ends of this opening. Items in hand stay valid.
+  // Ends the roles of this opening. Its items stay valid.
   void close() noexcept;
   ChannelStatistics statistics() const;
 
@@ -100,26 +100,22 @@ class Channel {
   friend class Item;
   friend class Watch;
   friend class Watcher;
-  using State = ChannelState;
-  using End = ChannelEnd;
-  using SlotState = ChannelSlot;
-  using Role = ChannelRole;
 
   Channel() = default;
   ~Channel();
   void open_slots();
-  End& own_end() const noexcept;
-  void take_role(Role role);
+  ChannelEnd& own_end() const noexcept;
+  void take_role(ChannelRole role);
   bool give_roles() noexcept;
   bool is_alive(uint32_t participant) const noexcept;
   void wake_all() noexcept;
   bool look_at_ends() noexcept;
-  void count_death(End& end) noexcept;
+  void count_death(ChannelEnd& end) noexcept;
   std::string stopped_text() const;
-  void end_roles(End& end, uint32_t ended) noexcept;
-  void end_closed(End& end) noexcept;
+  void end_roles(ChannelEnd& end, uint32_t ended) noexcept;
+  void end_closed(ChannelEnd& end) noexcept;
   bool has_ended() const noexcept;
-  uint32_t count(Role role) const noexcept;
+  uint32_t count(ChannelRole role) const noexcept;
   uint64_t least_cursor() const noexcept;
   uint64_t newest_sequence() const noexcept;
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
@@ -145,28 +141,28 @@ class Channel {
   Ref<Array> memory_;
   std::vector<Ref<Array>> slots_;
   Segment* segment_ = nullptr;
-  State* state_ = nullptr;
-  SlotState* slot_states_ = nullptr;
+  ChannelState* state_ = nullptr;
+  ChannelSlot* slot_states_ = nullptr;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};
   SpinBudget receive_budget_{true};
-  std::atomic<uint32_t> roles_{0};        // of this opening; taken under the mutex
-  std::atomic<uint64_t> roles_taker_{0};  // the participant that has taken them, and its generation
+  std::atomic<uint32_t> roles_{0};        // of this opening; added under the mutex
+  std::atomic<uint64_t> roles_taker_{0};  // the participant that has added them, and its generation
   std::atomic<bool> is_closed_{false};
-  // Made at the first use; owned.
+  // Created at the first use; owned.
   std::atomic<Watch*> item_watch_{nullptr};
   std::atomic<Watch*> room_watch_{nullptr};
   RefCount refs_;
 };
 
-// A slot in the hands of this process: to be filled, or to be read. Counted: its arrays keep it, and with the
-// last one the slot is given back. Threads: any.
+// A loaned or received slot. Reference-counted: its arrays keep it. The slot becomes free with the last one
+// of them. Threads: any.
 class Item {
  public:
-  // An array over the slot, read-only where others read the item, too. Fails with kIndex.
+  // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex.
   Ref<Array> array(int32_t field);
-  // Of one that was received; 0: it is to be sent.
+  // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_; }
   Channel& channel() const noexcept { return *channel_; }
 

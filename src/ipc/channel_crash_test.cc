@@ -2,10 +2,10 @@
 //
 // A producer and a consumer of a channel are killed at each of their stores to shared memory in turn
 // (TENON_CRASH_AT), in every mode. Oracle, by what the victim has said before each of its steps:
-//   - what it has sent arrives, whole, in order; what it has received is lost with it, and of what it was
-//     just sending or receiving at most that one item;
-//   - a consumer that waits is told of a producer's death once, and of the end; no process is told of a
-//     consumer's death, and a producer that waits for its slots goes on;
+//   - items that it has sent arrive complete and in order; items that it has received are lost with it, and
+//     at most the one item that it was sending or receiving;
+//   - a waiting consumer is told of a producer's death once, and of the end; no process is told of a
+//     consumer's death, and a producer that waits for its slots continues;
 //   - afterwards all slots can be used.
 //
 // TENON_CRASH_STEP=n tries every n-th store, TENON_SOAK=1 every one.
@@ -73,7 +73,7 @@ void consume(Lines& lines, const std::string& name, int64_t last) {
   lines.say("has closed");
 }
 
-// Receives what is there, until it hears of a death.
+// Receives all items, until it is told of a death.
 void witness(Lines& lines, const std::string& name) {
   const api::Channel channel = join(name);
   lines.say("joined");
@@ -87,7 +87,7 @@ void witness(Lines& lines, const std::string& name) {
 
 // -------------------------------------------------------------------------------------------- the survivors
 
-// What a thread hears that receives until it has got the marker, and the end after it.
+// What a thread is told that receives until the end after the marker.
 struct Heard {
   void listen(const api::Channel& channel) {
     bool is_last = false;
@@ -132,7 +132,7 @@ class Sweep : public testing::TestWithParam<Case> {
     (void)try_receive(*channel_);  // a consumer
   }
 
-  // All slots at a time.
+  // All slots can be loaned at the same time.
   void expect_all_slots() {
     const api::Channel lender = api::Channel::open(channel_->memory());
     std::vector<api::Item> items;
@@ -146,10 +146,10 @@ class Sweep : public testing::TestWithParam<Case> {
     items.clear();
     EXPECT_EQ(channel_->statistics().in_use, 0);
     lender.close();
-    (void)try_receive(*channel_);  // hears of the end
+    (void)try_receive(*channel_);  // is told of the end
   }
 
-  // Runs a victim; whether it was killed.
+  // Runs a victim. Returns whether it was killed.
   bool run(const Said& words, int crash_at, Said* said, pid_t* pid = nullptr) {
     Peer victim(words, crash_at);
     if (pid != nullptr) *pid = victim.pid();
@@ -172,7 +172,7 @@ class Sweep : public testing::TestWithParam<Case> {
     if (is_late) listen();
     const bool was_producer = has_said(*said, "has lent"), has_closed = has_said(*said, "has closed");
     const bool must_die = is_killed && was_producer && !has_said(*said, "closes");
-    // Before anything else is sent: this alone must wake the waiting process.
+    // Before another item is sent: the death alone must wake the waiting process.
     EXPECT_TRUE(comes_true([&] {
       const std::scoped_lock locked(heard.lock);
       if (must_die && heard.dead.empty()) return false;
@@ -232,7 +232,7 @@ class Sweep : public testing::TestWithParam<Case> {
     }
     tenon_status status = TENON_OK;
     const Deadline watchdog(kWatchdogNs);
-    // Without time to wait, a receive fails while another thread is freeing what the victim held.
+    // With a timeout of 0, a receive fails while another thread frees what the victim held.
     const auto may_have_more = [&] {
       return mode == ChannelMode::kQueue && channel_->statistics().ready != 0 && !watchdog.has_passed();
     };
@@ -245,7 +245,7 @@ class Sweep : public testing::TestWithParam<Case> {
     if (mode == ChannelMode::kLatest) {
       EXPECT_EQ(rest, std::vector<int64_t>{last});
     } else {
-      // The items that the victim has not had; that one that it was just receiving may be among them, or not.
+      // The items that the victim has not received. The one that it was receiving may be among them, or not.
       for (int64_t value = first; value <= last; ++value) {
         if (mode == ChannelMode::kBroadcast || std::ranges::find(taken, value) == taken.end())
           wanted.push_back(value);
@@ -262,7 +262,7 @@ class Sweep : public testing::TestWithParam<Case> {
     return is_killed;
   }
 
-  // A store at which a producer is killed while it has its role.
+  // The number of a store at which the producer has its role.
   int deadly_store() {
     Said said;
     int at = 0;
@@ -300,7 +300,7 @@ class Sweep : public testing::TestWithParam<Case> {
     Said said;
     ASSERT_FALSE(crash(0, &said)) << "without a kill";
     int first = 1;
-    if (!is_whole) {  // how one joins is the same in all modes
+    if (!is_whole) {  // joining is the same in all modes
       for (int step = 512; step > 0; step /= 2) {
         if (crash(first + step, &said) && !has_said(said, "joined")) first += step;
       }
@@ -316,16 +316,6 @@ class Sweep : public testing::TestWithParam<Case> {
     EXPECT_TRUE(has_said(said, "has closed") || has_said(said, "has heard"))
         << "the last one has come to its end";
     std::cout << kills << " kills, from store " << first << " on\n";
-  }
-
-  template <class IsSo>
-  static bool comes_true(IsSo is_so) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (!is_so()) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      std::this_thread::sleep_for(100us);
-    }
-    return true;
   }
 
   static int step() {
@@ -387,8 +377,5 @@ int be_victim(const std::vector<std::string>& words) {
 }  // namespace tenon::impl
 
 int main(int count, char** words) {
-  std::vector<std::string> told;
-  if (tenon::impl::is_peer(count, words, &told)) return tenon::impl::be_victim(told);
-  testing::InitGoogleTest(&count, words);
-  return RUN_ALL_TESTS();
+  return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_victim);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Histories of channels: processes that are steered step by step through random loans, receives, closes and
-// kills. Oracle: a sequential model of the channel says what each step must answer, and what the statistics
-// are. A seed is printed where it fails; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
+// Histories of channels: the test steers processes step by step through random loans, receives, closes and
+// kills. Oracle: a sequential model of the channel gives the answer of each step and the statistics. A
+// failure prints the seed; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace tenon::impl {
 
-// Does what each line says, and answers with one.
+// Does what each line says, and answers with a line.
 void be_steered(Lines& lines, const std::string& name) {
   std::optional<api::Channel> channel = join(name);
   std::deque<api::Item> loans, received;
@@ -68,13 +68,13 @@ namespace {
 
 // -------------------------------------------------------------------------------------------- the histories
 
-// What an opening of the channel was told.
+// What an opening of the channel has reported.
 struct Opening {
   size_t deaths = 0;
   uint64_t closings = 0;
 };
 
-// What a channel is, one step after the other.
+// The sequential model of a channel.
 class Model {
  public:
   Model(size_t slots, ChannelMode mode, WhenFull when_full)
@@ -197,10 +197,10 @@ class Model {
     ends_[who].*role = true;
     return ends_[who];
   }
-  // Those of the dead.
+  // The deaths of producers.
   void look() {
     while (!ends_.empty() && ends_.begin()->first < 0) {
-      // Of several in the order of their places, which a process started in their stead has, too.
+      // Several deaths come in the order of the places. A new process may have such a place.
       const End end = ends_.begin()->second;
       ends_.erase(ends_.begin());
       if (!end.is_producer) continue;

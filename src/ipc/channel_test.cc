@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws of channels, with true processes: this program, started anew.
-//   - laws that one process or two can show;
-//   - crowds: producers and consumers at the same time, in every mode and with every policy. Oracle: what the
-//     producers have sent, in each one's order, as often as the mode says, and no item torn.
+// The laws of channels, with real processes: this program, started again.
+//   - laws that one or two processes can show;
+//   - many producers and consumers at the same time, in every mode and with every policy. Oracle: the
+//     consumers receive the items of each producer in order, as often as the mode says, and no item is torn.
 // channel_history_test: step by step against a model. channel_crash_test: kills at every store.
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------ the peers
 
-// Sends its items, number after number, once it is told to, and closes when it is told so.
+// Sends its items in order after the first order, and closes after the second one.
 void produce(Lines& lines, const std::string& name, int64_t first, int64_t n) {
   const api::Channel channel = join(name);
   std::string line;
@@ -45,7 +45,7 @@ void produce(Lines& lines, const std::string& name, int64_t first, int64_t n) {
   (void)lines.hear(&line);
 }
 
-// Says the number of each item; keeps some for a while.
+// Says the number of each item. Keeps some items for a while.
 void consume(Lines& lines, const std::string& name, uint64_t seed) {
   const api::Channel channel = join(name);
   std::string line;
@@ -191,7 +191,7 @@ TEST(Channel, AProducerWhoseProcessEndsWithoutClosingCountsAsDead) {
   EXPECT_EQ(try_receive(reader), TENON_ERR_OWNER_DIED);
 }
 
-// A process that is started in place of a dead producer has its place in the segment, too.
+// A process that replaces a dead producer gets the same place in the segment.
 TEST(Channel, ADeathIsToldAlsoWhereTheNextProducerHasTakenThePlaceOfTheDead) {
   const std::string name = new_name();
   const api::Channel reader = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
@@ -242,7 +242,7 @@ TEST(Channel, EachOfSeveralDeathsIsTold) {
   EXPECT_EQ(told, died);
 }
 
-// A supervisor that raises on a full channel must not be hindered by a process that is gone.
+// A producer that raises on a full channel must not be blocked by a dead process.
 TEST(Channel, ADeadConsumerDoesNotHoldABroadcastUp) {
   const std::string name = new_name();
   const api::Channel channel = make(1, ChannelMode::kBroadcast, WhenFull::kRaise, name);
@@ -319,7 +319,7 @@ TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
     threads.emplace_back([&, c] {
       for (int64_t i = 0; i < kEach * kProducers / kConsumers; ++i) {
         received[c].push_back(take(c == 0 ? channel : again));
-        // Some give up now and then, and leave the event to the others.
+        // Some calls time out, and leave the event to the others.
         if (i % 8 == 0) (void)code_of([&] { (void)again.loan(1us); });
       }
     });
@@ -332,7 +332,7 @@ TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
   EXPECT_EQ(channel.statistics().in_use, 0);
 }
 
-// Where this process can have no more leases, nothing that was sent may go.
+// If this process cannot take further leases, no item that was sent may be lost.
 TEST(Channel, WhoCannotHaveASlotDropsNothing) {
   const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kDropOldest);
   for (int64_t i = 1; i <= 3; ++i) put(channel, i);
@@ -366,7 +366,7 @@ TEST(Channel, WhatItHoldsIsKnownToWhomAttachesIt) {
   const api::Item item = again.loan(0s);
   EXPECT_EQ(code_of([&] { (void)item.array(0).as<int64_t, 1>(); }), TENON_ERR_TYPE) << "another schema";
   EXPECT_EQ(code_of([&] { (void)item.array("x"); }), TENON_ERR_NOT_FOUND);
-  // And a second one of that name, with another schema, is not made.
+  // A second channel of that name, with another schema, is refused.
   std::string message;
   EXPECT_EQ(code_of([&] { (void)make(2, ChannelMode::kQueue, WhenFull::kWait, name); }, &message),
             TENON_ERR_VALUE);
@@ -378,7 +378,7 @@ TEST(Channel, MemoryThatHoldsNoChannelIsRefused) {
   shared.name = new_name();
   const api::Array zeros = api::zeros_shared({100'000}, api::dtype_of<uint8_t>(), shared);
   EXPECT_EQ(code_of([&] { (void)join(shared.name); }), TENON_ERR_VALUE);
-  // One whose description is damaged, word by word.
+  // A channel whose description is damaged, word by word.
   const api::Channel good = make(3);
   const api::Array memory = good.memory();
   auto* const words = static_cast<uint32_t*>(memory.desc().data);
@@ -409,7 +409,7 @@ TEST_P(Crowds, GetWhatTheModeSays) {
   const uint64_t seed = new_seed();
   SCOPED_TRACE(concat("TENON_SEED=", seed));
   const std::string name = new_name();
-  // So many that the items that consumers keep never are all of them.
+  // More slots than all consumers keep.
   const api::Channel channel = make(8, mode, when_full, name);
   std::vector<std::unique_ptr<Peer>> producers, consumers;
   std::string line;
@@ -486,8 +486,5 @@ int be_peer(const std::vector<std::string>& words) {
 }  // namespace tenon::impl
 
 int main(int count, char** words) {
-  std::vector<std::string> told;
-  if (tenon::impl::is_peer(count, words, &told)) return tenon::impl::be_peer(told);
-  testing::InitGoogleTest(&count, words);
-  return RUN_ALL_TESTS();
+  return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_peer);
 }

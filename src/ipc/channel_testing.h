@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of channels have in common: channels of one kind, and items of which it can be seen whether
-// they are whole.
+// What the tests of channels have in common: channels with the same fields, and items that show whether they
+// are complete.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,22 +21,16 @@
 
 namespace tenon::impl {
 
-namespace api = tenon::api0;  // as users see it
 using namespace std::chrono_literals;
 using api::ChannelMode;
 using api::WhenFull;
 
 constexpr int64_t kCount = 500;
-constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 constexpr int64_t kTorn = -1;
 
 inline const std::vector<api::Field> kFields = {api::field<int64_t>("x", {kCount}),
                                                 api::field<int32_t>("k", {})};
 
-inline std::string new_name() {
-  static int n = 0;
-  return concat("channel_test.", getpid(), ".", ++n);
-}
 inline api::Channel make(int slots, ChannelMode mode = ChannelMode::kQueue,
                          WhenFull when_full = WhenFull::kWait, const std::string& name = {}) {
   api::SharedOptions shared;
@@ -65,15 +59,6 @@ inline void put(const api::Channel& channel, int64_t value) {
 }
 inline int64_t take(const api::Channel& channel) { return value_of(*channel.receive(kPatience)); }
 
-inline tenon_status code_of(const std::function<void()>& attempt, std::string* message = nullptr) {
-  try {
-    attempt();
-    return TENON_OK;
-  } catch (const api::Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-}
 inline tenon_status try_loan(const api::Channel& channel) {
   return code_of([&] { (void)channel.loan(0s); });
 }
@@ -108,11 +93,11 @@ inline uint64_t new_seed() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
 }
 
-// What a steered peer answers after an error.
+// The answer of a steered peer after an error.
 inline std::string error_of(tenon_status code, int32_t pid = 0) {
   return concat("error ", static_cast<int>(code), ' ', pid);
 }
-// A peer that is told step by step what to do.
+// A peer that gets an order for each step.
 void be_steered(Lines& lines, const std::string& name);
 
 }  // namespace tenon::impl

@@ -12,33 +12,28 @@
 namespace tenon::impl {
 namespace {
 
-// The control part of a segment, mapped without taking part.
-class Mapped {
+// The control part of a segment, mapped without a place in the segment.
+class MappedControl {
  public:
-  explicit Mapped(os::File file) : file_(std::move(file)) {
-    const size_t nbytes = os::size_of(file_);
-    Header header{};
-    if (!os::is_sealed(file_) || !os::read_at(file_, 0, &header, sizeof header)) {
-      throw_error(Code::kValue, "it is another file by now");
+  // Fails with kValue: this is not the segment of this id.
+  MappedControl(os::File file, const std::string& id) : file_(std::move(file)) {
+    const bool is_readable = os::is_sealed(file_) && os::read_at(file_, 0, &header_, sizeof header_);
+    if (is_readable) check(header_, os::size_of(file_));
+    if (!is_readable || text_of(header_.id) != id) {
+      throw_error(Code::kValue, "it was replaced by another file");
     }
-    check(header, nbytes);
-    const uint64_t page = std::max<uint64_t>(header.page_nbytes, os::page_nbytes());
-    nbytes_ = round_up(control_end(header.blocks), page);
-    id_ = header.id;
-    control_ = {os::map(file_, 0, nbytes_, true, page), header.blocks, &places_};
+    control_ = Control::map(file_, header_, &places_);
   }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  ~Mapped() { os::unmap(control_.base, nbytes_); }
+  MappedControl(const MappedControl&) = delete;
+  MappedControl& operator=(const MappedControl&) = delete;
+  ~MappedControl() { os::unmap(control_.base, Control::nbytes_of(header_)); }
 
   const Control& control() const noexcept { return control_; }
-  const SegmentId& id() const noexcept { return id_; }
 
  private:
   os::File file_;
   PlaceLocks places_{file_};
-  size_t nbytes_ = 0;
-  SegmentId id_;
+  Header header_{};
   Control control_;
 };
 
@@ -52,20 +47,18 @@ void note(const PlaceReport& place, Collected* result) {
 
 void collect_in(Collected* result) {
   const SegmentReport& before = result->before;
-  const auto is_live = [](const PlaceReport& place) { return place.state == PlaceReport::PlaceState::kLive; };
-  if (!before.damage.empty() || std::ranges::all_of(before.places, is_live)) return;
+  if (!before.damage.empty() || std::ranges::all_of(before.places, &PlaceReport::is_live)) return;
   os::File file = os::open_memory_of(before.opened_of_pid, before.opened_fd, before.file);
-  if (!file) throw_error(Code::kNotFound, "it is gone by now, or cannot be opened for writing");
-  const Mapped mapped(std::move(file));
-  if (text_of(mapped.id()) != before.id) throw_error(Code::kValue, "it is another file by now");
+  if (!file) throw_error(Code::kNotFound, "it is gone, or cannot be opened for writing");
+  const MappedControl mapped(std::move(file), before.id);
   const Control& control = mapped.control();
   for (const PlaceReport& place : before.places) {
-    if (place.state == PlaceReport::PlaceState::kDead && reap(control, place.index)) note(place, result);
+    if (place.is_dead() && reap(control, place.index)) note(place, result);
   }
-  reap_all(control);  // places that were reserved for children that have not come
+  reap_all(control);  // places that are reserved for children that never took them
   for (const PlaceReport& place : before.places) {
-    const bool was_reserved = place.state == PlaceReport::PlaceState::kReserved;
-    if (was_reserved && look(control.place(place.index).state) == PlaceState::kFree) note(place, result);
+    const bool is_free = look(control.place(place.index).state) == PlaceState::kFree;
+    if (place.is_reserved && is_free) note(place, result);
   }
 }
 

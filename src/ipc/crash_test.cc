@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes that are killed: at each of their stores to shared memory in turn (TENON_CRASH_AT), and at random
-// times. Oracle: a process that lives on gets its leases; it is told of a writer's death if, and only if, a
-// lease for writing was lost, as far as the victim has said where it was; no read is torn; and nothing is
+// Processes are killed at each of their stores to shared memory in turn (TENON_CRASH_AT), and at random
+// times. Oracle: a surviving process gets its leases. It is told of a writer's death if and only if the
+// victim died with a write lease, as far as the victim's last letter shows this. No read is torn. Nothing is
 // left: no grant, no place, no block, no file, no mapping.
 //
 // TENON_SOAK=1 kills 10,000 times at random. TENON_CRASH_STEP=n tries every n-th store.
@@ -37,14 +37,11 @@ constexpr bool kOnlyStrangers = true;
 constexpr bool kOnlyStrangers = false;
 #endif
 
-namespace api = tenon::api0;  // as users see it
-
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr api::DType kDouble = api::dtype_of<double>(), kInt = api::dtype_of<int64_t>();
 constexpr int64_t kCount = 32;
-constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 
 std::string hex(const std::vector<std::byte>& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -62,30 +59,18 @@ std::vector<std::byte> bytes_of(const std::string& hex) {
   return bytes;
 }
 
-api::Array part(const api::Array& x, int64_t begin, int64_t end) {
-  const api::Index items[] = {api::slice(begin, end)};
-  return x.index(items);
-}
-
-// 0: it was held and given back; else why it was not.
+// Takes a lease and releases it.
 tenon_status try_lease(const api::Array& x, api::Access access, uint32_t flags = 0,
                        std::chrono::nanoseconds patience = kPatience) {
-  try {
-    const api::Lease lease(x, access, flags, patience);
-    return TENON_OK;
-  } catch (const api::Error& e) {
-    return e.code();
-  }
+  return code_of([&] { const api::Lease lease(x, access, flags, patience); });
 }
 
 // ------------------------------------------------------------------------------------------------ the victim
 
-// Says where it is, a letter at a time.
-void say(char where) {
-  if (::write(STDOUT_FILENO, &where, 1) != 1) _exit(9);
-}
+// Says where it is, by one letter.
+void say(char where) { Lines(STDIN_FILENO, STDOUT_FILENO).say({where}); }
 
-// A process that holds bytes for writing until it is killed.
+// A process that holds a write lease until it is killed.
 int hold(const std::string& handle) {
   const api::Array x = api::open(bytes_of(handle));
   const api::Lease lease(part(x, 24, 32), api::Access::kWrite);
@@ -93,8 +78,8 @@ int hold(const std::string& handle) {
   while (true) pause();
 }
 
-// A bit of everything.
-// overwrites: it writes the bytes anew that another one has left behind, else it reads them.
+// Uses all features a little.
+// overwrites: it overwrites the bytes of a dead writer; else it reads them.
 int victim(const std::string& handle, const std::string& name, bool overwrites) {
   say('.');
   {
@@ -109,7 +94,7 @@ int victim(const std::string& handle, const std::string& name, bool overwrites) 
       say('p');
       lease.release();
     } else {
-      (void)try_lease(part(x, 24, 32), api::Access::kRead);  // reaps one that has died, and is told
+      (void)try_lease(part(x, 24, 32), api::Access::kRead);  // reaps a dead process, and is told
     }
     say('D');
     {
@@ -160,50 +145,6 @@ int victim(const std::string& handle, const std::string& name, bool overwrites) 
 
 // -------------------------------------------------------------------------------------------- the survivor
 
-struct Child {
-  pid_t pid = 0;
-  int out = -1;
-  std::string said;
-
-  // False: it has ended.
-  bool hear() {
-    char letter = 0;
-    if (::read(out, &letter, 1) != 1) return false;
-    said += letter;
-    return true;
-  }
-  int end() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    close(out);
-    return status;
-  }
-};
-
-Child start(const std::vector<std::string>& arguments, int crash_at = 0) {
-  int ends[2];
-  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  std::vector<std::string> words{"crash_test"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::vector<std::string> variables;
-  for (char** v = environ; *v != nullptr; ++v) variables.emplace_back(*v);
-  if (crash_at != 0) variables.push_back(concat("TENON_CRASH_AT=", crash_at));
-  std::vector<char*> envp;
-  for (std::string& v : variables) envp.push_back(v.data());
-  envp.push_back(nullptr);
-  const pid_t pid = vfork();
-  if (pid == 0) {
-    (void)dup2(ends[1], STDOUT_FILENO);
-    execve("/proc/self/exe", argv.data(), envp.data());
-    _exit(8);
-  }
-  close(ends[1]);
-  return {pid, ends[0], {}};
-}
-
 size_t count_files() {
   size_t n = 0;
   for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
@@ -220,7 +161,7 @@ size_t count_mappings() {
 struct Left {
   uint32_t participants = 0, grants = 0, blocks = 0, users = 0, sent = 0;
 };
-// What the segments that are open here show.
+// The contents of the segments that are open in this process.
 Left what_is_left() {
   Left left;
   Segments::instance().visit([&](Segment& segment) {
@@ -249,7 +190,7 @@ size_t count_segments() {
   return n;
 }
 
-// For messages: the places that are taken, and by which process.
+// For messages: the taken places and their processes.
 std::string text_of_places() {
   std::string text;
   Segments::instance().visit([&](Segment& segment) {
@@ -268,7 +209,7 @@ std::string text_of_places() {
   return text;
 }
 
-// Whether the survivor is to be told of a loss, by the last letter that was heard.
+// Whether the survivor must be told of a death, by the last letter of the victim.
 enum class Told { kNo, kYes, kPerhaps };
 Told told_of(const std::string& said, char asks, char has, char gives) {
   const char last = said.back();
@@ -289,43 +230,41 @@ class Crashes : public testing::Test {
     x_ = api::zeros_shared({kCount}, kDouble);
   }
 
-  // The victim that is killed at its store number n. True: it was; false: it came to its end.
+  // Runs a victim that is killed at its n-th store. False: it ended before that.
   bool crash(int n, bool overwrites, std::string* said = nullptr) {
     const std::string handle = hex(api::send(x_));
-    Child dead = start({"--hold", handle});
-    EXPECT_TRUE(dead.hear());
-    kill(dead.pid, SIGKILL);
-    (void)dead.end();
+    std::string line, letters;
+    {
+      Peer dead({"hold", handle});
+      EXPECT_TRUE(dead.hear(&line));
+    }
 
     auto held = std::make_unique<api::Lease>(part(x_, 0, 8), api::Access::kWrite);
     held->detach();
-    Child child = start({"--victim", handle, name_, overwrites ? "1" : "0"}, n);
-    while (child.hear()) {
-      if (child.said.back() != 'g') continue;
-      std::this_thread::sleep_for(1ms);  // as a rule it sleeps by then
+    Peer child({"victim", handle, name_, overwrites ? "1" : "0"}, n);
+    while (child.hear(&line)) {
+      letters += line;
+      if (line != "g") continue;
+      std::this_thread::sleep_for(1ms);  // usually the victim sleeps then
       held->release();
     }
     const int status = child.end();
     held->release();
     const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     EXPECT_TRUE(is_killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
-        << "status " << status << " after '" << child.said << "'";
-    EXPECT_FALSE(child.said.empty());
+        << "status " << status << " after '" << letters << "'";
+    EXPECT_FALSE(letters.empty());
 
     const auto began = Clock::now();
-    if (said != nullptr) *said = child.said;
-    const bool has_looked = child.said.find('D') != std::string::npos;
-    // Every reader is told until all is written anew.
-    const bool is_unclear = overwrites && child.said.back() == 'p';
-    expect_told(24,
-                overwrites && has_looked ? Told::kNo
-                : is_unclear             ? Told::kPerhaps
-                                         : Told::kYes,
-                child.said);
-    expect_told(8, told_of(child.said, 'w', 'W', 'v'), child.said);
-    expect_told(0, told_of(child.said, 'g', 'G', 'h'), child.said);
+    if (said != nullptr) *said = letters;
+    const bool has_looked = letters.find('D') != std::string::npos;
+    // Every reader is told until all bytes are overwritten.
+    const bool is_unclear = overwrites && letters.back() == 'p';
+    expect_told(24, overwrites && has_looked ? Told::kNo : is_unclear ? Told::kPerhaps : Told::kYes, letters);
+    expect_told(8, told_of(letters, 'w', 'W', 'v'), letters);
+    expect_told(0, told_of(letters, 'g', 'G', 'h'), letters);
     EXPECT_EQ(try_lease(x_, api::Access::kWrite, TENON_OVERWRITE), TENON_OK);
-    EXPECT_EQ(try_lease(x_, api::Access::kRead), TENON_OK) << "healed, after '" << child.said << "'";
+    EXPECT_EQ(try_lease(x_, api::Access::kRead), TENON_OK) << "healed, after '" << letters << "'";
     worst_ = std::max(worst_, Clock::now() - began);
     EXPECT_EQ(try_lease(named_, api::Access::kWrite, TENON_OVERWRITE), TENON_OK);
     {
@@ -342,7 +281,7 @@ class Crashes : public testing::Test {
     EXPECT_EQ(status == TENON_ERR_OWNER_DIED, wanted == Told::kYes)
         << "elements from " << begin << ", after '" << said << "'";
   }
-  // Beside what this process has itself.
+  // Except what this process uses itself.
   void expect_nothing_left(size_t files, size_t mappings) {
     Left left;
     EXPECT_TRUE(comes_true([&] {
@@ -367,7 +306,7 @@ class Crashes : public testing::Test {
 };
 
 TEST_F(Crashes, AtEveryStoreLeaveTheOthersUnharmedAndNothingBehind) {
-  // Without a kill: how it ought to be, and what is open then.
+  // Without a kill: the expected state.
   ASSERT_FALSE(crash(0, false));
   ASSERT_TRUE(comes_true([] { return what_is_left().grants == 0 && count_segments() == 2; }));
   const size_t files = count_files(), mappings = count_mappings();
@@ -398,8 +337,8 @@ TEST_F(Crashes, AtEveryStoreLeaveTheOthersUnharmedAndNothingBehind) {
 
 // --------------------------------------------------------------------------------------------- random times
 
-// Whole arrays of one value, written and read under leases. The first element says whether a writer is at it:
-// after a death others may look before the one that was told of it has written all anew.
+// Whole arrays of one value, written and read under leases. The first element shows whether a write has
+// ended: after a death, processes may read before the array is overwritten.
 void fill(const api::Lease& lease, int64_t value) {
   auto view = lease.view<int64_t, 1>();
   const auto flag = std::atomic_ref<int64_t>(view(0));
@@ -414,8 +353,8 @@ bool is_torn(const api::Lease& lease) {
   return view(0) == 0 && !is_equal;
 }
 
-// Where so many are killed between their fork and their first step, there may be no place for one: those of
-// the killed are kept for a while.
+// Exit status: there was no place. Many processes are killed between their fork and their first step, and
+// their places are reserved for a while.
 constexpr int kNoPlace = 6;
 bool has_place() {
   bool has = true;
@@ -465,10 +404,8 @@ TEST_F(Crashes, AtRandomTimesNeverTearAReadAndLeaveNothingBehind) {
   std::vector<pid_t> workers(3);
   const std::string handle = hex(api::send(x));
   const auto hire = [&](pid_t* pid) {
-    if (kOnlyStrangers || random() % 4 == 0) {  // as a stranger
-      Child child = start({"--work", handle, std::to_string(random())});
-      close(child.out);
-      *pid = child.pid;
+    if (kOnlyStrangers || random() % 4 == 0) {  // not by a fork
+      *pid = Peer({"work", handle, std::to_string(random())}).release();
       return;
     }
     const uint64_t its_seed = random();
@@ -507,7 +444,7 @@ TEST_F(Crashes, AtRandomTimesNeverTearAReadAndLeaveNothingBehind) {
   }
   (void)try_lease(x, api::Access::kWrite, TENON_OVERWRITE);
   (void)what_is_left();
-  (void)api::open(bytes_of(handle));  // perhaps no process has
+  (void)api::open(bytes_of(handle));  // perhaps no process has opened it
   expect_nothing_left(files, mappings);
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(worst).count();
   std::cout << kills << " kills, " << deaths << " told to this process, whose longest wait was " << ms
@@ -516,25 +453,20 @@ TEST_F(Crashes, AtRandomTimesNeverTearAReadAndLeaveNothingBehind) {
 
 }  // namespace
 
-int child(const std::vector<std::string>& words) {
-  if (words[1] == "--hold") return hold(words[2]);
-  if (words[1] == "--victim") return victim(words[2], words[3], words[4] == "1");
+int be_peer(const std::vector<std::string>& words) {
+  if (words[0] == "hold") return hold(words[1]);
+  if (words[0] == "victim") return victim(words[1], words[2], words[3] == "1");
   api::Array x;
   try {
-    x = api::open(bytes_of(words[2]));
+    x = api::open(bytes_of(words[1]));
   } catch (const api::Error& e) {
     _exit(e.code() == TENON_ERR_SYSTEM ? kNoPlace : 4);
   }
-  work(x, words[2], std::stoull(words[3]));
+  work(x, words[1], std::stoull(words[2]));
 }
 
 }  // namespace tenon::impl
 
 int main(int count, char** words) {
-  const std::vector<std::string> arguments(words, words + count);
-  const bool is_child =
-      count > 2 && (arguments[1] == "--hold" || arguments[1] == "--victim" || arguments[1] == "--work");
-  if (is_child) return tenon::impl::child(arguments);
-  testing::InitGoogleTest(&count, words);
-  return RUN_ALL_TESTS();
+  return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_peer);
 }

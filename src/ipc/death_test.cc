@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When a process counts as dead: not before the last of its threads has ended, and without fail then. The
-// victims are other processes of this program, which say what they have done. Each says "held" when it holds
-// a lease for writing.
+// A process counts as dead after the end of the last of its threads, not before, and always then. The victims
+// are other processes of this program, which say what they have done. Each says "held" when it holds a write
+// lease.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
@@ -32,11 +32,9 @@
 namespace tenon::impl {
 namespace {
 
-namespace api = tenon::api0;  // as users see it
 using namespace std::chrono_literals;
 
 constexpr api::DType kByte = api::dtype_of<uint8_t>();
-constexpr auto kPatience = 600s;  // a watchdog: what takes so long hangs
 constexpr size_t kLargeNbytes = size_t{512} << 20;
 constexpr int kManySegments = 2200;  // the kernel walks 2,048 robust locks of a thread
 
@@ -45,16 +43,12 @@ api::Array make(const std::string& name, int64_t nbytes = 64) {
   options.name = name;
   return api::zeros_shared({nbytes}, kByte, options);
 }
-std::string new_name() {
-  static int n = 0;
-  return concat("death_test.", getpid(), ".", ++n);
-}
 
 struct Outcome {
   tenon_status code = TENON_OK;
   std::string text;
 };
-// A lease for writing, given back at once: or why it was not had.
+// Takes a write lease and releases it. Returns why it failed.
 Outcome try_write(const api::Array& x, std::chrono::nanoseconds patience, uint32_t flags = 0) {
   try {
     const api::Lease lease(x, api::Access::kWrite, flags, patience);
@@ -82,7 +76,7 @@ void fill_in_one_call(Lines& lines, const std::string& name) {
   sleep_for_ever();
 }
 
-// Its memory has another user, which is no thread of it: as if a thread of it did not come to its end.
+// Another process shares its address space: this has the effect of a thread that does not end.
 void share_address_space(Lines& lines, const std::string& name) {
   const api::Array x = api::attach(name);
   const api::Lease lease(x, api::Access::kWrite);
@@ -94,13 +88,13 @@ void share_address_space(Lines& lines, const std::string& name) {
 }
 
 void* hold_in_thread(void* name) {
-  const api::Array x = api::attach(*static_cast<const std::string*>(name));  // as the parent has it
+  const api::Array x = api::attach(*static_cast<const std::string*>(name));  // the same one as in the parent
   const api::Lease lease(x, api::Access::kWrite);
   Lines(STDIN_FILENO, STDOUT_FILENO).say(concat("held ", getpid()));
   sleep_for_ever();
 }
 
-// A forked child whose only thread makes another one, which takes the lease, and ends.
+// A forked child whose only thread starts another one, which takes the lease, and then ends.
 void fork_and_end_thread(Lines& lines, const std::string& given) {
   static const std::string name = given;  // the stack ends with its thread
   static const api::Array x = api::attach(name);
@@ -155,7 +149,7 @@ void take_part_in_many(Lines& lines, const std::string& name, int count) {
   sleep_for_ever();
 }
 
-// From now on this call of this process fails.
+// This system call fails in this process from now on.
 void deny(long number, int error) {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -169,7 +163,7 @@ void deny(long number, int error) {
   if (!is_set) throw std::runtime_error("no filter");
 }
 
-// Says why it can have no array, if so.
+// Says "held", or why it cannot use the array.
 void use_with_denied_call(Lines& lines, const std::string& name, long number, int error) {
   deny(number, error);
   try {
@@ -300,34 +294,34 @@ TEST(Deaths, AForkedChildDoesNotKeepWhatItsParentHeld) {
   EXPECT_EQ(kill(child, SIGKILL), 0);
 }
 
-TEST(Deaths, AreSeenInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
+// A process that uses more segments than the kernel walks robust mutexes, and that was killed.
+class ManySegments : public testing::Test {
+ protected:
+  void SetUp() override {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP()
-      << "ThreadSanitizer supports 64 locks in one thread, and the mutex_owner has one for each segment";
+    GTEST_SKIP()
+        << "ThreadSanitizer supports 64 locks in one thread, and the mutex owner has one for each segment";
 #endif
-  const std::string name = new_name();
-  const api::Array first = make(name + ".first"), last = make(name + ".last");
-  Peer victim({"many", name, concat(kManySegments)});
-  EXPECT_EQ(heard(victim), "held");
-  victim.kill();
-  EXPECT_EQ(try_write(last, kPatience).code, TENON_ERR_OWNER_DIED);
-  EXPECT_EQ(try_write(first, kPatience).code, TENON_ERR_OWNER_DIED);
+    const std::string name = new_name();
+    first_ = make(name + ".first");
+    last_ = make(name + ".last");
+    Peer victim({"many", name, concat(kManySegments)});
+    pid_ = static_cast<uint32_t>(victim.pid());
+    EXPECT_EQ(heard(victim), "held");
+  }
+  api::Array first_, last_;
+  uint32_t pid_ = 0;
+};
+
+TEST_F(ManySegments, ADeathIsSeenInEach) {
+  EXPECT_EQ(try_write(last_, kPatience).code, TENON_ERR_OWNER_DIED);
+  EXPECT_EQ(try_write(first_, kPatience).code, TENON_ERR_OWNER_DIED);
 }
 
-TEST(Deaths, AreCollectedInEachOfMoreSegmentsThanTheKernelWalksRobustLocks) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP()
-      << "ThreadSanitizer supports 64 locks in one thread, and the mutex_owner has one for each segment";
-#endif
-  const std::string name = new_name();
-  const api::Array first = make(name + ".first"), last = make(name + ".last");
-  Peer victim({"many", name, concat(kManySegments)});
-  const auto pid = static_cast<uint32_t>(victim.pid());
-  EXPECT_EQ(heard(victim), "held");
-  victim.kill();
+TEST_F(ManySegments, ADeathIsCollectedInEach) {
   size_t places = 0;
   for (const Collected& collected : collect()) {
-    for (const PlaceReport& place : collected.places) places += place.process.pid == pid ? 1 : 0;
+    for (const PlaceReport& place : collected.places) places += place.process.pid == pid_ ? 1 : 0;
   }
   EXPECT_EQ(places, 2U);
 }
@@ -383,8 +377,5 @@ INSTANTIATE_TEST_SUITE_P(Deaths, OtherCalls,
 }  // namespace tenon::impl
 
 int main(int count, char** words) {
-  std::vector<std::string> told;
-  if (tenon::impl::is_peer(count, words, &told)) return tenon::impl::be_victim(told);
-  testing::InitGoogleTest(&count, words);
-  return RUN_ALL_TESTS();
+  return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_victim);
 }

@@ -11,19 +11,20 @@ namespace {
 
 bool is_death(uint64_t word) noexcept { return GrantState::kind(word) == GrantState::kDied; }
 
-// No process takes bytes away from a death that has them all while the grant is still a lease for writing.
-bool is_noted(const Control& control, uint32_t block, const Span& bytes) noexcept {
+// Whether some death contains all of these bytes. No process removes bytes from such a death while the grant
+// for the bytes is still a write lease.
+bool is_noted(const Control& control, uint32_t block, const ByteRange& bytes) noexcept {
   bool is_noted = false;
   visit_grants(control, block, [&](const Grant& grant, uint64_t word) {
-    is_noted |= is_death(word) && span_of(grant).contains(bytes);
+    is_noted |= is_death(word) && range_of(grant).contains(bytes);
   });
   return is_noted;
 }
 
-// Leases for writing of one block that a dead process had, if they are too many for as many deaths, become
-// one. True: they did.
+// If a dead process has more write leases on one block than there may be deaths, joins their bytes in one
+// grant and frees the others. True: it did.
 bool join(Place& place, Grant& into, uint64_t word) noexcept {
-  Span all = span_of(into);
+  ByteRange all = range_of(into);
   uint32_t deaths = 0, leases = 0;
   const auto used = used_grants(place);
   for (const Grant& grant : used) {
@@ -31,7 +32,7 @@ bool join(Place& place, Grant& into, uint64_t word) noexcept {
     if (is_death(other) && GrantState::block(other) == GrantState::block(word)) ++deaths;
     if (other != word) continue;
     ++leases;
-    const Span bytes = span_of(grant);
+    const ByteRange bytes = range_of(grant);
     all = {std::min(all.begin, bytes.begin), std::max(all.end, bytes.end)};
   }
   if (leases < 2 || deaths + leases <= kDeaths) return false;
@@ -43,14 +44,14 @@ bool join(Place& place, Grant& into, uint64_t word) noexcept {
   return true;
 }
 
-// Of this process' threads.
+// Excludes other threads of this process.
 struct HealLock {
   std::mutex lock;
 };
 
-// A death whose first part stays: the rest of it becomes one of this process' grants. False: there is no
-// room for that.
-bool split(Participant& self, Block& block, const Grant& from, uint64_t word, const Span& rest) noexcept {
+// Moves the last bytes of a death into a grant of this process. False: no grant is free.
+bool split(Participant& self, Block& block, const Grant& from, uint64_t word,
+           const ByteRange& rest) noexcept {
   const GrantId id = self.take_grant_for_death();
   if (id == kNoGrant) return false;
   Grant& grant = self.grant(id);
@@ -68,7 +69,7 @@ bool split(Participant& self, Block& block, const Grant& from, uint64_t word, co
 
 void note_death(const Control& control, Place& place, Grant& grant, uint64_t word) noexcept {
   const uint32_t block = GrantState::block(word);
-  const Span bytes = span_of(grant);
+  const ByteRange bytes = range_of(grant);
   if (bytes.is_empty() || is_noted(control, block, bytes)) {
     return publish(grant.state, uint64_t{GrantState::kFree});
   }
@@ -79,11 +80,11 @@ void note_death(const Control& control, Place& place, Grant& grant, uint64_t wor
                             (is_joined ? GrantState::kJoined : uint64_t{0}));
 }
 
-void heal(const Control& control, Participant& self, uint32_t index, const Span& bytes) noexcept {
+void heal(const Control& control, Participant& self, uint32_t index, const ByteRange& bytes) noexcept {
   Block& block = control.block(index);
   bool has_any = false;
   visit_grants(control, index, [&](const Grant& grant, uint64_t word) {
-    has_any |= is_death(word) && span_of(grant).overlaps(bytes);
+    has_any |= is_death(word) && range_of(grant).overlaps(bytes);
   });
   if (!has_any) return;
   const std::scoped_lock lock(one_per_process<HealLock>().lock);
@@ -91,7 +92,7 @@ void heal(const Control& control, Participant& self, uint32_t index, const Span&
   do {
     moves = look(block.death_moves);
     visit_grants(control, index, [&](Grant& grant, uint64_t word) {
-      const Span dead = span_of(grant);
+      const ByteRange dead = range_of(grant);
       if (!is_death(word) || !dead.overlaps(bytes)) return;
       if (bytes.contains(dead)) {
         (void)exchange(grant.state, word, uint64_t{GrantState::kFree});

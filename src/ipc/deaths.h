@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The deaths of writers. A lease for writing whose process has died becomes a death in the same grant, by
-// one store; it stays until its bytes hold values again. Bytes of it are taken away under a lease for writing
-// of them, so by one process at a time, and no death of which bytes are held so goes meanwhile.
+// The deaths of writers. After the death of a process, each of its write leases becomes a death in the same
+// grant, by one store. The death stays until its bytes hold values again. Bytes are removed from a death
+// under a write lease of these bytes, so by one process at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace tenon::impl {
 
-// Bytes of a block.
-struct Span {
+// The bytes begin..end of a block.
+struct ByteRange {
   uint64_t begin = 0;
   uint64_t end = 0;
 
   bool is_empty() const noexcept { return begin >= end; }
-  bool overlaps(const Span& other) const noexcept { return begin < other.end && other.begin < end; }
-  bool contains(const Span& other) const noexcept { return begin <= other.begin && other.end <= end; }
+  bool overlaps(const ByteRange& other) const noexcept { return begin < other.end && other.begin < end; }
+  bool contains(const ByteRange& other) const noexcept { return begin <= other.begin && other.end <= end; }
 };
-inline Span span_of(const Grant& grant) noexcept { return {look(grant.begin), look(grant.end)}; }
+inline ByteRange range_of(const Grant& grant) noexcept { return {look(grant.begin), look(grant.end)}; }
 
 // Calls visit(grant, word) with each grant of a block that is not free, in all places.
 template <class Visit>
@@ -34,13 +34,13 @@ void visit_grants(const Control& control, uint32_t block, Visit visit) {
   });
 }
 
-// Of a grant of a dead process: a lease for writing becomes a death. Requires the life of that process.
+// Turns a write lease of a dead process into a death. Requires the lock of the place.
 void note_death(const Control& control, Place& place, Grant& grant, uint64_t word) noexcept;
 
-// These bytes hold values. Requires that this process holds them for writing.
-void heal(const Control& control, Participant& self, uint32_t block, const Span& bytes) noexcept;
+// Removes bytes that hold values from all deaths. Requires that this process has a write lease of the bytes.
+void heal(const Control& control, Participant& self, uint32_t block, const ByteRange& bytes) noexcept;
 
-// Of a block that no process uses any more.
+// Removes all deaths of a block that no process uses any more.
 void forget_deaths(const Control& control, uint32_t block) noexcept;
 
 }  // namespace tenon::impl

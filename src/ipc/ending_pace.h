@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long to sleep where nothing wakes.
+// How long to sleep while no event would wake the thread.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,12 @@
 
 namespace tenon::impl {
 
-// For the end of a process that has begun to end. Looks all the time at first, as most are gone then; later
-// it is late by about a quarter of what the end takes. Threads: one.
+// For a wait for the end of a process that has begun to end. The first 200 us are spent without sleep, as
+// most processes end in this time. Later sleeps are a quarter of the time waited so far, so the end is
+// noticed with about this delay. Threads: one.
 class EndingPace {
  public:
-  // For how long to sleep now, at most most_ns.
+  // The time to sleep now, at most most_ns.
   int64_t next_ns(int64_t most_ns) noexcept {
     const int64_t now = now_ns();
     if (began_ns_ == 0) began_ns_ = now;
@@ -27,7 +28,7 @@ class EndingPace {
   static constexpr int64_t kBusyNs = 200'000;
   static constexpr int64_t kSlowestNs = 50'000'000;
 
-  int64_t began_ns_ = 0;  // 0: not yet
+  int64_t began_ns_ = 0;  // 0: not begun
 };
 
 }  // namespace tenon::impl

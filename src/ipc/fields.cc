@@ -88,12 +88,6 @@ const Part* Fields::find(std::string_view name) const noexcept {
   return at == parts_.end() ? nullptr : &*at;
 }
 
-std::string Fields::names() const {
-  std::string text;
-  for (const Part& part : parts_) text += (text.empty() ? "" : ", ") + part.name;
-  return text;
-}
-
 Ref<Array> Fields::array_of(Array& memory, const Part& part) {
   const Dims shape(part.shape);
   return reinterpret(memory, part.dtype, &shape, part.offset);

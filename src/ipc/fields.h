@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Named arrays that lie one behind the other in some memory, and their description in bytes, which other
-// processes read.
+// Named arrays that lie one after the other in memory, and their description in bytes, which other processes
+// read.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +26,21 @@ struct Part {
 // Immutable once made.
 class Fields {
  public:
-  // Lays them out in their order. what: for messages. Fails with kValue (names, shapes, too large), kType.
+  // Places the fields in their order. what: for messages. Fails with kValue (names, shapes, too large),
+  // kType.
   static Fields lay_out(std::span<const tenon_field> fields, const std::string& what);
-  // Of bytes that encode() wrote, perhaps in another process: checked. Takes them off the front. Fails with
-  // kValue.
+  // Reads and checks bytes that encode() wrote, perhaps in another process, and removes them from the front.
+  // Fails with kValue.
   static Fields decode(std::span<const std::byte>* bytes);
   void encode(std::string* to) const;
 
   const std::vector<Part>& parts() const noexcept { return parts_; }
   uint64_t nbytes() const noexcept { return nbytes_; }
-  // nullptr: there is none of this name.
+  // nullptr: there is no field of this name.
   const Part* find(std::string_view name) const noexcept;
-  std::string names() const;  // "A, B, C"
 
-  // The part as an array on memory that holds the fields: a one-dimensional array of bytes. Fails with kValue
-  // (its place there is not aligned for the dtype).
+  // The part as an array. memory: a one-dimensional array of bytes, which holds the fields. Fails with kValue
+  // (the part is not aligned for its dtype).
   static Ref<Array> array_of(Array& memory, const Part& part);
 
  private:
@@ -50,7 +50,7 @@ class Fields {
   uint64_t nbytes_ = 0;
 };
 
-// Of what is written one behind the other.
+// Values in a description, one after the other.
 void put(std::string* to, uint64_t number);
 void put(std::string* to, std::string_view text);
 uint64_t take_number(std::span<const std::byte>* bytes);  // fails with kValue

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forks, exec and limits of the system, with true processes: what a child has of its parent's shared arrays,
-// whichever of the two ends first, and what is said when the system gives no more.
+// Forks, exec and limits of the system, with real processes: what a child can do with the shared arrays of
+// its parent, whichever of the two ends first, and the errors if a resource is exhausted.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@
 #include "tenon/share.hpp"
 
 #if defined(__SANITIZE_THREAD__)
-// It would end children of several threads that begin another one. They are few, and wait for nothing.
+// ThreadSanitizer would end forked children that start a thread. There are few of them, and they do not wait.
 extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
@@ -38,21 +38,10 @@ extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 namespace tenon::impl {
 namespace {
 
-namespace api = tenon::api0;  // as users see it
 using namespace std::chrono_literals;
 
 constexpr api::DType kInt = api::dtype_of<int64_t>();
-constexpr auto kPatience = 600s;
 
-tenon_status code_of(const std::function<void()>& attempt, std::string* message = nullptr) {
-  try {
-    attempt();
-    return TENON_OK;
-  } catch (const api::Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-}
 tenon_status try_lease(const api::Array& x, api::Access access,
                        std::chrono::nanoseconds patience = kPatience) {
   return code_of([&] { const api::Lease lease(x, access, 0, patience); });
@@ -66,8 +55,8 @@ void set_first(const api::Array& x, int64_t value) {
   lease.view<int64_t, 1>()(0) = value;
 }
 
-// Another thread of this process has the name of this one: it has not yet given itself one, as threads of the
-// library, and those of the tests below, do first.
+// Another thread of this process has the same name as this one: so it has just started. Threads of the
+// library and of the tests below first set their own name.
 [[maybe_unused]] bool is_thread_starting() {
   namespace fs = std::filesystem;
   const auto name_of = [](const fs::path& task) {
@@ -84,8 +73,8 @@ void set_first(const api::Array& x, int64_t value) {
   return false;
 }
 
-// AddressSanitizer of g++ 12 does not take the locks of its allocator before a fork. A thread that it starts
-// allocates, and a child that is forked at that moment would wait for such a lock forever.
+// AddressSanitizer of g++ 12 does not take the locks of its allocator before a fork. A starting thread
+// allocates, and a child that is forked at that moment would wait for such a lock for ever.
 void wait_until_threads_have_started() {
 #if defined(__SANITIZE_ADDRESS__)
   const auto end = std::chrono::steady_clock::now() + 1s;
@@ -93,7 +82,7 @@ void wait_until_threads_have_started() {
 #endif
 }
 
-// Runs the body in a child, which ends with what it returns; a child that hangs is killed.
+// Runs the body in a child, which exits with its result. A child that hangs is killed.
 pid_t start(const std::function<int()>& body) {
   wait_until_threads_have_started();
   const pid_t pid = fork();
@@ -116,7 +105,7 @@ int end_of(pid_t pid) {
 }
 int in_child(const std::function<int()>& body) { return end_of(start(body)); }
 
-// A point that two processes reach one after the other.
+// An event for which another process can wait.
 class Gatepost {
  public:
   Gatepost() { EXPECT_EQ(pipe(ends_), 0); }
@@ -150,7 +139,7 @@ TEST(Fork, AChildUsesWhatItInherits) {
   EXPECT_EQ(first_of(x), 2);
 }
 
-// All that malloc can still give, down to single words; and no address more.
+// Allocates all remaining memory, down to single words, and limits the address space.
 class Hoard {
  public:
   Hoard() {
@@ -179,7 +168,7 @@ class Hoard {
   Block* first_ = nullptr;
 };
 
-// What its parent's ops were to write holds no value there: an old value would be worse than no child.
+// Memory that ops of the parent were to write holds no value in the child: an old value would be wrong.
 TEST(Fork, OfAProcessWithoutMemoryTheChildLivesAndKnowsWhatWasUnfinished) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's memory has no such limit";
@@ -200,7 +189,7 @@ TEST(Fork, OfAProcessWithoutMemoryTheChildLivesAndKnowsWhatWasUnfinished) {
                 if (pid == 0) {
                   if (code_of([&] { (void)first_of(x); }) != TENON_ERR_OP) _exit(1);
                   if (code_of([&] { (void)ops[0].wait(); }) != TENON_ERR_OP) _exit(2);
-                  // Of shared memory it has nothing, or all.
+                  // It has all of the shared memory, or none.
                   const tenon_status leased = try_lease(shared, api::Access::kWrite);
                   _exit(leased == TENON_OK || leased == TENON_ERR_LEASE_CONFLICT ? 0 : 3);
                 }
@@ -263,7 +252,7 @@ TEST(Fork, AProgramThatFollowsHasNothing) {
     execl("/bin/sleep", "sleep", "60", nullptr);
     return 1;
   });
-  // The kernel takes it from the process when the new program begins.
+  // The kernel unmaps it when the new program begins.
   EXPECT_TRUE(comes_true([&] { return try_lease(x, api::Access::kRead, 1ms) == TENON_ERR_OWNER_DIED; }));
   EXPECT_EQ(kill(pid, 0), 0) << "it lives, as another program";
   kill(pid, SIGKILL);
@@ -274,7 +263,7 @@ TEST(Fork, TheParentMayEndFirst) {
   int result[2];
   ASSERT_EQ(pipe(result), 0);
   Gatepost parent_ended;
-  // A child is the parent here, so that the test sees the end of both.
+  // The parent is a child of the test, so that the test can wait for both.
   EXPECT_EQ(in_child([&] {
               const api::Array x = api::zeros_shared({100}, kInt);
               set_first(x, 11);
@@ -333,7 +322,7 @@ TEST(Fork, AChildOfAChildHasAPlaceOfItsOwn) {
   EXPECT_EQ(first_of(x), 31);
 }
 
-// The ops of the parent fail in the child, and let go there of arrays of which they had the last handle.
+// The ops of the parent fail in the child, and release arrays there of which they had the last reference.
 TEST(Fork, OpsThatWereUnfinishedLetGoOfSharedArraysInTheChild) {
   const api::Array blocked = api::zeros_shared({10}, kInt);
   api::Array x = api::zeros_shared({100}, kInt);
@@ -346,7 +335,7 @@ TEST(Fork, OpsThatWereUnfinishedLetGoOfSharedArraysInTheChild) {
   EXPECT_EQ(first_of(blocked), 1);
 }
 
-// Places that were reserved for children which never came are given to others in the end.
+// Places that were reserved for children that never took them are freed in the end.
 TEST(Fork, ManyChildrenOneAfterTheOtherLeaveNoPlaceTaken) {
   const api::Array x = api::zeros_shared({100}, kInt);
   for (uint32_t i = 0; i < 2 * kParticipants; ++i) {
@@ -484,8 +473,8 @@ TEST(Limits, WithoutDescriptorsItSaysHowManyThereMayBe) {
   GTEST_SKIP() << "UndefinedBehaviorSanitizer needs descriptors to look at objects";
 #endif
   EXPECT_EQ(in_child([] {
-              // No number below the last of these is free, as the lowest one is given first: stand-ins of
-              // other tests have descriptors open that are never closed.
+              // No descriptor below the last of these is free, as the kernel takes the lowest free number:
+              // stand-ins of other tests have descriptors open that are never closed.
               std::vector<int> others;
               while (others.size() < 8) others.push_back(dup(STDERR_FILENO));
               const auto most = static_cast<rlim_t>(others.back()) + 1;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kMark[8] = {'T', 'N', 'H', 'A', 'N', 'D', 'L', '1'};
 
-// The fixed part. Of this machine alone, so as its memory has it.
+// The part of fixed size, in the byte order of this machine: handles do not go to other machines.
 struct Packed {
   char mark[8];
   uint64_t boot;
@@ -33,7 +33,7 @@ static_assert(sizeof(Packed) == 96);
 
 }  // namespace
 
-std::string Handle::encode() const {
+std::string ArrayHandle::encode() const {
   Packed packed{};
   std::memcpy(packed.mark, kMark, sizeof kMark);
   packed.boot = boot;
@@ -56,15 +56,15 @@ std::string Handle::encode() const {
   return text;
 }
 
-Handle Handle::decode(std::span<const std::byte> bytes) {
+ArrayHandle ArrayHandle::decode(std::span<const std::byte> bytes) {
   Packed packed{};
   if (bytes.size() >= sizeof packed) std::memcpy(&packed, bytes.data(), sizeof packed);
   const auto n = static_cast<size_t>(packed.ndim);
   if (std::memcmp(packed.mark, kMark, sizeof kMark) != 0 || packed.ndim < 0 || n > kMostAxes ||
       bytes.size() != sizeof packed + 2 * n * sizeof(int64_t)) {
-    throw_error(Code::kValue, "these ", bytes.size(), " bytes are no handle of a shared array");
+    throw_error(Code::kValue, "these ", bytes.size(), " bytes are not a handle of a shared array");
   }
-  Handle handle;
+  ArrayHandle handle;
   handle.boot = packed.boot;
   handle.pid_namespace = packed.pid_namespace;
   handle.sender = {packed.pid, packed.start};

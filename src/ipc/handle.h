@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What travels between processes instead of a shared array: where it lies and how it looks.
+// The bytes that processes send to each other instead of a shared array: the place of its memory, its shape
+// and its dtype.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace tenon::impl {
 
 constexpr size_t kMostHandleBytes = 96 + 2 * kMostAxes * sizeof(int64_t);
 
-struct Handle {
+struct ArrayHandle {
   uint64_t boot = 0;
   uint64_t pid_namespace = 0;
   uint32_t user = 0;
@@ -26,7 +27,7 @@ struct Handle {
   SegmentId segment;
   uint32_t block = 0;
   uint32_t generation = 0;
-  uint32_t number = 0;  // keeps the storage until the handle is used: Segment::send
+  uint32_t number = 0;  // keeps the storage until the handle is opened: Segment::send
   int64_t offset = 0;   // of element 0 from the beginning of the block
   DType dtype;
   uint32_t flags = 0;
@@ -35,7 +36,7 @@ struct Handle {
 
   std::string encode() const;
   // Fails with kValue.
-  static Handle decode(std::span<const std::byte> bytes);
+  static ArrayHandle decode(std::span<const std::byte> bytes);
 };
 
 }  // namespace tenon::impl

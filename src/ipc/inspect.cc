@@ -21,14 +21,14 @@
 namespace tenon::impl {
 namespace {
 
-// A larger description of a channel or an arena is not looked at.
+// A larger description of a channel or an arena is not read.
 constexpr uint64_t kMostDescription = uint64_t{16} << 20;
 
-// Bytes of a file, read into private memory: no page of it is touched that does not exist, and nothing
-// changes while it is looked at.
-class Copy {
+// Bytes of a file, read into private memory. So no missing page of the file is allocated, and the bytes do
+// not change while they are examined.
+class FileBytes {
  public:
-  explicit Copy(size_t nbytes)
+  explicit FileBytes(size_t nbytes)
       : bytes_(static_cast<std::byte*>(::operator new(nbytes, kAlignment))), nbytes_(nbytes) {
     std::memset(bytes_.get(), 0, nbytes);
   }
@@ -53,16 +53,15 @@ int64_t age_of(int64_t since_ns) noexcept {
   return since_ns > 0 && since_ns <= now ? now - since_ns : -1;
 }
 
-// One segment, from its file.
+// Reads one segment from its file.
 class Inspection {
  public:
-  Inspection(const MemoryFile& memory, SegmentReport* report)
-      : memory_(memory), file_(memory.file), report_(*report) {}
+  Inspection(const MemoryFile& memory, SegmentReport* report) : memory_(memory), report_(*report) {}
 
-  // Fails with kValue: what is wrong with it.
+  // Fails with kValue: the segment is damaged.
   void run() {
     read_header();
-    copy_ = std::make_unique<Copy>(control_end(header_.blocks));
+    copy_ = std::make_unique<FileBytes>(control_end(header_.blocks));
     control_ = {copy_->data(), header_.blocks, nullptr};
     memory_.read(0, copy_->data(), kPlacesAt);
     const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
@@ -76,10 +75,11 @@ class Inspection {
 
  private:
   void read_header() {
-    if (!os::is_sealed(file_)) {
-      throw_error(Code::kValue, "it is being made, or its maker has ended over it: it is not sealed");
+    if (!os::is_sealed(memory_.file)) {
+      throw_error(Code::kValue,
+                  "it is not sealed: it is being created, or its creator has died before the end");
     }
-    if (report_.nbytes < kPlacesAt || !os::read_at(file_, 0, &header_, sizeof header_)) {
+    if (report_.nbytes < kPlacesAt || !os::read_at(memory_.file, 0, &header_, sizeof header_)) {
       throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", report_.nbytes,
                   " bytes");
     }
@@ -97,26 +97,25 @@ class Inspection {
     const bool is_taken = state == PlaceState::kReserved || state == PlaceState::kLive;
     look_at_grants(p, place, is_taken);
     if (!is_taken) return;
-    const Identity identity = identity_of(place);
+    const uint32_t pid = place.pid.load(std::memory_order_relaxed);
     PlaceReport seen;
     seen.index = p;
-    seen.process = {identity.pid, identity.command, true, false};
+    seen.is_reserved = state == PlaceState::kReserved;
+    seen.process = {pid, command_of(place), true, false};
     seen.age_ns = age_of(place.since_ns.load(std::memory_order_relaxed));
-    const bool is_in_sight =
+    const bool is_visible =
         place.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known();
-    if (state == PlaceState::kReserved) {
-      seen.state = PlaceReport::PlaceState::kReserved;
-      if (is_in_sight) seen.process = process_of(identity.pid);
-    } else {
-      seen.process.is_alive = os::is_byte_locked(file_, p);
-      seen.process.is_stopped = is_in_sight && seen.process.is_alive && os::is_stopped(identity.pid);
-      if (!seen.process.is_alive) seen.state = PlaceReport::PlaceState::kDead;
+    if (!seen.is_reserved) {
+      seen.process.is_alive = os::is_byte_locked(memory_.file, p);
+      seen.process.is_stopped = is_visible && seen.process.is_alive && os::is_stopped(pid);
+    } else if (is_visible) {
+      seen.process = process_of(pid);
     }
-    pids_[p] = identity.pid;
+    pids_[p] = pid;
     report_.places.push_back(std::move(seen));
   }
 
-  // is_taken: by a participant. Deaths stay in a place that is free.
+  // is_taken: the place is not free. A free place can have deaths.
   void look_at_grants(uint32_t p, const Place& place, bool is_taken) {
     for (const Grant& grant : used_grants(place)) {
       const uint64_t state = look(grant.state);
@@ -143,7 +142,7 @@ class Inspection {
     }
   }
 
-  // It had the first place, as long as it lived.
+  // It has the first place as long as it lives.
   void look_at_creator() {
     const uint32_t pid = header_.creator_pid;
     ProcessReport& creator = report_.creator;
@@ -190,27 +189,27 @@ class Inspection {
     array->sent_more = count_of_sent_more(look(block.sent_more));
   }
 
-  // The bytes of an array, as far as they lie in the file: at most so many.
-  std::unique_ptr<Copy> bytes_of(const ArrayReport& array, uint64_t most) const {
+  // The bytes of an array that lie in the file, at most `most` of them. Null: none can be read.
+  std::unique_ptr<FileBytes> bytes_of(const ArrayReport& array, uint64_t most) const {
     const uint64_t data_nbytes = header_.total_nbytes - header_.data_at;
     if (array.begin > data_nbytes) return nullptr;
     const uint64_t nbytes = std::min({array.nbytes, data_nbytes - array.begin, most});
     if (nbytes == 0) return nullptr;
-    auto copy = std::make_unique<Copy>(nbytes);
-    if (!os::read_at(file_, header_.data_at + array.begin, copy->data(), nbytes)) return nullptr;
+    auto copy = std::make_unique<FileBytes>(nbytes);
+    if (!os::read_at(memory_.file, header_.data_at + array.begin, copy->data(), nbytes)) return nullptr;
     return copy;
   }
 
   void look_for_arena(ArrayReport* array) const {
     if (array->nbytes <= sizeof(ArenaState)) return;
-    const std::unique_ptr<Copy> head = bytes_of(*array, sizeof(ArenaState));
+    const std::unique_ptr<FileBytes> head = bytes_of(*array, sizeof(ArenaState));
     if (head == nullptr || head->size() < sizeof(ArenaState)) return;
     const auto& state = *reinterpret_cast<const ArenaState*>(head->data());
     if (state.mark.load(std::memory_order_relaxed) != kArenaMark) return;
     ArenaReport arena;
     try {
       const uint64_t nbytes = state.description_nbytes;
-      const std::unique_ptr<Copy> all =
+      const std::unique_ptr<FileBytes> all =
           nbytes <= kMostDescription ? bytes_of(*array, sizeof(ArenaState) + nbytes) : nullptr;
       if (all == nullptr || all->size() != sizeof(ArenaState) + nbytes) {
         throw_error(Code::kValue, "its description of ", nbytes, " bytes does not lie in it");
@@ -229,9 +228,9 @@ class Inspection {
 
   void look_for_channel() {
     if (header_.blocks < 2 || report_.arrays.empty() || report_.arrays[0].block != 0) return;
-    const std::unique_ptr<Copy> mark = bytes_of(report_.arrays[0], sizeof kChannelMark);
+    const std::unique_ptr<FileBytes> mark = bytes_of(report_.arrays[0], sizeof kChannelMark);
     if (mark == nullptr || std::memcmp(mark->data(), &kChannelMark, mark->size()) != 0) return;
-    const std::unique_ptr<Copy> bytes = bytes_of(report_.arrays[0], kMostDescription);
+    const std::unique_ptr<FileBytes> bytes = bytes_of(report_.arrays[0], kMostDescription);
     if (bytes == nullptr || bytes->size() < sizeof(ChannelState)) return;
     const auto& state = *reinterpret_cast<const ChannelState*>(bytes->data());
     ChannelReport channel;
@@ -249,7 +248,7 @@ class Inspection {
     report_.channel = std::move(channel);
   }
 
-  void look_at_channel(const ChannelState& state, const Copy& bytes, ChannelReport* channel) {
+  void look_at_channel(const ChannelState& state, const FileBytes& bytes, ChannelReport* channel) {
     const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelSlot);
     if (state.slots == 0 || state.slots >= header_.blocks || state.mode > TENON_CHANNEL_LATEST ||
         state.when_full > TENON_WHEN_FULL_RAISE || at > bytes.size() ||
@@ -268,7 +267,7 @@ class Inspection {
       const ChannelEnd& end = state.ends[place.index];
       const uint32_t roles = look(end.roles);
       const bool is_same = look(end.generation) == look(control_.place(place.index).generation);
-      if (!is_same || place.state != PlaceReport::PlaceState::kLive) continue;
+      if (!is_same || !place.is_live()) continue;
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
     }
@@ -277,24 +276,22 @@ class Inspection {
     for (const Part& part : fields.parts()) channel->fields.push_back(part.name);
   }
 
-  SegmentReport::SegmentKind kind() const {
-    using SegmentKind = SegmentReport::SegmentKind;
-    if (report_.channel) return SegmentKind::kChannel;
-    if (header_.has_named_array == 0) return SegmentKind::kPool;
-    return !report_.arrays.empty() && report_.arrays[0].arena ? SegmentKind::kArena : SegmentKind::kArray;
+  const char* kind() const {
+    if (report_.channel) return "channel";
+    if (header_.has_named_array == 0) return "pool";
+    return !report_.arrays.empty() && report_.arrays[0].arena ? "arena" : "array";
   }
 
   const MemoryFile& memory_;
-  const os::File& file_;
   SegmentReport& report_;
   Header header_{};
-  std::unique_ptr<Copy> copy_;
+  std::unique_ptr<FileBytes> copy_;
   Control control_;
   std::map<uint32_t, uint32_t> pids_;                    // of the participants
   std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
 };
 
-// Opens the file that all of these descriptors show. False: it has vanished.
+// Opens the file of these descriptors through one of them. False: it does not exist any more.
 bool open_any(const std::vector<os::Found>& descriptors, const os::FileFacts& known, MemoryFile* memory) {
   bool is_there = false;
   for (const os::Found& found : descriptors) {
@@ -304,7 +301,7 @@ bool open_any(const std::vector<os::Found>& descriptors, const os::FileFacts& kn
     const auto is_known = [&] { return facts.inode == known.inode && facts.device == known.device; };
     if (memory->file && os::facts_of(memory->file, &facts) && is_known()) return true;
     memory->file = {};
-    // The process may have closed it. Of a file that cannot be opened, nothing else is known.
+    // The process may have closed it, or the file cannot be opened.
     is_there |= os::facts_of(found.pid, found.fd, &facts) && is_known();
     facts = {};
   }

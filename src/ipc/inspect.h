@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reports on the shared memory that processes of this user have open: its segments, their users, and what
-// these hold and wait for. The observer reads the files. It writes nothing, joins nothing, takes no lock and
-// does not wait. So the numbers may be from different moments, and each number is checked before it is
-// used.
+// Reports on the shared memory that processes of this user have open: its segments, their users, and the
+// leases that they hold and wait for. The observer only reads the files. It takes no place and no lock, and
+// does not wait. So the numbers may be from different moments, and each number is checked before it is used.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@
 
 namespace tenon::impl {
 
-// A process that has a memory file open, or is known by its number to one.
+// A process that has a memory file open, or whose number is in a memory file.
 struct ProcessReport {
   uint32_t pid = 0;
   std::string command;
@@ -26,13 +25,15 @@ struct ProcessReport {
   bool is_stopped = false;  // by a signal or a debugger
 };
 
-// A participant.
+// A place that is not free.
 struct PlaceReport {
-  enum class PlaceState { kLive, kDead, kReserved };
   uint32_t index = 0;
-  PlaceState state = PlaceState::kLive;
-  ProcessReport process;  // of a place that is reserved for a forked child: the parent
-  int64_t age_ns = -1;    // -1: not known
+  bool is_reserved = false;  // for a forked child that has not taken it
+  ProcessReport process;     // if it is reserved: the parent
+  int64_t age_ns = -1;       // -1: unknown
+
+  bool is_live() const noexcept { return !is_reserved && process.is_alive; }
+  bool is_dead() const noexcept { return !is_reserved && !process.is_alive; }
 };
 
 struct LeaseReport {
@@ -48,14 +49,14 @@ struct LeaseReport {
   uint32_t task = 0;
 };
 
-// Handles that were sent and not opened yet.
+// Unopened handles of one sender.
 struct SentReport {
   uint32_t place = 0;
-  uint32_t pid = 0;  // 0: of no process that is there
+  uint32_t pid = 0;  // 0: no process has the place
   uint32_t count = 0;
 };
 
-// The death of a writer that no process was told yet.
+// The death of a writer whose bytes were not healed.
 struct DeathReport {
   uint32_t pid = 0;
   uint64_t begin = 0;
@@ -74,12 +75,12 @@ struct ArrayReport {
   uint32_t block = 0;
   uint64_t begin = 0;  // in the data
   uint64_t nbytes = 0;
-  std::string dtype;  // "": the segment does not say
+  std::string dtype;  // "": the segment does not contain it
   std::vector<int64_t> shape;
   uint64_t version = 0;
   std::vector<uint32_t> users;  // numbers of processes
   std::vector<SentReport> sent;
-  uint32_t sent_more = 0;  // handles whose sender is not known
+  uint32_t sent_more = 0;  // unopened handles whose sender is unknown
   std::vector<DeathReport> deaths;
   std::optional<ArenaReport> arena;
 };
@@ -91,7 +92,7 @@ struct ChannelReport {
   };
   struct Consumer {
     uint32_t pid = 0;
-    uint64_t cursor = 0;  // the last item that it has got
+    uint64_t cursor = 0;  // the last item that it has received
   };
   std::string damage;
   uint32_t mode = 0;       // TENON_CHANNEL_*
@@ -107,18 +108,17 @@ struct ChannelReport {
 };
 
 struct SegmentReport {
-  enum class SegmentKind { kUnknown, kPool, kArray, kArena, kChannel };
   std::string file;    // the name of the memory file
-  std::string damage;  // "": none; else only what is above `created_ns` is known
-  std::string id;      // "" where the file's name does not tell it
+  std::string damage;  // "": none; else only the members above `created_ns` are valid
+  std::string id;      // "": unknown
   std::string name;
   uint64_t nbytes = 0;
-  uint64_t committed_nbytes = 0;         // of memory that it takes
+  uint64_t committed_nbytes = 0;         // the allocated memory
   std::vector<ProcessReport> processes;  // that have it open
-  uint32_t opened_of_pid = 0;            // by which of them it was looked at
-  int opened_fd = -1;
-  int64_t created_ns = 0;  // since 1970
-  SegmentKind kind = SegmentKind::kUnknown;
+  uint32_t opened_of_pid = 0;            // the process through which it was opened,
+  int opened_fd = -1;                    // and its descriptor there
+  int64_t created_ns = 0;                // since 1970
+  const char* kind = "unknown";          // "pool", "array", "arena", "channel"
   ProcessReport creator;
   std::vector<PlaceReport> places;
   std::vector<ArrayReport> arrays;
@@ -128,19 +128,20 @@ struct SegmentReport {
 
 // A memory file that processes of this user have open.
 struct MemoryFile {
-  os::Found descriptor;  // one of those that show it
+  os::Found descriptor;  // one of the descriptors of the processes
   os::File file;         // opened for reading; empty: it cannot be opened
   os::FileFacts facts;   // of file
   std::vector<ProcessReport> processes;
 
-  // Fails with kValue: the file does not have these bytes.
+  // Fails with kValue: the file does not contain these bytes.
   void read(uint64_t at, void* to, size_t nbytes) const;
 };
 
-// Visits the memory files whose names begin with prefix. Fails with kSystem (no file descriptor is left).
+// Calls visit for each memory file whose name begins with prefix. Fails with kSystem (no file descriptor is
+// left).
 void visit_memory_files(const std::string& prefix, const std::function<void(const MemoryFile&)>& visit);
 
-// In the order of their names. Fails with kSystem (no file descriptor is left).
+// All segments, ordered by name. Fails with kSystem (no file descriptor is left).
 std::vector<SegmentReport> inspect();
 
 // Objects of the document that docs/inspect.md describes.

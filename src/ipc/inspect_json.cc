@@ -9,26 +9,6 @@
 namespace tenon::impl {
 namespace {
 
-const char* name_of(PlaceReport::PlaceState state) {
-  switch (state) {
-    case PlaceReport::PlaceState::kLive: return "live";
-    case PlaceReport::PlaceState::kDead: return "dead";
-    case PlaceReport::PlaceState::kReserved: break;
-  }
-  return "reserved";
-}
-
-const char* name_of(SegmentReport::SegmentKind kind) {
-  switch (kind) {
-    case SegmentReport::SegmentKind::kPool: return "pool";
-    case SegmentReport::SegmentKind::kArray: return "array";
-    case SegmentReport::SegmentKind::kArena: return "arena";
-    case SegmentReport::SegmentKind::kChannel: return "channel";
-    case SegmentReport::SegmentKind::kUnknown: break;
-  }
-  return "unknown";
-}
-
 const char* mode_name(uint32_t mode) {
   switch (mode) {
     case TENON_CHANNEL_QUEUE: return "queue";
@@ -56,15 +36,16 @@ void write_members(Json& json, const ProcessReport& process) {
 
 }  // namespace
 
-// Json finds these by the types of their arguments.
+// Json finds these overloads by argument-dependent lookup.
 
 void write_json(Json& json, const ProcessReport& process) {
   json.value([&] { write_members(json, process); });
 }
 
 static void write_json(Json& json, const PlaceReport& place) {
+  const char* const state = place.is_reserved ? "reserved" : place.is_live() ? "live" : "dead";
   json.value([&] {
-    json.member("place", place.index).member("state", name_of(place.state));
+    json.member("place", place.index).member("state", state);
     write_members(json, place.process);
     json.member("age_ns", unless(-1, place.age_ns));
   });
@@ -155,7 +136,7 @@ static void write_json(Json& json, const ChannelReport& channel) {
 static Json& write_title(Json& json, const SegmentReport& segment) {
   return json.member("id", not_empty(segment.id))
       .member("name", not_empty(segment.name))
-      .member("kind", name_of(segment.kind))
+      .member("kind", segment.kind)
       .member("damaged", not_empty(segment.damage))
       .member("file", segment.file);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The observer sees what stand-ins for processes hold and await, changes nothing of it, and survives whatever
-// bytes a memory file has.
+// The observer sees the leases that stand-ins for processes hold and wait for, changes nothing, and survives
+// any bytes of a memory file.
 #include "ipc/inspect.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace tenon::impl {
 namespace {
 
-// What is seen of a segment; none: it is not there.
+// The report of a segment; none: it does not exist.
 std::optional<SegmentReport> seen(const SegmentId& id) {
   for (SegmentReport& report : inspect()) {
     if (report.id == text_of(id)) return std::move(report);
@@ -39,17 +39,17 @@ TEST(Inspect, WhatIsHeldAndAwaitedIsSeen) {
   const uint32_t block = a.take(1000);
   StandIn b(a);
   ASSERT_TRUE(b.use(block));
-  Turn writes(a.place(block), Access::kWrite, 100, 200);
+  TestLease writes(a.place(block), Access::kWrite, 100, 200);
   ASSERT_TRUE(writes.acquire());
   writes.detach();
-  Turn reads(b.place(block), Access::kRead, 0, 150);
+  TestLease reads(b.place(block), Access::kRead, 0, 150);
   PendingRequest pending;
   std::atomic<int> told{0};
   ASSERT_EQ(reads.submit(&pending, &told), Appended::kWaiting);
   const auto report = seen(a.segment().header().id);
   ASSERT_TRUE(report);
   EXPECT_EQ(report->damage, "");
-  EXPECT_EQ(report->kind, SegmentReport::SegmentKind::kPool);
+  EXPECT_STREQ(report->kind, "pool");
   EXPECT_EQ(report->places.size(), 2U);
   EXPECT_EQ(report->creator.pid, static_cast<uint32_t>(getpid()));
   EXPECT_TRUE(report->creator.is_alive);
@@ -79,7 +79,7 @@ TEST(Inspect, TheDeadAreSeenAsDeadAndTheyStaySo) {
   const uint32_t lent = [&] {
     StandIn b(a);
     EXPECT_TRUE(b.use(block));
-    auto turn = std::make_unique<Turn>(b.place(block), Access::kWrite);
+    auto turn = std::make_unique<TestLease>(b.place(block), Access::kWrite);
     EXPECT_TRUE(turn->acquire());
     b.keep(std::move(turn));
     b.detach_all();
@@ -93,7 +93,7 @@ TEST(Inspect, TheDeadAreSeenAsDeadAndTheyStaySo) {
     ASSERT_TRUE(report);
     const auto dead = std::ranges::find(report->places, lent, &PlaceReport::index);
     ASSERT_NE(dead, report->places.end());
-    EXPECT_EQ(dead->state, PlaceReport::PlaceState::kDead);
+    EXPECT_TRUE(dead->is_dead());
     EXPECT_EQ(report->leases.size(), 1U);
     ASSERT_EQ(report->arrays[0].sent.size(), 1U);
     EXPECT_EQ(report->arrays[0].sent[0].place, lent);
@@ -127,7 +127,7 @@ TEST(Collect, WhatTheDeadHeldIsGivenBackOnce) {
   {
     StandIn b(a);
     ASSERT_TRUE(b.use(block));
-    ASSERT_TRUE(b.keep(std::make_unique<Turn>(b.place(block), Access::kWrite)).acquire());
+    ASSERT_TRUE(b.keep(std::make_unique<TestLease>(b.place(block), Access::kWrite)).acquire());
     b.detach_all();
     (void)b.segment().send(block);
     lent = b.index();
@@ -151,7 +151,7 @@ TEST(Collect, WhatTheDeadHeldIsGivenBackOnce) {
   EXPECT_EQ(second.leases, 0U);
 }
 
-// A file with the bytes given, sealed, that is found under an id of its own.
+// A sealed file with these bytes and its own id.
 class Planted {
  public:
   Planted(const std::string& name, std::span<const std::byte> bytes, size_t nbytes, bool is_sealed = true)
@@ -193,7 +193,7 @@ TEST(Inspect, ADamagedFileIsShownWithWhatIsWrong) {
   EXPECT_EQ(report.processes[0].pid, static_cast<uint32_t>(getpid()));
 }
 
-// Oracle: it returns, and the sanitizers are silent. The header is good, so that all behind it is looked at.
+// Oracle: it returns, without a report of a sanitizer. The header is valid, so that all parts are read.
 TEST(Inspect, AnyBytesBehindAGoodHeaderAreSurvived) {
   const unsigned seed = std::random_device{}();
   RecordProperty("seed", std::to_string(seed));
@@ -226,7 +226,7 @@ TEST(Inspect, AnyBytesBehindAGoodHeaderAreSurvived) {
     std::copy(header.begin(), header.end(), bytes.begin());
     const uint32_t used = random() % 3 == 0 ? static_cast<uint32_t>(random()) : 9;
     std::memcpy(bytes.data() + kBlocksUsedAt, &used, sizeof used);
-    // A block 0 that is in use, and holds what begins as a channel or an arena.
+    // Block 0 is in use, and its bytes begin like those of a channel or an arena.
     auto& block = *reinterpret_cast<Block*>(bytes.data() + kBlocksAt);
     block.state.store(BlockState::kUsed, std::memory_order_relaxed);
     if (times % 2 == 0) {

@@ -84,7 +84,7 @@ void check(const Header& header, size_t file_nbytes) {
     check_is<uint64_t>(header.header_nbytes, sizeof(Header), "the size of its header");
   if (header.header_nbytes < sizeof(Header))
     throw_damaged(concat("its header has ", header.header_nbytes, " bytes"));
-  // A later minor version may have more behind the name; the sum covers what this version knows.
+  // A later minor version may have more fields; the checksum covers those that this version knows.
   check_is(header.checksum, checksum_of(header), "the sum over its header");
   check_is<uint64_t>(header.total_nbytes, file_nbytes, "its size");
   check_is(header.lives_at, kLivesAt, "the offset of its lives");
@@ -114,7 +114,7 @@ std::atomic<long> stores_to_stop{0};
 }
 
 void note_store() noexcept {
-  // TENON_CRASH_AT=N: the process is killed at its store number N.
+  // TENON_CRASH_AT=N: the process is killed at its N-th store.
   static const long crash_at = [] {
     const char* const text = std::getenv("TENON_CRASH_AT");
     return text != nullptr ? std::strtol(text, nullptr, 10) : 0L;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies in a segment: one sealed memory file, mapped by several processes.
+// The layout of a segment: one sealed memory file, mapped by several processes.
 //
-//   header          constant from creation on; may come from any process, so it is copied, then checked
-//   lives           one robust mutex for each participant, which wakes others when its process begins to end;
-//                   that it has ended is told by the lock of its place (place_locks.h)
-//   slots           what each participant holds and waits for; written by it, or by the process that reaps it
-//   blocks          one for each storage: its lock, and the participants that have it
+//   header          constant after creation; any process may have written it, so it is copied, then checked
+//   lives           one robust mutex for each participant, which wakes other processes when its process
+//                   begins to end; the lock of the place (place_locks.h) shows that the process has ended
+//   places          what each participant holds and waits for; written by it, or by the process that reaps it
+//   blocks          one for each storage: its lock, and the participants that use it
 //   data            the bytes
 //
-// All numbers are offsets, never addresses. Every store leaves a state from which others can go on, because
-// the process that stores may be killed or stopped after it. Nothing but a channel has a mutex, and no thread
-// waits for that without a deadline.
+// All numbers are offsets, never addresses. After every store, the state is one from which other processes
+// can continue, because the process may be killed or stopped after any store. Only channels have a mutex, and
+// no thread waits for it without a deadline.
 #pragma once
 
 #include <pthread.h>
@@ -28,8 +28,8 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 2;  // another one cannot be read
-constexpr uint16_t kMinor = 1;  // a later one has more behind what this one knows
+constexpr uint16_t kMajor = 2;  // a segment with another one cannot be read
+constexpr uint16_t kMinor = 1;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 128;
 constexpr uint32_t kGrants = 160;  // leases of one process on one segment at a time
@@ -37,7 +37,7 @@ constexpr uint32_t kMostBlocks = 4096;
 constexpr uint32_t kMostAxes = 64;
 constexpr size_t kMostNameBytes = 100;
 
-// What the names of all memory files of segments begin with.
+// The prefix of the names of all memory files of segments.
 constexpr const char* kFilePrefix = "tenon:";
 
 struct SegmentId {
@@ -59,13 +59,13 @@ struct NamedArray {
 
 struct Header {
   char magic[8];
-  uint32_t byte_order;  // kByteOrder as the creator's machine writes it
+  uint32_t byte_order;  // kByteOrder in the byte order of the creator's machine
   uint16_t pointer_nbytes;
   uint16_t mutex_nbytes;
   uint16_t major;
   uint16_t minor;
   uint32_t header_nbytes;
-  uint64_t required;  // bits of features without which it cannot be read
+  uint64_t required;  // bits of features that a reader must know
   uint64_t optional;
   SegmentId id;
   uint64_t total_nbytes;
@@ -84,15 +84,14 @@ struct Header {
   uint32_t reserved;
   NamedArray array;
   char name[128];     // "" for a pool
-  uint64_t checksum;  // of all before it; last
+  uint64_t checksum;  // of all fields above; last
 };
 static_assert(sizeof(Header) <= 4096);
 constexpr uint32_t kByteOrder = 0x01020304;
 
 uint64_t checksum_of(const Header& header) noexcept;
 
-// Checks a private copy of a header that begins a file of this size. Fails with kValue, which says what is
-// wrong with it.
+// Checks a private copy of the header of a file of this size. Fails with kValue, which names the wrong field.
 void check(const Header& header, size_t file_nbytes);
 
 // ----------------------------------------------------------------------------------------------------
@@ -105,18 +104,17 @@ static_assert(sizeof(Life) == 64);
 
 enum class PlaceState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 
-// The state of a grant in one word, so that one store changes all of it: the block, whether it waits or is
-// given, and for which access.
+// The state of a grant in one word, so that one store changes all of it: the block, the kind and the access.
 struct GrantState {
   enum Kind : uint64_t {
     kFree = 0,
-    kArriving = 1,  // it has no ticket yet: all others wait for it
+    kArriving = 1,  // it has no ticket yet: all other requests wait for it
     kWaiting = 2,
     kGranted = 3,
-    kDied = 4,  // a writer died here: the bytes may be half written
+    kDied = 4,  // a writer died: the bytes may be half written
   };
-  static constexpr uint64_t kJoined = 16;  // several died, whose bytes were joined
-  static constexpr uint64_t kBrief = 32;   // it waits for no time, and so is in no cycle of waits
+  static constexpr uint64_t kJoined = 16;  // the bytes of several deaths
+  static constexpr uint64_t kBrief = 32;   // it does not wait, so it is in no cycle of waits
   static constexpr uint64_t make(uint32_t block, Kind kind, Access access) noexcept {
     return uint64_t{block} << 8 | (access == Access::kWrite ? 8 : 0) | kind;
   }
@@ -134,26 +132,27 @@ struct GrantState {
 };
 
 // The right to use some bytes of a block, which a participant has or waits for; or the death of a participant
-// that had it for writing, which stays in the place when another process has it. All but the state is written
-// while the grant is free, and the ticket while it arrives. The bytes of a death become fewer: they change
-// under a lease for writing of those that are taken away, so that no other process changes them there.
+// that had this right for writing. A death stays in the place when another process takes the place. All
+// fields but the state are written while the grant is free, and the ticket while it is kArriving. The bytes
+// of a death only become fewer, under a write lease of the bytes that are removed, so only one process
+// removes them.
 struct Grant {
   std::atomic<uint64_t> state;
   std::atomic<uint64_t> begin;  // bytes of the block
   std::atomic<uint64_t> end;
   std::atomic<uint64_t> ticket;  // in the order of requests for the block
   std::atomic<int64_t> since_ns;
-  std::atomic<uint32_t> thread;  // that owns it; 0: none
-  // The task of an asynchronous program on that thread, 0: none; of a death the number of the process.
+  std::atomic<uint32_t> thread;  // its owner; 0: none
+  // The asyncio task on that thread, 0: none; for a death, the number of the dead process.
   std::atomic<uint32_t> task_or_dead_pid;
 };
 static_assert(sizeof(Grant) == 48);
 
-// What the process says of one of its leases, for the processes that wait for it. Written by the process
-// alone.
+// The text about one lease of the process, for the processes that wait for the lease. Only the process writes
+// it.
 constexpr size_t kNoteWords = 48;
 struct Note {
-  std::atomic<uint64_t> lease;             // which one; 0: of none, or the text is being written
+  std::atomic<uint64_t> lease;             // the lease; 0: none, or the text is being written
   std::atomic<uint64_t> text[kNoteWords];  // bytes up to a NUL
 };
 
@@ -163,8 +162,8 @@ struct alignas(64) Place {
   std::atomic<uint64_t> start;
   std::atomic<uint64_t> pid_namespace;
   std::atomic<int64_t> since_ns;
-  std::atomic<uint32_t> grants_used;  // those from here on are free
-  std::atomic<uint32_t> generation;   // moves when the place goes to another process
+  std::atomic<uint32_t> grants_used;  // all grants from this index on are free
+  std::atomic<uint32_t> generation;   // changes when another process takes the place
   char command[16];
   Grant grants[kGrants];
   Note note;
@@ -174,45 +173,44 @@ constexpr size_t kPlaceStride = 8192;
 
 using Mask = std::atomic<uint64_t>[kParticipants / 64];
 
-// Something to wait for: a futex, and the participants that may sleep on it.
+// A futex, and the participants that may sleep on it.
 struct SharedEvent {
   std::atomic<uint32_t> signals;
   std::atomic<uint32_t> reserved;
   Mask waiting;
 };
 
-// kClosing: its creator looks whether a process uses it.
+// kClosing: its creator checks whether a process uses it.
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
 
 constexpr uint32_t kSent = 24;
-constexpr uint32_t kDeaths = 3;  // of one process on one block; more are joined
+constexpr uint32_t kDeaths = 3;  // of one process on one block; further ones are joined
 
 struct alignas(64) Block {
-  std::atomic<uint32_t> changes;  // moves when those that wait should look again: a futex
+  std::atomic<uint32_t> changes;  // a futex; changes when waiting requests should try again
   std::atomic<BlockState> state;
-  std::atomic<uint32_t> generation;     // moves when the block is given to another storage
-  std::atomic<uint32_t> death_moves;    // moves when bytes of a death have come to another grant
-  std::atomic<uint32_t> arrivals_seen;  // moves when a request waits for others that have no ticket yet
+  std::atomic<uint32_t> generation;     // changes when another storage gets the block
+  std::atomic<uint32_t> death_moves;    // changes when another grant has taken over bytes of a death
+  std::atomic<uint32_t> arrivals_seen;  // changes when a request waits for others that have no ticket yet
   std::atomic<uint32_t> reserved;
-  // Handles for which there was no place in sent, and above them how many there ever were.
+  // Low half: the number of handles without an entry in `sent`. High half: how many there have been in all.
   std::atomic<uint64_t> sent_more;
   std::atomic<uint64_t> begin;  // in the data
   std::atomic<uint64_t> nbytes;
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
   Mask users;    // participants that have the storage
-  Mask present;  // slots that may have grants here
-  Mask waiting;  // participants that may have grants here that wait
-  // Handles that were pickled and not opened yet: each a number, 0 for a free place. They end with their
-  // sender.
+  Mask present;  // places that may have grants on this block
+  Mask waiting;  // participants that may have waiting grants on this block
+  // The numbers of handles that were pickled and not opened yet, 0: no handle. They end with their sender.
   std::atomic<uint32_t> sent[kSent];
-  Mask sent_more_by;  // participants that sent those for which there was no place
+  Mask sent_more_by;  // participants that sent the handles of sent_more
 };
 static_assert(sizeof(Block) <= 320);
 
 constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
 
-// The number of a handle tells its sender. 0: of none.
+// The number of a handle identifies its sender. 0: none.
 struct SentNumber {
   static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
     return nth << 8 | (participant + 1);
@@ -224,13 +222,13 @@ struct SentNumber {
 static_assert(kParticipants < 0xff);
 constexpr size_t kBlockStride = 320;
 
-// Where everything lies. The blocks begin and end on a page, the data begin on a huge one.
+// The offsets of the parts. The blocks begin and end on a page, the data begin on a huge page.
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) noexcept {
   return (value + unit - 1) / unit * unit;
 }
 constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
-// Behind the header, in its page: the blocks from this one on were never used.
+// In the page of the header, after it: the blocks from this number on were never used.
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
 static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kPlacesAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
@@ -242,10 +240,10 @@ constexpr uint64_t control_end(uint32_t blocks) noexcept {
 // ------------------------------------------------------------------------------------------- stores
 
 #ifdef TENON_FAULT_INJECTION
-// Counts the stores to shared memory; a test ends the process at one of them.
+// Counts the stores to shared memory; a test can kill the process at one of them.
 void note_store() noexcept;
-// The process stops itself (SIGSTOP) before its store number so and so from now on. 0: never. True: a stop
-// that was asked for before has not come.
+// The process stops itself (SIGSTOP) before its n-th store from now on. 0: never. True: an earlier request to
+// stop has not taken effect.
 bool stop_at_store(long number) noexcept;
 #else
 inline void note_store() noexcept {}
@@ -256,15 +254,15 @@ void store(std::atomic<T>& word, T value) noexcept {
   note_store();
   word.store(value, std::memory_order_relaxed);
 }
-// A thread that looks at the word sees what was stored before.
+// A thread that reads the word with look() sees all earlier stores of this thread.
 template <class T>
 void publish(std::atomic<T>& word, T value) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
   word.store(value, std::memory_order_release);
 }
-// The same, in one order with observe() and with what changes a word: of two that announce a thing each and
-// then observe that of the other one, one sees it.
+// The same, sequentially consistent with observe() and with the read-modify-write functions below: if two
+// threads each announce a word and then observe the other thread's word, at least one sees the other's value.
 template <class T>
 void announce(std::atomic<T>& word, T value) noexcept {
   note_store();
@@ -281,7 +279,8 @@ T look(const std::atomic<T>& word) noexcept {
   // pairs with: publish, "a word that others look at"
   return word.load(std::memory_order_acquire);
 }
-// True: the word had the value expected, and has the other one. Else expected is what it has.
+// True: the word had the value `expected`, and now has `value`. False: `expected` is set to the value of the
+// word.
 template <class T>
 bool exchange(std::atomic<T>& word, T& expected, T value) noexcept {
   note_store();
@@ -314,7 +313,7 @@ inline bool is_empty(const Mask& mask) noexcept {
   }
   return true;
 }
-// Calls visit with the number of each bit that is set.
+// Calls visit(number) for each bit that is set.
 template <class Visit>
 void visit_bits(const Mask& mask, Visit visit) {
   for (uint32_t w = 0; w < kParticipants / 64; ++w) {
@@ -323,7 +322,7 @@ void visit_bits(const Mask& mask, Visit visit) {
     }
   }
 }
-// The grants of a place up to the last that was ever taken. S: Place or const Place.
+// The grants of a place up to the last one that was ever taken. S: Place or const Place.
 template <class S>
 auto used_grants(S& place) noexcept {
   return std::span(place.grants, std::min(look(place.grants_used), kGrants));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Headers of segments: what is wrong with one is found before it is used, whatever it is; a memory file that
-// is no segment, or a damaged one, gives an Error.
+// Headers of segments: every fault is found before the segment is used; a memory file that is not a segment,
+// or a damaged one, gives an Error.
 #include "ipc/layout.h"
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 namespace tenon::impl {
 namespace {
 
-// The text of the Error; "": it succeeds.
+// The text of the Error; "": success.
 template <class Attempt>
 std::string error_of(Attempt&& attempt, Code code = Code::kValue) {
   try {
@@ -88,7 +88,7 @@ TEST_F(Layout, NoBitCanChangeUnseen) {
   }
 }
 
-// With a sum that fits, whatever else has changed is either refused or harmless: check() ends in either way.
+// With a valid checksum, any other change is either refused or harmless: check() returns in both cases.
 TEST_F(Layout, NoBitChangedWithItsSumBreaksTheCheck) {
   size_t refused_bits = 0;
   for (size_t i = 0; i < offsetof(Header, checksum); ++i) {
@@ -158,7 +158,7 @@ TEST_F(Layout, ALaterMinorVersionCanBeRead) {
 
 class Files : public Layout {
  protected:
-  // A memory file with these bytes at its beginning.
+  // A memory file that begins with these bytes.
   static os::File file(std::span<const char> bytes, size_t nbytes, bool is_sealed = true) {
     os::File made = os::create_memory("layout_test", nbytes, false);
     EXPECT_EQ(pwrite(made.fd(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
@@ -197,7 +197,7 @@ TEST_F(Files, WhatIsNoSegmentIsRefused) {
   EXPECT_NE(opened(os::File()), "") << "nothing";
 }
 
-// Holes where mutexes should be, and then garbage there: it opens or fails, and nothing hangs or crashes.
+// Instead of mutexes there are holes, then random bytes: opening succeeds or fails, without a hang or crash.
 TEST_F(Files, AControlPartThatWasNeverWrittenHarmsNobody) {
   (void)error_of([&] { (void)Segment::open(file(header_bytes(), file_nbytes_), true, mutex_owner_); },
                  Code::kSystem);

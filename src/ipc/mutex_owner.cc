@@ -15,8 +15,8 @@
 namespace tenon::impl {
 namespace {
 
-// The C library does not say whether the kernel knows the robust mutexes of its threads: one that a thread
-// has left behind tells. Fails with kSystem, std::system_error.
+// The C library does not report whether robust mutexes work. So this checks it with a thread that ends while
+// it holds one. Fails with kSystem, std::system_error.
 void check_robust_mutexes() {
   static std::atomic<bool> are_known{false};
   if (are_known.load(std::memory_order_relaxed)) return;
@@ -30,8 +30,9 @@ void check_robust_mutexes() {
   if (pthread_mutex_trylock(&mutex) != EOWNERDEAD) {
     throw_error(
         Code::kSystem,
-        "shared memory needs the system call set_robust_list, which fails in this process: others could "
-        "not go on if it died; allow it (a seccomp filter of the container or sandbox denies it?)");
+        "shared memory needs the system call set_robust_list, which fails in this process: without it, other "
+        "processes would hang if this one died; allow it (does a seccomp filter of the container or sandbox "
+        "deny it?)");
   }
   pthread_mutex_consistent(&mutex);
   pthread_mutex_unlock(&mutex);
@@ -61,7 +62,7 @@ void MutexOwner::call(const std::function<void()>& work) {
       check_robust_mutexes();
       thread_ = std::thread([this] { run(); });
     } catch (const std::system_error& e) {
-      throw_error(Code::kSystem, "shared memory needs a thread, which cannot be made: ", e.what());
+      throw_error(Code::kSystem, "shared memory needs a thread, which cannot be created: ", e.what());
     }
   }
   OwnerCall call{work, nullptr};
@@ -90,8 +91,8 @@ void MutexOwner::nudge(Chore chore) noexcept {
 void MutexOwner::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-mutexes");
   using Clock = std::chrono::steady_clock;
-  Chore later = nullptr;  // a chore that is to run again,
-  Clock::time_point due;  // not before that
+  Chore later = nullptr;  // the chore that is to run again,
+  Clock::time_point due;  // at this time
   std::unique_lock lock(lock_);
   while (true) {
     const auto has_work = [this] { return !calls_.empty() || chore_ != nullptr || is_ending_; };

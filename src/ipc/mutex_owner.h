@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that lives as long as its process and holds robust mutexes: when the process ends, in whatever
-// way, the kernel marks them and wakes the processes that sleep on them. It runs no code of others: its
-// callers may hold any lock.
+// A thread that lives as long as its process and holds robust mutexes. When the process ends for any reason,
+// the kernel marks the mutexes and wakes the processes that sleep on them. The thread runs no code of users,
+// so its callers may hold any lock.
 #pragma once
 
 #include <chrono>
@@ -18,26 +18,26 @@ namespace tenon::impl {
 // Threads: call() from any.
 class MutexOwner {
  public:
-  // That of this process: another one after a fork. Never destroyed.
+  // The one of this process; a forked child has its own. Never destroyed.
   static MutexOwner& instance();
 
   MutexOwner() = default;
   MutexOwner(const MutexOwner&) = delete;
   MutexOwner& operator=(const MutexOwner&) = delete;
-  // Ends the thread: the kernel marks what it holds.
+  // Ends the thread: the kernel marks the mutexes that it holds.
   ~MutexOwner();
 
-  // Runs work in this thread and waits for it. Fails with kSystem if the thread cannot be made, or the kernel
-  // knows no robust mutexes of this process; and as work fails.
+  // Runs work in the thread and waits for it. Fails with kSystem if the thread cannot be created, or robust
+  // mutexes do not work in this process; and with the exception of work.
   void call(const std::function<void()>& work);
 
-  // There is a thread from now on. Fails as call().
+  // Creates the thread if there is none. Fails as call().
   void begin();
 
-  // Something small to do. The result: after how long once more; 0: it is done.
+  // A short function. Returns the time after which it is to run again; 0: never.
   using Chore = std::chrono::milliseconds (*)() noexcept;
 
-  // Has chore() run soon. Does nothing if there is no thread yet.
+  // Runs chore() soon in the thread. Does nothing if there is no thread yet.
   void nudge(Chore chore) noexcept;
 
  private:

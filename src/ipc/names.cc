@@ -22,7 +22,7 @@ constexpr const char* kPrefix = "name-";  // so that no name is "." or ".."
 constexpr const char* kVariable = "TENON_RUNTIME_DIR";
 constexpr off_t kSection = 0, kKept = 1;
 
-std::string way_out() { return concat("; set ", kVariable, " to a directory that this user alone can use"); }
+std::string way_out() { return concat("; set ", kVariable, " to a directory that only this user can use"); }
 
 [[noreturn]] void fail(int error, const std::string& what) {
   os::check_descriptors(error);
@@ -39,9 +39,9 @@ const char* variable(const char* name) noexcept {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// Of this user, and the same one for all of its processes as far as that can be: $XDG_RUNTIME_DIR is as a
-// rule /run/user/UID, which processes have that know no variable. What `su` has left of another user's
-// environment does not count.
+// A directory of this user, if possible the same one for all of its processes: $XDG_RUNTIME_DIR is usually
+// /run/user/UID, so processes without the variable find the same directory. A directory of another user is
+// ignored: after `su`, the variable may still name it.
 std::string path_of_directory() {
   if (const char* const given = variable(kVariable)) return given;
   if (const char* const runtime = variable("XDG_RUNTIME_DIR")) {
@@ -49,7 +49,7 @@ std::string path_of_directory() {
     if (stat(runtime, &status) != 0) {
       throw_error(Code::kSystem, "XDG_RUNTIME_DIR is '", runtime, "', which cannot be used for names of ",
                   "shared memory: ", std::strerror(errno),
-                  "; make that directory, unset the variable, or set ", kVariable);
+                  "; create that directory, unset the variable, or set ", kVariable);
     }
     if (status.st_uid == os::user()) return concat(runtime, "/tenon");
   }
@@ -60,12 +60,12 @@ std::string path_of_directory() {
   return concat(has_memory ? "/dev/shm" : "/tmp", "/tenon-", os::user());
 }
 
-// Fails with kSystem. Empty: it is not there, and was not to be made.
+// Fails with kSystem. Empty: it does not exist, and make is kNo.
 os::File open_directory(std::string* path, NameLock::Make make) {
   *path = path_of_directory();
   const std::string what = concat("the directory '", *path, "' for names of shared memory ");
   if (make == NameLock::Make::kYes && mkdir(path->c_str(), 0700) != 0 && errno != EEXIST) {
-    fail(errno, what + "cannot be made");
+    fail(errno, what + "cannot be created");
   }
   os::File folder(open(path->c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder) {
@@ -73,26 +73,27 @@ os::File open_directory(std::string* path, NameLock::Make make) {
     if (error == ENOENT && make == NameLock::Make::kNo) return {};
     struct stat status{};
     if (lstat(path->c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
-      throw_error(Code::kSystem, what, "is a symbolic link, which may lead anywhere: remove it", way_out());
+      throw_error(Code::kSystem, what, "is a symbolic link, which is not allowed: remove it", way_out());
     }
     fail(error, what + "cannot be opened");
   }
   struct stat status{};
-  if (fstat(folder.fd(), &status) != 0) fail(errno, what + "cannot be looked at");
+  if (fstat(folder.fd(), &status) != 0) fail(errno, what + "cannot be examined");
   if (status.st_uid != os::user()) {
-    throw_error(Code::kSystem, what, "belongs to user ", status.st_uid, ", and this process is of user ",
+    throw_error(Code::kSystem, what, "belongs to user ", status.st_uid, ", and this process to user ",
                 os::user(), way_out());
   }
   if ((status.st_mode & 077) != 0) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", status.st_mode & 07777u);
-    throw_error(Code::kSystem, what, "has the mode ", mode,
-                ", so that other users may use it: run `chmod 700 ", *path, "`", way_out());
+    throw_error(Code::kSystem, what, "has the mode ", mode, ", so other users can use it: run `chmod 700 ",
+                *path, "`", way_out());
   }
   return folder;
 }
 
-// True: the lock is had. Locks of this kind belong to the open file, so threads exclude each other as well.
+// True: the call has succeeded. The locks belong to open file descriptions, so they also exclude other
+// threads.
 bool lock(const os::File& file, int command, short type, off_t at, struct flock* found = nullptr) noexcept {
   struct flock range{};
   range.l_type = type;
@@ -107,7 +108,7 @@ bool lock(const os::File& file, int command, short type, off_t at, struct flock*
   return result == 0;
 }
 
-// The file is the one that the directory has under the name.
+// Whether the file is the one that the directory has under the name.
 bool is_named(const os::File& folder, const std::string& entry, const os::File& file) noexcept {
   struct stat here{}, named{};
   return fstat(file.fd(), &here) == 0 &&
@@ -150,7 +151,7 @@ void NameLock::lock_entry(Make make) {
       state_ = NameState::kBusy;
       return;
     }
-    if (is_named(folder_, entry_, file_)) break;  // else it was removed before it was locked
+    if (is_named(folder_, entry_, file_)) break;  // else another process removed it before it was locked
   }
   state_ = NameState::kLocked;
 }
@@ -164,7 +165,7 @@ uint32_t NameLock::holder(const std::string& name) {
 
 NameLock::~NameLock() {
   if (state_ != NameState::kLocked) return;
-  // While this one has the lock for writing, no process can begin to keep the name.
+  // While this process has a write lock of byte 1, no process can begin to keep the name.
   if (lock(file_, F_OFD_SETLK, F_WRLCK, kKept)) (void)unlinkat(folder_.fd(), entry_.c_str(), 0);
 }
 
@@ -176,7 +177,7 @@ bool NameLock::is_kept() const noexcept {
 std::optional<NameRecord> NameLock::record() const noexcept { return record_in(file_); }
 
 NameHold NameLock::keep(const SegmentId& segment, int fd) {
-  // Opened once more: a lock that a forked child has, too, must not be the one of the section.
+  // Opened again, as forked children inherit this lock: they must not inherit the lock of byte 0.
   os::File hold = open_entry(folder_, entry_, 0);
   if (!hold) fail(errno, concat("the file '", path_, "' of a name of shared memory cannot be opened"));
   NameRecord record;
@@ -233,7 +234,7 @@ void remove_name(const char* name, const SegmentId& segment) noexcept {
     if (lock.state() != NameLock::NameState::kLocked) return;
     if (const auto record = lock.record(); record && record->segment == segment) lock.remove();
   } catch (const std::exception&) {
-    // It stays, as after a kill.
+    // The file stays, as after a kill.
   }
 }
 
@@ -262,7 +263,7 @@ size_t remove_names_of_the_dead() noexcept {
       removed += lock.state() == NameLock::NameState::kLocked && !lock.is_kept() ? 1 : 0;
     }
   } catch (const std::exception&) {
-    // What is left is removed by the next process.
+    // The next process removes the rest.
   }
   return removed;
 }

@@ -11,19 +11,19 @@
 namespace tenon::impl {
 namespace {
 
-// Addresses, not memory: a pool grows into them.
+// The address space of a pool. Its memory is allocated when it is used.
 constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
-constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // where addresses are short
+constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // if there is little address space
 
 constexpr int64_t kSweepNs = 100'000'000;
-constexpr size_t kSomeBlocks = 64;  // that a new array makes this process look at
+constexpr size_t kSomeBlocks = 64;  // blocks of one pool that sweep_some() looks at
 constexpr size_t kSomeSegments = 8;
 
 }  // namespace
 
 Segment& OpenSegments::add(std::unique_ptr<Segment> segment) {
   const SegmentId id = segment->header().id;
-  std::set<SegmentId> leaving{id};  // first: what is open is in one of the sets
+  std::set<SegmentId> leaving{id};  // first, as it may fail: each open segment is in one of the sets
   const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
   if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
   leaving_.merge(leaving);  // until it is used
@@ -36,7 +36,7 @@ Segment* OpenSegments::find(const SegmentId& id) noexcept {
   return at == open_.end() ? nullptr : at->second.get();
 }
 
-OpenSegments::Opening::~Opening() {
+OpenSegments::CloseUnused::~CloseUnused() {
   if (!segments_.added_) return;
   const auto at = segments_.open_.find(*segments_.added_);
   if (at == segments_.open_.end() || at->second->users() != 0) return;
@@ -45,13 +45,12 @@ OpenSegments::Opening::~Opening() {
   segments_.open_.erase(at);
 }
 
-OpenSegments::InPool OpenSegments::allocate(uint64_t nbytes) {
+PoolBlock OpenSegments::allocate(uint64_t nbytes) {
   for (const auto& pool : pools_) {
-    const Pool::Allocation allocation = pool->allocate(nbytes);
-    if (allocation.block != Segment::kNone) return {&pool->segment(), allocation};
+    const PoolBlock found = pool->allocate(nbytes);
+    if (found.block != Segment::kNone) return found;
   }
-  Pool& pool = new_pool(nbytes);
-  return {&pool.segment(), pool.allocate(nbytes)};
+  return new_pool(nbytes).allocate(nbytes);
 }
 
 Pool& OpenSegments::new_pool(uint64_t nbytes) {
@@ -68,7 +67,7 @@ Pool& OpenSegments::new_pool(uint64_t nbytes) {
     if (e.code() != Code::kNoMemory) throw;
     segment = make(std::max(kSmallPoolNbytes, round_up(nbytes, kSmallPoolNbytes)));
   }
-  // First what may fail: a segment of this process that has no pool would be of no use.
+  // First the calls that may fail: a segment without its pool would be useless.
   pools_.reserve(pools_.size() + 1);
   auto pool = std::make_unique<Pool>(*segment);
   (void)add(std::move(segment));
@@ -118,9 +117,7 @@ bool OpenSegments::sweep_all() {
   if (now - swept_at_ns_ < kSweepNs) return true;
   swept_at_ns_ = now;
   bool is_unfinished = false;
-  for (const auto& [id, segment] : open_) {
-    if (segment->has_limited()) is_unfinished |= segment->end_limited();
-  }
+  for (const auto& [id, segment] : open_) is_unfinished |= segment->end_limited();
   for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
   for (auto at = leaving_.begin(); at != leaving_.end();) {
     const auto next = std::next(at);
@@ -130,7 +127,7 @@ bool OpenSegments::sweep_all() {
   return is_unfinished;
 }
 
-// Of leaving_. True: the segment is closed, or in use, so that it is not to be looked at any more.
+// Closes a segment of leaving_ if nothing uses it. False: it must be tried again later.
 bool OpenSegments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
   const auto at = open_.find(*leaving);
   Segment& segment = *at->second;
@@ -139,7 +136,7 @@ bool OpenSegments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
     return true;
   }
   if (!segment.participant().can_leave()) return false;
-  // What comes by a handle from a process that lives, comes again.
+  // A living creator of an unnamed segment may send further handles on it.
   const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
   if (comes_again || segment.has_sent()) return false;
   leaving_.erase(leaving);

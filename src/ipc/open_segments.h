@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The segments that are open in this process, the pools on those that it has made, and when each is closed.
+// The segments that are open in this process, the pools on those that it created, and when each is closed.
 #pragma once
 
 #include <map>
@@ -14,10 +14,10 @@
 
 namespace tenon::impl {
 
-// Threads: one at a time; Segments has the lock.
+// Threads: guarded by the lock of Segments.
 class OpenSegments {
  public:
-  Segment& add(std::unique_ptr<Segment> segment);  // fails with kValue (there is one with its id)
+  Segment& add(std::unique_ptr<Segment> segment);  // fails with kValue (there is one with this id)
   Segment* find(const SegmentId& id) noexcept;
 
   // Calls visit with each segment.
@@ -26,35 +26,33 @@ class OpenSegments {
     for (const auto& [id, segment] : open_) visit(*segment);
   }
 
-  // While an array is opened: a segment that was opened for it, and gave none, is closed again.
-  class Opening {
+  // Its destructor closes the segment that was added during its lifetime, if no array uses it: because the
+  // array for which it was opened could not be made.
+  class CloseUnused {
    public:
-    explicit Opening(OpenSegments& segments) noexcept : segments_(segments) { segments_.added_.reset(); }
-    Opening(const Opening&) = delete;
-    Opening& operator=(const Opening&) = delete;
-    ~Opening();
+    explicit CloseUnused(OpenSegments& segments) noexcept : segments_(segments) { segments_.added_.reset(); }
+    CloseUnused(const CloseUnused&) = delete;
+    CloseUnused& operator=(const CloseUnused&) = delete;
+    ~CloseUnused();
 
    private:
     OpenSegments& segments_;
   };
 
-  // Bytes of a pool, of a new one where the others have no room. Fails with kNoMemory, kSystem.
-  struct InPool {
-    Segment* segment = nullptr;
-    Pool::Allocation allocation;
-  };
-  InPool allocate(uint64_t nbytes);
-  // Gives the memory that the pools keep for later to the system. False: there was none.
+  // A block of a pool; of a new pool if the others have no room. Fails with kNoMemory, kSystem.
+  PoolBlock allocate(uint64_t nbytes);
+  // Returns the unused memory of the pools to the system. False: there was none.
   bool trim_pools() noexcept;
 
   // This process does not use a block any more.
   void note_left(const SegmentId& id, uint32_t block) noexcept;
-  // Gives back some of what no process uses any more: what costs the same however many arrays there are.
+  // Frees some blocks and segments that no process uses any more. Its cost does not grow with the number of
+  // arrays.
   void sweep_some();
-  // The same with all of it, unless that was done a moment ago. True: something is left for later.
+  // Frees all of them, unless that was done less than 100 ms ago. True: it must be called again later.
   bool sweep_all();
 
-  // In a forked child: the pools are the parent's to give away.
+  // In a forked child: only the parent allocates in its pools.
   void become_child() noexcept;
 
  private:
@@ -63,14 +61,14 @@ class OpenSegments {
   Pool& new_pool(uint64_t nbytes);
 
   std::map<SegmentId, std::unique_ptr<Segment>> open_;
-  std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process has made
-  // Each of open_ is in one of the two. It goes from one to the other with its node, which needs no memory.
-  std::set<SegmentId> leaving_;  // those that nothing here may use any more
+  std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process created
+  // Each segment of open_ is in one of the two sets. Its node moves between them, which needs no memory.
+  std::set<SegmentId> leaving_;  // segments that perhaps nothing in this process uses
   std::set<SegmentId> staying_;
-  int64_t swept_at_ns_ = 0;         // all of it
-  SegmentId last_looked_at_;        // of leaving_, by sweep_some()
-  std::optional<SegmentId> added_;  // the last one that was opened or made
-  size_t next_pool_ = 0;            // which the next call of sweep_some() looks at
+  int64_t swept_at_ns_ = 0;         // time of the last sweep_all()
+  SegmentId last_looked_at_;        // the last one of leaving_ that sweep_some() looked at
+  std::optional<SegmentId> added_;  // the last one that was added
+  size_t next_pool_ = 0;            // the pool for the next call of sweep_some()
 };
 
 }  // namespace tenon::impl

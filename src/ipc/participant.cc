@@ -33,10 +33,10 @@ void drop_grant(const Control& control, Place& place, Grant& grant) noexcept {
 }
 
 constexpr int64_t kPatienceNs = 10'000'000'000;
-constexpr int64_t kShortPatienceNs = 1'000'000'000;  // where no other place is left
+constexpr int64_t kShortPatienceNs = 1'000'000'000;  // if no other place is free
 
-// Reserved for a forked child that has not come for so long that it was killed first. To be looked at again
-// with the lock of the place.
+// The place is reserved for a forked child that has not taken it for so long that it was probably killed.
+// Must be checked again under the lock of the place.
 bool is_abandoned(const Control& control, uint32_t participant, int64_t patience_ns) noexcept {
   if (!control.has_place(participant)) return false;
   const Place& place = control.place(participant);
@@ -44,7 +44,7 @@ bool is_abandoned(const Control& control, uint32_t participant, int64_t patience
          now_ns() - place.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
-// Requires the lock of its place.
+// Drops what the participant holds, and frees its place. Requires the lock of the place.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_place(participant)) return;
   Place& place = control.place(participant);
@@ -62,7 +62,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
     drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
-    // Also where no grant was found: a reaper may have died between a grant and the wake.
+    // Also if no grant was found: an earlier reaper may have died after it dropped the grant.
     (void)add(block.changes, 1u);
     os::wake_all(block.changes);
     clear_bit(block.waiting, participant);
@@ -73,6 +73,15 @@ void clear(const Control& control, uint32_t participant) noexcept {
 }
 
 }  // namespace
+
+uint64_t Control::nbytes_of(const Header& header) noexcept {
+  return round_up(control_end(header.blocks), std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
+}
+
+Control Control::map(const os::File& file, const Header& header, PlaceLocks* places) {
+  const uint64_t page = std::max<uint64_t>(header.page_nbytes, os::page_nbytes());
+  return {os::map(file, 0, nbytes_of(header), true, page), header.blocks, places};
+}
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {
   // glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes.
@@ -87,17 +96,15 @@ bool is_alive(const Control& control, uint32_t participant) noexcept {
 
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
   uint32_t word = look(life_word);
-  // Only while a thread holds it: none can take a mutex of which nothing but this is set.
+  // Only while a thread holds the mutex: no thread could lock a mutex with only FUTEX_WAITERS set.
   while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0) {
     if (exchange(life_word, word, word | FUTEX_WAITERS)) return word | FUTEX_WAITERS;
   }
   return word;
 }
 
-Identity identity_of(const Place& place) {
-  char command[sizeof place.command + 1] = {};
-  std::memcpy(command, place.command, sizeof place.command);
-  return {place.pid.load(std::memory_order_relaxed), place.start.load(std::memory_order_relaxed), command};
+std::string command_of(const Place& place) {
+  return {place.command, strnlen(place.command, sizeof place.command)};
 }
 
 void signal_event(SharedEvent& event) noexcept {
@@ -114,7 +121,7 @@ uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
   if (!has_bit(block.sent_more_by, participant)) return n;
   uint64_t more = look(block.sent_more);
   clear_bit(block.sent_more_by, participant);
-  // A participant that sends meanwhile has set its bit first, and changes the number for ever.
+  // A participant that sends a handle meanwhile has set its bit first; and each such handle changes the word.
   while (is_empty(block.sent_more_by) && count_of_sent_more(more) != 0) {
     if (exchange(block.sent_more, more, more - count_of_sent_more(more))) return n + count_of_sent_more(more);
   }
@@ -136,7 +143,7 @@ namespace {
 void reap_all(const Control& control, int64_t patience_ns) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
     if (reap(control, i) || !is_abandoned(control, i, patience_ns)) continue;
-    if (!control.places->try_lock(i)) continue;  // it has come after all
+    if (!control.places->try_lock(i)) continue;  // the child has taken it
     if (is_abandoned(control, i, patience_ns)) clear(control, i);
     control.places->unlock(i);
   }
@@ -155,10 +162,6 @@ void Participant::join(const os::File& file) {
   os::check_byte_locks(file);
   index_ = take_any_place(file);
   if (index_ == kNone) {
-    reap_all(control_, kShortPatienceNs);
-    index_ = take_any_place(file);
-  }
-  if (index_ == kNone) {
     throw_error(Code::kSystem, "all ", kParticipants,
                 " places of a shared segment are taken: so many processes use it at a time");
   }
@@ -168,16 +171,20 @@ void Participant::join(const os::File& file) {
   throw_error(Code::kSystem, "the robust mutex of a place in a shared segment cannot be locked");
 }
 
+// kNone: all are taken.
 uint32_t Participant::take_any_place(const os::File& file) {
-  for (uint32_t i = 0; i < kParticipants; ++i) {
-    if (take_place(i, file)) return i;
+  for (const bool reaps : {false, true}) {
+    if (reaps) reap_all(control_, kShortPatienceNs);
+    for (uint32_t i = 0; i < kParticipants; ++i) {
+      if (take_place(i, file)) return i;
+    }
   }
   return kNone;
 }
 
 namespace {
 
-// Deaths that were not healed leave a process few grants of its own.
+// Deaths that were not healed take grants of the place.
 bool has_room(const Place& place) noexcept {
   constexpr auto kLeast = static_cast<std::ptrdiff_t>(kGrants * 4 / 5);
   return std::ranges::count_if(place.grants, [](const Grant& grant) {
@@ -187,10 +194,10 @@ bool has_room(const Place& place) noexcept {
 
 }  // namespace
 
-// True: with the lock of its place.
+// True: this process holds the lock of the place.
 bool Participant::take_place(uint32_t i, const os::File& file) {
   Place& place = control_.place(i);
-  const auto is_reserved = [&] {  // for a child that is being made
+  const auto is_reserved = [&] {  // for a forked child
     return control_.has_place(i) && look(place.state) == PlaceState::kReserved;
   };
   if (is_reserved() || !control_.places->try_lock(i)) return false;
@@ -204,7 +211,7 @@ bool Participant::take_place(uint32_t i, const os::File& file) {
     control_.places->unlock(i);
     throw;
   }
-  if (look(place.state) == PlaceState::kLive) clear(control_, i);  // of one that has died
+  if (look(place.state) == PlaceState::kLive) clear(control_, i);  // its process has died
   if (is_reserved() || !has_room(place)) {
     control_.places->unlock(i);
     return false;
@@ -213,34 +220,35 @@ bool Participant::take_place(uint32_t i, const os::File& file) {
   return true;
 }
 
-// The kernel will mark the life when this thread ends. Requires the lock of the place.
+// Locks the mutex of the life, which the kernel marks when this thread ends, and writes the place. False: the
+// mutex cannot be locked. Requires the lock of the place.
 bool Participant::come_to_life() noexcept {
   Life& life = control_.life(index_);
   try {
-    make_robust(&life.mutex);  // whatever its last holder has left
+    make_robust(&life.mutex);  // its state after the last holder does not matter
   } catch (const std::exception&) {
     return false;
   }
   if (pthread_mutex_trylock(&life.mutex) != 0) return false;
-  write_place(PlaceState::kLive);
+  write_place();
   return true;
 }
 
-void Participant::write_place(PlaceState state) noexcept {
+void Participant::write_place() noexcept {
   Place& place = this->place();
   const os::Process process = os::this_process();
   store(place.pid, process.pid);
   store(place.start, process.start);
   store(place.pid_namespace, os::pid_namespace_if_known());
   store(place.since_ns, now_ns());
-  publish(place.note.lease, uint64_t{0});  // which another process has left here
+  publish(place.note.lease, uint64_t{0});  // of the last process
   try {
     const std::string command = os::command_of(process.pid);
     std::strncpy(place.command, command.c_str(), sizeof place.command);
   } catch (const std::exception&) {
     place.command[0] = '\0';
   }
-  publish(place.state, state);
+  publish(place.state, PlaceState::kLive);
 }
 
 bool Participant::can_leave() const noexcept {
@@ -257,7 +265,7 @@ void Participant::leave() noexcept {
   } else {
     unlock();
   }
-  control_.places->unlock(index_);  // last: the next one makes the mutex anew
+  control_.places->unlock(index_);  // last: the next process initializes the mutex again
 }
 
 GrantId Participant::take_grant() noexcept {
@@ -304,7 +312,7 @@ void Participant::give_grant(GrantId id) noexcept {
   os::wake_all(grants_given_);
 }
 
-// Of the processes that had the place before: their grants are taken.
+// Marks the grants as taken that hold deaths of earlier processes of the place.
 void Participant::keep_deaths() noexcept {
   const auto used = used_grants(place());
   for (uint32_t i = 0; i < used.size(); ++i) {
@@ -314,7 +322,7 @@ void Participant::keep_deaths() noexcept {
   }
 }
 
-// Gives the grants back whose deaths are healed. True: there were some.
+// Frees the grants whose deaths are healed. True: there were some.
 bool Participant::take_back_deaths() noexcept {
   bool has_found = false;
   for (uint32_t w = 0; w < deaths_.size(); ++w) {
@@ -323,7 +331,7 @@ bool Participant::take_back_deaths() noexcept {
       const uint32_t i = w * 64 + static_cast<uint32_t>(std::countr_zero(left));
       Grant& grant = place().grants[i];
       uint64_t word = look(grant.state);
-      // Only the owner of the place changes one without bytes.
+      // A death without bytes is changed only by the process that has the place.
       const bool is_healed = word == GrantState::kFree || look(grant.begin) >= look(grant.end);
       if (!is_healed || (deaths_[w].fetch_and(~bit, std::memory_order_relaxed) & bit) == 0) continue;
       if (word != GrantState::kFree) (void)exchange(grant.state, word, uint64_t{GrantState::kFree});
@@ -340,10 +348,6 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   uint32_t i = kNone;
   try {
     i = take_any_place(file);
-    if (i == kNone) {
-      reap_all(control_, kShortPatienceNs);
-      i = take_any_place(file);
-    }
   } catch (const std::exception&) {
     return {};
   }
@@ -363,11 +367,11 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
 
 void Participant::free_reserved(const Reserved& reserved) noexcept {
   if (reserved.index == kNone) return;
-  if (!control_.places->try_lock(reserved.index)) return;  // it has come after all
+  if (!control_.places->try_lock(reserved.index)) return;  // the child has taken it
   const Place& place = control_.place(reserved.index);
-  const bool has_not_come = look(place.state) == PlaceState::kReserved &&
-                            place.generation.load(std::memory_order_relaxed) == reserved.generation;
-  if (has_not_come) clear(control_, reserved.index);
+  const bool is_unused = look(place.state) == PlaceState::kReserved &&
+                         place.generation.load(std::memory_order_relaxed) == reserved.generation;
+  if (is_unused) clear(control_, reserved.index);
   control_.places->unlock(reserved.index);
 }
 
@@ -382,15 +386,15 @@ void Participant::become_child(bool has_own_file) noexcept {
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   keep_deaths();
-  // Others may have the lock for a moment, to see that the place is reserved. One that is stopped with it
-  // would have it for long.
+  // Other processes may hold the lock for a moment, to read that the place is reserved. If such a process is
+  // stopped, it holds the lock for long.
   const Deadline deadline(kShortPatienceNs);
   bool is_locked = false;
   while (!(is_locked = control_.places->try_lock(index_)) && look(place().state) == PlaceState::kReserved &&
          !deadline.has_passed()) {
     sched_yield();
   }
-  // The life is held by this thread, which is the process' only one and as a rule lives as long as it.
+  // This thread locks the mutex of the life. It is the only thread of the process, and usually lives as long.
   if (is_locked && look(place().state) == PlaceState::kReserved && come_to_life()) return;
   if (is_locked) control_.places->unlock(index_);
   index_ = kNone;

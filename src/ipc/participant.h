@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process' part in a segment: its place, by which the others know that it lives and what it holds.
+// A process as a participant of a segment. Its place shows the other processes that it lives and what it
+// holds.
 #pragma once
 
 #include <array>
@@ -17,11 +18,16 @@
 
 namespace tenon::impl {
 
-// The control part of a segment, as it is mapped here.
+// The control part of a segment, as this process has mapped it.
 struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
-  PlaceLocks* places = nullptr;  // null: in a copy that is only read
+  PlaceLocks* places = nullptr;  // null: this is a copy that is only read
+
+  // Maps it. Fails with kNoMemory, kSystem.
+  static Control map(const os::File& file, const Header& header, PlaceLocks* places);
+  // The size of the mapping.
+  static uint64_t nbytes_of(const Header& header) noexcept;
 
   Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
   Place& place(uint32_t i) const noexcept {
@@ -39,37 +45,32 @@ struct Control {
   }
 };
 
-// The word of a mutex that the kernel marks when its holder ends, and on which one may sleep until then.
+// The word of a mutex that the kernel marks when the holder ends. A thread can sleep on it until then.
 std::atomic<uint32_t>& life_word(Life& life) noexcept;
-// It is marked: the process is ending, or has ended; of those that are not marked it is nearly certain that
-// they live. The kernel marks no more than 2,048 for one thread, and a forked child lives on when the thread
-// that it began with ends.
+// The word is marked: the process is ending, or has ended. A process whose word is not marked almost
+// certainly lives. Exceptions: the kernel marks at most 2,048 mutexes of one thread. In a forked child, the
+// word is also marked when the first thread of the child ends.
 bool is_dead(uint32_t life_word) noexcept;
-// The same, for paths that run often; of one that is marked the kernel is asked.
+// The same, for paths that run often. Asks the kernel only if the word is marked.
 bool is_alive(const Control& control, uint32_t participant) noexcept;
-// Tells the kernel that a thread will sleep on the word; the value with which to do so.
+// Tells the kernel that a thread will sleep on the word. Returns the value to sleep on.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
-// The process of a participant, as far as its place says.
-struct Identity {
-  uint32_t pid = 0;
-  uint64_t start = 0;
-  std::string command;
-};
-Identity identity_of(const Place& place);
+// The name of the participant's process, as its place says.
+std::string command_of(const Place& place);
 
-// The handles of a block that this participant has sent keep it no longer: how many there were. Of those that
-// were sent without a number none is dropped while another participant has sent such ones, too.
+// Ends the effect of all handles of a block that this participant has sent. Returns how many there were. The
+// handles without a number stay while another participant has sent such handles, too.
 uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
 
-// If this participant has died, all of it: drops what it held, in all blocks, wakes the waiters there, and
-// frees its place. True: it did, now. Any thread of any process; the second one does nothing. Asks the
-// kernel, marked or not.
+// If this participant has died: drops what it held in all blocks, wakes the waiting processes, and frees its
+// place. True: this call did it. Any thread of any process may call it; a second call does nothing. Always
+// asks the kernel.
 bool reap(const Control& control, uint32_t participant) noexcept;
-// All that have died.
+// Reaps all participants that have died.
 void reap_all(const Control& control) noexcept;
 
-// Something was given back: the processes that wait look again.
+// Wakes the waiting processes after something was released.
 inline void note_change(Block& block) noexcept {
   (void)add(block.changes, 1u);
   if (!is_empty(block.waiting)) os::wake_all(block.changes);
@@ -82,51 +83,52 @@ class Participant {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // Joins. Fails with kSystem (all places are taken), kNoMemory.
+  // Takes a place. Fails with kSystem (all places are taken), kNoMemory.
   Participant(const Control& control, const os::File& file, MutexOwner& mutex_owner);
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
 
-  // This thread can give the place back.
+  // This thread can free the place.
   bool can_leave() const noexcept;
-  // Gives it back. Requires can_leave(), and no grant is in use.
+  // Frees the place. Requires can_leave(), and that no grant is in use.
   void leave() noexcept;
 
-  // kNone: in a forked child for which there was no place.
+  // kNone: this is a forked child for which there was no place.
   uint32_t index() const noexcept { return index_; }
   Place& place() const noexcept { return control_.place(index_); }
   // The number of a grant is one more than its index, so that none has the number kNoGrant.
   Grant& grant(GrantId id) const noexcept { return place().grants[id - 1]; }
 
-  // A free grant of this process' own; kNoGrant: none is free.
+  // Takes a free grant of this process; kNoGrant: none is free.
   GrantId take_grant() noexcept;
-  // The same, for a death that stays in it until others heal it; kNoGrant also where there are many of them.
+  // The same, for a death, which stays in the grant until it is healed. kNoGrant also if there are many
+  // deaths.
   GrantId take_grant_for_death() noexcept;
   void give_grant(GrantId id) noexcept;
-  // A request waits for a free grant.
+  // A request begins to wait for a free grant.
   void begin_grant_wait() noexcept {
     // pairs with: Participant::give_grant, "a thread that waits for a grant"
     grant_waits_.fetch_add(1, std::memory_order_seq_cst);
   }
   void end_grant_wait() noexcept { grant_waits_.fetch_sub(1, std::memory_order_relaxed); }
-  // What moves when one is given back and a thread waits for it, with its value: a futex.
+  // A futex and its value. It changes when a grant becomes free and a request waits for one.
   os::Sleep grants_given() const noexcept {
     // pairs with: Participant::give_grant, "a grant that is free"
     return {&grants_given_, grants_given_.load(std::memory_order_acquire)};
   }
   bool has_grant_waits() const noexcept { return grant_waits_.load(std::memory_order_relaxed) != 0; }
-  // How many parts and views rely on a grant.
+  // The number of parts and views that rely on a grant.
   std::atomic<uint32_t>& references(GrantId id) noexcept { return references_[id - 1]; }
 
-  // For forks: a place for the child, and what becomes of it there. A child without one has none, and one
-  // that has no open file description to itself.
+  // For forks: reserves a place for the child, which the child takes in become_child(). The child has no
+  // place if none was free or if it has no open file description of its own.
   struct Reserved {
     uint32_t index = kNone;
     uint32_t generation = 0;  // of the place
   };
   Reserved reserve_for_child(const os::File& file) noexcept;
   void become_child(bool has_own_file) noexcept;
-  // For a child that will never come. Does nothing if it has come.
+  // Frees the place of a child that will never take it. Does nothing if the child has taken it.
   void free_reserved(const Reserved& reserved) noexcept;
 
  private:
@@ -134,20 +136,20 @@ class Participant {
   uint32_t take_any_place(const os::File& file);
   bool take_place(uint32_t i, const os::File& file);
   bool come_to_life() noexcept;
-  void write_place(PlaceState state) noexcept;
+  void write_place() noexcept;
   void keep_deaths() noexcept;
   bool take_back_deaths() noexcept;
 
   const Control control_;
-  MutexOwner* mutex_owner_;   // null: in a forked child,
-  uint32_t life_holder_ = 0;  // where this thread holds the mutex of the life
+  MutexOwner* mutex_owner_;   // null in a forked child
+  uint32_t life_holder_ = 0;  // in a forked child: the thread that holds the mutex of the life
   uint32_t index_ = kNone;
   uint32_t child_index_ = kNone;
   std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> taken_{};
-  // Of those that are taken: they hold deaths, or did.
+  // The grants of taken_ that hold deaths, or did.
   std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> deaths_{};
   std::atomic<uint32_t> grant_waits_{0};   // threads
-  std::atomic<uint32_t> grants_given_{0};  // moves when one is given back and a thread waits: a futex
+  std::atomic<uint32_t> grants_given_{0};  // a futex: see grants_given()
   std::array<std::atomic<uint32_t>, kGrants> references_{};
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Other processes of a test: this program, started anew with words that say what it is to do. They read lines
-// that the test writes, and write lines that it reads.
+// Other processes of a test: the test program itself, started again with words that say what it must do. They
+// read lines that the test writes, and write lines that the test reads. And what tests with such processes
+// have in common.
 #pragma once
 
 #include <fcntl.h>
@@ -14,20 +15,55 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "tenon/share.hpp"  // last: inside, some of its names are others
 
 namespace tenon::impl {
 
-// Lines over a pair of files. A process that is silent for so long hangs.
+namespace api = tenon::api0;  // as users see it
+
+constexpr std::chrono::seconds kPatience{600};  // a watchdog: what takes so long hangs
+
+inline std::string new_name() {
+  static int n = 0;
+  return concat("ipc_test.", getpid(), ".", ++n);
+}
+
+inline api::Array part(const api::Array& x, int64_t begin, int64_t end) {
+  const api::Index items[] = {api::slice(begin, end)};
+  return x.index(items);
+}
+
+inline tenon_status code_of(const std::function<void()>& attempt, std::string* message = nullptr) {
+  try {
+    attempt();
+    return TENON_OK;
+  } catch (const api::Error& e) {
+    if (message != nullptr) *message = e.what();
+    return e.code();
+  }
+}
+
+template <class IsSo>
+bool comes_true(IsSo&& is_so) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));  // is_so may wait for the same locks
+  }
+  return true;
+}
+
+// Lines over a pair of files.
 class Lines {
  public:
-  static constexpr int kWatchdogMs = 600'000;
-
   Lines(int in, int out) noexcept : in_(in), out_(out) {}
 
   void say(const std::string& line) {
@@ -45,7 +81,8 @@ class Lines {
         return true;
       }
       pollfd file{in_, POLLIN, 0};
-      if (poll(&file, 1, kWatchdogMs) == 0) throw std::runtime_error("the other process hangs");
+      if (poll(&file, 1, std::chrono::milliseconds(kPatience).count()) == 0)
+        throw std::runtime_error("the other process hangs");
       char some[4096];
       const ssize_t n = ::read(in_, some, sizeof some);
       if (n <= 0) return false;
@@ -60,8 +97,7 @@ class Lines {
 
 class Peer {
  public:
-  // Runs this program with the words behind "--peer". crash_at: killed at its store number so and so; 0:
-  // never.
+  // Runs this program with the words after "--peer". crash_at: it is killed at its n-th store; 0: never.
   explicit Peer(const std::vector<std::string>& words, int crash_at = 0) {
     int to[2], from[2];
     if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
@@ -100,13 +136,13 @@ class Peer {
     if (!hear(&answer)) throw std::runtime_error(concat("process ", pid_, " has ended before '", line, "'"));
     return answer;
   }
-  // All that it says until its end.
+  // All lines until its end.
   std::vector<std::string> listen() {
     std::vector<std::string> all;
     for (std::string line; hear(&line);) all.push_back(line);
     return all;
   }
-  // Waits for its end; how it has ended.
+  // Waits for its end. Returns its status.
   int end() {
     int status = -1;
     if (pid_ > 0) {
@@ -121,6 +157,12 @@ class Peer {
     if (pid_ > 0) (void)::kill(pid_, SIGKILL);
     (void)end();
   }
+  // The caller must kill it and wait for its end.
+  pid_t release() {
+    (void)::close(to_);
+    (void)::close(from_);
+    return std::exchange(pid_, 0);
+  }
 
  private:
   pid_t pid_ = 0;
@@ -128,12 +170,15 @@ class Peer {
   Lines lines_{-1, -1};
 };
 
-// In main(): whether this process is a peer; then its words. It ends with the test.
-inline bool is_peer(int count, char** words, std::vector<std::string>* told) {
-  if (count < 3 || std::string(words[1]) != "--peer") return false;
-  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  told->assign(words + 2, words + count);
-  return true;
+// The main() of a test program: runs the tests, or, in a peer, be_peer(its words). A peer is killed at the
+// end of the test program.
+inline int run_tests_or_peer(int count, char** words, int (*be_peer)(const std::vector<std::string>& words)) {
+  if (count >= 3 && std::string(words[1]) == "--peer") {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return be_peer({words + 2, words + count});
+  }
+  testing::InitGoogleTest(&count, words);
+  return RUN_ALL_TESTS();
 }
 
 }  // namespace tenon::impl

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lock of each place of a segment, as one open file description has them. A process holds that of
-// its place as long as it maps the memory; a process that gives a dead one's place back holds it meanwhile.
-// The kernel releases it when no thread can write through that any more: after the last thread of the
-// process has ended, however it ends, and after exec.
+// The locks of the places of a segment: byte locks of the memory file, held by one open file description. A
+// process holds the lock of its place as long as it maps the memory. A process that frees the place of a dead
+// process holds its lock meanwhile. The kernel releases the lock when no thread can write to the memory any
+// more: after the end of the last thread of the process, for any reason, and after exec.
 #pragma once
 
 #include <atomic>
@@ -22,18 +22,18 @@ class PlaceLocks {
   PlaceLocks(const PlaceLocks&) = delete;
   PlaceLocks& operator=(const PlaceLocks&) = delete;
 
-  // False: another process has it, or another thread of this one.
+  // False: another process holds it, or another thread of this process.
   bool try_lock(uint32_t place) noexcept;
   void unlock(uint32_t place) noexcept;
-  // No process has it: the one that had the place has ended. A system call.
+  // No process holds it: the process that had the place has ended. Makes a system call.
   bool is_free(uint32_t place) const noexcept;
 
-  // The file has a new description, which holds no lock.
+  // In a forked child: the file has a new open file description, which holds no lock.
   void become_child() noexcept;
 
  private:
   const os::File& file_;
-  // Those that are held here: the kernel does not tell threads apart that share a description.
+  // The locks that this process holds: for the kernel, all threads that share a description are one owner.
   std::atomic<uint64_t> held_[kParticipants / 64]{};
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kGranule = 64 * 1024;
 constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kLarge = 1 << 20;  // from here on arrays begin on a page
+constexpr uint64_t kLarge = 1 << 20;  // arrays of at least this size begin on a page
 constexpr uint64_t kKept = uint64_t{256} << 20;
 
 uint64_t alignment_of(uint64_t nbytes) noexcept { return nbytes >= kLarge ? kPage : kAlignment; }
@@ -29,12 +29,12 @@ Pool::Pool(Segment& segment) : segment_(segment) {
   is_committed_.resize((segment.data_nbytes() + kGranule - 1) / kGranule);
 }
 
-Pool::Allocation Pool::allocate(uint64_t nbytes) {
+PoolBlock Pool::allocate(uint64_t nbytes) {
   const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kAlignment);
   const uint64_t alignment = alignment_of(nbytes);
   const uint32_t block = free_block();
   if (block == Segment::kNone) return {};
-  // The smallest stretch that is large enough: what was used before comes before what never was.
+  // The smallest range that is large enough. So used memory is taken before memory that was never used.
   auto best = free_sizes_.lower_bound({wanted, 0});
   while (best != free_sizes_.end() &&
          round_up(best->second, alignment) + wanted > best->second + best->first) {
@@ -42,7 +42,7 @@ Pool::Allocation Pool::allocate(uint64_t nbytes) {
   }
   if (best == free_sizes_.end()) return {};
   const auto [size, begin] = *best;
-  Allocation allocation;
+  PoolBlock allocation;
   allocation.begin = round_up(begin, alignment);
   const uint64_t end = allocation.begin + wanted;
   const bool has_before = allocation.begin != begin, has_after = end != begin + size;
@@ -56,8 +56,9 @@ Pool::Allocation Pool::allocate(uint64_t nbytes) {
     std::ranges::pop_heap(free_blocks_, std::greater());
     free_blocks_.pop_back();
   }
-  // From here on nothing fails: no code would free the block.
+  // Nothing after this may fail: no code would free the block.
   segment_.take_block(block, allocation.begin, nbytes);
+  allocation.segment = &segment_;
   allocation.block = block;
   Nodes found = remove_free(free_.find(begin));
   if (!has_before && !has_after) {
@@ -97,7 +98,7 @@ Pool::Nodes Pool::remove_free(ByBegin::iterator at) noexcept {
   return {free_.extract(at), std::move(by_size)};
 }
 
-// True: all of it had no memory before.
+// Allocates memory for the bytes. True: none of them had memory before.
 bool Pool::commit(uint64_t begin, uint64_t end) {
   bool is_fresh = true;
   const uint64_t last = (end - 1) / kGranule;
@@ -137,7 +138,7 @@ void Pool::note_left(uint32_t block) noexcept {
   if (!std::exchange(used_[block].is_left, true)) left_.push_back(block);
 }
 
-// True: the block is not one to be waited for.
+// Frees the block if no process uses it. False: another process uses it.
 bool Pool::try_free(uint32_t block) noexcept {
   Used& used = used_[block];
   if (used.nbytes == 0 || segment_.is_used_here(block)) return true;
@@ -153,7 +154,6 @@ bool Pool::reclaim(size_t most) noexcept {
   if (left_.empty() && awaited_.empty()) return false;
   reap_all(segment_.control());
   const uint64_t before = used_nbytes_;
-  // Those that were awaited before: of a few at a time, in turn.
   for (size_t n = std::min(most, awaited_.size()); n != 0 && !awaited_.empty(); --n) {
     if (next_awaited_ >= awaited_.size()) next_awaited_ = 0;
     const uint32_t block = awaited_[next_awaited_];
@@ -181,7 +181,7 @@ uint64_t Pool::idle_nbytes() const noexcept {
 }
 
 void Pool::trim(uint64_t kept_nbytes) noexcept {
-  // From the end, where the next array is least likely to go.
+  // From the end, as the next arrays are least likely placed there.
   for (auto at = free_.rbegin(); at != free_.rend() && idle_nbytes() > kept_nbytes; ++at) {
     const uint64_t first = (at->first + kGranule - 1) / kGranule;
     uint64_t stop = (at->first + at->second) / kGranule;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws of pools, and of the thread that keeps them.
+// The laws of pools, and of the thread that sweeps them.
 #include "ipc/pool.h"
 
 #include <gtest/gtest.h>
@@ -24,39 +24,39 @@ class Pools : public testing::Test {
   StandIn owner_{64, kData};
   Pool pool_{owner_.segment()};
 
-  void drop(const Pool::Allocation& allocation) {
+  void drop(const PoolBlock& allocation) {
     (void)owner_.segment().leave(allocation.block);
     pool_.note_left(allocation.block);
   }
 };
 
 TEST_F(Pools, MemoryThatWasUsedIsUsedAgain) {
-  const Pool::Allocation first = pool_.allocate(1 << 20);
+  const PoolBlock first = pool_.allocate(1 << 20);
   ASSERT_NE(first.block, Segment::kNone);
   EXPECT_TRUE(first.is_fresh);
   EXPECT_EQ(first.begin % kPage, 0U);
   owner_.segment().data()[first.begin] = std::byte{1};
   drop(first);
   EXPECT_FALSE(pool_.reclaim());
-  const Pool::Allocation again = pool_.allocate(1 << 20);
+  const PoolBlock again = pool_.allocate(1 << 20);
   EXPECT_EQ(again.begin, first.begin);
   EXPECT_FALSE(again.is_fresh);
   drop(again);
 }
 
 TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
-  std::vector<Pool::Allocation> allocations;
+  std::vector<PoolBlock> allocations;
   for (int i = 0; i < 4; ++i) {
     allocations.push_back(pool_.allocate(kLarge));
     ASSERT_NE(allocations.back().block, Segment::kNone);
     owner_.segment().data()[allocations.back().begin] = std::byte{1};
   }
-  for (const Pool::Allocation& allocation : allocations) drop(allocation);
+  for (const PoolBlock& allocation : allocations) drop(allocation);
   EXPECT_FALSE(pool_.reclaim());
   EXPECT_LE(pool_.idle_nbytes(), uint64_t{256} << 20);
   EXPECT_GT(pool_.idle_nbytes(), 0U);
   for (int i = 0; i < 4; ++i) {
-    const Pool::Allocation allocation = pool_.allocate(kLarge);
+    const PoolBlock allocation = pool_.allocate(kLarge);
     ASSERT_NE(allocation.block, Segment::kNone);
     const bool is_zero = owner_.segment().data()[allocation.begin] == std::byte{0};
     EXPECT_TRUE(is_zero || !allocation.is_fresh);
@@ -68,7 +68,7 @@ TEST_F(Pools, WhatIsMoreThanIsKeptGoesBackAndReadsAsZero) {
 TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
   std::mt19937_64 random(20260101);
   struct Live {
-    Pool::Allocation allocation;
+    PoolBlock allocation;
     uint64_t nbytes;
     std::byte mark;
   };
@@ -96,13 +96,13 @@ TEST_F(Pools, StretchesNeverOverlapAndAllComesBack) {
   }
   for (const Live& l : live) drop(l.allocation);
   EXPECT_FALSE(pool_.reclaim());
-  const Pool::Allocation all = pool_.allocate(kData - kPage);
+  const PoolBlock all = pool_.allocate(kData - kPage);
   EXPECT_NE(all.block, Segment::kNone) << "the free stretches have grown together";
   drop(all);
 }
 
 TEST_F(Pools, MoreBlocksThanThereAreIsNoRoom) {
-  std::vector<Pool::Allocation> allocations;
+  std::vector<PoolBlock> allocations;
   for (uint32_t i = 0; i < 64; ++i) allocations.push_back(pool_.allocate(8));
   EXPECT_EQ(pool_.allocate(8).block, Segment::kNone);
   drop(allocations[17]);

@@ -22,16 +22,17 @@ namespace {
 
 using GrantKind = GrantState::Kind;
 
-constexpr int64_t kWalkNs = 1'000'000;                   // most waits are over before that
-constexpr size_t kCommandRoom = sizeof Place().command;  // of the name of a holder
+constexpr int64_t kWalkNs = 1'000'000;                   // most waits end before this
+constexpr size_t kCommandRoom = sizeof Place().command;  // for the name of a holder
 
-// The grants that ops may have at a time. An op takes one for each memory that it uses, one after the other.
-// Only as many ops begin as there are grants for; else two could keep some and wait for each other's.
+// The number of grants that ops may have at a time. An op takes one grant after the other, one for each
+// memory that it uses. It reserves all of them before it begins. Otherwise two ops could wait for grants of
+// each other.
 class OpQuota {
  public:
   static OpQuota& instance() { return one_per_process<OpQuota>(); }
 
-  // For all grants of an op, once. False: it is to be tried again after a call of the proxy waiter.
+  // Reserves all grants of an op. False: it must be tried again when the proxy waiter is called.
   bool take(Request& request) noexcept {
     if (request.gate_quota != 0) return true;
     const uint32_t wanted = std::min(count_memories(request), kAll);
@@ -57,7 +58,7 @@ class OpQuota {
   }
 
  private:
-  static constexpr uint32_t kAll = kGrants * 3 / 5;  // the rest is for leases and calls, and for deaths
+  static constexpr uint32_t kAll = kGrants * 3 / 5;  // the rest is for leases, calls and deaths
 
   static uint32_t count_memories(const Request& request) noexcept {
     uint32_t n = 0;
@@ -74,7 +75,7 @@ class OpQuota {
   std::atomic<bool> is_awaited_{false};
 };
 
-// A number for a grant and its last ticket.
+// A hash of a grant and its last ticket.
 uint64_t mix(uint64_t grant, uint64_t ticket) noexcept {
   uint64_t x = (grant + 1) * 0x9E3779B97F4A7C15 ^ (ticket + 1) * 0xC2B2AE3D27D4EB4F;
   x ^= x >> 29;
@@ -87,7 +88,7 @@ void write_text(char* to, size_t room, Text text) noexcept {
   try {
     length = text().copy(to, room);
   } catch (const std::exception&) {
-    // The number of the process says enough.
+    // Without the text: the number of the process is enough.
   }
   to[length] = '\0';
 }
@@ -102,7 +103,7 @@ void describe_death(uint32_t pid, Conflict* conflict) noexcept {
 
 }  // namespace
 
-Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
+ByteRange ProcessLock::bytes_of(const Extent& extent) const noexcept {
   const Block& b = block();
   const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
   const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
@@ -113,12 +114,13 @@ Span ProcessLock::bytes_of(const Extent& extent) const noexcept {
 }
 
 ProcessLock::ProcessLock(Segment& segment, uint32_t block) : segment_(segment), index_(block) {
-  (void)OpQuota::instance();  // made here, where it may fail
+  (void)OpQuota::instance();  // creates it here, where this may fail
 }
 
-ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const RequestPart& part) const noexcept {
+ProcessLock::GrantRequest ProcessLock::grant_request_of(const Request& request,
+                                                        const RequestPart& part) const noexcept {
   const Asked asked = asked_of(request, part);
-  Wanted wanted;
+  GrantRequest wanted;
   wanted.bytes = bytes_of(asked.extent);
   wanted.access = asked.access;
   wanted.ignores_death = request.ignores_dead_owner || asked.overwrites;
@@ -128,7 +130,7 @@ ProcessLock::Wanted ProcessLock::wanted_of(const Request& request, const Request
   return wanted;
 }
 
-// Waits for a free grant. kNoGrant: the conflict says why there is none.
+// Waits for a free grant. kNoGrant: the conflict says why.
 GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
   conflict->reason = Conflict::Reason::kTooMany;
@@ -151,12 +153,13 @@ GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) no
   return grant;
 }
 
-// The grant waits from now on.
-void ProcessLock::write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept {
+// Afterwards the grant waits.
+void ProcessLock::write_request(const GrantRequest& wanted, GrantId grant, bool is_brief) noexcept {
   const uint32_t self = segment_.participant().index();
   Block& b = block();
   Grant& r = segment_.participant().grant(grant);
-  // A thread that sees the bytes of this request in the place of those of an earlier one, sees that as ended.
+  // A thread that reads the bytes of this request instead of those of an earlier one in the same grant also
+  // sees that the earlier one has ended.
   publish(r.begin, wanted.bytes.begin);
   publish(r.end, wanted.bytes.end);
   store(r.since_ns, coarse_now_ms() * 1'000'000);  // for messages
@@ -169,19 +172,19 @@ void ProcessLock::write_request(const Wanted& wanted, GrantId grant, bool is_bri
   set_bit(b.waiting, self);
   publish(r.ticket, add(b.next_ticket, uint64_t{1}));
   announce(r.state, GrantState::make(index_, GrantKind::kWaiting, wanted.access) | brief);
-  // Others wait for it that came first, perhaps, and do not know that yet.
+  // Earlier requests may wait for this one, because they saw it without a ticket.
   if (observe(b.arrivals_seen) != seen) note_change(b);
 }
 
 GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
   if (request.kind == HolderKind::kOp && !OpQuota::instance().take(request)) return kNoGrant;
   const GrantId grant = segment_.participant().take_grant();
-  if (grant != kNoGrant) write_request(wanted_of(request, part), grant, false);
+  if (grant != kNoGrant) write_request(grant_request_of(request, part), grant, false);
   return grant;
 }
 
-ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
-                                         Conflict* conflict) noexcept {
+ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
+                                                Conflict* conflict) noexcept {
   static_assert(std::size(Blockers().participants) >= kParticipants - 1, "there is room for all others");
   Participant& self = segment_.participant();
   const Control& control = segment_.control();
@@ -189,12 +192,12 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
   Grant& own = self.grant(grant);
   const Access access = GrantState::access(own.state.load(std::memory_order_relaxed));
   const uint64_t ticket = own.ticket.load(std::memory_order_relaxed);
-  const Span bytes = span_of(own);
+  const ByteRange bytes = range_of(own);
   uint32_t died = 0, death_moves = 0;
-  uint64_t arrivals = 0, told = 0;  // sums over those that arrive
+  uint64_t arrivals = 0, told = 0;  // sums over the grants that are kArriving
   while (true) {
     told = std::exchange(arrivals, 0);
-    // Before the grants: what ends after it was looked at, moves the changes.
+    // Before the grants: a grant that ends after it was read increments the changes.
     blockers->words[0] = {&b.changes, observe(b.changes)};
     blockers->count = 0;
     death_moves = observe(b.death_moves);
@@ -209,16 +212,16 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
         const GrantKind kind = GrantState::kind(word);
         if (kind == GrantKind::kFree || GrantState::block(word) != index_) continue;
         if (kind == GrantKind::kDied) {
-          if (span_of(other).overlaps(bytes)) died = other.task_or_dead_pid.load(std::memory_order_relaxed);
+          if (range_of(other).overlaps(bytes)) died = other.task_or_dead_pid.load(std::memory_order_relaxed);
           continue;
         }
         if (p == self.index() || !in_conflict(access, GrantState::access(word))) continue;
         const bool is_granted = kind == GrantKind::kGranted;
         if (kind == GrantKind::kWaiting && look(other.ticket) > ticket) continue;
-        if (!span_of(other).overlaps(bytes)) continue;
+        if (!range_of(other).overlaps(bytes)) continue;
         is_in_way = true;
         if (kind == GrantKind::kArriving) {
-          // A new process in the place may still have the ticket of the one before.
+          // The generation, because the ticket may be that of an earlier process in the place.
           const uint64_t process = uint64_t{look(place.generation)} << 32 | uint64_t{p} << 8;
           const auto nth = static_cast<uint64_t>(&other - place.grants);
           arrivals += mix(process | nth, look(other.ticket));
@@ -238,24 +241,25 @@ ProcessLock::Look ProcessLock::try_grant(GrantId grant, bool ignores_death, Bloc
         std::swap(blockers->words[1], blockers->words[i + 1]);
       }
     });
-    // They move the changes when they have their tickets, or have them by now.
+    // The arriving requests increment the changes when they have their tickets, or have their tickets
+    // already.
     const bool has_news = arrivals != 0 && arrivals != told;
     if (has_news) (void)add(b.arrivals_seen, 1u);
     if (!has_news && (blockers->count != 0 || observe(b.death_moves) == death_moves)) break;
   }
-  if (blockers->count != 0) return Look::kBlocked;
+  if (blockers->count != 0) return GrantResult::kBlocked;
   if (died != 0 && !ignores_death) {
     describe_death(died, conflict);
     free_grant(grant);
-    return Look::kDied;
+    return GrantResult::kDied;
   }
   self.references(grant).store(1, std::memory_order_relaxed);
   end_wait(grant, GrantState::make(index_, GrantKind::kGranted, access));
   note_grant();
-  return Look::kGranted;
+  return GrantResult::kGranted;
 }
 
-// The grant waits no more.
+// The grant does not wait any longer.
 void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   Participant& self = segment_.participant();
   Block& b = block();
@@ -271,7 +275,7 @@ void ProcessLock::end_wait(GrantId ended, uint64_t state) noexcept {
   publish(self.grant(ended).state, state);
   if (has_waiting()) return;
   clear_bit(b.waiting, self.index());
-  // Another thread may have begun to wait, and may sleep unannounced.
+  // Another thread may have begun to wait meanwhile, and may sleep although the bit was cleared.
   if (!has_waiting()) return;
   set_bit(b.waiting, self.index());
   os::wake_all(b.changes);
@@ -291,9 +295,6 @@ bool ProcessLock::is_ending(const Blockers& blockers) noexcept {
   return std::any_of(lives, lives + blockers.count,
                      [](const os::Sleep& life) { return is_dead(look(*life.word)); });
 }
-
-// So that they look themselves at what this one alone has seen.
-void ProcessLock::wake_others() noexcept { note_change(block()); }
 
 void ProcessLock::free_grant(GrantId grant) noexcept {
   Participant& self = segment_.participant();
@@ -325,7 +326,7 @@ bool ProcessLock::is_idle() noexcept {
   return is_idle;
 }
 
-// Whether a process has a place in the segment, other than this one.
+// Whether a process has another place in the segment than this one.
 bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noexcept {
   const Control& control = segment_.control();
   for (uint32_t p = 0; p < kParticipants; ++p) {
@@ -337,8 +338,8 @@ bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noex
   return false;
 }
 
-// Of a process that is in the way: that it is stopped or ending, or that another one has begun to clean up
-// after it, which is the one in the way then. Numbers mean something in their own PID namespace alone.
+// Adds to the description of a blocker that it is stopped or ending. If another process cleans up after the
+// blocker, describes that one instead. Process numbers are valid only in their own PID namespace.
 void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noexcept {
   const Control& control = segment_.control();
   if (participant >= kParticipants || !control.has_place(participant)) return;
@@ -350,7 +351,7 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
     if (is_other && has_other_place(locker, participant)) {
       holder->dead_pid = std::exchange(holder->pid, locker);
       write_text(holder->name, kCommandRoom, [&] { return os::command_of(locker); });
-    } else if (is_other) {  // a child that has its files, or a program that cleans up without a place
+    } else if (is_other) {  // a forked child that shares its files, or `tenon gc`, which has no place
       write_text(holder->note, sizeof holder->note - 1,
                  [&] { return concat(os::process_text(locker), " has the lock of its place"); });
     }
@@ -359,33 +360,30 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
   holder->is_ending = is_marked && holder->dead_pid == 0;
 }
 
-bool ProcessLock::is_cycle(GrantId grant) noexcept {
-  return is_waiting_for_itself(segment_, segment_.participant().index(), grant);
-}
-
 bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadline& deadline,
                         Conflict* conflict) noexcept {
-  part.grant = enter(wanted_of(request, part), deadline, conflict);
+  part.grant = enter(grant_request_of(request, part), deadline, conflict);
   return part.grant != kNoGrant;
 }
 
 // kNoGrant: the conflict says why.
-GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept {
+GrantId ProcessLock::enter(const GrantRequest& wanted, const Deadline& deadline,
+                           Conflict* conflict) noexcept {
   const GrantId grant = take_grant(deadline, conflict);
   if (grant == kNoGrant) return kNoGrant;
   write_request(wanted, grant, deadline.leaves_no_time());
   Blockers blockers;
   const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
-  Look seen = look_again();
-  // A process that has died already will not end its wait or lease while this one looks.
-  if (seen == Look::kBlocked && reap_dead(blockers, true)) seen = look_again();
+  GrantResult seen = look_again();
+  // A dead process will not end its wait or lease.
+  if (seen == GrantResult::kBlocked && reap_dead(blockers, true)) seen = look_again();
   const auto is_over = [&] {
     const os::Sleep& changes = blockers.words[0];
     if (look(*changes.word) != changes.value) seen = look_again();
-    return seen != Look::kBlocked;
+    return seen != GrantResult::kBlocked;
   };
-  if (seen == Look::kBlocked) (void)spin(kBriefLooks, is_over);
-  if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
+  if (seen == GrantResult::kBlocked) (void)spin(kBriefLooks, is_over);
+  if (seen != GrantResult::kBlocked) return seen == GrantResult::kGranted ? grant : kNoGrant;
 
   Waiter waiter(deadline);
   EndingPace pace;
@@ -397,7 +395,7 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
       const int64_t waited = waiter.waited_ns();
       if (waited >= next_walk_ns || deadline.has_passed()) {
         next_walk_ns = waited + Waiter::kSliceNs;
-        if (is_cycle(grant)) {
+        if (is_waiting_for_itself(segment_, grant)) {
           end = WaitEnd::kDeadlock;
           break;
         }
@@ -415,10 +413,10 @@ GrantId ProcessLock::enter(const Wanted& wanted, const Deadline& deadline, Confl
       });
       if (end != WaitEnd::kOver) break;
     }
-    // First: the kernel has told no other thread.
-    if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) wake_others();
+    // The kernel has woken only this thread.
+    if (!reap_dead(blockers, true) && !is_holder_ending && is_ending(blockers)) note_change(block());
     seen = look_again();
-    if (seen != Look::kBlocked) return seen == Look::kGranted ? grant : kNoGrant;
+    if (seen != GrantResult::kBlocked) return seen == GrantResult::kGranted ? grant : kNoGrant;
   }
   if (end == WaitEnd::kTimeout) describe_state(blockers.participants[0], &conflict->holder);
   (void)impl::is_over(end, conflict);
@@ -431,7 +429,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   const bool has_place = self.index() != Participant::kNone;
   const GrantId grant = has_place && !self.has_grant_waits() ? begin(request, part) : kNoGrant;
   if (grant == kNoGrant) {
-    // Behind those that wait for a grant already.
+    // Behind the requests that wait for a grant already.
     if (has_place && ProxyWaiter::instance().add(*this, request, part, kNoGrant)) return Appended::kWaiting;
     conflict->reason = Conflict::Reason::kTooMany;
     return Appended::kRefused;
@@ -439,13 +437,13 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   Blockers blockers;
   while (true) {
     switch (try_grant(request, part, grant, &blockers, conflict)) {
-      case Look::kGranted: part.grant = grant; return Appended::kGranted;
-      case Look::kDied: return Appended::kRefused;
-      case Look::kBlocked: break;
+      case GrantResult::kGranted: part.grant = grant; return Appended::kGranted;
+      case GrantResult::kDied: return Appended::kRefused;
+      case GrantResult::kBlocked: break;
     }
     if (!reap_dead(blockers)) break;
   }
-  if (request.kind != HolderKind::kOp && is_cycle(grant)) {
+  if (request.kind != HolderKind::kOp && is_waiting_for_itself(segment_, grant)) {
     conflict->reason = Conflict::Reason::kDeadlock;
   } else if (ProxyWaiter::instance().add(*this, request, part, grant)) {
     return Appended::kWaiting;
@@ -480,12 +478,12 @@ void ProcessLock::heal(const Extent& extent) noexcept {
 }
 
 bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept {
-  const Wanted wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
+  const GrantRequest wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
   visit_grants(segment_.control(), index_, [&](const Grant& grant, uint64_t word) {
     const bool may_die =
         GrantState::kind(word) == GrantKind::kDied || GrantState::access(word) == Access::kWrite;
-    has_any |= may_die && span_of(grant).overlaps(wanted.bytes);
+    has_any |= may_die && range_of(grant).overlaps(wanted.bytes);
   });
   if (!has_any) return true;
   const GrantId grant = enter(wanted, deadline, conflict);
@@ -498,7 +496,7 @@ bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, C
 void ProcessLock::disown(GrantId grant) noexcept { store(segment_.participant().grant(grant).thread, 0u); }
 
 template <class Visit>
-void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const noexcept {
+void ProcessLock::visit_leases_of_others(const ByteRange& bytes, Visit visit) const noexcept {
   const Control& control = segment_.control();
   const uint32_t self = segment_.participant().index();
   visit_bits(block().present, [&](uint32_t p) {
@@ -507,7 +505,7 @@ void ProcessLock::visit_leases_of_others(const Span& bytes, Visit visit) const n
     for (const Grant& other : used_grants(place)) {
       const uint64_t word = look(other.state);
       if (!GrantState::is_lease(word) || GrantState::block(word) != index_) continue;
-      if (span_of(other).overlaps(bytes)) visit(p, place, other, word);
+      if (range_of(other).overlaps(bytes)) visit(p, place, other, word);
     }
   });
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lock of a shared storage, by which processes take turns: reads together, a write alone, in the order in
-// which they came; accesses to different bytes do not conflict. Each process writes what it holds and awaits
-// into its own place. The process that makes a request grants it, as soon as no earlier one of another
-// process is in its way. What a dead process held is dropped by the one that finds it dead. There is no
-// mutex: a process that stops at any point is in the way of requests for the same bytes alone, which name
-// it when their time is over.
+// The lock of a shared storage, by which processes take turns: shared locks for reads, exclusive locks for
+// writes, in the order of the requests. Accesses to different bytes do not conflict. Each process writes the
+// grants that it holds and waits for into its own place. A process grants its own request as soon as no
+// earlier request of another process conflicts. The process that notices the death of another one drops its
+// grants. There is no mutex: a stopped process blocks only requests for the same bytes, and their errors name
+// it.
 //
-// A request announces itself, takes a ticket, and is then seen with it. A ticket is announced before it is
-// taken, so of two requests that conflict the later one sees the earlier one, and waits for it.
+// A request is announced (kArriving) before it takes its ticket, and shows the ticket afterwards. So of two
+// requests that conflict, the later one sees the earlier one and waits for it.
 #pragma once
 
 #include <atomic>
@@ -44,67 +44,66 @@ class ProcessLock final : public Gate {
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
-  // What is signaled whenever nothing of this process holds the block any more: a channel's.
+  // For channels: the event is signaled whenever a grant of this process on the block is freed.
   void set_idle_event(SharedEvent* event) noexcept { idle_event_ = event; }
-  // No process holds or awaits any of its bytes. Reaps those that have died.
+  // No process holds or waits for any of its bytes. Reaps dead processes.
   bool is_idle() noexcept;
 
   Block& block() const noexcept { return segment_.block(index_); }
   Segment& segment() const noexcept { return segment_; }
 
-  enum class Look { kGranted, kBlocked, kDied };
-  // The processes in the way of a request, and the words on which it sleeps meanwhile.
+  enum class GrantResult { kGranted, kBlocked, kDied };
+  // The processes that block a request, and the words on which it sleeps meanwhile.
   struct Blockers {
     size_t count = 0;
-    uint32_t participants[os::kMostWords - 1];  // first the one that the conflict names
+    uint32_t participants[os::kMostWords - 1];  // the first is the one that the conflict names
     os::Sleep words[os::kMostWords];  // the changes of the block, then the lives of the participants
 
     size_t word_count() const noexcept { return count + 1; }
   };
 
-  // Enters a request into this process' place, as a grant that waits. kNoGrant: no grant is free, or too many
-  // ops have requests already; then it is to be tried again when a grant has been given back, and after a
-  // call of the proxy waiter.
+  // Writes a request into this process' place, as a waiting grant. kNoGrant: no grant is free, or too many
+  // ops have requests. Then it must be tried again when a grant was freed, and when the proxy waiter is
+  // called.
   GrantId begin(Request& request, const RequestPart& part) noexcept;
-  // Gives the grant if nothing is in its way. kBlocked: the blockers are set, and the conflict's holder is
-  // one of them. kDied: the grant is free again, and the conflict names the process that has died.
-  Look try_grant(const Request& request, const RequestPart& part, GrantId grant, Blockers* blockers,
-                 Conflict* conflict) noexcept {
-    return try_grant(grant, wanted_of(request, part).ignores_death, blockers, conflict);
+  // Grants the request if no other one blocks it. kBlocked: sets the blockers, and the conflict's holder to
+  // one of them. kDied: the grant is free again, and the conflict names the process that died.
+  GrantResult try_grant(const Request& request, const RequestPart& part, GrantId grant, Blockers* blockers,
+                        Conflict* conflict) noexcept {
+    return try_grant(grant, grant_request_of(request, part).ignores_death, blockers, conflict);
   }
-  // Takes a grant back that waits, or was given.
+  // Frees a grant that waits or was given.
   void free_grant(GrantId grant) noexcept;
-  // Reaps those in the way that have died. True: one has, so look again. The kernel is asked about each; with
-  // only_marked, about those alone that it has marked.
+  // Reaps the blockers that have died. True: there was one, so try again. Asks the kernel about each blocker;
+  // with only_marked, only about those that it has marked.
   bool reap_dead(const Blockers& blockers, bool only_marked = false) noexcept;
-  // One of those in the way has begun to end: a thread that sleeps has to look itself whether it has ended.
+  // A blocker has begun to end. Its end wakes no thread, so waiting threads must poll.
   static bool is_ending(const Blockers& blockers) noexcept;
 
  private:
-  struct Wanted {
-    Span bytes;  // of the block
+  // What a request needs of the block.
+  struct GrantRequest {
+    ByteRange bytes;
     Access access = Access::kRead;
     bool ignores_death = false;
     Actor owner;
   };
-  Wanted wanted_of(const Request& request, const RequestPart& part) const noexcept;
-  Span bytes_of(const Extent& extent) const noexcept;
+  GrantRequest grant_request_of(const Request& request, const RequestPart& part) const noexcept;
+  ByteRange bytes_of(const Extent& extent) const noexcept;
   GrantId take_grant(const Deadline& deadline, Conflict* conflict) noexcept;
-  // is_brief: it waits for no time.
-  void write_request(const Wanted& wanted, GrantId grant, bool is_brief) noexcept;
-  GrantId enter(const Wanted& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
-  Look try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
-  void wake_others() noexcept;
+  // is_brief: it does not wait.
+  void write_request(const GrantRequest& wanted, GrantId grant, bool is_brief) noexcept;
+  GrantId enter(const GrantRequest& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
+  GrantResult try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
   void end_wait(GrantId ended, uint64_t state) noexcept;
-  bool is_cycle(GrantId grant) noexcept;
   template <class Visit>
-  void visit_leases_of_others(const Span& bytes, Visit visit) const noexcept;
+  void visit_leases_of_others(const ByteRange& bytes, Visit visit) const noexcept;
   bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;
   void describe_state(uint32_t participant, Holder* holder) const noexcept;
 
   Segment& segment_;
   const uint32_t index_;
-  SharedEvent* idle_event_ = nullptr;  // constant from the first use of the block on
+  SharedEvent* idle_event_ = nullptr;  // constant after the first use of the block
 };
 
 }  // namespace tenon::impl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The laws of the lock between processes, and of blocks and handles, with stand-ins for processes
-// (stand_in_testing.h). True processes: crash_test and fork_test.
+// (stand_in_testing.h). crash_test and fork_test use real processes.
 #include "ipc/process_lock.h"
 
 #include <gtest/gtest.h>
@@ -37,16 +37,16 @@ class Lock : public testing::Test {
   }
   StandInBlock& in(StandIn& s) { return s.place(block_); }
   bool is_granted_now(StandIn& s, Access access, size_t begin = 0, size_t end = kNbytes) {
-    Turn turn(in(s), access, begin, end);
+    TestLease turn(in(s), access, begin, end);
     return turn.acquire(0);
   }
-  // A thread that asks, and is seen to wait.
-  std::thread ask(StandIn& s, Access access, std::function<void(Turn&)> then, size_t begin = 0,
+  // A thread with a request that waits.
+  std::thread ask(StandIn& s, Access access, std::function<void(TestLease&)> then, size_t begin = 0,
                   size_t end = kNbytes, int64_t timeout_ns = kWatchdogNs) {
     StandInBlock& place = in(s);
     const uint32_t before = waiting(a_.segment(), block_);
     std::thread thread([&place, access, begin, end, timeout_ns, then] {
-      Turn turn(place, access, begin, end);
+      TestLease turn(place, access, begin, end);
       (void)turn.acquire(timeout_ns);
       then(turn);
     });
@@ -62,15 +62,15 @@ class Lock : public testing::Test {
     return all;
   }
   uint64_t version() { return in(a_).lock.version(); }
-  // What the next one that asks without saying anything is told.
+  // The result of the next request with default options.
   std::optional<Reason> told(StandIn& s, size_t begin = 0, size_t end = kNbytes) {
-    Turn turn(in(s), kRead, begin, end);
+    TestLease turn(in(s), kRead, begin, end);
     if (turn.acquire()) return std::nullopt;
     return turn.reason();
   }
 
   void overwrite(StandIn& s, size_t begin, size_t end) {
-    Turn turn(in(s), kWrite, begin, end);
+    TestLease turn(in(s), kWrite, begin, end);
     ASSERT_TRUE(turn.overwriting().acquire());
   }
 
@@ -81,13 +81,13 @@ class Lock : public testing::Test {
 };
 
 TEST_F(Lock, ReadsGoTogetherAndAWriteGoesAlone) {
-  Turn one(in(a_), kRead), two(in(b_), kRead);
+  TestLease one(in(a_), kRead), two(in(b_), kRead);
   ASSERT_TRUE(one.acquire() && two.acquire());
   EXPECT_FALSE(is_granted_now(c_, kWrite));
   one.release();
   EXPECT_FALSE(is_granted_now(c_, kWrite));
   two.release();
-  Turn write(in(c_), kWrite);
+  TestLease write(in(c_), kWrite);
   ASSERT_TRUE(write.acquire());
   EXPECT_FALSE(is_granted_now(a_, kRead));
   EXPECT_FALSE(is_granted_now(a_, kWrite));
@@ -96,22 +96,22 @@ TEST_F(Lock, ReadsGoTogetherAndAWriteGoesAlone) {
 }
 
 TEST_F(Lock, BytesThatAreNotSharedAreNotWaitedFor) {
-  Turn front(in(a_), kWrite, 0, 32);
+  TestLease front(in(a_), kWrite, 0, 32);
   ASSERT_TRUE(front.acquire());
   EXPECT_TRUE(is_granted_now(b_, kWrite, 32, 64));
   EXPECT_FALSE(is_granted_now(b_, kRead, 31, 64));
   EXPECT_FALSE(is_granted_now(b_, kRead, 0, 1));
-  Turn elsewhere(b_.place(other_), kWrite);
+  TestLease elsewhere(b_.place(other_), kWrite);
   EXPECT_TRUE(elsewhere.acquire(0)) << "another block";
 }
 
 TEST_F(Lock, TurnsAreTakenInTheOrderOfRequests) {
-  Turn first(in(a_), kWrite);
+  TestLease first(in(a_), kWrite);
   ASSERT_TRUE(first.acquire());
   std::mutex lock;
   std::vector<int> order;
   const auto note = [&](int number) {
-    return [&, number](Turn& turn) {
+    return [&, number](TestLease& turn) {
       EXPECT_TRUE(turn.is_held());
       const std::scoped_lock locked(lock);
       order.push_back(number);
@@ -126,9 +126,9 @@ TEST_F(Lock, TurnsAreTakenInTheOrderOfRequests) {
 }
 
 TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
-  Turn reader(in(a_), kRead);
+  TestLease reader(in(a_), kRead);
   ASSERT_TRUE(reader.acquire());
-  std::thread writer = ask(b_, kWrite, [](Turn& turn) { EXPECT_TRUE(turn.is_held()); });
+  std::thread writer = ask(b_, kWrite, [](TestLease& turn) { EXPECT_TRUE(turn.is_held()); });
   EXPECT_FALSE(is_granted_now(c_, kRead));
   EXPECT_EQ(waiting(a_.segment(), block_), 1U) << "a request that gave up stands in no other's way";
   reader.release();
@@ -136,13 +136,13 @@ TEST_F(Lock, AReaderDoesNotOvertakeAWriterThatWaits) {
   EXPECT_TRUE(is_granted_now(c_, kRead));
 }
 
-// The reader asks, behind the writer that waits for it, for no time: that is a cycle for a moment alone.
+// The reader makes a brief request behind the writer that waits for it: the cycle exists only for a moment.
 TEST_F(Lock, ARequestThatDoesNotWaitIsNoPartOfADeadlock) {
   for (int i = 0; i < 100; ++i) {
-    Turn reader(in(a_), kRead);
+    TestLease reader(in(a_), kRead);
     ASSERT_TRUE(reader.acquire());
     std::atomic<bool> is_done{false};
-    std::thread writer = ask(b_, kWrite, [&](Turn& turn) {
+    std::thread writer = ask(b_, kWrite, [&](TestLease& turn) {
       EXPECT_TRUE(turn.is_held()) << text_of(turn.conflict.holder);
       is_done = true;
     });
@@ -155,21 +155,22 @@ TEST_F(Lock, ARequestThatDoesNotWaitIsNoPartOfADeadlock) {
 }
 
 TEST_F(Lock, WhoGivesUpLetsThoseBehindItPass) {
-  Turn reader(in(a_), kRead);
+  TestLease reader(in(a_), kRead);
   ASSERT_TRUE(reader.acquire());
   std::thread writer = ask(
-      b_, kWrite, [](Turn& turn) { EXPECT_EQ(turn.reason(), Reason::kTimeout); }, 0, kNbytes, 100'000'000);
-  std::thread late = ask(c_, kRead, [](Turn& turn) { EXPECT_TRUE(turn.is_held()); });
+      b_, kWrite, [](TestLease& turn) { EXPECT_EQ(turn.reason(), Reason::kTimeout); }, 0, kNbytes,
+      100'000'000);
+  std::thread late = ask(c_, kRead, [](TestLease& turn) { EXPECT_TRUE(turn.is_held()); });
   writer.join();
   late.join();
   EXPECT_TRUE(reader.is_held());
 }
 
 TEST_F(Lock, ATimeoutNamesTheHolder) {
-  Turn writer(in(a_), kWrite);
+  TestLease writer(in(a_), kWrite);
   ASSERT_TRUE(writer.acquire());
   writer.detach();
-  Turn turn(in(b_), kRead);
+  TestLease turn(in(b_), kRead);
   ASSERT_FALSE(turn.acquire(1'000'000));
   EXPECT_EQ(turn.reason(), Reason::kTimeout);
   const std::string text = text_of(turn.conflict.holder);
@@ -187,7 +188,7 @@ TEST_F(Lock, VersionsMoveWithWritesOfAll) {
 }
 
 TEST_F(Lock, AnotherThreadMayGiveBackWhatOneTook) {
-  Turn turn(in(a_), kWrite);
+  TestLease turn(in(a_), kWrite);
   ASSERT_TRUE(turn.acquire());
   turn.detach();
   std::thread([&] { turn.release(); }).join();
@@ -195,12 +196,12 @@ TEST_F(Lock, AnotherThreadMayGiveBackWhatOneTook) {
 }
 
 TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
-  Turn writer(in(a_), kWrite);
+  TestLease writer(in(a_), kWrite);
   ASSERT_TRUE(writer.acquire());
   writer.detach();
   PendingRequest first, second;
   std::atomic<int> first_told{0}, second_told{0};
-  Turn one(in(b_), kRead), two(in(c_), kRead);
+  TestLease one(in(b_), kRead), two(in(c_), kRead);
   ASSERT_EQ(one.submit(&first, &first_told), Appended::kWaiting);
   ASSERT_EQ(two.submit(&second, &second_told), Appended::kWaiting);
   ASSERT_EQ(waiting(a_.segment(), block_), 2U);
@@ -215,28 +216,28 @@ TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
 }
 
 TEST_F(Lock, WithoutAGrantALeaseWaitsAndARequestIsToldLater) {
-  std::vector<std::unique_ptr<Turn>> turns;
+  std::vector<std::unique_ptr<TestLease>> turns;
   for (uint32_t i = 0; i < kGrants; ++i) {
-    turns.push_back(std::make_unique<Turn>(in(a_), kRead));
+    turns.push_back(std::make_unique<TestLease>(in(a_), kRead));
     ASSERT_TRUE(turns.back()->acquire());
     turns.back()->detach();  // else the next one would be a part of it
   }
-  Turn none(in(a_), kRead);
+  TestLease none(in(a_), kRead);
   EXPECT_FALSE(none.acquire(0));
   EXPECT_EQ(none.reason(), Reason::kTooMany);
-  Turn late(in(a_), kRead);
+  TestLease late(in(a_), kRead);
   EXPECT_FALSE(late.acquire(20'000'000));
   EXPECT_EQ(late.reason(), Reason::kTooMany);
   EXPECT_FALSE(is_granted_now(b_, kWrite));
 
-  Turn more(in(a_), kRead);
+  TestLease more(in(a_), kRead);
   std::thread thread([&] { EXPECT_TRUE(more.acquire()); });
   EXPECT_TRUE(comes_true([&] { return a_.segment().participant().has_grant_waits(); }));
   turns.pop_back();
   thread.join();
   PendingRequest pending, second;
   std::atomic<int> told{0}, second_told{0};
-  Turn asked(in(a_), kRead), withdrawn(in(a_), kRead);
+  TestLease asked(in(a_), kRead), withdrawn(in(a_), kRead);
   ASSERT_EQ(asked.submit(&pending, &told), Appended::kWaiting);
   ASSERT_EQ(withdrawn.submit(&second, &second_told), Appended::kWaiting);
   EXPECT_TRUE(withdrawn.cancel());
@@ -256,7 +257,7 @@ TEST_F(Lock, WithoutAGrantALeaseWaitsAndARequestIsToldLater) {
 TEST_F(Lock, OneOfTwoThatWaitForEachOtherIsTold) {
   std::atomic<int> held{0}, refused{0};
   const auto run = [&](StandInBlock& mine, StandInBlock& others) {
-    Turn first(mine, kWrite), second(others, kWrite);
+    TestLease first(mine, kWrite), second(others, kWrite);
     ASSERT_TRUE(first.acquire());
     held.fetch_add(1);
     while (held < 2) std::this_thread::yield();
@@ -276,7 +277,7 @@ TEST_F(Lock, OneOfThreeInACycleIsToldAndAWaitWithoutACycleIsNot) {
   ASSERT_TRUE(b_.use(third) && c_.use(third));
   std::atomic<int> held{0}, refused{0};
   const auto run = [&](StandIn& s, uint32_t mine, uint32_t next) {
-    Turn first(s.place(mine), kWrite), second(s.place(next), kRead);
+    TestLease first(s.place(mine), kWrite), second(s.place(next), kRead);
     ASSERT_TRUE(first.acquire());
     held.fetch_add(1);
     while (held < 3) std::this_thread::yield();
@@ -291,11 +292,11 @@ TEST_F(Lock, OneOfThreeInACycleIsToldAndAWaitWithoutACycleIsNot) {
   two.join();
   three.join();
   EXPECT_GE(refused, 1);
-  Turn holder(in(a_), kWrite);
+  TestLease holder(in(a_), kWrite);
   ASSERT_TRUE(holder.acquire());
   holder.detach();
   EXPECT_FALSE(is_granted_now(b_, kRead));
-  Turn turn(in(b_), kRead);
+  TestLease turn(in(b_), kRead);
   ASSERT_FALSE(turn.acquire(20'000'000));
   EXPECT_EQ(turn.reason(), Reason::kTimeout);
 }
@@ -303,17 +304,17 @@ TEST_F(Lock, OneOfThreeInACycleIsToldAndAWaitWithoutACycleIsNot) {
 // ---------------------------------------------------------------------------------------------------- deaths
 
 TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
-  Turn& writer = c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32));
+  TestLease& writer = c_.keep(std::make_unique<TestLease>(in(c_), kWrite, 16, 32));
   ASSERT_TRUE(writer.acquire());
   const uint64_t before = version();
   c_.die();
   EXPECT_EQ(told(a_, 32, 64), std::nullopt) << "other bytes";
   {
-    Turn ignoring(in(a_), kRead);
+    TestLease ignoring(in(a_), kRead);
     EXPECT_TRUE(ignoring.ignoring().acquire());
   }
   for (StandIn* const reader : {&b_, &a_, &b_}) {
-    Turn turn(in(*reader), kRead, 31, 32);
+    TestLease turn(in(*reader), kRead, 31, 32);
     ASSERT_FALSE(turn.acquire());
     EXPECT_EQ(turn.reason(), Reason::kOwnerDied);
     EXPECT_EQ(turn.conflict.holder.pid, static_cast<uint32_t>(getpid()));
@@ -325,16 +326,16 @@ TEST_F(Lock, EverybodyIsToldOfAWriterThatDiedUntilItsBytesAreWritten) {
 }
 
 TEST_F(Lock, AnOverwriteThatFailedHealsNothing) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite)).acquire());
   c_.die();
   {
-    Turn turn(in(a_), kWrite);
+    TestLease turn(in(a_), kWrite);
     ASSERT_TRUE(turn.overwriting().acquire());
     turn.has_failed = true;
   }
   EXPECT_EQ(told(b_), Reason::kOwnerDied);
   {
-    Turn turn(in(a_), kWrite);
+    TestLease turn(in(a_), kWrite);
     ASSERT_TRUE(turn.ignoring().acquire()) << "and one that overwrites nothing, neither";
   }
   EXPECT_EQ(told(b_), Reason::kOwnerDied);
@@ -348,7 +349,7 @@ TEST_F(Lock, ADeathIsToldOfTheBytesThatWereNotWrittenAnew) {
           << "byte " << i;
     }
   };
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 48)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite, 16, 48)).acquire());
   c_.die();
   expect_told({{16, 48}});
   overwrite(a_, 0, 20);
@@ -378,7 +379,7 @@ TEST_F(Lock, DeathsAreNeverForgottenHoweverManyThereAre) {
     ASSERT_TRUE(d.use(block_));
     for (size_t i = 0; i < kEach; ++i) {
       const size_t at = first + 4 * i;
-      Turn& turn = d.keep(std::make_unique<Turn>(in(d), kWrite, at, at + 1));
+      TestLease& turn = d.keep(std::make_unique<TestLease>(in(d), kWrite, at, at + 1));
       ASSERT_TRUE(turn.ignoring().acquire());
       turn.detach();
     }
@@ -400,8 +401,9 @@ TEST_F(Lock, DeathsThatNobodyHealsLeaveProcessesTheirGrants) {
   for (size_t i = 0; i < 2 * size_t{kGrants}; ++i) {
     StandIn d{a_};
     ASSERT_TRUE(d.use(block_));
-    ASSERT_TRUE(
-        d.keep(std::make_unique<Turn>(in(d), kWrite, i % kNbytes, i % kNbytes + 1)).ignoring().acquire());
+    ASSERT_TRUE(d.keep(std::make_unique<TestLease>(in(d), kWrite, i % kNbytes, i % kNbytes + 1))
+                    .ignoring()
+                    .acquire());
     d.die();
     reap_all(a_.segment().control());
   }
@@ -417,16 +419,16 @@ TEST_F(Lock, ATimeoutTellsTheStateOfTheProcessThatHoldsNotOfOneThatWaits) {
     StandIn holder{a_};
     ASSERT_TRUE(holder.use(block_));
     ASSERT_LT(b_.index(), holder.index()) << "the one that waits is seen first";
-    ASSERT_TRUE(holder.keep(std::make_unique<Turn>(in(holder), kWrite)).ignoring().acquire());
+    ASSERT_TRUE(holder.keep(std::make_unique<TestLease>(in(holder), kWrite)).ignoring().acquire());
     const uint32_t place = holder.index();
     control.place(place).pid.store(kHolder, std::memory_order_relaxed);
-    std::thread waits = ask(b_, kWrite, [](Turn&) {});
+    std::thread waits = ask(b_, kWrite, [](TestLease&) {});
     holder.die();
     if (!control.places->try_lock(place)) {
       waits.join();
       continue;
     }
-    Turn turn(in(a_), kRead);
+    TestLease turn(in(a_), kRead);
     EXPECT_FALSE(turn.acquire(1'000'000));
     control.places->unlock(place);
     waits.join();
@@ -439,16 +441,16 @@ TEST_F(Lock, ATimeoutTellsTheStateOfTheProcessThatHoldsNotOfOneThatWaits) {
   FAIL() << "each time another thread cleaned up first";
 }
 
-// All stand-ins are of this process, so another one of them cleans up as another thread would.
+// All stand-ins belong to this process, so one that cleans up after another counts as a thread of it.
 TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
   constexpr uint32_t kDead = 1;  // as if it had another number
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite)).acquire());
   const uint32_t place = c_.index();
   const Control& control = b_.segment().control();
   control.place(place).pid.store(kDead, std::memory_order_relaxed);
   c_.die();
   ASSERT_TRUE(control.places->try_lock(place));
-  Turn turn(in(a_), kRead);
+  TestLease turn(in(a_), kRead);
   EXPECT_FALSE(turn.acquire(1'000'000));
   EXPECT_EQ(turn.reason(), Reason::kTimeout);
   const std::string text = text_of(turn.conflict.holder);
@@ -459,16 +461,16 @@ TEST_F(Lock, AThreadThatCleansUpIsNotNamedToAnotherOneOfItsProcess) {
 }
 
 TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 0, 32)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite, 0, 32)).acquire());
   c_.die();
   Conflict conflict;
   EXPECT_TRUE(impl::clear_failures(in(a_).home, {in(a_).extent.begin, in(a_).extent.begin + 16}, &conflict));
   EXPECT_EQ(told(b_, 0, 16), std::nullopt);
   EXPECT_EQ(told(b_, 16, 32), Reason::kOwnerDied);
   {
-    Turn turn(in(a_), kWrite);
+    TestLease turn(in(a_), kWrite);
     ASSERT_TRUE(turn.ignoring().acquire());
-    // Under a lease of its own.
+    // Under its own lease.
     EXPECT_TRUE(impl::clear_failures(in(a_).home, in(a_).extent, &conflict));
   }
   EXPECT_EQ(told(b_), std::nullopt);
@@ -477,7 +479,7 @@ TEST_F(Lock, ACallerMaySayThatBytesAreGood) {
 TEST_F(Lock, ABlockThatIsTakenAnewHasNoDeaths) {
   const uint32_t block = a_.take(kNbytes);
   ASSERT_TRUE(c_.use(block));
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(c_.place(block), kWrite)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(c_.place(block), kWrite)).acquire());
   c_.die();
   reap_all(a_.segment().control());
   EXPECT_EQ(count_grants(a_.segment(), block, GrantState::kDied), 1U);
@@ -487,7 +489,7 @@ TEST_F(Lock, ABlockThatIsTakenAnewHasNoDeaths) {
 }
 
 TEST_F(Lock, WhatAllIsWrittenAnewIsToldToNobody) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite, 16, 32)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite, 16, 32)).acquire());
   c_.die();
   overwrite(a_, 0, 20);
   overwrite(b_, 16, 40);
@@ -495,9 +497,9 @@ TEST_F(Lock, WhatAllIsWrittenAnewIsToldToNobody) {
 }
 
 TEST_F(Lock, NobodyIsToldOfAReaderThatDied) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kRead)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kRead)).acquire());
   c_.die();
-  Turn writer(in(a_), kWrite);
+  TestLease writer(in(a_), kWrite);
   EXPECT_TRUE(writer.acquire());
 }
 
@@ -505,12 +507,12 @@ TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
   for (const Access access : {kRead, kWrite}) {
     StandIn d{a_};
     ASSERT_TRUE(d.use(block_));
-    ASSERT_TRUE(d.keep(std::make_unique<Turn>(in(d), access)).acquire());
+    ASSERT_TRUE(d.keep(std::make_unique<TestLease>(in(d), access)).acquire());
     std::vector<std::thread> threads;
     std::atomic<int> deaths{0}, grants{0};
     const std::vector<std::unique_ptr<StandIn>> others = more(4);
     for (const auto& other : others) {
-      threads.push_back(ask(*other, kWrite, [&](Turn& turn) {
+      threads.push_back(ask(*other, kWrite, [&](TestLease& turn) {
         if (turn.is_held()) grants.fetch_add(1);
         if (!turn.is_held() && turn.reason() == Reason::kOwnerDied) deaths.fetch_add(1);
       }));
@@ -524,11 +526,11 @@ TEST_F(Lock, WhoSleepsBehindOneThatDiesGoesOn) {
 }
 
 TEST_F(Lock, ARequestLearnsOfADeath) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite)).acquire());
   c_.detach_all();
   PendingRequest pending;
   std::atomic<int> done{0};
-  Turn turn(in(a_), kRead);
+  TestLease turn(in(a_), kRead);
   ASSERT_EQ(turn.submit(&pending, &done), Appended::kWaiting);
   c_.die();
   ASSERT_TRUE(comes_true([&] { return done == 1; }));
@@ -538,7 +540,7 @@ TEST_F(Lock, ARequestLearnsOfADeath) {
 }
 
 TEST_F(Lock, ThePlaceOfADeadOneIsTakenByTheNext) {
-  ASSERT_TRUE(c_.keep(std::make_unique<Turn>(in(c_), kWrite)).acquire());
+  ASSERT_TRUE(c_.keep(std::make_unique<TestLease>(in(c_), kWrite)).acquire());
   const uint32_t index = c_.index();
   c_.die();
   StandIn d{a_};
@@ -608,10 +610,10 @@ TEST_F(Lock, HandlesEndWithTheirSender) {
 
 // -------------------------------------------------------------------------------------------------- programs
 
-// Threads of several processes take leases of all kinds at random: with and without patience, of parts and of
-// all, as tasks that may take their requests back; and processes die with leases in their hands, and come
-// again. Oracle: the history has no two accesses of different processes that overlap and conflict; at the
-// end no grant is left. Prints its seed.
+// Threads of several processes take random leases: with and without timeouts, of some or all bytes, and as
+// tasks that may cancel their requests. Processes die while they hold leases, and others start. Oracle: the
+// history has no two accesses of different processes that overlap and conflict; at the end no grant is left.
+// Prints its seed.
 class Programs : public testing::TestWithParam<uint64_t> {
  protected:
   static constexpr int kProcesses = 3, kThreads = 2, kRounds = 4;
@@ -637,7 +639,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
     CellAccess access_;
   };
 
-  void count(const Turn& turn) {
+  void count(const TestLease& turn) {
     if (turn.is_held()) {
       ++granted_;
     } else if (turn.reason() == Reason::kOwnerDied) {
@@ -645,13 +647,13 @@ class Programs : public testing::TestWithParam<uint64_t> {
     } else if (turn.reason() == Reason::kDeadlock) {
       ++deadlocks_;
     } else {
-      // Interrupted: it was on its way from the queue to the gate when it was taken back.
+      // Interrupted: it was cancelled between the queue and the gate.
       EXPECT_TRUE(turn.reason() == Reason::kTimeout || turn.reason() == Reason::kInterrupted);
       ++timed_out_;
     }
   }
 
-  // What is held when a process dies is in the way of its own threads, too: they do not wait for it.
+  // Leases that a process holds at its death block its own threads, too: these do not wait.
   void run(StandIn& self, StandInBlock* const* places, int process, uint64_t seed, int steps, bool is_dying,
            bool keeps_last) {
     std::mt19937_64 random(seed);
@@ -663,7 +665,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
         begin = random() % kSections;
         end = begin + 1 + random() % (kSections - begin);
       }
-      auto turn = std::make_unique<Turn>(*places[block], access, begin * 8, end * 8);
+      auto turn = std::make_unique<TestLease>(*places[block], access, begin * 8, end * 8);
       if (access == kWrite && random() % 4 == 0) turn->overwriting();
       if (random() % 8 == 0) turn->ignoring();
       if (random() % 4 == 0) {
@@ -687,7 +689,7 @@ class Programs : public testing::TestWithParam<uint64_t> {
       const Noted noted(*this, block, access, begin, end, process);
       for (size_t n = random() % 3; n > 0; --n) std::this_thread::yield();
       if (random() % 4 == 0) {  // one more, while this is held
-        Turn inner(*places[1 - block], kRead);
+        TestLease inner(*places[1 - block], kRead);
         if (inner.acquire(static_cast<int64_t>(random() % 500'000))) {
           const Noted also(*this, 1 - block, kRead, 0, kSections, process);
           std::this_thread::yield();
@@ -723,7 +725,7 @@ TEST_P(Programs, KeepTheLaws) {
         });
       }
     }
-    // Each dies as soon as its threads have ended, while the others may wait for what it keeps.
+    // Each dies as soon as its threads have ended, while the others may wait for its leases.
     std::vector<std::thread> undertakers;
     for (int p = 0; p < kProcesses; ++p) {
       undertakers.emplace_back([&, p] {

@@ -38,7 +38,7 @@ bool ProxyWaiter::add(ProcessLock& lock, Request& request, RequestPart& part, Gr
   return true;
 }
 
-// Requires the lock. False: there can be no thread.
+// Requires the lock. False: the thread cannot be created.
 bool ProxyWaiter::start() noexcept {
   if (is_running_) return true;
   const BlockedSignals blocked;
@@ -97,7 +97,7 @@ void ProxyWaiter::run() noexcept {
   }
 }
 
-// Enters a request for which there was no grant. False: there is none yet; those that came first have it
+// Begins a request for which there was no free grant. False: no grant is free yet. Earlier requests are tried
 // first.
 bool ProxyWaiter::begin(PendingPart& waiting) noexcept {
   Participant& participant = waiting.lock->segment().participant();
@@ -112,9 +112,10 @@ bool ProxyWaiter::begin(PendingPart& waiting) noexcept {
   return false;
 }
 
-// Lets the requests arrive whose turn has come, and collects the words for the others. True: none waits.
+// Completes the requests that are granted, and collects the words to sleep on for the others. True: none
+// waits.
 bool ProxyWaiter::look_at_all() noexcept {
-  using Look = ProcessLock::Look;
+  using GrantResult = ProcessLock::GrantResult;
   ProcessLock::Blockers blockers;
   Conflict conflict;
   for (size_t i = 0;;) {
@@ -125,8 +126,8 @@ bool ProxyWaiter::look_at_all() noexcept {
       continue;
     }
     const auto [lock, request, part, grant] = waiting_[i];
-    const Look seen = lock->try_grant(*request, *part, grant, &blockers, &conflict);
-    if (seen == Look::kBlocked) {
+    const GrantResult seen = lock->try_grant(*request, *part, grant, &blockers, &conflict);
+    if (seen == GrantResult::kBlocked) {
       if (lock->reap_dead(blockers)) continue;
       const size_t room = os::kMostWords - words_.size();
       const size_t n = std::min(room, blockers.word_count());
@@ -136,8 +137,8 @@ bool ProxyWaiter::look_at_all() noexcept {
     }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     locked.unlock();
-    if (seen == Look::kGranted) part->grant = grant;
-    arrive_at_gates(*request, seen == Look::kGranted ? nullptr : &conflict);
+    if (seen == GrantResult::kGranted) part->grant = grant;
+    arrive_at_gates(*request, seen == GrantResult::kGranted ? nullptr : &conflict);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that waits at process locks for ops and tasks of asynchronous programs, which must not sleep.
+// A thread that waits at process locks for ops and asyncio tasks, because these must not block a thread.
 #pragma once
 
 #include <atomic>
@@ -11,25 +11,25 @@
 
 namespace tenon::impl {
 
-// Threads: any. Runs the arrival of a request, and with some executors its body, so it may wait for the lock
-// of a language. A thread that holds that lock must not wait for the proxy waiter.
+// Threads: any. Its thread completes the arrival of a request, and with some executors runs the body of the
+// op. So it may wait for the GIL. A thread that holds the GIL must not wait for the proxy waiter.
 class ProxyWaiter {
  public:
-  // That of this process: another one after a fork. Never destroyed.
+  // The one of this process; a forked child has its own. Never destroyed.
   static ProxyWaiter& instance();
 
   ProxyWaiter() = default;
   ProxyWaiter(const ProxyWaiter&) = delete;
   ProxyWaiter& operator=(const ProxyWaiter&) = delete;
 
-  // Waits until the part has its grant; then arrive_at_gates(request, ...). grant: the one that waits;
-  // kNoGrant: none was free. False: there is no memory or no thread to wait.
+  // Waits until the part has its grant; then calls arrive_at_gates(request, ...). grant: the waiting one;
+  // kNoGrant: none was free. False: there is no memory or no thread.
   bool add(ProcessLock& lock, Request& request, RequestPart& part, GrantId grant) noexcept;
-  // Takes it back. False: it has arrived, or does so now.
+  // Ends the wait of a part. False: it has arrived, or arrives now.
   bool cancel(const RequestPart& part) noexcept;
-  // It looks at all that waits again.
+  // Has the thread try all waiting parts again.
   void call() noexcept;
-  // It calls report_awaited(), soon.
+  // Has the thread call report_awaited() soon.
   void call_to_report() noexcept;
 
  private:
@@ -48,11 +48,10 @@ class ProxyWaiter {
   std::mutex lock_;
   std::vector<PendingPart> waiting_;  // guarded by lock_
   bool is_running_ = false;           // guarded by lock_
-  // On which its thread sleeps next: of that thread alone, with room for kMostWords once it has started.
+  // The words on which the thread sleeps next. Only that thread uses them. Capacity: kMostWords.
   std::vector<os::Sleep> words_;
   std::atomic<bool> is_to_report_{false};
-  // Moves when there is something new: a futex.
-  std::atomic<uint32_t> calls_{0};
+  std::atomic<uint32_t> calls_{0};  // a futex; changes when there is something new
 };
 
 }  // namespace tenon::impl

@@ -73,7 +73,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   std::string name = kFilePrefix + text_of(h.id);
   if (!plan.name.empty()) name += ":" + plan.name;
   segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
-  const uint64_t control = round_up(control_end(h.blocks), page);
+  const uint64_t control = Control::nbytes_of(h);
   if (plan.has_huge_pages) {
     os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
   } else {
@@ -82,9 +82,8 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   }
   segment->map(true, plan.node);
   std::memcpy(segment->control_.base, &h, sizeof h);
-  segment->is_creator_ = true;
   segment->join(mutex_owner);
-  os::seal(segment->file_);  // last: an unsealed file is not complete
+  os::seal(segment->file_);  // last: only a complete segment is sealed
   return segment;
 }
 
@@ -92,8 +91,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
   std::unique_ptr<Segment> segment(new Segment);
   if (!os::is_sealed(file)) {
     throw_error(Code::kValue,
-                "this is no shared memory that Tenon can use: it is not sealed, so its size could "
-                "change");
+                "this is no shared memory that Tenon can use: it is not sealed, so its size could change");
   }
   const size_t nbytes = os::size_of(file);
   if (nbytes < kPlacesAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
@@ -107,10 +105,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
 }
 
 void Segment::map(bool is_writable, int node) {
-  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
-  control_.blocks = header_.blocks;
-  control_.places = &places_;
-  control_.base = os::map(file_, 0, round_up(control_end(header_.blocks), page), true, page);
+  control_ = Control::map(file_, header_, &places_);
   data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
@@ -132,10 +127,7 @@ Segment::~Segment() {
   if (participant_) participant_->leave();
   if (name_ && is_empty(block(0).users)) remove_name(header_.name, header_.id);
   if (data_ != nullptr) os::unmap(data_, data_nbytes());
-  if (control_.base != nullptr) {
-    const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
-    os::unmap(control_.base, round_up(control_end(header_.blocks), page));
-  }
+  if (control_.base != nullptr) os::unmap(control_.base, Control::nbytes_of(header_));
 }
 
 void Segment::make_writable() {
@@ -161,7 +153,8 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   Block& b = block(index);
   const std::scoped_lock uses(uses_lock_);
   if (uses_[index] == 0) {
-    // First the bit, then the state; the process that frees it does the opposite: one of both sees the other.
+    // First the bit, then the state. The creator does the opposite in free_if_unused(): so if both run at
+    // once, at least one sees the other.
     set_bit(b.users, participant_->index());
     const bool is_there =
         observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
@@ -198,7 +191,7 @@ bool Segment::is_used_here(uint32_t index) noexcept {
   return uses_[index] != 0;
 }
 
-// The creator has the first place, as long as it lives.
+// The creator has the first place as long as it lives.
 bool Segment::is_creator_alive() const noexcept {
   const Place& place = control_.place(0);
   return place.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
@@ -227,7 +220,7 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
 uint32_t Segment::send(uint32_t index) noexcept {
   Block& b = block(index);
   const uint32_t self = participant_->index();
-  if (self == Participant::kNone) return 0;  // no process would know when it has ended
+  if (self == Participant::kNone) return 0;  // without a place, no process could notice the sender's end
   static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
   const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
   for (auto& entry : b.sent) {
@@ -249,7 +242,6 @@ bool Segment::limit(uint32_t index, uint32_t number, const HandleLimits& limits)
   const std::scoped_lock uses(uses_lock_);
   std::erase_if(limited_, [&](const Limited& l) { return l.block == index && l.number == number; });
   if (limits.has_any()) limited_.push_back({index, number, limits});
-  limited_count_.store(limited_.size(), std::memory_order_relaxed);
   return true;
 }
 
@@ -277,7 +269,6 @@ bool Segment::end_limited() noexcept {
     std::erase_if(limited_,
                   [&](const Limited& l) { return l.block == sent.block && l.number == sent.number; });
   }
-  limited_count_.store(limited_.size(), std::memory_order_relaxed);
   return !limited_.empty();
 }
 
@@ -331,16 +322,12 @@ Participant::Reserved Segment::before_fork() noexcept {
 void Segment::after_fork() noexcept { uses_lock_.unlock(); }
 
 void Segment::become_child() noexcept {
-  is_creator_ = false;
   for (Waits& waits : waits_) waits.threads = 0;
   limited_.clear();  // the parent's
-  limited_count_.store(0, std::memory_order_relaxed);
-  // The parent's death is not to be hidden by an open file description that the child shares with it.
-  const uint64_t page = std::max<uint64_t>(header_.page_nbytes, os::page_nbytes());
-  const bool has_own_file =
-      os::reopen(file_) &&
-      os::remap(file_, 0, control_.base, round_up(control_end(header_.blocks), page), true) &&
-      os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
+  // With the parent's open file description, the child would hold the lock of the parent's place.
+  const bool has_own_file = os::reopen(file_) &&
+                            os::remap(file_, 0, control_.base, Control::nbytes_of(header_), true) &&
+                            os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
   places_.become_child();
   participant_->become_child(has_own_file);
   uses_lock_.unlock();

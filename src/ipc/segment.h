@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A segment as this process sees it: its memory file, mapped, and this process' part in it.
+// A segment in this process: its memory file, mapped, and this process as its participant.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ namespace tenon::impl {
 
 class ProcessLock;
 
-// Until when a handle that no process has opened keeps its storage, at most.
+// How long a handle keeps its storage, at most, if no process opens it.
 struct HandleLimits {
-  os::Process receiver;  // as long as it lives; pid 0: any process may receive it
-  int64_t until_ns = 0;  // of now_ns(); 0: without an end
+  os::Process receiver;  // until this process ends; pid 0: any process may receive it
+  int64_t until_ns = 0;  // on the clock of now_ns(); 0: no limit
   bool has_any() const noexcept { return receiver.pid != 0 || until_ns != 0; }
 };
 
@@ -37,14 +37,15 @@ struct SegmentPlan {
 // Threads: any.
 class Segment {
  public:
-  // Made, mapped and joined; its data have no memory yet. Fails with kNoMemory, kSystem, kValue.
+  // Creates a memory file, maps it and takes a place. Its data have no memory yet. Fails with kNoMemory,
+  // kSystem, kValue.
   static std::unique_ptr<Segment> create(const SegmentPlan& plan, MutexOwner& mutex_owner);
-  // Of a file that some process has made: checked, mapped and joined. Fails with kValue (it is none, or is
-  // damaged), kNoMemory, kSystem.
+  // Checks and maps the file of another process, and takes a place. Fails with kValue (it is not a segment,
+  // or is damaged), kNoMemory, kSystem.
   static std::unique_ptr<Segment> open(os::File file, bool is_writable, MutexOwner& mutex_owner);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
-  // Leaves it. Requires: nothing here uses it.
+  // Frees the place. Requires: this process does not use a block.
   ~Segment();
 
   const Header& header() const noexcept { return header_; }
@@ -58,52 +59,52 @@ class Segment {
   uint64_t data_nbytes() const noexcept { return header_.total_nbytes - header_.data_at; }
   Participant& participant() noexcept { return *participant_; }
   ProcessLock& lock(uint32_t block);
-  bool is_creator() const noexcept { return is_creator_; }
   bool is_writable() const noexcept { return is_writable_; }
   // Fails with kSystem.
   void make_writable();
 
-  // Gives a block that is free to a storage of this process. Creator only.
+  // Gives a free block to a storage of this process. Creator only.
   void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
-  // Another use of a block in this process, which was handed on as of this generation. False: it is gone.
+  // Begins a use of a block by a storage of this process. False: the block does not have this generation any
+  // more.
   bool use(uint32_t block, uint32_t generation) noexcept;
-  // Ends a use. True: it was this process' last of that block.
+  // Ends a use. True: it was the last one of the block in this process.
   bool leave(uint32_t block) noexcept;
-  // If no process uses the block and no handle to it is under way: frees it. Creator only.
+  // Frees the block if no process uses it and no handle on it is unopened. Creator only.
   bool free_if_unused(uint32_t block) noexcept;
   bool is_used_here(uint32_t block) noexcept;
-  // The process that made it lives.
+  // The creator's process lives.
   bool is_creator_alive() const noexcept;
-  // Uses of all blocks by this process.
+  // The number of uses of all blocks by this process.
   uint32_t users() const noexcept {
     // pairs with: Segment::leave, "a use that has ended"
     return users_.load(std::memory_order_acquire);
   }
 
-  // What this process has lent by pickling: the number that use of the handle takes back; 0: it is one of
-  // those that are counted without a number, because there was no place for one.
+  // A new handle on a block, which keeps the block until it is opened: its number. 0: there are so many
+  // handles that this one is only counted.
   uint32_t send(uint32_t block) noexcept;
+  // The handle was opened.
   void receive(uint32_t block, uint32_t number) noexcept;
-  // Something that it has lent so is still under way.
+  // A handle of this process is unopened.
   bool has_sent() const noexcept;
-  // Takes back what it has lent so of a block: how many.
+  // Ends the effect of this process' unopened handles on a block. Returns how many there were.
   uint32_t revoke(uint32_t block) noexcept;
-  // A handle that was sent keeps the block until then, at most, instead of what was said of it before. False:
-  // it has no number. Requires: this process has sent it.
+  // Sets how long a handle keeps the block at most, instead of earlier limits. False: it has no number.
+  // Requires: this process has sent it.
   bool limit(uint32_t block, uint32_t number, const HandleLimits& limits);
-  bool has_limited() const noexcept { return limited_count_.load(std::memory_order_relaxed) != 0; }
-  // Takes back what has reached its limit. True: something is left that has limits.
+  // Ends the effect of the handles that have reached their limits. True: other handles have limits.
   bool end_limited() noexcept;
 
-  // Keeps the segment's name for this process, until it leaves the segment.
+  // Keeps the segment's name until this process leaves the segment.
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
-  // A thread of this process sleeps on an event of the segment's channel, so a signal has to wake it.
+  // A thread of this process sleeps on an event of the segment's channel, so a signal must wake it.
   void begin_wait(SharedEvent& event) noexcept;
   void end_wait(SharedEvent& event) noexcept;
 
-  // For forks. The result: the child's place.
+  // For forks. Returns the child's place.
   Participant::Reserved before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
@@ -121,14 +122,13 @@ class Segment {
   Control control_;
   std::byte* data_ = nullptr;
   bool is_writable_ = false;
-  bool is_creator_ = false;
   std::unique_ptr<Participant> participant_;
   NameHold name_;
 
   SpinLock uses_lock_;
   // Guarded by uses_lock_.
   std::vector<uint32_t> uses_;                       // of each block, by this process
-  std::vector<std::unique_ptr<ProcessLock>> locks_;  // of those that were used here
+  std::vector<std::unique_ptr<ProcessLock>> locks_;  // of blocks that were used here
   struct Waits {
     const SharedEvent* event = nullptr;
     uint32_t threads = 0;
@@ -140,8 +140,7 @@ class Segment {
     uint32_t number;
     HandleLimits limits;
   };
-  std::vector<Limited> limited_;  // handles that were sent
-  std::atomic<size_t> limited_count_{0};
+  std::vector<Limited> limited_;  // handles of this process that have limits
   std::atomic<uint32_t> users_{0};
 };
 

@@ -6,7 +6,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr size_t kMostForks = 64;  // children that have not come yet, which are looked at
+constexpr size_t kMostForks = 64;  // children without places that are watched
 
 }  // namespace
 
@@ -18,7 +18,7 @@ void SegmentForks::before(OpenSegments& segments) noexcept {
     try {
       if (place.index != Participant::kNone) fork.places.emplace_back(segment.header().id, place);
     } catch (const std::bad_alloc&) {
-      // Of this place the age will say that the child has not come.
+      // This place is freed by its age (is_abandoned in participant.cc).
     }
   });
   if (fork.places.empty() || forks_.size() == kMostForks) return;
@@ -38,7 +38,7 @@ void SegmentForks::after(OpenSegments& segments) noexcept {
 
 void SegmentForks::become_child() noexcept {
   forks_.clear();
-  writer_ = os::File();  // last: the parent sees that this child has come
+  writer_ = os::File();  // last: it shows the parent that this child has its places
 }
 
 void SegmentForks::look(OpenSegments& segments) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forks of this process: each child gets a place in the segments that are open.
+// Forks of this process: each child gets a place in every open segment.
 #pragma once
 
 #include <utility>
@@ -11,30 +11,30 @@
 
 namespace tenon::impl {
 
-// Threads: one at a time; Segments has the lock, also from before() to after() or become_child().
+// Threads: guarded by the lock of Segments, which is held from before() to after() or become_child().
 class SegmentForks {
  public:
   void before(OpenSegments& segments) noexcept;
-  // In the parent, also where the fork has failed.
+  // In the parent, also after a fork that failed.
   void after(OpenSegments& segments) noexcept;
-  // In the child, when it has taken its places.
+  // In the child, after it has taken its places.
   void become_child() noexcept;
 
-  // Gives back the places of children that have ended before they took them, and of forks that have failed.
+  // Frees the places of children that ended before they took them, and of forks that failed.
   void look(OpenSegments& segments) noexcept;
-  // No child is awaited.
+  // All children have taken their places, or have ended.
   bool is_empty() const noexcept { return forks_.empty(); }
 
  private:
-  // A child that has not taken its places yet: it has the other end of a pipe open until then. So its end,
-  // and a fork that has failed, are known.
+  // A child that has not taken its places yet. It has the write end of a pipe open until then, so its end and
+  // a failed fork are noticed.
   struct Fork {
     os::File reader;
     std::vector<std::pair<SegmentId, Participant::Reserved>> places;
   };
 
   std::vector<Fork> forks_;
-  os::File writer_;  // between the handlers of a fork
+  os::File writer_;  // only during a fork
 };
 
 }  // namespace tenon::impl

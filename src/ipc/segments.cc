@@ -58,7 +58,7 @@ void check_name(const std::string& name) {
 std::vector<const Segment*> open_segments(const Segment& at_least) {
   std::vector<const Segment*> all{&at_least};
   Segments& segments = Segments::instance();
-  // The thread with the lock may wait for the caller: to see less is better than to wait.
+  // Does not wait: the thread that holds the lock may wait for the caller.
   const std::unique_lock locked(segments.lock_, std::try_to_lock);
   if (!locked.owns_lock()) return all;
   segments.open_.visit([&](const Segment& segment) {
@@ -68,7 +68,7 @@ std::vector<const Segment*> open_segments(const Segment& at_least) {
 }
 
 Segments::Segments() {
-  (void)KnownMemory::instance();  // which handles forks
+  (void)KnownMemory::instance();  // it registers the handlers of forks
   static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
                                     [] { instance().become_child(); }};
   set_fork_hooks(&kHooks);
@@ -82,8 +82,8 @@ Segments& Segments::instance() {
 
 namespace {
 
-// Made when the library is loaded: a fork at the moment of the first use would leave the child with an object
-// half made.
+// Created when the library is loaded. Otherwise, a fork during the first use would leave a half-constructed
+// object in the child.
 [[maybe_unused]] const Segments& made_at_load = Segments::instance();
 
 }  // namespace
@@ -92,7 +92,7 @@ void Segments::nudge() noexcept { MutexOwner::instance().nudge(sweep_in_mutex_ow
 
 std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
   Segments& self = instance();
-  // Not waited for: the thread that has the lock may wait for this one.
+  // Does not wait: the thread that holds the lock may wait for this one.
   const std::unique_lock locked(self.lock_, std::try_to_lock);
   if (!locked.owns_lock()) return kSweepWhenBusy;
   try {
@@ -115,7 +115,7 @@ void Segments::end_use(void* owner) {
   BlockUse* head = self.ended_uses_.load(std::memory_order_relaxed);
   do {
     use->next = head;
-    // pairs with: Segments::look_at_ended_uses, "a use and its note"
+    // pairs with: Segments::look_at_ended_uses, "a use that has ended in the list"
   } while (!self.ended_uses_.compare_exchange_weak(head, use, std::memory_order_release,
                                                    std::memory_order_relaxed));
   nudge();
@@ -125,9 +125,8 @@ const Segments::BlockUse* Segments::use_of(const Array& array) {
   return static_cast<const BlockUse*>(array.storage().owner_with(end_use));
 }
 
-// Takes the notes of uses that have ended.
 void Segments::look_at_ended_uses() {
-  // pairs with: Segments::end_use, "a use and its note"
+  // pairs with: Segments::end_use, "a use that has ended in the list"
   BlockUse* use = ended_uses_.exchange(nullptr, std::memory_order_acquire);
   while (use != nullptr) {
     const std::unique_ptr<BlockUse> ended(use);
@@ -142,7 +141,7 @@ void Segments::sweep_some() {
   open_.sweep_some();
 }
 
-// True: something is left to be looked at later.
+// True: it must be called again later.
 bool Segments::sweep_all() {
   sweep_some();
   return open_.sweep_all() || !forks_.is_empty();
@@ -152,14 +151,12 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
   auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
-    throw_error(Code::kNotFound,
-                "the shared array is not there any more: every process that had it has let go "
-                "of it");
+    throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
   std::byte* const data = segment.data_of(block);
   const uint64_t nbytes = segment.block(block).nbytes.load(std::memory_order_relaxed);
   if (Ref<Storage> living = Storage::find(data, nbytes, is_readonly ? Access::kRead : Access::kWrite)) {
-    (void)segment.leave(block);  // not its last use
+    (void)segment.leave(block);  // not the last use
     return living;
   }
   try {
@@ -173,8 +170,8 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
   }
 }
 
-// A segment of its own, with blocks of these sizes one behind the other, of which the first one holds the
-// array. The uses that this has begun are the caller's.
+// A new segment with consecutive blocks of these sizes. The first one holds the array. The caller must end or
+// take over the use of each block.
 Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t> sizes,
                               const SharedOptions& options) {
   uint64_t nbytes = 0;
@@ -194,7 +191,7 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   try {
     commit();
   } catch (const Error& e) {
-    // Perhaps with what the pools keep for later.
+    // Tries again with the unused memory of the pools.
     if (!open_.trim_pools() || e.code() != Code::kNoMemory) throw;
     commit();
   }
@@ -208,24 +205,24 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   return open_.add(std::move(fresh));
 }
 
-// The array on a block whose use has begun, prepared; the use becomes the storage's, or ends.
+// The array on a block whose use the caller has begun. This use becomes the storage's, or ends.
 Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                                const SharedOptions& options) {
-  struct End {
+  struct LeaveAtEnd {
     Segments& self;
     Segment& segment;
     uint32_t block;
-    ~End() {
+    ~LeaveAtEnd() {
       if (segment.leave(block)) self.open_.note_left(segment.header().id, block);
     }
-  } const end{*this, segment, block};
+  } const at_end{*this, segment, block};
   if (options.prepare) options.prepare(segment.data_of(block));
   const uint32_t generation = segment.block(block).generation.load(std::memory_order_relaxed);
   return Array::over(storage_of(segment, block, generation, false), dtype, shape, flags);
 }
 
-// Locks lock_ and the name, and runs run(lock) then; once more, if that gives nothing. Forks wait for it, so
-// no child has the lock. make: the name's file where there is none; else run() finds that the name is absent.
+// Locks lock_ and the name, and calls run(lock). Repeats this until run returns an array. Forks wait for
+// lock_, so no child inherits the lock of the name. make: creates the file of the name if there is none.
 template <class Run>
 Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run run) {
   const Deadline deadline(kNameTimeoutNs);
@@ -255,21 +252,23 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
   }
 }
 
-// True: the name is for a new segment, because no process has it, or uses what has it. False: another process
-// is faster.
-bool Segments::request_name(const std::string& name, NameLock* lock) {
-  if (open_named(name, *lock, true, Code::kValue) != nullptr) {
-    throw_error(Code::kValue, "shared memory named '", name,
-                "' exists already: attach to it, or choose another name");
-  }
-  return !lock->is_kept() || lock->renew();
-}
-
-// What create() makes, in a segment that gets the name when it is complete. Requires: lock_ is not held.
+// The array that create() makes under lock_. Its segment gets the name, unless that is "", when it is
+// complete.
 template <class Create>
-Ref<Array> Segments::create_named(const std::string& name, Create create) {
+Ref<Array> Segments::create_with(const std::string& name, Create create) {
+  if (name.empty()) {
+    const std::scoped_lock locked(lock_);
+    sweep_some();
+    return create();
+  }
+  check_name(name);
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
-    if (!request_name(name, &lock)) return Ref<Array>();
+    if (open_named(name, lock, true, Code::kValue) != nullptr) {
+      throw_error(Code::kValue, "shared memory named '", name,
+                  "' exists already: attach to it, or choose another name");
+    }
+    // A segment that no process uses has the name: it loses it. False: another process takes the name.
+    if (lock.is_kept() && !lock.renew()) return Ref<Array>();
     Ref<Array> array = create();
     Segment& segment = *use_of(*array)->segment;
     segment.keep_name(lock.keep(segment.header().id, segment.file().fd()));
@@ -280,37 +279,29 @@ Ref<Array> Segments::create_named(const std::string& name, Create create) {
 Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options) {
   check_dtype(dtype);
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
-  if (!options.name.empty()) check_name(options.name);
-  const auto create_alone = [&] {
-    Segment& segment = make_alone(named_array(dtype, shape, flags), {&nbytes, 1}, options);
-    return take_over(segment, 0, dtype, shape, flags, options);
-  };
-  if (!options.name.empty()) return create_named(options.name, create_alone);
-  const std::scoped_lock locked(lock_);
-  sweep_some();
-  if (options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) return create_alone();
-  const auto [segment, allocation] = open_.allocate(nbytes);
-  std::byte* const data = segment->data() + allocation.begin;
-  if (options.is_populated) os::populate(data, nbytes, true);
-  if ((flags & TENON_ZEROED) != 0 && !allocation.is_fresh) std::memset(data, 0, nbytes);
-  return take_over(*segment, allocation.block, dtype, shape, flags, options);
+  return create_with(options.name, [&] {
+    if (!options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) {
+      Segment& segment = make_alone(named_array(dtype, shape, flags), {&nbytes, 1}, options);
+      return take_over(segment, 0, dtype, shape, flags, options);
+    }
+    const PoolBlock found = open_.allocate(nbytes);
+    std::byte* const data = found.segment->data() + found.begin;
+    if (options.is_populated) os::populate(data, nbytes, true);
+    if ((flags & TENON_ZEROED) != 0 && !found.is_fresh) std::memset(data, 0, nbytes);
+    return take_over(*found.segment, found.block, dtype, shape, flags, options);
+  });
 }
 
 Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options) {
-  if (!options.name.empty()) check_name(options.name);
   if (sizes.empty() || sizes.size() > kMostBlocks) {
     throw_error(Code::kValue, sizes.size(), " blocks of shared memory: there may be 1 to ", kMostBlocks);
   }
-  const auto create_all = [&] {
+  return create_with(options.name, [&] {
     const auto n = static_cast<int64_t>(sizes[0]);
     Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
     for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
     return take_over(segment, 0, kBytes, {&n, 1}, 0, options);
-  };
-  if (!options.name.empty()) return create_named(options.name, create_all);
-  const std::scoped_lock locked(lock_);
-  sweep_some();
-  return create_all();
+  });
 }
 
 Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
@@ -330,11 +321,17 @@ ProcessLock& Segments::lock_of(const Array& array) noexcept {
   return *static_cast<ProcessLock*>(array.storage().memory().gate);
 }
 
-// The memory file of a segment, as some process has it open; empty: no process that can be seen has.
-os::File Segments::find_file(const std::string& prefix, const os::Process& sender, int fd) {
+namespace {
+
+// The memory file that a process has open as this descriptor; empty: it does not have it any more.
+os::File file_of(const os::Process& process, int fd, const std::string& prefix) {
+  return os::start_of(process.pid) == process.start ? os::open_memory_of(process.pid, fd, prefix)
+                                                    : os::File();
+}
+
+// The memory file that any process has open; empty: no visible process has it.
+os::File find_file(const std::string& prefix) {
   os::File file;
-  if (os::start_of(sender.pid) == sender.start) file = os::open_memory_of(sender.pid, fd, prefix);
-  if (file) return file;
   for (const os::Found& found : os::find_memory(prefix)) {
     file = os::open_memory_of(found.pid, found.fd, prefix);
     if (file) break;
@@ -342,14 +339,16 @@ os::File Segments::find_file(const std::string& prefix, const os::Process& sende
   return file;
 }
 
-// The segment of the name that some process uses; null: there is none.
+}  // namespace
+
+// The segment that has the name and that some process uses; null: there is none.
 Segment* Segments::open_named(const std::string& name, const NameLock& lock, bool is_writable,
                               Code unreachable) {
   if (!lock.is_kept()) return nullptr;
   const std::optional<NameRecord> record = lock.record();
   if (!record) {
     throw_error(Code::kValue, "the file '", lock.path(), "' of the name '", name,
-                "' cannot be read: another version of Tenon keeps it");
+                "' cannot be read: another version of Tenon has written it");
   }
   const auto is_used = [](Segment& segment) {
     reap_all(segment.control());
@@ -360,19 +359,19 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
   os::File file;
   for (const NameUser& holder : record->holders) {
     if (holder.pid == 0) continue;
-    // Also where its processes can be seen: their locks name threads by the numbers that they have there.
+    // Also if its processes are visible here: their mutexes name threads by the numbers of their namespace.
     if (holder.pid_namespace != os::pid_namespace()) {
       throw_error(unreachable, "the shared array named '", name,
                   "' belongs to processes of another PID namespace (another container?), as process ",
                   holder.pid, " there: it cannot be used from here");
     }
-    if (os::start_of(holder.pid) == holder.start) file = os::open_memory_of(holder.pid, holder.fd, prefix);
+    file = file_of({holder.pid, holder.start}, holder.fd, prefix);
     if (file) break;
   }
-  if (!file) file = find_file(prefix, {}, -1);  // as a forked child has it, whose parent has ended
+  if (!file) file = find_file(prefix);  // perhaps only forked children of these processes have it
   if (!file) {
-    throw_error(unreachable, "the processes that share an array named '", name,
-                "' cannot be looked into, so that its memory cannot be reached: is /proc restricted?");
+    throw_error(unreachable, "the memory of the shared array named '", name,
+                "' cannot be opened through the processes that have it: is /proc restricted?");
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
   return is_used(*segment) ? &open_.add(std::move(segment)) : nullptr;
@@ -381,13 +380,13 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
   return with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
-    const OpenSegments::Opening opening(open_);
+    const OpenSegments::CloseUnused close_unused(open_);
     Segment* const segment = lock.state() == NameLock::NameState::kLocked
                                  ? open_named(name, lock, !is_readonly, Code::kNotFound)
                                  : nullptr;
     if (segment == nullptr) {
       throw_error(Code::kNotFound, "no process of this user shares an array named '", name, "' (by '",
-                  lock.path(), "'); is the one that makes it running?");
+                  lock.path(), "'); is the process that creates it running?");
     }
     const NamedArray& array = segment->header().array;
     const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);
@@ -413,7 +412,7 @@ const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
 std::string Segments::handle_of(const Array& array) {
   const BlockUse* const use = &checked_use_of(array);
   Segment& segment = *use->segment;
-  Handle handle;
+  ArrayHandle handle;
   handle.boot = os::boot();
   handle.pid_namespace = os::pid_namespace();
   handle.user = os::user();
@@ -431,7 +430,7 @@ std::string Segments::handle_of(const Array& array) {
   try {
     return handle.encode();
   } catch (...) {
-    segment.receive(use->block, handle.number);  // no other process can
+    segment.receive(use->block, handle.number);  // no process will open it
     throw;
   }
 }
@@ -442,7 +441,7 @@ uint32_t Segments::revoke(const Array& array) {
 }
 
 void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limits) {
-  const Handle handle = Handle::decode(bytes);
+  const ArrayHandle handle = ArrayHandle::decode(bytes);
   {
     const std::scoped_lock locked(lock_);
     Segment* const segment = open_.find(handle.segment);
@@ -450,21 +449,23 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
       throw_error(Code::kValue, "process ", handle.sender.pid, " has sent this handle, not this process, ",
                   os::this_process().pid);
     }
-    if (segment == nullptr) return;  // it is gone, and with it what the handle has kept
+    if (segment == nullptr) return;  // it is closed, and the handle keeps nothing
     if (!segment->limit(handle.block, handle.number, limits)) {
       throw_error(
-          Code::kValue, "this handle can have no limit, because ", kSent,
-          " handles of the array were not opened yet when it was made, and only so many can have one: open "
-          "some, or revoke them all (tn.revoke_handles, tenon_shared_revoke), and make it anew");
+          Code::kValue, "this handle cannot have a limit: it was made when ", kSent,
+          " other handles of the array were unopened, and no more can have limits; open some, or revoke them "
+          "all (tn.revoke_handles, tenon_shared_revoke), and make the handle again");
     }
   }
   nudge();
 }
 
-// The segment of a handle, opened here if it is not yet.
+// The segment of a handle. Opens it if it is not open in this process.
 Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd) {
   if (Segment* const here = open_.find(id)) return *here;
-  os::File file = find_file(file_prefix(id), sender, fd);
+  const std::string prefix = file_prefix(id);
+  os::File file = file_of(sender, fd, prefix);
+  if (!file) file = find_file(prefix);
   if (!file) {
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it)");
@@ -472,7 +473,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, MutexOwner::instance());
   if (segment->header().id != id) {
     throw_error(Code::kValue,
-                "this is no handle of a shared array: the memory file that it names is the segment ",
+                "this is not a handle of a shared array: the memory file that it names is the segment ",
                 text_of(segment->header().id));
   }
   if (segment->header().name[0] != '\0') segment->keep_name(keep_name(segment->header().name, id));
@@ -480,19 +481,19 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
-  const Handle handle = Handle::decode(bytes);
+  const ArrayHandle handle = ArrayHandle::decode(bytes);
   if (handle.boot != os::boot()) {
     throw_error(Code::kNotFound,
-                "the shared array cannot be opened: it lies in the memory of another machine "
-                "(or of an earlier run of this one); send a copy of it");
+                "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
+                "a restart of this one; send a copy of it");
   }
   if (handle.user != os::user()) {
     throw_error(Code::kNotFound, "the shared array cannot be opened: it belongs to user ", handle.user,
-                ", this process to ", os::user());
+                ", this process to user ", os::user());
   }
   const std::scoped_lock locked(lock_);
   sweep_some();
-  const OpenSegments::Opening opening(open_);
+  const OpenSegments::CloseUnused close_unused(open_);
   if (open_.find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it was sent from another PID namespace "
@@ -520,15 +521,14 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
     return array;
   }
   throw_error(Code::kValue,
-              "this is no handle of a shared array: its elements do not lie in the memory that it "
-              "names");
+              "this is not a handle of a shared array: its elements do not lie in the memory that it names");
 }
 
 void Segments::before_fork() noexcept {
   try {
-    (void)os::boot();  // a thread that asks for it now, has it when this returns
+    (void)os::boot();  // so that no other thread is computing it during the fork
   } catch (const std::exception&) {
-    // No thread has it.
+    // The child computes it.
   }
   lock_.lock();
   forks_.before(open_);
@@ -548,7 +548,8 @@ void Segments::become_child() noexcept {
   lock_.unlock();
 }
 
-// The names of what no other process uses. After another end of the process the next one removes them.
+// Removes the names of segments that no other process uses. If this process is killed, the next process that
+// uses names removes them.
 void Segments::remove_names_at_exit() {
   Segments& self = instance();
   constexpr int kTries = 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arrays of this process in shared memory, by name and by handle, and the blocks that they use.
+// The shared arrays of this process: creation, names, handles, and the blocks that the arrays use.
 #pragma once
 
 #include <atomic>
@@ -21,18 +21,18 @@
 namespace tenon::impl {
 
 struct SharedOptions {
-  std::string name;  // "": the array goes to others by its handle alone
+  std::string name;  // "": other processes open the array only by its handle
   bool has_huge_pages = false;
   bool is_populated = false;
-  int node = -1;  // of NUMA; -1: any
-  // Writes what the memory begins with, before another process finds it by its name.
+  int node = -1;  // the NUMA node; -1: any
+  // Initializes the memory, before another process can find it by its name.
   std::function<void(std::byte*)> prepare;
 };
 
 // Fails with kValue.
 void check_name(const std::string& name);
 
-// One for the process, never destroyed. Threads: any.
+// One for each process, never destroyed. Threads: any.
 class Segments {
  public:
   static Segments& instance();
@@ -40,36 +40,38 @@ class Segments {
   // A new array in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kNoMemory, kSystem, kType,
   // kValue (shape, or the name is taken).
   Ref<Array> create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
-  // A segment of its own with one block of bytes for each size: the first one. The others: sibling().
+  // A new segment with one block for each size. Returns the first block as an array of bytes; sibling()
+  // returns the others. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
-  // Another block of the segment of an array that is the first one. Fails with kValue (there is none).
+  // Another block of the segment, as an array of bytes. first: the array of the first block. Fails with
+  // kValue (there is no such block).
   Ref<Array> sibling(const Array& first, uint32_t block);
-  // The lock of the block on which a shared array lies.
+  // The lock of the block of a shared array.
   static ProcessLock& lock_of(const Array& array) noexcept;
 
-  // The array that a process of this user has made under this name. Fails with kNotFound, kValue (damaged),
+  // The array that a process of this user has created with this name. Fails with kNotFound, kValue (damaged),
   // kSystem.
   Ref<Array> attach(const std::string& name, bool is_readonly);
 
-  // What another process needs to open the array. Keeps the storage until one has. Fails with kType (the
-  // memory is not shared).
+  // A handle, with which another process can open the array. It keeps the storage until a process opens it.
+  // Fails with kType (the memory is not shared).
   std::string handle_of(const Array& array);
-  // The handles on the array's storage that this process has sent, and no process has opened, keep it no
-  // longer: their number. Fails with kType (the memory is not shared).
+  // The unopened handles of this process on the array's storage do not keep it any longer. Returns how many
+  // there were. Fails with kType (the memory is not shared).
   uint32_t revoke(const Array& array);
-  // A handle of this process keeps the storage until then, at most. Fails with kValue (it is no handle that
-  // this process has sent; or there were so many on the storage that this one has no number).
+  // Sets how long a handle keeps the storage at most. Fails with kValue (this process has not sent such a
+  // handle; or it has no number, because there were too many handles on the storage).
   void limit(std::span<const std::byte> handle, const HandleLimits& limits);
-  // Fails with kNotFound (it is not there any more, or cannot be reached: the message says why), kValue
-  // (no handle).
+  // Fails with kNotFound (the array does not exist any more, or cannot be reached: the message says why),
+  // kValue (not a handle).
   Ref<Array> open(std::span<const std::byte> handle);
 
   static bool is_shared(const Array& array) noexcept;
 
-  // A use has ended: what no process uses any more is given back soon, by the mutex owner.
+  // The mutex owner soon frees the blocks and segments that no process uses any more.
   static void nudge() noexcept;
 
-  // Calls visit with every segment that is open.
+  // Calls visit(segment) for every open segment.
   template <class Visit>
   void visit(Visit visit) {
     const std::scoped_lock locked(lock_);
@@ -80,8 +82,8 @@ class Segments {
   friend std::vector<const Segment*> open_segments(const Segment& at_least);
   Segments();
 
-  // A storage's use of a block. When it has ended it is a note for the sweep, which finds by it what can be
-  // given back: the segment itself may be gone by then.
+  // The use of a block by a storage. After its end, it is in the list ended_uses_ until the next sweep, which
+  // frees the block or closes the segment. The segment may be closed before that.
   struct BlockUse {
     Segment* segment;
     uint32_t block;
@@ -94,7 +96,7 @@ class Segments {
   template <class Run>
   Ref<Array> with_name(const std::string& name, NameLock::Make make, Run run);
   template <class Create>
-  Ref<Array> create_named(const std::string& name, Create create);
+  Ref<Array> create_with(const std::string& name, Create create);
 
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
   // These require lock_.
@@ -105,9 +107,7 @@ class Segments {
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
-  bool request_name(const std::string& name, NameLock* lock);
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable);
-  os::File find_file(const std::string& prefix, const os::Process& sender, int fd);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd);
 
   void before_fork() noexcept;
@@ -123,7 +123,8 @@ class Segments {
   bool has_cleaned_names_ = false;
 };
 
-// Those that are open here, the one given among them: all, unless a thread is just opening one.
+// The open segments of this process, with at_least among them. Other segments are missing if another thread
+// holds the lock of Segments.
 std::vector<const Segment*> open_segments(const Segment& at_least);
 
 }  // namespace tenon::impl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes as objects, for tests of what they share: each has the segment mapped on its own, a place and a
-// mutex owner. When the mutex owner's thread ends, the kernel does what it does when a process begins to end.
+// Objects that stand for processes: each has its own mapping of the segment, its own place and its own mutex
+// owner. At the end of the mutex owner's thread, the kernel does the same as when a process begins to end.
 #pragma once
 
 #include <fcntl.h>
@@ -14,12 +14,13 @@
 #include "base/error.h"
 #include "exec/cells_testing.h"
 #include "exec/engine.h"
+#include "ipc/peer_testing.h"
 #include "ipc/process_lock.h"
 #include "ipc/segment.h"
 
 namespace tenon::impl {
 
-// Memory of one block as a stand-in uses it: with the queue of its process.
+// One block in a stand-in, with the queue of its process.
 struct StandInBlock {
   StandInBlock(Segment& segment, uint32_t block) : lock(segment.lock(block)) {
     const Block& b = segment.block(block);
@@ -34,10 +35,10 @@ struct StandInBlock {
   Home home{&queue};
 };
 
-// A lease of bytes begin..end of a place.
-class Turn {
+// A lease of bytes begin..end of a block.
+class TestLease {
  public:
-  Turn(StandInBlock& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
+  TestLease(StandInBlock& place, Access access, size_t begin = 0, size_t end = SIZE_MAX)
       : request_(HolderKind::kLease, {&part_, 1}) {
     part_.home = &place.home;
     part_.access = access;
@@ -45,12 +46,12 @@ class Turn {
     if (end == SIZE_MAX) part_.extent.end = place.extent.end;
     request_.owner = current_actor();
   }
-  ~Turn() { release(); }
-  Turn& overwriting() {
+  ~TestLease() { release(); }
+  TestLease& overwriting() {
     part_.is_overwrite = true;
     return *this;
   }
-  Turn& ignoring() {
+  TestLease& ignoring() {
     request_.ignores_dead_owner = true;
     return *this;
   }
@@ -63,7 +64,7 @@ class Turn {
     pending->done = [](void* context) { static_cast<std::atomic<int>*>(context)->fetch_add(1); };
     pending->context = told;
     const Appended appended = request_.submit(pending, &conflict);
-    // What its queue has granted, the gate may have refused.
+    // The gate may have refused what the queue has granted.
     if (appended == Appended::kGranted) arrived(*pending);
     return appended;
   }
@@ -93,7 +94,7 @@ class Turn {
 
 class StandIn {
  public:
-  // Makes the segment.
+  // Creates a segment.
   explicit StandIn(uint32_t blocks, uint64_t data_nbytes = 1 << 16)
       : mutex_owner_(std::make_unique<MutexOwner>()) {
     SegmentPlan plan;
@@ -101,7 +102,7 @@ class StandIn {
     plan.blocks = blocks;
     segment_ = Segment::create(plan, *mutex_owner_);
   }
-  // Opens the segment of another one.
+  // Opens the segment of another stand-in.
   explicit StandIn(const StandIn& of) : mutex_owner_(std::make_unique<MutexOwner>()) {
     const std::string path = concat("/proc/self/fd/", of.segment_->file().fd());
     segment_ = Segment::open(os::File(::open(path.c_str(), O_RDWR | O_CLOEXEC)), true, *mutex_owner_);
@@ -113,7 +114,7 @@ class StandIn {
 
   Segment& segment() { return *segment_; }
   uint32_t index() { return segment_->participant().index(); }
-  // A new block, and the same one in another stand-in.
+  // Begins to use a new block; use(): one of another stand-in.
   uint32_t take(uint64_t nbytes) {
     uint32_t block = 0;  // the first one that is free
     while (look(segment_->block(block).state) != BlockState::kFree) ++block;
@@ -144,7 +145,7 @@ class StandIn {
   void die() {
     mutex_owner_.reset();
     segment_->control().places->unlock(index());
-    // Its mapping and its leases stay, as a dead process' own memory would be gone.
+    // Its mapping and its leases are kept and not used any more.
     static auto* const graves = new std::vector<Grave>;
     static std::mutex lock;
     const std::scoped_lock locked(lock);
@@ -153,20 +154,20 @@ class StandIn {
     places_.clear();
     turns_.clear();
   }
-  // What it keeps belongs to no thread: those of a test that act for several processes would wait for
-  // themselves.
+  // The kept leases have no owner thread any more. Otherwise a thread that acts for several processes would
+  // wait for itself.
   void detach_all() {
     for (const auto& turn : turns_) turn->detach();
   }
   // A lease that it keeps until it dies.
-  Turn& keep(std::unique_ptr<Turn> turn) {
+  TestLease& keep(std::unique_ptr<TestLease> turn) {
     turns_.push_back(std::move(turn));
     return *turns_.back();
   }
 
  private:
   using Places = std::vector<std::pair<uint32_t, std::unique_ptr<StandInBlock>>>;
-  using Turns = std::vector<std::unique_ptr<Turn>>;
+  using Turns = std::vector<std::unique_ptr<TestLease>>;
   struct Grave {
     std::unique_ptr<Segment> segment;
     Places places;
@@ -181,7 +182,7 @@ class StandIn {
   uint64_t block_end_ = 0;
 };
 
-// How many grants on a block are of this kind, in all places.
+// The number of grants of this kind on a block, in all places.
 inline uint32_t count_grants(Segment& segment, uint32_t block, GrantState::Kind kind) {
   const Control& control = segment.control();
   uint32_t n = 0;
@@ -199,16 +200,6 @@ inline uint32_t waiting(Segment& segment, uint32_t block) {
 }
 inline uint32_t granted(Segment& segment, uint32_t block) {
   return count_grants(segment, block, GrantState::kGranted);
-}
-
-template <class IsSo>
-bool comes_true(IsSo&& is_so) {
-  const Deadline watchdog(kWatchdogNs);
-  while (!is_so()) {
-    if (watchdog.has_passed()) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));  // what is awaited may need the same locks
-  }
-  return true;
 }
 
 }  // namespace tenon::impl

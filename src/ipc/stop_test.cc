@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process stops (SIGSTOP) before each of its stores to shared memory in turn, while it takes and gives back
+// A process stops (SIGSTOP) before each of its stores to shared memory in turn, while it takes and releases
 // leases, or uses a channel. Oracle, for another process:
 //   - each call with a timeout ends soon after it, with success or with a timeout whose message names the
 //     process and says that it is stopped;
-//   - what is given back is given back at once, and bytes that the stopped process does not use can be used;
-//   - after SIGCONT both go on, and no two leases for writing overlap.
+//   - a release takes effect at once, and bytes that the stopped process does not use can be used;
+//   - after SIGCONT both processes continue, and no two write leases overlap.
 //
-// In a third case it stops while it cleans up after a process that was killed: the one that is stopped is
-// named, not the dead one.
+// In a third case it stops while it cleans up after a killed process: errors name the stopped process, not
+// the dead one.
 //
 // TENON_STOP_STEP=n tries every n-th store.
 #include <gtest/gtest.h>
@@ -31,16 +31,11 @@
 namespace tenon::impl {
 namespace {
 
-constexpr auto kShort = 60ms;  // of the calls beside a stopped process
-constexpr auto kSoon = 10s;    // what takes so long hangs
+constexpr auto kShort = 60ms;  // for calls beside a stopped process
+constexpr auto kSoon = 10s;    // a call that takes longer hangs
 constexpr int64_t kElements = 16;
 
-api::Array part(const api::Array& x, int64_t begin, int64_t end) {
-  const api::Index items[] = {api::slice(begin, end)};
-  return x.index(items);
-}
-
-// Writes elements 0 to 8. The first of them says whether a process is at it.
+// Writes elements 0 to 8. The first one shows whether a process is writing.
 void write_alone(const api::Array& x, uint32_t flags, std::chrono::nanoseconds patience) {
   api::Lease lease(part(x, 0, 8), api::Access::kWrite, flags, patience);
   {
@@ -77,8 +72,9 @@ int hold(const std::vector<std::string>& words) {
   return 0;
 }
 
-// Each line that it hears is the number of a store. In each round it stops once: there, or at the end.
+// Each line that it reads is the number of a store. In each round it stops once: there, or at the end.
 int be_stopped(const std::vector<std::string>& words) {
+  if (words[0] == "hold") return hold(words);
   Lines lines(STDIN_FILENO, STDOUT_FILENO);
   const bool is_array = words[0] == "array";
   const api::Array memory = api::attach(words[1], false);
@@ -115,7 +111,7 @@ class Stops : public testing::Test {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // In a thread: a call that hangs goes on when the peer does.
+  // In a thread: a call that hangs continues when the peer does.
   tenon_status status_of(std::function<void()> call, std::string* message) {
     auto told = std::make_shared<std::pair<tenon_status, std::string>>(TENON_ERR_INTERNAL, "");
     std::packaged_task<void()> task([call, told] { told->first = code_of(call, &told->second); });
@@ -155,7 +151,7 @@ class Stops : public testing::Test {
   void go_on() {
     if (std::exchange(is_stopped_, false)) (void)kill(peer_->pid(), SIGCONT);
   }
-  // True: the peer was stopped at a store of its.
+  // True: the peer was stopped at one of its stores.
   bool end_round() {
     go_on();
     std::string line;
@@ -247,7 +243,7 @@ TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
     expect_end("send", [&] { lent->send(), is_sent = true; });
     bool is_received = false;
     expect_end("receive", [&] {
-      // What was sent by this process is there.
+      // An item that this process has sent can be received.
       (void)channel.receive(is_sent ? kShort : 0ms);
       is_received = true;
     });
@@ -274,10 +270,5 @@ TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
 }  // namespace tenon::impl
 
 int main(int count, char** words) {
-  std::vector<std::string> told;
-  if (tenon::impl::is_peer(count, words, &told)) {
-    return told[0] == "hold" ? tenon::impl::hold(told) : tenon::impl::be_stopped(told);
-  }
-  testing::InitGoogleTest(&count, words);
-  return RUN_ALL_TESTS();
+  return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_stopped);
 }

@@ -24,10 +24,10 @@ namespace tenon::impl {
 namespace {
 
 constexpr int64_t kSliceNs = 20'000'000;
-constexpr int64_t kGraceNs = 1'000'000'000;  // for a holder that runs: the sections are short
+constexpr int64_t kGraceNs = 1'000'000'000;  // for a holder that is not stopped: the sections are short
 
-// 0: it is not known. glibc's mutexes begin with the word that robust-futexes.rst of the kernel describes:
-// the number of the thread that holds it.
+// The process that holds the mutex; 0: unknown. glibc's mutexes begin with the word that robust-futexes.rst
+// of the kernel describes. It contains the number of the thread that holds it.
 uint32_t holder_of(pthread_mutex_t& mutex) {
   const auto& word = *reinterpret_cast<const std::atomic<uint32_t>*>(&mutex);
   const uint32_t thread = word.load(std::memory_order_relaxed) & FUTEX_TID_MASK;
@@ -41,12 +41,12 @@ uint32_t holder_of(pthread_mutex_t& mutex) {
   return 0;
 }
 
-// Until then, on the clock that now_ns() reads. As pthread_mutex_lock.
+// pthread_mutex_lock with a deadline on the clock of now_ns().
 int lock_until(pthread_mutex_t& mutex, int64_t until_ns) {
   const timespec time{static_cast<time_t>(until_ns / 1'000'000'000),
                       static_cast<long>(until_ns % 1'000'000'000)};
   const int result = pthread_mutex_clocklock(&mutex, CLOCK_MONOTONIC, &time);
-#if defined(__SANITIZE_THREAD__)  // which does not know that function in g++ 12
+#if defined(__SANITIZE_THREAD__)  // TSan of g++ 12 does not intercept this function
   if (result == 0 || result == EOWNERDEAD) {
     __tsan_mutex_pre_lock(&mutex, __tsan_mutex_try_lock);
     __tsan_mutex_post_lock(&mutex, __tsan_mutex_try_lock, 1);
@@ -87,7 +87,7 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
     const WaitEnd end = waiter.sleep(
         std::clamp<int64_t>(left, 1'000'000, kSliceNs),
         [&](int64_t ns) { return is_held_ = note(lock_until(mutex_, now_ns() + ns)); },
-        [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " is at work on it"); });
+        [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " holds its lock"); });
     if (is_held_) return;
     if (end == WaitEnd::kInterrupted)
       throw_error(Code::kInterrupted, "the wait to ", doing, " was interrupted");
@@ -96,7 +96,7 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
       const bool is_stopped = holder != 0 && os::is_stopped(holder);
       if (is_stopped || left < -kGraceNs) {
         throw_error(Code::kTimeout, "cannot ", doing, " in the time given: ", os::process_text(holder),
-                    " is at work on it", is_stopped ? ": continue or end that process" : "");
+                    " holds its lock", is_stopped ? ": continue or end that process" : "");
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A robust mutex in shared memory, held for a short section. Its holder may be stopped in there, so no
+// A robust mutex in shared memory, held for short sections. The process that holds it may be stopped, so no
 // thread waits for it without a deadline.
 #pragma once
 
@@ -13,14 +13,14 @@ namespace tenon::impl {
 // Fails with kSystem.
 void make_robust(pthread_mutex_t* mutex);
 
-// Holds a robust mutex. Every store under it leaves what it guards in order, so that what a dead holder
-// leaves needs no repair.
+// Holds a robust mutex. Every store under the mutex leaves the guarded data consistent, so no repair is
+// needed after the death of a holder.
 class TimedLock {
  public:
-  // Waits until the deadline, and a moment more for a holder that runs. Fails with kTimeout, which names the
-  // holder, and kInterrupted. doing: "receive from the channel".
+  // Waits until the deadline, and up to 1 s longer for a holder that is not stopped. Fails with kTimeout,
+  // which names the holder, and kInterrupted. doing: for messages, as "receive from the channel".
   TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing);
-  // Looks for some microseconds.
+  // Tries for some microseconds.
   explicit TimedLock(pthread_mutex_t& mutex) noexcept : mutex_(mutex) { is_held_ = poll(); }
   TimedLock(const TimedLock&) = delete;
   TimedLock& operator=(const TimedLock&) = delete;

@@ -14,13 +14,13 @@ namespace {
 
 using GrantKind = GrantState::Kind;
 
-// A thread, or a task of it, of some process.
-struct Owner {
+// A thread of some process, or a task on it.
+struct ProcessActor {
   uint32_t pid = 0;
   uint64_t start = 0;
   uint32_t thread = 0;
   uint32_t task = 0;
-  friend bool operator==(const Owner&, const Owner&) = default;
+  friend bool operator==(const ProcessActor&, const ProcessActor&) = default;
 };
 
 struct GrantAt {
@@ -30,7 +30,7 @@ struct GrantAt {
   friend bool operator==(const GrantAt&, const GrantAt&) = default;
 };
 
-Owner actor_of(const Place& place, const Grant& grant) noexcept {
+ProcessActor actor_of(const Place& place, const Grant& grant) noexcept {
   return {place.pid.load(std::memory_order_relaxed), place.start.load(std::memory_order_relaxed),
           grant.thread.load(std::memory_order_relaxed),
           grant.task_or_dead_pid.load(std::memory_order_relaxed)};
@@ -49,7 +49,7 @@ void visit_leases(const Control& control, uint32_t participant, Visit visit) {
   }
 }
 
-// A grant that waits and one in its way: as long as both have their tickets, the one waits for the other.
+// A waiting grant and one that blocks it. The edge exists as long as both grants have these tickets.
 struct Edge {
   GrantAt waiting;
   uint64_t waiting_ticket;
@@ -58,7 +58,7 @@ struct Edge {
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
-// Calls visit with everything of other processes that is in the way of a request, and its owner.
+// Calls visit(edge, owner) for each grant of another process that blocks a request.
 template <class Visit>
 void visit_edges(const GrantAt& request, Visit visit) {
   const Control& control = *request.control;
@@ -68,7 +68,7 @@ void visit_edges(const GrantAt& request, Visit visit) {
   const uint32_t block = GrantState::block(state);
   if (block >= control.blocks) return;
   const uint64_t own_ticket = look(own.ticket);
-  const Span bytes = span_of(own);
+  const ByteRange bytes = range_of(own);
   visit_bits(control.block(block).present, [&](uint32_t p) {
     if (p == request.participant) return;
     visit_leases(control, p, [&](GrantId id, const Place& place, const Grant& other, uint64_t word) {
@@ -76,9 +76,9 @@ void visit_edges(const GrantAt& request, Visit visit) {
       if (!in_conflict(GrantState::access(state), GrantState::access(word))) return;
       const uint64_t ticket = look(other.ticket);
       if (GrantState::kind(word) != GrantKind::kGranted && ticket > own_ticket) return;
-      if (!span_of(other).overlaps(bytes)) return;
-      const Owner owner = actor_of(place, other);
-      // Of one request all the while: each has a ticket of its own.
+      if (!range_of(other).overlaps(bytes)) return;
+      const ProcessActor owner = actor_of(place, other);
+      // The same tickets as before: so all that was read belongs to the same two requests.
       const bool is_same = look(other.ticket) == ticket && look(own.ticket) == own_ticket &&
                            GrantState::is_lease(look(other.state)) && look(own.state) == state;
       if (is_same) visit(Edge{request, own_ticket, {&control, p, id}, ticket}, owner);
@@ -86,8 +86,8 @@ void visit_edges(const GrantAt& request, Visit visit) {
   });
 }
 
-// All that this actor waits for, as far as can be seen here.
-std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Segment*>& segments) {
+// All requests of this actor that wait, in these segments.
+std::vector<GrantAt> requests_of(const ProcessActor& actor, const std::vector<const Segment*>& segments) {
   std::vector<GrantAt> found;
   for (const Segment* segment : segments) {
     const Control& control = segment->control();
@@ -105,20 +105,20 @@ std::vector<GrantAt> requests_of(const Owner& actor, const std::vector<const Seg
   return found;
 }
 
-// True: a way leads back to the thread and task of the request. Puts down the edges that it meets; with
-// `among` it goes along those alone.
+// True: a path leads back to the actor of the request. Adds the edges that it meets to `met`. With `among`,
+// it follows only these edges.
 bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, const std::vector<Edge>* among,
           std::vector<Edge>* met) {
   const Place& place = from.control->place(from.participant);
-  const Owner self = actor_of(place, place.grants[from.id - 1]);
+  const ProcessActor self = actor_of(place, place.grants[from.id - 1]);
   if (self.thread == 0) return false;
-  std::vector<Owner> seen;
+  std::vector<ProcessActor> seen;
   std::vector<GrantAt> next{from};
   while (!next.empty()) {
     const GrantAt request = next.back();
     next.pop_back();
-    std::vector<Owner> owners;
-    visit_edges(request, [&](const Edge& edge, const Owner& owner) {
+    std::vector<ProcessActor> owners;
+    visit_edges(request, [&](const Edge& edge, const ProcessActor& owner) {
       if (owner.thread == 0) return;
       if (among != nullptr && std::find(among->begin(), among->end(), edge) == among->end()) return;
       met->push_back(edge);
@@ -126,7 +126,7 @@ bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, cons
       seen.push_back(owner);
       owners.push_back(owner);
     });
-    for (const Owner& owner : owners) {
+    for (const ProcessActor& owner : owners) {
       if (owner == self) return true;
       for (const GrantAt& further : requests_of(owner, segments)) next.push_back(further);
     }
@@ -136,16 +136,16 @@ bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, cons
 
 }  // namespace
 
-bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId grant) noexcept {
+bool is_waiting_for_itself(Segment& segment, GrantId grant) noexcept {
   try {
-    const GrantAt from{&segment.control(), participant, grant};
+    const GrantAt from{&segment.control(), segment.participant().index(), grant};
     const std::vector<const Segment*> segments = open_segments(segment);
-    // Twice: leases that were given back and taken again during the first walk may have closed a cycle that
-    // never was. An edge that both walks have met was there at the moment between them.
+    // Two walks: leases that are released and taken again during the first one can show a cycle that never
+    // existed at one time. An edge that both walks meet existed at the time between them.
     std::vector<Edge> first, second;
     return walk(from, segments, nullptr, &first) && walk(from, segments, &first, &second);
   } catch (const std::bad_alloc&) {
-    return false;  // the report of long waits names the holder
+    return false;  // the wait ends with its timeout
   }
 }
 

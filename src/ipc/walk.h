@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wait-for graph across processes, as their places show it. A request is entered first, then it walks:
-// along the grants that are in its way, from the thread that holds each of them to what that thread waits
-// for.
+// The search for a cycle in the wait-for graph of all processes, as their places show it. A request enters
+// the graph before it searches. The search follows the grants that block a request to the threads that hold
+// them, and from these to the requests for which they wait.
 #pragma once
 
 #include "ipc/segment.h"
@@ -10,9 +10,9 @@
 
 namespace tenon::impl {
 
-// A way leads from this waiting grant back to its own thread and task. Sees what the segments that are open
-// here show of the participants of this one; a longer way around is ended by the time-out of one of them.
-bool is_waiting_for_itself(const Segment& segment, uint32_t participant, GrantId grant) noexcept;
+// Whether a path leads from a waiting grant of this process back to its own thread and task. The search sees
+// the segments that are open in this process. A longer cycle ends with the timeout of one of its requests.
+bool is_waiting_for_itself(Segment& segment, GrantId grant) noexcept;
 
 void describe(const Place& place, const Grant& grant, Holder* holder) noexcept;
 

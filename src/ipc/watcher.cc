@@ -17,12 +17,12 @@ namespace tenon::impl {
 namespace {
 
 constexpr int64_t kSliceNs = 250'000'000;
-constexpr int64_t kShortSliceNs = 20'000'000;  // where there are more lives than words to sleep on
+constexpr int64_t kShortSliceNs = 20'000'000;  // if there are more lives than words to sleep on
 
-// All of this process.
+// All watchers of this process.
 struct Watchers {
   std::mutex lock;
-  std::vector<std::unique_ptr<Watcher>> all;  // guarded by lock; none of them goes
+  std::vector<std::unique_ptr<Watcher>> all;  // guarded by lock; none is removed
 };
 
 }  // namespace
@@ -37,7 +37,7 @@ Watch::Watch(const Channel& channel, SharedEvent& event)
     throw;
   }
   is_watched_.store(true, std::memory_order_relaxed);
-  signal();  // what came before is to be looked at, too
+  signal();  // there may be something to do already
 }
 
 Watch::~Watch() { end(); }
@@ -83,7 +83,7 @@ bool Watcher::add(Watch& watch) {
       } catch (const std::exception& e) {  // of the system, or std::bad_alloc
         watches_.pop_back();
         throw_error(Code::kSystem,
-                    "the descriptor of a channel needs a thread, which cannot be made: ", e.what());
+                    "the descriptor of a channel needs a thread, which cannot be created: ", e.what());
       }
       is_running_ = true;
       return true;
@@ -102,14 +102,14 @@ bool Watcher::remove(Watch& watch) noexcept {
     watches_.erase(at);
     changes_.fetch_add(1, std::memory_order_relaxed);
   }
-  // Asleep it may have the addresses of words that are unmapped next: the kernel refuses these, and the word
-  // that has changed ends the sleep anyway.
+  // The sleeping thread may use addresses of words that are unmapped next. That is safe: the kernel refuses
+  // them, and the change of changes_ ends the sleep.
   os::wake_all(changes_);
   return true;
 }
 
-// Signals what has changed. The words on which to sleep, for how long, until something else does. Requires
-// the lock.
+// Signals the watches whose events have changed. Sets the words on which to sleep next, and for how long.
+// Returns the number of words. Requires the lock.
 size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   size_t n = 0;
   words[n++] = {&changes_, changes_.load(std::memory_order_relaxed)};

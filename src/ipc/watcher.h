@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Turns events of shared memory into file descriptors, for programs that wait with poll() and its kind. One
-// thread of the process sleeps on the events of up to kMostEvents watches at a time.
+// File descriptors for events of shared memory, for programs that wait with poll(), select() or epoll. One
+// thread of the process sleeps on the events of up to kMostEvents watches.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,8 @@ namespace tenon::impl {
 struct SharedEvent;
 class Channel;
 
-// The descriptor of one end of a channel, in one process. Readable: there may be something to do for this
-// end. Threads: any.
+// The descriptor for one event of a channel, in one process. Readable: there may be an item to receive, or a
+// free slot. Threads: any.
 class Watch {
  public:
   // Fails with kSystem (no descriptor is left, or no thread).
@@ -30,14 +30,15 @@ class Watch {
   ~Watch();
 
   int fd() const noexcept { return event_.fd(); }
-  // This process is a forked child of the one that made it, which alone may use it.
+  // This process is a forked child of the one that made it. Only that one may use it.
   bool is_inherited() const noexcept { return mark_.is_child(); }
+  // Makes the descriptor readable.
   void signal() noexcept;
-  // Not readable any more. The caller looks once more whether there is something to do.
+  // Makes the descriptor not readable. The caller must check afterwards whether there is something to do.
   void clear() noexcept;
-  // It stays as it is from now on: no thread looks at the event any more. Idempotent.
+  // Ends the watch of the event: only signal() and clear() change the descriptor afterwards. Idempotent.
   void end() noexcept;
-  // Takes what a parent process has left in this place.
+  // Becomes the owner of the watch that the parent process had in the place of this one.
   void keep(Watch* inherited) noexcept { inherited_.reset(inherited); }
 
  private:
@@ -48,10 +49,10 @@ class Watch {
   const ForkMark mark_;
   std::atomic<bool> is_watched_{false};
   std::unique_ptr<Watch> inherited_;
-  uint32_t seen_ = 0;  // of the event; under the watcher's lock
+  uint32_t seen_ = 0;  // the signals of the event; guarded by the watcher's lock
 };
 
-// The thread, as long as there is something to watch. Never destroyed. Threads: any.
+// A thread, which runs as long as there is something to watch. Never destroyed. Threads: any.
 class Watcher {
  public:
   static constexpr size_t kMostEvents = 120;
@@ -60,12 +61,12 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // False: it has as many as it can have. Fails with kSystem (there can be no thread).
+  // False: it has kMostEvents watches. Fails with kSystem (the thread cannot be created).
   bool add(Watch& watch);
-  // False: it is none of its. Afterwards its thread touches neither the watch nor its channel.
+  // False: it does not have this watch. Afterwards its thread uses neither the watch nor its channel.
   bool remove(Watch& watch) noexcept;
 
-  // To one of those of this process: others after a fork.
+  // The same with the watchers of this process. A forked child has its own.
   static void add_to_any(Watch& watch);
   static void remove_from_all(Watch& watch) noexcept;
 
@@ -78,7 +79,7 @@ class Watcher {
   std::vector<Watch*> watches_;
   bool is_running_ = false;
 
-  std::atomic<uint32_t> changes_{0};  // of watches_; the thread sleeps on it, too
+  std::atomic<uint32_t> changes_{0};  // changes with watches_; the thread sleeps on it, too
 };
 
 }  // namespace tenon::impl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Descriptors of channels: readable when there may be something to do, and not for ever; many of them cost
-// one thread; they end with their channel.
+// Descriptors of channels: readable when there may be something to do, and not for ever; one thread serves
+// many of them; they end with their channel.
 #include "ipc/watcher.h"
 
 #include <dirent.h>
@@ -39,7 +39,7 @@ Ref<Channel> make(uint32_t slots, WhenFull when_full = WhenFull::kWait) {
   return Channel::create({&field, 1}, {slots, ChannelMode::kQueue, when_full}, {});
 }
 
-// The code with which an attempt fails; kFine: it does not.
+// The code with which an attempt fails; kFine: success.
 using Outcome = std::optional<Code>;
 constexpr Outcome kFine = std::nullopt;
 template <class Attempt>
@@ -60,7 +60,7 @@ void send(Channel& channel) {
   channel.send(*item);
 }
 
-// Until the descriptor is silent: what has come before may be told late.
+// Waits until the descriptor is not readable: earlier events may be signaled late.
 void quieten(Channel& channel, int fd) {
   for (int quiet = 0; quiet < 3;) {
     quiet = is_readable(fd, 20) ? 0 : quiet + 1;
@@ -124,7 +124,7 @@ TEST(Watcher, ADescriptorForLoansTellsOfFreeSlots) {
   }
 }
 
-// Oracle: no thread sleeps for ever, though two threads empty one descriptor and a third one waits without
+// Oracle: no thread sleeps for ever, although two threads use one descriptor and a third one waits without
 // it.
 TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
   constexpr int kItems = 4000;
@@ -161,7 +161,7 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
   EXPECT_TRUE(is_readable(fd));
 }
 
-// A call that sees an item and leaves it there must leave the descriptor readable, too.
+// A call that finds an item and does not take it must leave the descriptor readable.
 TEST(Watcher, AThreadThatWaitsAndTakesNothingLeavesTheDescriptorReadable) {
   constexpr int kItems = 10000;
   const Ref<Channel> channel = make(4);
@@ -244,7 +244,7 @@ TEST(Watcher, AForkedChildHasDescriptorsOfItsOwn) {
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  // What the child has read is its own: here the item that it took was told, too.
+  // The child has its own descriptor: the one of this process was signaled for the same item.
   EXPECT_TRUE(is_readable(fd, kWatchdogMs));
   close(pipe_ends[0]);
   close(pipe_ends[1]);

@@ -38,7 +38,7 @@ std::atomic<const char*> failed{nullptr};
 void* frames[32];
 int frame_count = 0;
 
-// How often a call was made from one place, with the callers of that place.
+// The number of calls from one line, with the same callers.
 struct Place {
   std::atomic<uint64_t> key{0};  // 0: free
   std::atomic<int> calls{0};
@@ -155,7 +155,7 @@ void operator delete[](void* p, const std::nothrow_t&) noexcept { ::free(p); }
 extern "C" {
 
 // ------------------------------------------------------------------------- malloc, by the linker's --wrap
-// Of the library and of this program alone: the C library's own allocations stay as they are.
+// Only of the library and of this program: allocations by the C library do not fail.
 
 void* __real_malloc(size_t);
 void* __real_calloc(size_t, size_t);
@@ -174,7 +174,7 @@ void* __wrap_aligned_alloc(size_t alignment, size_t n) {
 }
 
 // ----------------------------------------------------------------- system calls, by a symbol of this program
-// So also those that the C++ library makes: files that are streams, and threads.
+// So calls of the C++ library can fail, too: streams and threads.
 
 #define TENON_CALL(result, name, parameters, arguments, error, failure)         \
   __attribute__((visibility("default"))) result name parameters {               \
@@ -220,7 +220,7 @@ TENON_CALL(int, pthread_create,
            (pthread_t * thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument),
            (thread, attributes, run, argument), EAGAIN, EAGAIN)
 
-// The mode is there only where a file may be made; elsewhere it is whatever lies in its place, unused.
+// The argument mode exists only if a file may be created; otherwise its value is undefined and not used.
 #define TENON_OPEN(name, parameters, arguments, last)                     \
   __attribute__((visibility("default"))) int name parameters {            \
     va_list rest;                                                         \
@@ -255,7 +255,7 @@ __attribute__((visibility("default"))) int fcntl(int fd, int command, ...) {
   return real(fd, command, argument);
 }
 
-// Those that have no function in older C libraries.
+// System calls without a function in older C libraries.
 __attribute__((visibility("default"))) long syscall(long number, ...) {
   va_list rest;
   va_start(rest, number);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Law: whatever allocation or system call of the library fails, once, the program is left whole. Each
-// scenario below is run with failure number 1, 2, 3, ... until it meets none, each time in a process of its
-// own, so that also what happens at the first use fails. Oracle, after each failure:
-//   - the process lives, and the call ends: it has worked all the same, or it says what was wrong;
-//   - the same scenario works at once afterwards, so no lock, name, turn or place is lost;
+// Law: if any one allocation or system call of the library fails once, the program stays usable. Each
+// scenario below runs with failure 1, 2, 3, ... until it ends without a failure. Each run has its own
+// process, so that the steps of the first use can fail, too. Oracle, after each failure:
+//   - the process lives, and the call ends: it has succeeded, or its error says what was wrong;
+//   - the same scenario then succeeds at once, so no lock, name, turn or place is lost;
 //   - then no storage, view, op, block, lease or handle is left; under LeakSanitizer, no memory either;
 //   - another process gets the shared array for writing.
 //
-// Prints how many allocations and calls each scenario has. A loop's calls count three times, with
+// Prints the number of allocations and calls of each scenario. Of the calls in a loop, three fail, with
 // TENON_SOAK=1 all. TENON_FAULTS_FROM=n begins with failure n.
 #include <execinfo.h>
 #include <fcntl.h>
@@ -65,7 +65,7 @@ void expect(bool is_true, const char* what) {
 
 // ------------------------------------------------------------------------------ what another process shares
 
-// A process that has shared arrays before a scenario begins, and that asks for them afterwards.
+// A process that has shared arrays before a scenario begins, and that takes leases of them afterwards.
 class Neighbour {
  public:
   // What it tells the others.
@@ -76,7 +76,7 @@ class Neighbour {
     int to, from;  // descriptors: a letter for it, and its answer
   };
 
-  // While this lives, the neighbour has a write lease on the array of the handle.
+  // While this exists, the neighbour has a write lease on the array of the handle.
   class Hold {
    public:
     explicit Hold(const Told& told) : told_(told) {
@@ -124,8 +124,8 @@ class Neighbour {
   bool gets_its_arrays() const { return ask(*told_, '?') == 'y'; }
 
  private:
-  // '?': whether it gets the arrays; 'h': to hold one; 'g': to give it back. By the system calls themselves,
-  // which never fail on demand.
+  // '?': whether it gets the arrays; 'h': hold one; 'g': release it. Uses the system calls directly, which
+  // never fail on demand.
   static char ask(const Told& told, char letter) {
     const bool is_asked = syscall(SYS_write, told.to, &letter, 1) == 1;
     return is_asked && syscall(SYS_read, told.from, &letter, 1) == 1 ? letter : 'n';
@@ -213,8 +213,8 @@ void push_and_run(const Neighbour::Told&) {
   expect(value == 8, "every op has run once");
 }
 
-// The child, too, meets failures. What the parent's ops were to write holds no value in it: to read the old
-// one would be worse than the end of the process.
+// The failure can also happen in the child. Memory that the parent's ops were to write holds no value there:
+// to read the old one would be worse than the end of the process.
 void fork_with_work(const Neighbour::Told&) {
   const Array a = Array::zeros<int64_t>({4}), shared = api::zeros_shared({100}, kDouble);
   std::vector<api::Op> ops;
@@ -394,7 +394,7 @@ constexpr Case kCases[] = {
 
 // --------------------------------------------------------------------------------- one run with one failure
 
-// What the child process has come to, in memory that its parent reads.
+// The result of the child process, in memory that its parent reads.
 struct Report {
   bool has_failed;    // the call, if one was to fail
   bool is_complete;   // the child has come to its end
@@ -410,7 +410,7 @@ void note(Report& report, const std::string& problem) {
   }
 }
 
-// What is wrong with the error that the current exception is; "": it is a clear one.
+// What is wrong with the error of the current exception; "": it is clear.
 std::string reason_why_unclear(Kind kind, Report& report) {
   try {
     throw;
@@ -420,7 +420,7 @@ std::string reason_why_unclear(Kind kind, Report& report) {
   } catch (const api::Error& e) {
     (void)std::snprintf(report.message, sizeof report.message, "%s", e.what());
     if (e.code() == TENON_ERR_INTERNAL) return std::string("an error without a reason: ") + e.what();
-    // Of a system call it may say what the call was to find out: that a name is not there.
+    // A failed system call may also appear as its result: that a name does not exist.
     const bool is_of_memory = e.code() == TENON_ERR_NO_MEMORY || e.code() == TENON_ERR_SYSTEM;
     if (kind == Kind::kMemory && !is_of_memory) return std::string("it blames something else: ") + e.what();
     return e.what()[0] != '\0' ? "" : "an error without a message";
@@ -461,7 +461,7 @@ std::string what_is_left() {
                              " leases, ", blocks, " blocks, ", sent, " handles are left");
 }
 
-// The child: the scenario with its failure number n, then without; then nothing is left.
+// The child: runs the scenario with failure n, then without a failure; then nothing is left.
 void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& told, Report& report) {
   tenon::faults::arm(kind, n, std::getenv("TENON_SOAK") != nullptr ? 0 : 3);
   std::string unclear;
@@ -486,7 +486,7 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   }
   while (api::take_failure()) continue;
   impl::Segments::nudge();
-  // The mutex owner gives back what no process uses, soon.
+  // The mutex owner soon frees what no process uses.
   std::string left = what_is_left();
   const auto end = std::chrono::steady_clock::now() + 120s;
   while (!left.empty() && std::chrono::steady_clock::now() < end) {
@@ -500,7 +500,7 @@ void attempt(const Case& scenario, Kind kind, long n, const Neighbour::Told& tol
   report.is_complete = true;
 }
 
-// Where a child writes what its parent is to say of it: a file in memory, of the test.
+// A memory file of the test, into which a child writes its messages.
 int details = -1;
 
 void show_failure() {
@@ -529,7 +529,7 @@ std::string take_details() {
 
 class EachFailure : public testing::TestWithParam<Case> {
  protected:
-  // Runs the scenario with each failure of a kind; returns how many there are.
+  // Runs the scenario with each failure of a kind. Returns how many there are.
   long run_all(Kind kind) {
     const char* const from = std::getenv("TENON_FAULTS_FROM");
     for (long n = from != nullptr ? std::atol(from) : 1; n < kMostFailures; ++n) {

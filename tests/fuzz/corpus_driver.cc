@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls a target with the files of a folder, and then with random mutations of them. No guidance by coverage.
+// Calls a target with the files of a folder, and then with random mutations of them. It is not guided by
+// coverage.
 //
 //     prototype_fuzz FOLDER EXECUTIONS [SEED]
 #include <algorithm>
@@ -23,7 +24,7 @@ using Bytes = std::vector<uint8_t>;
 std::vector<Bytes> seeds_in(const char* folder) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path());
-  std::ranges::sort(paths);  // so that a seed of the mutations means the same everywhere
+  std::ranges::sort(paths);  // so that a seed of the mutations gives the same inputs everywhere
   std::vector<Bytes> seeds;
   for (const auto& path : paths) {
     std::ifstream file(path, std::ios::binary);
@@ -39,9 +40,14 @@ void mutate(Bytes& bytes, const std::vector<Bytes>& seeds, std::mt19937_64& rand
     case 0:  // another byte
       if (!bytes.empty()) bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
       break;
-    case 1:
-      if (!bytes.empty()) bytes[random() % bytes.size()] = kLiked[random() % sizeof kLiked];
+    case 1: {  // up to eight other bytes, as of a number
+      const size_t from = bytes.empty() ? 0 : random() % bytes.size();
+      const size_t to = std::min(bytes.size(), from + (size_t{1} << random() % 4));
+      for (size_t i = from; i < to; ++i) {
+        bytes[i] = random() % 2 == 0 ? kLiked[random() % sizeof kLiked] : static_cast<uint8_t>(random());
+      }
       break;
+    }
     case 2: bytes.insert(bytes.begin() + place(bytes.size()), kLiked[random() % sizeof kLiked]); break;
     case 3: {  // without a part
       const ptrdiff_t from = place(bytes.size());

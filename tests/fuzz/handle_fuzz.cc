@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Handles: what a pickle of a shared array carries, and the link by which a worker process finds its feed.
-// They come from other processes, as any bytes. The input is laid over a good handle (exclusive or) where it
-// begins with an odd byte, else it is the handle; and it is a link.
+// Handles, which the pickle of a shared array contains, and links, with which a worker process finds its
+// feed. They come from other processes, so they may be any bytes. If the first byte of the input is odd, the
+// rest is combined with a valid handle (exclusive or). Otherwise the input is the handle. And the input is a
+// link.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -38,7 +39,7 @@ void try_handle(std::span<const uint8_t> bytes) {
   }
   try {
     const Ref<Array> array = Segments::instance().open(std::as_bytes(std::span(handle)));
-    // Its bytes are there.
+    // Its bytes can be read.
     const auto* const p = reinterpret_cast<const volatile char*>(array->data());
     if (array->size() > 0) (void)*p;
   } catch (const Error&) {

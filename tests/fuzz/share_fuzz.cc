@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes from others: the header of a segment, the memory file of one, handles, and what lies at the beginning
-// of a channel's and of an arena's memory. Whatever they are, they are used or refused with an Error. The
-// first byte chooses what the others are.
-//
-// A target for libFuzzer (cmake --preset fuzz); share_fuzz_driver.cc calls it with mutations of its own.
-// TENON_FUZZ_ONLY=0 to 4 keeps to one of the five.
+// Bytes from other processes: the header of a segment, the memory file of a segment, and the beginning of a
+// channel's and of an arena's memory. The library uses any such bytes, or refuses them with an Error. The
+// first byte of the input chooses one of these. TENON_FUZZ_ONLY=0 to 3 chooses one of them for all inputs.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -18,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "array/dtype.h"
 #include "base/error.h"
 #include "ipc/arena.h"
 #include "ipc/channel.h"
@@ -27,12 +23,10 @@
 namespace tenon::impl {
 namespace {
 
-// A good one, which mutations begin with.
+// The valid objects that are mutated.
 struct Seeds {
   MutexOwner mutex_owner;
   std::unique_ptr<Segment> segment;
-  Ref<Array> array;
-  std::string handle;
   Ref<Array> channel;
   Ref<Array> arena;
 
@@ -49,8 +43,6 @@ struct Seeds {
     plan.array = &named;
     segment = Segment::create(plan, mutex_owner);
     const int64_t shape[2] = {7, 5};
-    array = Segments::instance().create(DType(TENON_FLOAT, 32, 1), shape, 0, {});
-    handle = Segments::instance().handle_of(*array);
     const int64_t rows[1] = {4};
     const tenon_field fields[] = {{"x", {TENON_FLOAT, 32, 1}, 2, shape},
                                   {"label", {TENON_INT, 64, 1}, 1, rows}};
@@ -74,7 +66,7 @@ int only() {
   return chosen;
 }
 
-// What is given is laid over the good bytes (exclusive or): so zeros are the good ones, and a mutation
+// Combines the input with the valid bytes (exclusive or): so zeros give the valid bytes, and a mutation
 // changes a few fields.
 template <class T>
 void lay_over(T* good, std::span<const uint8_t> bytes) {
@@ -85,7 +77,7 @@ void lay_over(T* good, std::span<const uint8_t> bytes) {
 Header header_of(std::span<const uint8_t> bytes) {
   Header header = seeds().segment->header();
   lay_over(&header, bytes);
-  header.checksum = checksum_of(header);  // else nothing behind the sum would be reached
+  header.checksum = checksum_of(header);  // else the checks after that of the checksum would not be reached
   return header;
 }
 
@@ -98,7 +90,7 @@ void try_header(std::span<const uint8_t> bytes) {
     } catch (const Error&) {
       continue;
     }
-    // What is passed keeps what is used within the file.
+    // A header that passes the checks names only bytes of the file.
     const bool is_within = header.data_at < nbytes && control_end(header.blocks) <= header.data_at &&
                            header.blocks <= kMostBlocks &&
                            std::memchr(header.name, '\0', sizeof header.name) != nullptr;
@@ -120,28 +112,10 @@ void try_file(std::span<const uint8_t> bytes) {
   }
 }
 
-void try_handle(std::span<const uint8_t> bytes) {
-  std::string handle = seeds().handle;
-  if (!bytes.empty() && bytes[0] % 4 == 0) {
-    handle.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  } else {
-    for (size_t i = 1; i < bytes.size() && i <= handle.size(); ++i)
-      handle[i - 1] ^= static_cast<char>(bytes[i]);
-  }
-  try {
-    const Ref<Array> array = Segments::instance().open(std::as_bytes(std::span(handle)));
-    // Its bytes are there.
-    const auto* const p = reinterpret_cast<const volatile char*>(array->data());
-    if (array->size() > 0) (void)*p;
-  } catch (const Error&) {
-    return;
-  }
-}
-
-// Lays bytes over the beginning of shared memory, and puts back what was there.
+// Combines the input with the beginning of shared memory, and restores the memory at its end.
 class Overlay {
  public:
-  // Leaves out what lies from `skip` on, skip_nbytes of it.
+  // Does not change the bytes skip .. skip + skip_nbytes.
   Overlay(Array& memory, std::span<const uint8_t> bytes, size_t skip, size_t skip_nbytes)
       : at_(reinterpret_cast<uint8_t*>(memory.data())), was_(at_, at_ + memory.desc().nbytes) {
     size_t to = 0;
@@ -160,8 +134,7 @@ class Overlay {
   const std::vector<uint8_t> was_;
 };
 
-// What is written anew all the time, locks and counters, is left as it is: whoever may write that may do
-// anything to those who share it.
+// The mutex and the counters are not changed: a process that can write them can break the others in any case.
 void try_channel(std::span<const uint8_t> bytes) {
   Array& memory = *seeds().channel;
   constexpr size_t kPlainNbytes = offsetof(ChannelState, mutex);
@@ -195,11 +168,10 @@ void try_arena(std::span<const uint8_t> bytes) {
 void fuzz_one(const uint8_t* data, size_t size) {
   if (size == 0) return;
   const std::span<const uint8_t> rest(data + 1, size - 1);
-  switch (only() >= 0 ? only() : data[0] % 5) {
+  switch (only() >= 0 ? only() : data[0] % 4) {
     case 0: return try_header(rest);
     case 1: return try_file(rest);
-    case 2: return try_handle(rest);
-    case 3: return try_channel(rest);
+    case 2: return try_channel(rest);
     default: return try_arena(rest);
   }
 }

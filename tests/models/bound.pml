@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bound: one queue, in which leases, calls, an op and requests for views stand, and the views beside it.
-// Thread A takes a lease, a view under it, and releases the lease while the view lives: the view is bound to
-// A, and leases, calls and views of others wait for it. A acts under it meanwhile. Thread B takes a view,
-// which is bound to nobody, and makes a call while it holds that view. Thread C takes a lease. An op is pushed
-// that waits for the views that it finds. Leases are granted beside views that are bound to nobody. Who holds a
-// view for which others wait is put before the first of those, and waits for what stands before that place or
-// has been granted. It raises where its views do not allow what it wants.
+// Bound: one queue with leases, calls, an op and requests for views, and the views beside the queue. Thread A
+// takes a lease and a view under it, and releases the lease while the view exists. The view is then bound to
+// A: leases, calls and views of other threads wait for it. A makes another access under it meanwhile. Thread
+// B takes a view that is not bound, and makes a call while it holds that view. Thread C takes a lease. An op
+// is pushed, which waits for the views that it finds. Leases are granted beside views that are not bound. If
+// a thread holds a view for which other parts wait, its next request is inserted before the first of these.
+// It waits for the parts before this position and for granted parts. It raises if the thread's views do not
+// allow the access.
 //
-// Law: an access never begins beside a granted one of another thread that conflicts, nor beside a view that is
-// bound to another thread and conflicts; an op never beside a view that conflicts; and everything ends.
+// Law: an access never begins beside a conflicting granted access of another thread, nor beside a conflicting
+// view that is bound to another thread; an op never begins beside a conflicting view; and everything ends.
 // variant: SOUND holds
 // variant: SOUND ends soak
 //
-// JOIN_GRANTED lets calls and views of who holds a view that allows them begin at once.
+// JOIN_GRANTED lets calls and views begin at once if the thread holds a view that allows them.
 // variant: JOIN_GRANTED refuted assertion
-// UNBOUND makes a view that outlives its lease one that is bound to nobody.
+// UNBOUND does not bind a view that outlives its lease.
 // variant: UNBOUND refuted assertion
-// LAST puts everybody at the end of the queue.
+// LAST appends all requests at the end of the queue.
 // variant: LAST refuted deadlock
-// BLIND lets who is put before others not wait for those that have been granted behind that place.
+// BLIND: an inserted request does not wait for parts that were granted behind its position.
 // variant: BLIND refuted assertion
-// DIRECT puts who holds a view before the first that waits for the view itself, not before what waits for that.
+// DIRECT inserts before the first part that waits for the view itself, not before parts that wait for that
+// part.
 // variant: DIRECT refuted deadlock
 
 #define NONE 5

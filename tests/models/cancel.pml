@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cancel: three requests for one queue, each for reading or writing, each with a time-out that may fire at
-// any moment. Whoever leaves the queue, by release or by time-out, unlinks its part under the queue's
-// lock and grants the parts that its leaving frees; it wakes their waiters after the lock is left, by
-// address, touching no part. A request whose time-out fires looks at its part under the lock: granted,
-// it was in time; queued, it leaves.
+// Cancel: three requests for one queue, each for reading or writing, each with a timeout that may occur at
+// any moment. A request that leaves the queue, by release or timeout, unlinks its part under the queue's lock
+// and grants the parts that no longer wait. It wakes their waiters after it has left the lock, by address,
+// and does not access a part then. After a timeout, a request reads its part under the lock: if it is
+// granted, the request has succeeded; otherwise it leaves the queue.
 //
 // Law: a request ends in exactly one way, granted or timed out; no part is granted after it was unlinked;
-// whenever the lock is free, nobody waits who could go; conflicting holders never overlap.
+// whenever the lock is free, no part waits that could be granted; conflicting holders never overlap.
 // variant: SOUND holds
 // variant: SOUND ends
 //
-// NO_ADVANCE unlinks and grants nobody: a read behind a write that gave up waits for a release that it
-// need not wait for.
+// NO_ADVANCE unlinks and grants nothing: a read behind a write that timed out waits for another release.
 // variant: NO_ADVANCE refuted assertion
-// LOOK_OUTSIDE looks at the state before it takes the lock.
+// LOOK_OUTSIDE reads the state before it takes the lock.
 // variant: LOOK_OUTSIDE refuted assertion
-// GRANT_OUTSIDE decides under the lock whom to grant and stores it after the lock is left.
+// GRANT_OUTSIDE selects the parts under the lock, and stores that they are granted after it has left the
+// lock.
 // variant: GRANT_OUTSIDE refuted assertion
-// TOUCH_AFTER looks, once the lock is left, into the parts that it granted, to see whether somebody
-// waits.
+// TOUCH_AFTER reads the granted parts after it has left the lock, to see whether a thread waits.
 // variant: TOUCH_AFTER refuted assertion
 
 #define N 3

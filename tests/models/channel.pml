@@ -1,47 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Channel: a producer fills slots and sends them, two consumers receive them. A slot's item is one number, 0
-// for none; who uses a slot holds its lock, which counts for nothing when the holder is dead (process_lock
-// has how that is found out). The numbers change under one robust mutex. Who finds nothing announces itself at
-// an event, reads its turn, looks once more, and sleeps on the turn and on the life words of the others. Any two
-// of the three die, each at any of its steps; the kernel then frees the mutex and wakes one of those that sleep
-// on the life word. Nothing else ends a sleep.
+// Channel: a producer fills slots and sends them, and two consumers receive them. A slot's item is one
+// number, 0: none. A process that uses a slot holds its lock, which has no effect after the death of the
+// process (process_lock.pml models how deaths are noticed). The numbers change under one robust mutex. A
+// process that finds nothing to do announces itself at an event, reads the turn of the event, tries again,
+// and sleeps on the turn and on the life words of the others. Any two of the three processes die, each at any
+// step. The kernel then frees the mutex and wakes one of the processes that sleep on the life word. Nothing
+// else ends a sleep.
 //
-// Law: whenever nothing moves any more, no living process sleeps that could go on: no wake-up is lost. In the
-// end all slots can be used. An item goes to one consumer at most, and what was sent arrives, or was in the
-// hands of a consumer that died. What a consumer reads is complete, and stays so as long as it holds it.
+// Law: whenever no step is possible, no living process sleeps that could continue: no wake-up is lost. In the
+// end all slots can be used. At most one consumer receives an item. An item that was sent arrives, or was
+// held by a consumer that died. An item that a consumer holds is complete and does not change.
 // variant: SOUND holds
-// LATEST keeps the newest item for all: a consumer that hears of the end has got the newest that was sent.
+// LATEST keeps the newest item for all: a consumer that is told of the end has received the newest item.
 // variant: LATEST holds soak
 //
-// TURN_LATE reads the turn after it has looked.
+// TURN_LATE reads the turn after it has tried.
 // variant: TURN_LATE refuted deadlock
 // EVENT_ALONE does not sleep on life words.
 // variant: EVENT_ALONE refuted deadlock
-// PRODUCER_ALONE sleeps on the producer's life word, not on the other consumer's, who was woken and died.
+// PRODUCER_ALONE sleeps on the producer's life word, but not on that of the other consumer, which was woken
+// and died.
 // variant: PRODUCER_ALONE refuted deadlock
-// ITEM_FIRST takes what it was woken for, and does not look who has died: it alone was woken.
+// ITEM_FIRST takes an item after a wake, and does not look for deaths, although only it was woken.
 // variant: ITEM_FIRST refuted deadlock
-// KEPT_QUIET wakes the others only if the dead one had a role: it had closed, and died before it signaled.
+// KEPT_QUIET wakes the others only if the dead process had a role: it had closed, and died before it
+// signaled.
 // variant: KEPT_QUIET refuted deadlock
-// CLOSED_LATE gives its role back before it counts the end, and dies in between.
+// CLOSED_LATE ends its role before it counts the end, and dies in between.
 // variant: CLOSED_LATE refuted deadlock
-// MARKED marks a slot as taken where SOUND holds its lock.
+// MARKED marks a slot as taken, where SOUND holds its lock.
 // variant: MARKED refuted deadlock
-// NUMBER_KEPT leaves the number to an item that was received: it is received again.
+// NUMBER_KEPT does not remove the number of a received item: it is received again.
 // variant: NUMBER_KEPT refuted assertion
-// UNLOCKED receives without the mutex: both take one item.
+// UNLOCKED receives without the mutex: both consumers take one item.
 // variant: UNLOCKED refuted assertion
 // NUMBER_EARLY shows the latest item before it is complete.
 // variant: NUMBER_EARLY refuted assertion
-// LAST_GIVEN takes the last number that was given for the newest item: its sender died before it sent it, and
-// the one before is hidden.
+// LAST_GIVEN takes the last assigned number for the newest item: the sender died before it sent this item,
+// and the item before it is hidden.
 // variant: LAST_GIVEN refuted assertion
-// IN_USE gives the producer a slot that somebody reads.
+// IN_USE gives the producer a slot that a consumer reads.
 // variant: IN_USE refuted assertion
 //
-// THREADS are consumers of one process, with one bit in the event; nobody dies. SILENCED leaves it by clearing
-// the bit of the other one, who sleeps.
+// THREADS are consumers of one process, with one common bit in the event. No process dies. SILENCED leaves
+// the event by clearing the bit while the other thread sleeps.
 // variant: THREADS holds
 // variant: SILENCED refuted deadlock
 

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Host: the views of a process' ordinary code, two threads that are one party, against two ops pushed over
-// two queues. A new view that needs no more than the host holds joins at once: ops that conflict wait for the
-// host then. Any other is a request: from the moment it asks, pushes see it like a view, and it waits for the unfinished
-// conflicting parts that were there. It raises instead if one of those, or what that one waits for,
-// waits for the host. A push that conflicts with the host raises, or waits until the views and requests
-// that it found are gone. The first thread keeps its views while the other one asks: the threads of a
-// process may well wait for each other. (How views and calls take turns with leases is in bound.pml.)
+// Host: the views of ordinary code (the host), that is, of two threads that count as one user, and two ops
+// that are pushed over two queues. A new view that needs no more access than the host has is made at once:
+// conflicting ops already wait for the host. Any other view is a request. Pushes treat the request like a
+// view, and it waits for the earlier unfinished parts that conflict. If one of these parts, directly or
+// through other ops, waits for the host, the request raises. A push that conflicts with the host raises, or
+// waits until the views and requests that it found are gone. The first thread keeps its views while the other
+// one requests a view, as threads may wait for each other. (bound.pml models the turns of views, calls and
+// leases.)
 //
 // Law: a granted op and a conflicting view never overlap; every request and every op ends.
 // variant: SOUND holds
 // variant: SOUND ends soak
 //
-// WAITS_FOR_ALL looks for nobody that waits for the host: both wait.
+// WAITS_FOR_ALL does not look for parts that wait for the host: both wait.
 // variant: WAITS_FOR_ALL refuted deadlock
-// DIRECT_ONLY looks at the parts alone, not at what they wait for.
+// DIRECT_ONLY looks only at the conflicting parts, and not at those for which they wait.
 // variant: DIRECT_ONLY refuted deadlock
-// VIEWS_ONLY does not count the host's requests: a push waits for one, and another thread's request for
-// the push.
+// VIEWS_ONLY does not count the host's requests: a push waits for a request, and a request of the other
+// thread for the push.
 // variant: VIEWS_ONLY refuted deadlock
-// LOOK_FIRST looks for such parts, then asks: one comes in between.
+// LOOK_FIRST looks for such parts before it shows the request: another part is appended in between.
 // variant: LOOK_FIRST refuted deadlock
 // UNSEEN shows a request to pushes only when it has become a view.
 // variant: UNSEEN refuted assertion

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Leases: two threads and two queues. Each thread takes a block lease, keeps, releases or detaches it, may
-// push an op over one or both queues and wait for it, and may take a lease on the other queue. Somebody
-// else releases detached leases. A caller that cannot go on registers what it waits for, then walks the
-// wait-for graph: from a part to the earlier conflicting ones, from a granted lease to what its thread
-// waits for. It raises when it comes back to a granted lease of its own. Register and walk lie under one
-// graph lock; the walk looks at one queue at a time, while ops end, leases are released, ops are pushed
-// and registrations end beside it.
+// push an op over one or both queues and wait for it, and may take a lease on the other queue. Another thread
+// releases detached leases. A blocked caller registers the part for which it waits, then walks the wait-for
+// graph: from a part to the earlier conflicting ones, from a granted lease to the part for which its thread
+// waits. It raises if it returns to a granted lease of its own. It registers and walks under one graph lock.
+// The walk reads one queue at a time. Meanwhile ops end, leases are released, ops are pushed and
+// registrations end.
 //
 // Law: no thread hangs; and no false report: when a thread raises, there was a real cycle during its walk.
 // variant: SOUND holds
@@ -14,15 +14,15 @@
 //
 // NO_WALK waits at once.
 // variant: NO_WALK refuted deadlock
-// WALK_FIRST walks, leaves the lock, then registers: both threads walk before either can be seen.
+// WALK_FIRST walks, leaves the lock, then registers: both threads walk before either is visible.
 // variant: WALK_FIRST refuted deadlock
-// GRANTED_ONLY follows only parts that are granted, and misses who waits in between.
+// GRANTED_ONLY follows only granted parts, and misses waiting parts in between.
 // variant: GRANTED_ONLY refuted deadlock
-// OWN_ONLY looks for its own leases alone, and does not go on to what other threads wait for.
+// OWN_ONLY looks only for its own leases, and does not follow the waits of other threads.
 // variant: OWN_ONLY refuted deadlock
-// NO_GRAPH_LOCK registers and walks with no lock around: edges that never were there together make a path.
+// NO_GRAPH_LOCK registers and walks without the lock: edges from different moments form a path.
 // variant: NO_GRAPH_LOCK refuted assertion
-// DETACHED_OWNED takes a detached lease for its first thread's, though anybody may release it.
+// DETACHED_OWNED treats a detached lease as one of its first thread, although any thread may release it.
 // variant: DETACHED_OWNED refuted assertion
 
 #define CLAIMS 6  // of thread t: leases 3t and 3t+1, op 3t+2

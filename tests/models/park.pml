@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Park: two workers of a pool and three tasks from two pushers. A pusher puts its task into the inbox,
-// then looks at the number of parked workers; if there is one, it changes the word that they sleep on and
-// wakes one. A worker that finds the inbox empty reads that word, announces that it parks, looks at the
-// inbox once more, and sleeps unless the word has changed since. Every step is one sequentially consistent
-// operation.
+// Park: two workers of a pool and three tasks from two pushers. A pusher puts its task into the inbox, then
+// reads the number of parked workers. If it is not zero, it changes the word on which they sleep, and wakes
+// one worker. A worker that finds the inbox empty reads that word, announces that it parks, checks the inbox
+// again, and sleeps unless the word has changed. Every step is one sequentially consistent operation.
 //
-// Law: no task stays in the inbox while a worker sleeps: every task runs, although the body of task 0 is
-// so long that it ends after all others.
+// Law: no task stays in the inbox while a worker sleeps. So every task runs, although the body of task 0 ends
+// only after all others.
 // variant: SOUND holds
 // variant: SOUND ends
 //
@@ -15,13 +14,12 @@
 // variant: NO_SECOND_LOOK refuted deadlock
 // WORD_LATE reads the word after the second look.
 // variant: WORD_LATE refuted deadlock
-// WORD_KEPT wakes without changing the word: who is about to sleep is not reached.
+// WORD_KEPT wakes without changing the word: a worker that is about to sleep misses the wake.
 // variant: WORD_KEPT refuted deadlock
-// LOOK_FIRST is what a worker's announcement with too weak an order may do: the second look comes before
+// LOOK_FIRST shows the effect of a too weak memory order of the announcement: the second check comes before
 // it.
 // variant: LOOK_FIRST refuted deadlock
-// COUNT_FIRST is the same for the pusher: the number of parked workers is read before the task can be
-// seen.
+// COUNT_FIRST is the same for the pusher: it reads the number of parked workers before the task is visible.
 // variant: COUNT_FIRST refuted deadlock
 // WAKE_FROM_EMPTY wakes only for a task that finds the inbox empty: one worker for two tasks.
 // variant: WAKE_FROM_EMPTY refuted deadlock

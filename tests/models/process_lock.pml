@@ -1,87 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Process lock: three processes take a lease each of bytes of one block, without a mutex. A process has a
-// grant in its own place, which it alone writes as long as it is there: arriving, then waiting with a ticket,
-// then granted, then free. When it is gone, the process that has the lock of its place writes the grant.
+// Process lock: each of three processes takes a lease of bytes of one block, without a mutex. A process has a
+// grant in its own place. Only the process writes it as long as it exists: arriving, then waiting with a
+// ticket, then granted, then free. Afterwards the process that has the lock of the place writes the grant.
 //
-// A step of the model is one store to shared memory, with loads around it whose order makes no difference;
-// the names of the functions stand beside. A grant is looked at in one step: what is seen of one that is
-// used again meanwhile has ended, or has a higher ticket.
+// A step of the model is one store to shared memory, with loads whose order makes no difference. Comments
+// give the names of the functions. A grant is read in one step. This is sound: if the grant is used again
+// meanwhile, the request that was seen has ended, and the next one has a higher ticket.
 //
-// Deaths: any process dies, at any step. First the kernel marks its life word, and wakes one of those that
-// sleep on it; its other threads go on with their stores. Later they are gone, and the locks of places that
-// they had fall, which wakes nobody. Stops: any process stops at any step, also while it dies, or cleans up
-// after a dead one, until nothing else moves; then it goes on, or is killed. A wait of process 1 may end by
-// its timeout at any time.
+// Deaths: any process dies, at any step. First the kernel marks its life word, and wakes one of the processes
+// that sleep on it. Other threads of the dying process continue their stores. Later they have ended, and the
+// kernel releases the locks of places that they held, which wakes no process. Stops: any process stops at any
+// step, also while it dies or cleans up after a dead process, until no other step is possible. Then it
+// continues, or is killed. A wait of process 1 may end by its timeout at any time.
 //
 // A sleep ends by a wake, or because a word has another value. It ends by itself (EndingPace) when a process
-// on whose marked life word it sleeps is gone, and (a slice of 50 ms) only while a process is stopped, or
-// when two have died: the one that was to wake others did not.
+// has ended on whose marked life word it sleeps. It also ends by itself (a slice of 50 ms) while a process is
+// stopped or when two have died, because the process that should wake others may be one of these.
 //
-// Law: two processes that conflict never have the bytes together, a dying one included until it is gone.
-// Whenever nothing moves any more, a process sleeps only behind one that has the bytes or came first, and
-// that lives, or after which a stopped one is cleaning up. To give back is a run of steps that wait for
-// nothing. The death of a writer is told to all that would be granted bytes that it had, until a process that
-// holds them for writing has overwritten them, and to nobody else. In the end everybody has ended, and the
-// grants say which deaths were not healed.
+// Law: two processes that conflict never hold the bytes together; a dying process holds them until it has
+// ended. Whenever no step is possible, a process sleeps only behind a living process that holds the bytes or
+// came first, or behind a dead one after which a stopped one cleans up. A release consists of steps that
+// never wait. Each process that would be granted bytes of a dead writer is told of the death, until a process
+// with a write lease has overwritten the bytes. No other process is told. In the end all processes have
+// ended, and the grants contain the deaths that were not healed.
 // variant: SOUND holds
 // TWO_DEATHS: two processes die, and none stops. ALL has both, and more requests.
 // variant: TWO_DEATHS holds
 // variant: ALL holds soak
 // REBORN: another process gets the place of the dead one.
 // variant: REBORN holds
-// SAME_ARRIVAL takes the request of the new process for that of the dead one, and does not tell it.
+// SAME_ARRIVAL takes the request of the new process for that of the dead one, and does not announce its wait.
 // variant: SAME_ARRIVAL refuted deadlock
 //
-// NO_ARRIVAL takes the ticket before it is seen: the next one is granted meanwhile.
+// NO_ARRIVAL takes the ticket before the grant is visible: the next process is granted meanwhile.
 // variant: NO_ARRIVAL refuted assertion
-// GRANTED_ALONE looks at granted grants alone.
+// GRANTED_ALONE reads only granted grants.
 // variant: GRANTED_ALONE refuted assertion
-// TURN_LATE reads the turn after the grants: what was given back in between wakes nobody.
+// TURN_LATE reads the turn after the grants: a release in between wakes no process.
 // variant: TURN_LATE refuted deadlock
-// TURN_FIRST moves the turn before it gives back.
+// TURN_FIRST changes the turn before the release.
 // variant: TURN_FIRST refuted deadlock
-// UNTOLD does not tell one that arrives that it is waited for.
+// UNTOLD does not announce that it waits for an arriving request.
 // variant: UNTOLD refuted deadlock
-// TOLD_ONCE tells so without looking again: it had its ticket by then.
+// TOLD_ONCE announces it and does not read the grants again: the request had its ticket already.
 // variant: TOLD_ONCE refuted deadlock
-// AT_MARK reaps as soon as the life word is marked: a thread of the dead writer goes on under the next lease.
+// AT_MARK reaps as soon as the life word is marked: a thread of the dead writer writes under the next lease.
 // variant: AT_MARK refuted assertion
-// ASLEEP does not look whether the lock of a place has fallen, but waits to be woken.
+// ASLEEP does not poll the lock of the place, but waits for a wake.
 // variant: ASLEEP refuted deadlock
-// SILENT does not pass on that the kernel has woken it. The dead one had given back, and died before its
-// wake.
+// SILENT does not wake the others after the kernel has woken it. The dead process had released, and died
+// before its wake.
 // variant: SILENT refuted deadlock
-// LOOK_FIRST looks at the grants before it passes that on: it is granted, and does not pass it on.
+// LOOK_FIRST reads the grants before it wakes the others: it is granted, and does not wake them.
 // variant: LOOK_FIRST refuted deadlock
 // UNANNOUNCED sleeps on a life word without the bit that makes the kernel wake.
 // variant: UNANNOUNCED refuted deadlock
-// NO_SLICE never ends a sleep by itself: the one that was to wake others is stopped.
+// NO_SLICE never ends a sleep by itself: the process that should wake others is stopped.
 // variant: NO_SLICE refuted deadlock
 // DIED_LATE frees the grant before it notes the death.
 // variant: DIED_LATE refuted assertion
-// TWO_REAPERS reaps without the lock of the place: the place has a new owner, whose grant the slower one
-// drops.
+// TWO_REAPERS reaps without the lock of the place: the slower reaper drops the grant of a new process in the
+// place.
 // variant: TWO_REAPERS refuted assertion
 //
-// HEALERS: process 1 dies with all of three ranges. Process 0 overwrites the middle one, so that the rest of
-// the death goes to a grant of its own; process 2 overwrites, or reads, the last one. If both heal at a
-// time, that rest may come back after it was overwritten: a death may be told too often then, and never too
-// seldom.
+// HEALERS: process 1 dies with all of three ranges. Process 0 overwrites the middle one, so that the last
+// part of the death goes to another grant. Process 2 overwrites, or reads, the last range. If both heal at
+// the same time, the last part may return after it was overwritten. So a death may be told too often, but
+// never too seldom.
 // variant: HEALERS holds
-// MOVE_UNSEEN does not look whether bytes of a death have come to another grant while it looked.
+// MOVE_UNSEEN does not check whether bytes of a death moved to another grant while it read the grants.
 // variant: MOVE_UNSEEN refuted assertion
-// CUT_FIRST cuts the death before the rest of it stands elsewhere.
+// CUT_FIRST shortens the death before its last part is in another grant.
 // variant: CUT_FIRST refuted assertion
 //
-// THREADS: processes 1 and 2 are threads of one process, with one bit among those that wait. Nobody dies.
+// THREADS: processes 1 and 2 are threads of one process, with one common bit in Block::waiting. No process
+// dies.
 // variant: THREADS holds
-// SILENCED clears the bit without looking whether the other one has begun to wait.
+// SILENCED clears the bit without a check whether the other thread has begun to wait.
 // variant: SILENCED refuted deadlock
 //
-// AGAIN: two readers that come back as long as a writer waits. Law: they come to an end.
+// AGAIN: two readers take further leases as long as a writer waits. Law: this ends.
 // variant: AGAIN ends
-// BARGE looks at granted and arriving grants alone: the readers relieve each other for ever.
+// BARGE reads only granted and arriving grants: the readers alternate for ever.
 // variant: BARGE refuted ends
 
 #if defined(TWO_DEATHS)
@@ -469,7 +470,7 @@ end_asleep:
      :: atomic { !IN(p, asleep) && !REAPS_ANY -> polls = polls & ~BIT(p); goto look }
 #else
      :: atomic { !IN(p, asleep) && !REAPS_ANY && !IN(p, polls) && IS_ENDING -> skip }
-        note_change();  // wake_others()
+        note_change();
         goto look
      :: atomic { !IN(p, asleep) && !REAPS_ANY && (IN(p, polls) || !IS_ENDING) ->
           polls = polls & ~BIT(p);
@@ -599,7 +600,7 @@ end_keeps:
   }
 #endif
 #ifdef RENEW
-  // take_slot(), come_to_life()
+  // take_place(), come_to_life()
   if
   :: atomic {
        IN(p, is_gone) && !IN(p, live) && place[p] == 0 && state[p] == none ->

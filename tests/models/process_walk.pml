@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Process walk: three processes of one thread each and two shared storages. Two of them take up to two leases
-// each, the third takes one, on either storage, one after the other or both at once. Who is blocked
-// registers, that is, its grant says that it waits; then it walks: from the grant of a process that waits
-// to the processes that block it there. It looks at one storage at a time, under that storage's mutex;
-// nothing holds the whole still. If the walk comes back, it is made once more over the edges that it has
-// seen: an edge counts if both grants are still the ones of the first walk, which their tickets tell. Then
-// the cycle was there as a whole between the two walks, and the walker raises and gives its grant back.
+// Process walk: three processes of one thread each, and two shared storages. Two processes take up to two
+// leases each, the third takes one, on either storage, one after the other or both at once. A blocked process
+// shows that its grant waits. Then it walks: from the grant of a waiting process to the processes that block
+// it. It reads one storage in one step; the others may change meanwhile. If the walk returns to its
+// beginning, it is repeated over the edges that it has seen. An edge counts if both grants still have the
+// tickets of the first walk. Then the whole cycle existed at the time between the two walks, and the walker
+// raises and frees its grant.
 //
-// Law: nobody hangs; and who raises was part of a real cycle at some moment of its two walks.
+// Law: no process hangs; a process that raises was part of a real cycle at some moment of its two walks.
 // variant: SOUND holds
 // variant: SOUND ends soak
 //
 // NO_WALK waits at once.
 // variant: NO_WALK refuted deadlock
-// WALK_FIRST walks before its grant can be seen.
+// WALK_FIRST walks before its grant is visible.
 // variant: WALK_FIRST refuted deadlock
-// GRANTED_ONLY follows only leases that are granted, and misses who waits in between.
+// GRANTED_ONLY follows only granted leases, and misses processes that wait in between.
 // variant: GRANTED_ONLY refuted deadlock
-// ONE_WALK believes the first walk: a blocker released, and then waits for the walker.
+// ONE_WALK raises after the first walk: a blocker has released, and then waits for the walker.
 // variant: ONE_WALK refuted assertion
-// ANY_EDGE believes any second walk that comes back: another blocker does the same during it. Two readers
-// that come again suffice: they queue behind the writer that walks.
+// ANY_EDGE accepts any second walk that returns: another blocker does the same during it. Two readers that
+// take further leases are enough: they queue behind the writer that walks.
 // variant: ANY_EDGE refuted assertion
 
 #define N 3

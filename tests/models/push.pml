@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Push: three ops, each with a read or write part in one or both of two queues, pushed by two threads and
-// run by two workers. A push takes the locks of all its queues in one order, appends, leaves, and then
-// takes what was granted at once from the count of parts that the op still lacks; who brings the count
-// to zero posts the op.
+// Push: three ops, each with a read or write part in one or both of two queues, pushed by two threads and run
+// by two workers. A push takes the locks of all its queues in a fixed order, appends, and leaves the locks.
+// Then it subtracts the parts that were granted at once from the number of missing parts. The thread that
+// brings this number to zero posts the op.
 //
 // Law: every op runs, once; conflicting ops never overlap; where ops conflict on a queue, they run in push
 // order.
@@ -14,12 +14,12 @@
 // variant: ONE_AT_A_TIME refuted deadlock
 // OWN_ORDER holds all locks, but takes them in the op's own order.
 // variant: OWN_ORDER refuted deadlock
-// GRANTED_ONLY holds new parts against granted ones only: a read passes a write that waits.
+// GRANTED_ONLY compares new parts only with granted ones: a read overtakes a waiting write.
 // variant: GRANTED_ONLY refuted assertion
-// ZERO_COUNTS looks for zero also when nothing was granted at once: two threads post the op.
+// ZERO_COUNTS checks for zero also if nothing was granted at once: two threads post the op.
 // variant: ZERO_COUNTS refuted assertion
-// GRANT_LATER looks for successors under the lock and grants them after it: two ops that end grant one
-// part twice.
+// GRANT_LATER selects successors under the lock and grants them after it: two ops that end grant one part
+// twice.
 // variant: GRANT_LATER refuted assertion
 
 #define OPS 3

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wait: two threads wait for one op. Its state word goes from queued to running to done and carries a bit,
-// "somebody waits". A waiter sets the bit by compare-and-swap on the value that it read and sleeps on the
-// new value, so it sleeps only if the word has not changed since. The worker goes to running by a
-// compare-and-swap that keeps the bit; it exchanges the word for done, and wakes all if the bit was set in
-// what it got.
+// Wait: two threads wait for one op. Its state word changes from queued to running to done, and has a bit
+// that shows waiting threads. A waiter sets the bit by compare-and-swap on the value that it read, and sleeps
+// on the new value, so it sleeps only if the word has not changed. The worker changes the word to running by
+// a compare-and-swap that keeps the bit. It exchanges the word for done, and wakes all waiters if the bit was
+// set in the old value.
 //
-// Law: no waiter sleeps after the op is done, and none goes on before.
+// Law: no waiter sleeps after the op is done, and none continues before.
 // variant: SOUND holds
 // variant: SOUND ends
 //
 // LOAD_THEN_STORE ends the op by a load and a store: a bit set in between is lost.
 // variant: LOAD_THEN_STORE refuted deadlock
-// RUNNING_STORED goes to running by a plain store, over the bit.
+// RUNNING_STORED changes to running by a plain store, which overwrites the bit.
 // variant: RUNNING_STORED refuted deadlock
-// BIT_STORED sets the bit by a plain store, over what the worker has done meanwhile.
+// BIT_STORED sets the bit by a plain store, which overwrites a change by the worker.
 // variant: BIT_STORED refuted deadlock
 // BLIND_SLEEP sleeps without comparing the value.
 // variant: BLIND_SLEEP refuted deadlock
 // WAKE_ONE wakes one waiter of several.
 // variant: WAKE_ONE refuted deadlock
-// NO_LOOK_AFTER takes the end of its sleep for the end of the op: the word had changed to running.
+// NO_LOOK_AFTER continues after its sleep without reading the word: the word had changed to running.
 // variant: NO_LOOK_AFTER refuted assertion
 
 #define QUEUED 0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shared array goes to another process by any way by which Python sends objects: it is the same memory."""
+"""A shared array can be sent to another process in every way in which Python sends objects. The memory is the
+same."""
 
 import concurrent.futures
 import copy
@@ -42,7 +43,7 @@ def fill(array, value):
 
 
 def fill_sent(receive, send):
-    """Writes what comes and sends it on, until None comes."""
+    """Writes the arrays that it receives and sends them back, until None arrives."""
     while (message := receive()) is not None:
         array, value = message
         array[...] = value
@@ -64,7 +65,7 @@ def number_row(array, i):
 
 
 def views_of(a):
-    """Windows on an array of shape (4, 6), each with the elements of it that they show."""
+    """Views of an array of shape (4, 6), each with its elements."""
     return {
         "whole": (a, np.s_[...]),
         "row": (a[2], np.s_[2]),
@@ -244,7 +245,7 @@ def test_a_pickle_may_be_opened_twice(other, another):
 
 
 def gone(data):
-    """What is raised for a pickle as soon as its array is not there any more."""
+    """The error of unpickling after the array does not exist any more."""
     for _ in range(600):
         try:
             pickle.loads(data)
@@ -259,7 +260,7 @@ def test_opened_after_all_is_gone_it_says_so():
     a = tn.zeros(2, "int8", shared=True)
     data = pickle.dumps(a)
     del a
-    assert "every process that had it has let go" in gone(data)
+    assert "all processes have released it" in gone(data)
 
 
 def test_opened_after_its_only_process_has_ended_it_says_so():
@@ -271,7 +272,7 @@ def test_opened_after_its_only_process_has_ended_it_says_so():
         gc.collect()
         other.kill()
     message = gone(data)
-    assert "has let go" in message or ("no process has it any more" in message and str(pid) in message)
+    assert "have released it" in message or ("no process has it any more" in message and str(pid) in message)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "turned", "long"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits beside a process that is stopped (SIGSTOP): those without a limit of their own log the process every
-5 seconds, those with one name it in their error, and Ctrl-C ends both; nothing is lost by that."""
+"""Waits for a stopped process (SIGSTOP). Waits without a limit log the process every 5 seconds, others name
+it in their error. Ctrl-C ends both, and nothing is lost."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ import tenon as tn
 SCHEMA = {"x": ("i8", ())}
 MUTEX_AT = 32  # of a channel's state: src/ipc/channel_state.h
 
-# What a process does that is stopped inside of a section.
+# The code of a process that is stopped while it holds a mutex.
 LOCK_MUTEX = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_a_wait_without_a_limit(way, held, other):
 
 @pytest.fixture
 def busy_name(other, tmp_path, monkeypatch):
-    """A name that a stopped process is just making."""
+    """A name that a stopped process is creating."""
     folder = tmp_path / "names"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("TENON_RUNTIME_DIR", str(folder))
@@ -175,7 +175,7 @@ def test_ctrl_c_ends_a_wait_for_a_name(busy_name, other):
 
 @pytest.fixture
 def channel(other):
-    """With one item that was sent, and a process that is a producer."""
+    """A channel with one sent item, and another process as a producer."""
     channel = tn.Channel(SCHEMA, slots=4)
     other.ask("ch.loan(timeout=5).drop()", ch=channel, at=MUTEX_AT)
     with channel.loan() as item:
@@ -208,10 +208,8 @@ def test_a_wait_at_the_lock_of_a_channel_names_the_stopped_process(channel, othe
     with caplog.at_level(logging.INFO, "tenon"):
         thread.start()
         until(lambda: any(f"process {other.pid} (" in text for text in caplog.messages))
-    assert any("which is stopped, is at work on it" in text for text in caplog.messages), caplog.text
-    with pytest.raises(
-        TimeoutError, match=rf"process {other.pid} \(.*\), which is stopped, is at work on it"
-    ):
+    assert any("which is stopped, holds its lock" in text for text in caplog.messages), caplog.text
+    with pytest.raises(TimeoutError, match=rf"process {other.pid} \(.*\), which is stopped, holds its lock"):
         channel.recv(timeout=0.05)
     other.go_on()
     other.ask("libc.pthread_mutex_unlock(mutex)")
@@ -281,7 +279,7 @@ while True:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_ctrl_c_is_lost_in_calls_that_ask_for_the_task():
-    """Each is answered, wherever in a call it comes."""
+    """Each Ctrl-C is answered, at any point of a call."""
     with subprocess.Popen([sys.executable, "-c", LOANS], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "0\n"
