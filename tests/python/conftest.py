@@ -6,6 +6,7 @@ import traceback
 
 import pytest
 
+import tenon as tn
 from tenon import _core
 
 HAS_FAILED = pytest.StashKey[bool]()
@@ -37,6 +38,16 @@ def nothing_stays_behind(request):
         time.sleep(0.01)
         after = _core.statistics()
     assert is_gone(), (before, after)
+
+
+@pytest.fixture
+def no_op_is_left():
+    """Waits for the ops of the test, which may fail. Modules ask for it, after the fixture above."""
+    yield
+    try:
+        tn.waitall(20)
+    except ExceptionGroup:
+        pass
 
 
 @pytest.fixture

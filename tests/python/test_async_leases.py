@@ -21,16 +21,7 @@ import tenon as tn
 from tenon._core import NativeLease
 from tenon._sync import waits as _waits
 
-pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
-
-
-@pytest.fixture(autouse=True)
-def no_op_is_left(nothing_stays_behind):
-    yield
-    try:
-        tn.waitall(10)
-    except ExceptionGroup:
-        pass
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind", "no_op_is_left")
 
 
 def run(script):

@@ -15,16 +15,7 @@ import pytest
 
 import tenon as tn
 
-pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
-
-
-@pytest.fixture(autouse=True)
-def ends_of_ops(nothing_stays_behind):
-    yield
-    try:
-        tn.waitall(20)
-    except ExceptionGroup:
-        pass
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind", "no_op_is_left")
 
 
 class Untold(Exception):

@@ -19,29 +19,11 @@ import types
 
 import numpy as np
 import pytest
+from view_places import Trainer, fill, here, texts
 
 import tenon as tn
-from tenon._sync.views import places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
-
-
-def texts(array, thorough=False):
-    return [place.text for place in places(array, thorough)]
-
-
-def fill(array):
-    tn.push(tn.fill, tn.out(array), 1).wait()
-
-
-def here(offset=0):
-    frame = sys._getframe(1)
-    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno + offset})"
-
-
-class Trainer:
-    def __init__(self, batch):
-        self.batch = batch
 
 
 def raise_with(v):

@@ -15,16 +15,7 @@ import pytest
 import tenon as tn
 from tenon import _core
 
-pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
-
-
-@pytest.fixture(autouse=True)
-def no_op_is_left(nothing_stays_behind):
-    yield
-    try:
-        tn.waitall(10)
-    except ExceptionGroup:
-        pass
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind", "no_op_is_left")
 
 
 def here(offset=0):

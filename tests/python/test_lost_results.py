@@ -10,14 +10,7 @@ import pytest
 
 import tenon as tn
 
-
-@pytest.fixture(autouse=True)
-def ends_of_ops():
-    yield
-    try:
-        tn.waitall(20)
-    except ExceptionGroup:
-        pass
+pytestmark = pytest.mark.usefixtures("no_op_is_left")
 
 
 def rebinds(x, o):

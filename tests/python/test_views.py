@@ -14,32 +14,12 @@ import threading
 import native_library
 import numpy as np
 import pytest
+from view_places import Trainer, fill, here, texts
 
 import tenon as tn
 from tenon._sync.views import drop_views, places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
-
-
-def texts(array, thorough=False):
-    return [place.text for place in places(array, thorough)]
-
-
-def fill(array):
-    tn.push(tn.fill, tn.out(array), 1).wait()
-
-
-def here(offset=0):
-    frame = sys._getframe(1)
-    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno + offset})"
-
-
-class Trainer:
-    def __init__(self, batch):
-        self.batch = batch
-
-    def step(self):
-        pass
 
 
 class Slotted:
@@ -225,7 +205,7 @@ def test_attributes_of_classes_are_found_by_the_thorough_search():
         [text] = texts(a, True)
     finally:
         del Trainer.shared
-    assert text == f"item 0 of the list in attribute `shared` of type `Trainer` of module {__name__}"
+    assert text == "item 0 of the list in attribute `shared` of type `Trainer` of module view_places"
     fill(a)
 
 
