@@ -11,15 +11,15 @@
 namespace tenon::python {
 
 // The parameters of one function. A static object; N names, of which the first n_positional may also be
-// given by place, and the first n_required must be given.
+// given by position, and the first n_required must be given.
 template <size_t N>
-class Parameters {
+class FastParameters {
  public:
-  constexpr Parameters(const char* function, std::array<const char*, N> names, size_t n_positional,
-                       size_t n_required) noexcept
+  constexpr FastParameters(const char* function, std::array<const char*, N> names, size_t n_positional,
+                           size_t n_required) noexcept
       : function_(function), names_(names), n_positional_(n_positional), n_required_(n_required) {}
 
-  // Borrowed references, nullptr for what was not given. Throws TypeError.
+  // Borrowed references; nullptr for arguments that were not given. Throws TypeError.
   std::array<PyObject*, N> parse(PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
     std::array<PyObject*, N> values{};
     if (static_cast<size_t>(n) > n_positional_) {
@@ -70,7 +70,7 @@ PyMethodDef fast_method(const char* name, const char* documentation) noexcept {
   return {name, function, METH_FASTCALL | METH_KEYWORDS, documentation};
 }
 
-// Makes method, which must live for ever, a function of the module.
+// Adds method, which must live for ever, to the module.
 inline void add_function(nb::module_& module, PyMethodDef* method) {
   const nb::object name = module.attr("__name__");
   module.attr(method->ml_name) = owned(PyCFunction_NewEx(method, module.ptr(), name.ptr()));

@@ -73,13 +73,13 @@ void fill_complex(const Array& destination, nb::handle value) {
   fill_elements(destination, &number, dtype_of<std::complex<double>>());
 }
 
-// A float of Python's, or a subclass such as numpy.float64.
+// Whether value is of a type or of a subclass, as numpy.float64 is of float.
 bool is_type(nb::handle value, PyTypeObject* type) {
   return value.type().ptr() == reinterpret_cast<PyObject*>(type) ||
          PyType_IsSubtype(Py_TYPE(value.ptr()), type) != 0;
 }
 
-// Numbers, also those of NumPy that are no subclass of Python's: what float and int are made of.
+// Assigns a number of Python, or of a subclass. False: value is no such number.
 bool assign_number(const Array& destination, nb::handle value) {
   if (PyBool_Check(value.ptr())) {
     const bool truth = value.ptr() == Py_True;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a[...] = x takes: numbers, arrays of any library, lists.
+// Assignments a[...] = x, where x is a number, an array of any library or a list.
 #pragma once
 
 #include "python.h"

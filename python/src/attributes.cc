@@ -97,9 +97,10 @@ void add_attributes(Parts& parts) {
               "shared",
               "Whether other processes can use the memory: it was made with shared=, attached, "
               "or came from one."),
-          attribute<get_version>("version",
-                                 "A number that has moved when elements may have changed; it moves at every\n"
-                                 "look while a writable view is open."),
+          attribute<get_version>(
+              "version",
+              "A number that changes when elements may have changed. While a writable view is\n"
+              "open, it changes at every read."),
           attribute<get_transposed>("T", "The array with its axes in reverse order, on the same memory."),
       });
 }

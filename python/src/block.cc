@@ -20,18 +20,18 @@
 namespace tenon::python {
 namespace {
 
-// Under the GIL, but for the lease while it is waited for. Known to Python's garbage collector only when it
-// leads to what may lead back: to a function that repairs, or to a task.
+// Accessed under the GIL, except for the lease during a wait. The garbage collector tracks it only if it
+// refers to an object that may refer back to it: a function that repairs, or a task.
 struct WithBlock {
   PyObject_HEAD PyObject* array;  // an NDArray
   PyObject* on_owner_died;        // "raise" or "ignore", interned, or a function
   int64_t timeout_ns;             // as tenon_lease_options
   bool is_write;
   bool is_overwrite;
-  // The parts above are constant; these are of the time from __enter__ on.
+  // The members above are constant. Those below are set by __enter__.
   bool is_entered;
-  PyObject* taken;  // null, or what keeps a lease that Python code took for the block
-  PyObject* root;   // with view; null, or the array on which all stand that are made of the view
+  PyObject* taken;  // null, or what owns a lease that Python code took for the block
+  PyObject* root;   // null, or the base of the view, and of all arrays made from the view
   PyObject* view;
   const char* site;    // of __enter__, a text that lives for ever
   tenon_lease* lease;  // own, or that of taken
@@ -42,7 +42,7 @@ PyTypeObject* block_type = nullptr;
 
 WithBlock* block_of(PyObject* object) noexcept { return reinterpret_cast<WithBlock*>(object); }
 
-// Blocks of memory that go round: those of types that the garbage collector knows come from it alone.
+// A free list. Objects that the garbage collector may track cannot come from an ObjectPool.
 class Spare {
  public:
   PyObject* take() {
@@ -85,7 +85,7 @@ void forget_taken(WithBlock& block) noexcept {
   Py_CLEAR(block.taken);  // its lease is released with it
 }
 
-// Before anything was done under it.
+// Releases a lease that was not used.
 void take_back(WithBlock& block) noexcept {
   const KeepError keep_error;
   const owners::Collector collector;
@@ -176,7 +176,7 @@ void take_lease(WithBlock& block, const Array& array, const char* site) {
   }
 }
 
-// Under its lease: the view, a new reference.
+// Opens the view under the lease. Returns a new reference.
 PyObject* open(WithBlock& block, const Array& array) {
   try {
     RootedView views = rooted_numpy_view(array, !block.is_write, block.site);
@@ -207,13 +207,13 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
   });
 }
 
-// The innermost frame names the view by one of its variables.
+// Whether a variable of the innermost frame refers to the view.
 bool is_variable(PyObject* view) noexcept {
   const nb::object frame = innermost_frame();
   return frame.is_valid() && is_held_by_variable(frame, view);
 }
 
-// Only the block, and at most one variable of its frame, name the view, and nothing else stands on its
+// Whether only the block and at most one variable of its frame refer to the view, and nothing else to its
 // root.
 bool has_lone_view(const WithBlock& block) noexcept {
   if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;
@@ -221,7 +221,7 @@ bool has_lone_view(const WithBlock& block) noexcept {
   return names == 0 || (names == 1 && is_variable(block.view));
 }
 
-// Empties a lone view and gives the lease back. True: as tenon_lease_release.
+// Empties such a view and releases the lease. Returns whether a view continues the lease.
 bool end_quickly(WithBlock& block) noexcept {
   const owners::Collector collector;
   nb::object root = nb::steal(std::exchange(block.root, nullptr));
@@ -231,7 +231,7 @@ bool end_quickly(WithBlock& block) noexcept {
   return tenon_lease_release(block.lease) != 0;
 }
 
-// The end of whatever else may stand on the root. True: nothing does any more.
+// Ends the views of the block. Returns whether nothing refers to the memory any more.
 bool end_views(WithBlock& block, nb::handle error) {
   if (block.root == nullptr) return true;
   if (is_python_ending()) {  // it has no modules any more
@@ -286,7 +286,8 @@ PyObject* enter_later(PyObject* self, PyObject*) noexcept {
   });
 }
 
-// Ends the block here, not when the result is awaited: the innermost frame is that of the block.
+// Ends the block in this call and not when the result is awaited: now the innermost frame is that of the
+// block.
 PyObject* exit_later(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {
   PyObject* const none = exit(self, arguments, n);
   if (none == nullptr) return nullptr;
@@ -294,7 +295,7 @@ PyObject* exit_later(PyObject* self, PyObject* const* arguments, Py_ssize_t n) n
   return guarded([] { return nb::object(callback(Callback::kNothingLater)()).release().ptr(); });
 }
 
-// Of a use as if it were the array of the block.
+// Sets the error of code that uses the block as if it were the array.
 void refuse_use(PyObject* self, PyObject* type) noexcept {
   const char* const method = block_of(self)->is_write ? "write" : "read";
   PyErr_Format(type,
@@ -316,7 +317,7 @@ int set_item(PyObject* self, PyObject*, PyObject*) noexcept {
 PyObject* get_attribute(PyObject* self, PyObject* name) noexcept {
   PyObject* const found = PyObject_GenericGetAttr(self, name);
   if (found != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return found;
-  // Others ask for names of protocols, which begin with '_'.
+  // Libraries ask for names of protocols, which begin with '_'.
   const Py_UCS4 first = PyUnicode_GetLength(name) > 0 ? PyUnicode_ReadChar(name, 0) : '_';
   if (first == '_') return nullptr;
   PyErr_Clear();
@@ -324,7 +325,7 @@ PyObject* get_attribute(PyObject* self, PyObject* name) noexcept {
   return nullptr;
 }
 
-// NumPy would make an array of one object of it.
+// Without it, NumPy would make an array of one object.
 PyObject* refuse_array(PyObject* self, PyObject*, PyObject*) noexcept { return get_item(self, nullptr); }
 
 PyMethodDef methods[] = {
@@ -350,10 +351,6 @@ PyType_Slot slots[] = {
 };
 PyType_Spec spec = {"tenon._core.Block", sizeof(WithBlock), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-
-}  // namespace
-
-namespace {
 
 // on_owner_died, timeout: null, or as NDArray.read takes them.
 PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject* on_owner_died,
@@ -385,13 +382,13 @@ PyObject* make_block(PyObject* array, bool is_write, bool is_overwrite, PyObject
 }
 
 PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static constinit Parameters<2> parameters("read", {"on_owner_died", "timeout"}, 1, 0);
+  static constinit FastParameters<2> parameters("read", {"on_owner_died", "timeout"}, 1, 0);
   const auto [on_owner_died, timeout] = parameters.parse(arguments, n, keywords);
   return make_block(self, false, false, on_owner_died, timeout);
 }
 
 PyObject* write(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static constinit Parameters<3> parameters("write", {"overwrite", "on_owner_died", "timeout"}, 2, 0);
+  static constinit FastParameters<3> parameters("write", {"overwrite", "on_owner_died", "timeout"}, 2, 0);
   const auto [overwrite, on_owner_died, timeout] = parameters.parse(arguments, n, keywords);
   if (overwrite != nullptr && overwrite != Py_True && overwrite != Py_False) {
     raise(PyExc_TypeError, "overwrite is %R: it must be True or False", overwrite);
@@ -405,30 +402,30 @@ void add_block_methods(Parts& parts) {
   parts.methods.push_back(fast_method<read>(
       "read",
       "read($self, on_owner_died='raise', *, timeout=None)\n--\n\n"
-      "``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy "
-      "array, "
-      "empty after the\n"
-      "block. Also ``async with``.\n\n"
+      "``with a.read() as v:`` reads the array, which is not written meanwhile. ``v`` is a read-only NumPy "
+      "array. It has\n"
+      "no elements after the block. Also ``async with``.\n\n"
       "Parameters\n----------\non_owner_died : {'raise', 'ignore'} or callable\n"
-      "    Of a shared array that a process was writing when it died: raise OwnerDied, until it is "
-      "overwritten; go on\n    with what it has left; or call ``on_owner_died(values, error)`` with a "
-      "writable NumPy array, then go on.\n"
+      "    For a shared array that a process was writing when it died. 'raise': OwnerDied, until it is "
+      "overwritten.\n    'ignore': the block uses the values that are left. A function is called as\n"
+      "    ``on_owner_died(values, error)`` with a writable NumPy array, before the block.\n"
       "timeout : float, optional\n"
       "    Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.\n\n"
       "Raises\n------\nDeadlockError\n    The wait would not end.\nTimeoutError\n    The time has passed. "
       "The "
-      "message names it, and what holds the memory.\nOwnerDied\n    See above.\nOpError\n    The op "
-      "that was to write it has failed.\nLeaseEscaped\n    At the end, with ``TENON_DEBUG=leases`` in the "
-      "environment: a view lives on.\n"));
+      "message names it, and what holds the memory.\nOwnerDied\n    See above.\nOpError\n    The op that was "
+      "to "
+      "write it has failed.\nLeaseEscaped\n    At the end, with ``TENON_DEBUG=leases`` in the environment: a "
+      "view still exists.\n"));
   parts.methods.push_back(fast_method<write>(
       "write",
       "write($self, overwrite=False, on_owner_died='raise', *, timeout=None)\n--\n\n"
-      "``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an "
-      "exception that "
-      "leaves the block\n"
-      "means that the array holds no value, until all of it is written.\n\n"
-      "Parameters\n----------\noverwrite : bool\n    Every element is written before any is read: works also "
-      "where the array holds no value.\n"));
+      "``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`. If an "
+      "exception leaves\n"
+      "the block, the array holds no value until all of it is written.\n\n"
+      "Parameters\n----------\noverwrite : bool\n    The block writes every element before it reads any. "
+      "This "
+      "works also if the array holds no value.\n"));
 }
 
 nb::object open_block(nb::handle object, tenon_lease& lease, nb::object keeper) {

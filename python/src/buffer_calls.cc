@@ -26,12 +26,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A call that ends without a release, because its result keeps the buffer, wakes no thread: it is looked at
-// again after a pause, which grows.
+// A call whose result keeps the buffer ends without a release and wakes no thread. So waiters look again
+// after a pause, which grows.
 constexpr std::chrono::nanoseconds kFirstPause = std::chrono::microseconds(50);
 constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(20);
 
-// A thread that waits: in the C library, or here for calls of others.
+// A thread that waits, in the C library or here for calls of other threads.
 struct WaitingThread {
   unsigned long ident = 0;
   int depth = 0;
@@ -46,8 +46,8 @@ bool is_waiting(unsigned long ident) noexcept {
   return w != nullptr;
 }
 
-// Sleeps until a call has released its buffer. Each sleeper has a lock of its own: in a forked child those of
-// other threads are never looked at again.
+// Sleeps until a call has released its buffer. Each sleeper has a lock of its own, because a forked child
+// must not use the locks of other threads.
 class Sleeper {
  public:
   Sleeper() noexcept : next_(process_ == getpid() ? first_ : nullptr) {
@@ -69,7 +69,7 @@ class Sleeper {
     is_woken_ = false;
   }
   static void wake_all() noexcept {
-    if (first_ == nullptr || process_ != getpid()) return;  // a forked child has not one of them
+    if (first_ == nullptr || process_ != getpid()) return;  // a forked child has none of them
     for (Sleeper* s = first_; s != nullptr; s = s->next_) {
       {
         const std::scoped_lock lock(s->mutex_);
@@ -108,8 +108,8 @@ ByteRange extent_of(const tenon_array_desc& desc) noexcept {
 // The innermost frame of each thread. All of this may run the garbage collector.
 class Stacks {
  public:
-  // Throws nb::python_error.
-  bool has(const Caller caller, const unsigned long thread) {  // copies: a collection may release the buffer
+  // Throws nb::python_error. The arguments are copies, because a collection may release the buffer.
+  bool has(const Caller caller, const unsigned long thread) {
     nb::object frame = innermost(thread);
     for (bool is_innermost = true; frame.is_valid() && !frame.is_none(); is_innermost = false) {
       if (frame.ptr() == caller.frame) {
@@ -129,9 +129,9 @@ class Stacks {
     if (!all_.is_valid()) all_ = nb::module_::import_("sys").attr("_current_frames")();
     return all_.attr("get")(thread);
   }
-  // Not the step of a loop or of `yield from`: its view may be in use until the next step, which is the same
-  // instruction and may wait for the thread that waits for the view. f(*arguments) has made its arguments
-  // before the function f began.
+  // The step of a loop or of `yield from` is no call: its view may be in use until the next step, which is
+  // the same instruction and may wait for the thread that waits for the view. In f(*arguments), the arguments
+  // were evaluated before f began.
   static bool is_call(nb::handle code, int instruction, bool is_innermost) {
     static const auto number_of = [](const char* name) {
       return nb::cast<int>(nb::object(nb::module_::import_("opcode").attr("opmap")[name]));
@@ -147,16 +147,16 @@ class Stacks {
 
 }  // namespace
 
-// The list of those that run.
+// The list of calls that run.
 class BufferCalls {
  public:
-  struct ViewPlace {
+  struct ViewSite {
     const char* site;
     uint32_t thread;  // the kernel's number
   };
 
-  // A call of another thread that is in the way of such an access. Those that are over leave the list.
-  static std::optional<ViewPlace> find(tenon_array* array, Access access) {
+  // A call of another thread that conflicts with an access. Removes calls that have ended from the list.
+  static std::optional<ViewSite> find(tenon_array* array, Access access) {
     const ByteRange extent = extent_of(*tenon_array_describe(array));
     const unsigned long here = PyThread_get_thread_ident();
     const bool looks_at_all = n_ > kFew;
@@ -204,7 +204,7 @@ class BufferCalls {
     ++version_;
   }
 
-  // Those of the calling thread.
+  // Removes the calls of the calling thread.
   static void unlink_here() noexcept {
     const unsigned long here = PyThread_get_thread_ident();
     for (BufferCall* call = first_buffer_call; call != nullptr;) {
@@ -214,7 +214,7 @@ class BufferCalls {
     }
   }
 
-  // Another call of the same instruction of the calling thread, or this one, from `from` on.
+  // The first entry from `from` on that the same call of this thread has made.
   static BufferCall* same_call(BufferCall* from, const Caller& caller) noexcept {
     const unsigned long here = PyThread_get_thread_ident();
     while (from != nullptr && !(from->thread_ == here && from->caller_ == caller)) from = from->next_;
@@ -222,18 +222,18 @@ class BufferCalls {
   }
 
  private:
-  // So many that are over, or of other memory, may stay in the list.
+  // This number of calls that have ended, or that use other memory, may stay in the list.
   static constexpr size_t kFew = 16;
 
-  // Among the views in the array's queue: memory that is used unchecked has another one.
-  static std::optional<ViewPlace> in_queue_of(tenon_array* array, const BufferCall& call) {
+  // Finds the call among the views in the queue of the array. Unchecked arrays have another queue.
+  static std::optional<ViewSite> in_queue_of(tenon_array* array, const BufferCall& call) {
     std::vector<tenon_holder> holders(static_cast<size_t>(tenon_array_holders(array, 0, nullptr)));
     const int32_t n = tenon_array_holders(array, static_cast<int32_t>(holders.size()), holders.data());
     holders.resize(std::min(holders.size(), static_cast<size_t>(n)));
     const char* const site = call.use_.site != nullptr ? call.use_.site : "";
     for (const tenon_holder& holder : holders) {
       if (holder.kind != TENON_HOLDER_VIEW) continue;
-      if (std::strncmp(holder.site, site, sizeof holder.site - 1) == 0) return ViewPlace{site, holder.thread};
+      if (std::strncmp(holder.site, site, sizeof holder.site - 1) == 0) return ViewSite{site, holder.thread};
     }
     return std::nullopt;
   }
@@ -244,14 +244,14 @@ class BufferCalls {
 
 namespace {
 
-std::string text_of(const BufferCalls::ViewPlace& call) {
+std::string text_of(const BufferCalls::ViewSite& call) {
   std::string text = "a call that uses a buffer of it, made";
   if (*call.site != '\0') text += std::string(" at ") + call.site;
   return text + " by thread " + std::to_string(call.thread);
 }
 
-// The body of an op may not wait.
-std::optional<BufferCalls::ViewPlace> find(tenon_array* array, Access access) {
+// Finds nothing in the body of an op, which may not wait.
+std::optional<BufferCalls::ViewSite> find(tenon_array* array, Access access) {
   if (!may_have_buffer_calls() || is_in_body() || is_python_ending()) return std::nullopt;
   return BufferCalls::find(array, access);
 }
@@ -296,8 +296,8 @@ void BufferCall::finish() noexcept {
   Sleeper::wake_all();
 }
 
-// One call for all of them, which is still granted when this thread has the GIL again: a request that is
-// granted after it finds them in the list. A view alone could be overtaken in between, again and again.
+// One call for all buffers. It is still granted when this thread has the GIL again, so a request that is
+// granted later finds the buffers in the list. A view alone could be overtaken repeatedly.
 void BufferCall::renew() {
   if (!is_listed_) return;
   std::vector<Array> arrays;  // during the wait the buffers may be released
@@ -321,7 +321,7 @@ WaitLimit limit_of(int64_t timeout_ns) {
 }
 
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
-  std::optional<BufferCalls::ViewPlace> found = find(array, access);
+  std::optional<BufferCalls::ViewSite> found = find(array, access);
   if (!found) return;
   ReportTimer timer;
   std::chrono::nanoseconds pause = kFirstPause;

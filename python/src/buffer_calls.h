@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Calls that use a buffer of an array (PEP 3118) while they run: np.array(a), bytearray(a), f.readinto(a).
-// The buffer's view is in no lease's way (docs/contract.md), but what such a call copies must be whole: a
-// lease or call that has just been granted waits here until the calls of other threads that use a buffer in
-// its way have returned. docs/dev/turns.md has the reasons.
+// The view of the buffer blocks no lease (docs/contract.md), but a copy that such a call makes must not be
+// torn. So a lease or call that has just been granted waits here until conflicting calls of other threads
+// that use a buffer have returned. docs/dev/turns.md has the reasons.
 //
 // A call runs as long as its buffer is not released and the frame that made it is at the same instruction.
 // After that the buffer is a lasting view. Everything here is under the GIL.
@@ -20,10 +20,11 @@
 
 namespace tenon::python {
 
-// One buffer's use by the call that took it. Lies in what the buffer keeps; does not move while it is in use.
+// The use of one buffer by the call that took it. Part of what the buffer owns; does not move while it is in
+// use.
 class BufferCall {
  public:
-  // What the call may touch.
+  // The bytes that the call may access.
   struct BufferUse {
     PyObject* array;  // an NDArray, which the buffer keeps alive
     uintptr_t begin;
@@ -32,10 +33,10 @@ class BufferCall {
     const char* site;
   };
 
-  BufferCall() noexcept {}  // what is not set here is set by begin(): it lies in what is made very often
+  BufferCall() noexcept {}  // begin() sets the other members: one is made for each buffer
 
-  // Requires that the view of the buffer has been opened since the GIL was taken. Nothing happens outside of
-  // Python's frames.
+  // Requires that the view of the buffer has been opened since the GIL was taken. Does nothing where no
+  // Python code runs.
   void begin(const BufferUse& use, const Caller& caller) noexcept;
   // The buffer is released.
   void end() noexcept {
@@ -59,40 +60,41 @@ class BufferCall {
   unsigned long thread_;  // as Python's threading.get_ident()
 };
 
-// Those that ran when they were looked at last, the latest one first.
+// The calls that ran when they were last looked at, the latest one first.
 extern BufferCall* first_buffer_call;
 
-// When a wait ends at the latest; nothing: never.
+// The end of a wait; nullopt: no limit.
 struct TimeLimit {
   std::chrono::steady_clock::time_point end;
   std::chrono::nanoseconds given;
 };
 using WaitLimit = std::optional<TimeLimit>;
-// Of a wait that begins now. timeout_ns: negative for no limit.
+// The limit of a wait that begins now. timeout_ns: negative for none.
 WaitLimit limit_of(int64_t timeout_ns);
 
-// Whether there may be calls to wait for; inline, because as a rule there are none.
+// Whether there may be calls to wait for; inline, because usually there are none.
 inline bool may_have_buffer_calls() noexcept { return first_buffer_call != nullptr; }
 
-// Of an array that the calling thread has a lease or call of for this access: waits until no call of another
-// thread that conflicts runs. Throws Error (TENON_ERR_TIMEOUT) and nb::python_error (an interrupt): then the
-// lease is to be given back.
+// Requires that the calling thread has a lease or call of the array for this access. Waits until no
+// conflicting call of another thread runs. Throws Error (TENON_ERR_TIMEOUT) and nb::python_error (an
+// interrupt); the caller then releases the lease.
 void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end);
 
-// A task of the calling thread waits from now on. All calls of the thread that run are around the event loop:
-// no thread waits for them any more, because the task may wait for that.
+// For a task of the calling thread that begins to wait. The event loop runs inside of all running calls of
+// the thread. No thread waits for these calls any more, because the task may wait for such a thread.
 void leave_calls_to_task() noexcept;
-// For a task, whose thread must not sleep: the call for which it has to wait, in words; empty: none.
+// The call for which a task has to wait, in words; empty: none. (Its thread must not sleep.)
 std::string buffer_call_ahead(tenon_array* array, Access access);
 
-// The calling thread waits in the C library from now on. Meanwhile no thread waits for its calls: what it
-// waits for may wait for them.
+// Around a wait of the calling thread in the C library. Meanwhile no thread waits for its calls, because the
+// calling thread may wait for such a thread.
 void begin_waiting() noexcept;
 void end_waiting() noexcept;
-// Counts the waits of all threads. Where it has moved since the calling thread took the GIL, that has waited.
+// The number of waits of all threads. If it has changed since the calling thread took the GIL, that thread
+// has waited.
 extern uint64_t n_waits;
 
-// In the child only the calling thread is left.
+// For a forked child, which has only the calling thread.
 void forget_other_waits() noexcept;
 
 }  // namespace tenon::python

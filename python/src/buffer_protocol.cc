@@ -39,7 +39,7 @@ const char* format_of(DType dtype) {
   }
 }
 
-// What one Py_buffer holds: the view, and behind it the shape and the strides: the NDArray may have got new
+// What one Py_buffer owns: the view, followed by the shape and the strides, because the NDArray may get new
 // memory before the buffer is released.
 struct BufferExport {
   tenon_view view;
@@ -47,7 +47,7 @@ struct BufferExport {
   size_t ndim;
   Py_ssize_t dims[];
 };
-// Those of few axes go round. Made and freed under the GIL.
+// Exports of few axes come from a pool. Made and freed under the GIL.
 constexpr size_t kFewAxes = 4;
 constexpr size_t size_of_export(size_t ndim) { return sizeof(BufferExport) + 2 * ndim * sizeof(Py_ssize_t); }
 constinit ObjectPool<size_of_export(kFewAxes)> exports;
@@ -81,10 +81,10 @@ bool is_fortran_contiguous(const tenon_array_desc& desc) {
 
 bool wants(int flags, int request) { return (flags & request) == request; }
 
-// What requests of an order have besides strides.
+// The bits of requests for an order, without PyBUF_STRIDES.
 constexpr int kAnyOrder = (PyBUF_C_CONTIGUOUS | PyBUF_F_CONTIGUOUS | PyBUF_ANY_CONTIGUOUS) & ~PyBUF_STRIDES;
 
-// The order that is asked for and that the elements do not have; nullptr: none.
+// The requested order, if the elements are not in it; else nullptr.
 const char* order_missing(int flags, bool is_c, bool is_f) {
   if (wants(flags, PyBUF_C_CONTIGUOUS) && !is_c) return "C order";
   if (wants(flags, PyBUF_F_CONTIGUOUS) && !is_f) return "Fortran order";
@@ -116,7 +116,7 @@ void close(BufferExport& held) noexcept {
   tenon_view_close(&held.view);
 }
 
-// Throws; then it is closed.
+// If it throws, the view is closed.
 void renew(BufferExport& held) {
   try {
     held.call.renew();
@@ -173,8 +173,8 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   buffer->internal = held.release();
 }
 
-// Why the last buffer of an array could not be had, where asking in another way would meet the same: NumPy
-// forgets the reason and calls __array__ next.
+// The error of the last refused buffer, if another kind of request would fail for the same reason. NumPy
+// drops the error and calls __array__ next.
 struct Refused {
   PyObject* array = nullptr;  // not owned: only compared
   nb::object error;

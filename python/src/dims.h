@@ -15,7 +15,7 @@ class Dims {
  public:
   // An int, or a sequence of ints; ints are whatever has __index__. what names it in messages.
   Dims(nb::handle source, const char* what);
-  // Of a function that takes f((2, 3)) as well as f(2, 3).
+  // For functions that are called as f((2, 3)) or f(2, 3).
   static Dims of_arguments(const nb::args& arguments, const char* what);
 
   std::span<const int64_t> span() const noexcept { return {values_.data(), n_}; }

@@ -7,7 +7,7 @@
 namespace tenon::python {
 namespace {
 
-// The contexts of our legacy capsules: their addresses say what may be done.
+// The contexts of Tenon's legacy capsules. Their addresses tell the allowed access.
 char for_read;
 char for_write;
 

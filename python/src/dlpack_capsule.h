@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Capsules of DLPack: their names, and ours.
+// Names of DLPack capsules, and the capsules that Tenon makes.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ inline constexpr const char* kUsedLegacyName = "used_dltensor";
 nb::object versioned_capsule(const Array& array, uint32_t flags);
 nb::object legacy_capsule(const Array& array, uint32_t flags);
 
-// A legacy capsule of ours knows whether it may be written through; others cannot say.
+// The access that a legacy capsule of Tenon allows; nullopt for other capsules, which cannot state it.
 std::optional<Access> access_of_legacy(nb::handle capsule);
 
 // The protocol's pairs of ints: a device, a version. Throws TypeError unless the object is a tuple of two

@@ -25,7 +25,7 @@ void check_device(PyObject* wanted, tenon_device own) {
 }
 
 PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static Parameters<4> parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
+  static FastParameters<4> parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
   const auto [stream, max_version, dl_device, copy] = parameters.parse(arguments, n, keywords);
   if (is_given(stream))
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);

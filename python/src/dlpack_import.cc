@@ -29,9 +29,9 @@ constexpr const char* kDocumentation =
     "x : object with __dlpack__, or a DLPack capsule\n"
     "    A capsule is consumed. NumPy arrays keep their flags: both sides may write.\n"
     "device : {None, 'cpu'}\n"
-    "    'cpu' has memory that the host cannot read copied by its producer.\n"
+    "    'cpu': the producer copies memory that the host cannot read.\n"
     "copy : bool or None\n"
-    "    True: new memory. False: BufferError where the producer would copy. None: as the producer likes.\n"
+    "    True: new memory. False: BufferError where the producer would copy. None: the producer decides.\n"
     "writable : bool or None\n"
     "    None: writable if the producer is known to allow writes. True: also a legacy tensor, which cannot "
     "say "
@@ -167,7 +167,7 @@ bool is_set(nb::handle object, const char* name) {
   raise(PyExc_BufferError, "the tensor cannot be exported: %s", text.substr(0, text.find('\n')).c_str());
 }
 
-// Empty when the table fails without saying why.
+// Empty if the table fails without an error.
 Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy) {
   DLManagedTensorVersioned* tensor = nullptr;
   const int result = exchange.table->managed_tensor_from_py_object_no_sync(object.ptr(), &tensor);
@@ -186,7 +186,7 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
   try {
     return method(**keywords);
   } catch (nb::python_error& error) {
-    // A producer from before DLPack 1.0 knows no keywords; what it gives it shares as it is.
+    // A producer of a version before DLPack 1.0 takes no keywords, and does not copy.
     if (!error.matches(PyExc_TypeError) || !may_copy || to_host) throw;
   }
   return method();
@@ -210,7 +210,7 @@ bool needs_host_copy(nb::handle object) {
          pair.first != TENON_CUDA_MANAGED;
 }
 
-// A NumPy array whose memory is shared; empty where x is none, or exports itself in its own way.
+// The memory of a NumPy array; empty if x is no NumPy array or overrides its export.
 Array share_numpy(nb::handle x) {
   try {
     return overrides_dlpack(x) ? Array() : share_if_numpy(x);
@@ -221,7 +221,7 @@ Array share_numpy(nb::handle x) {
 }
 
 PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static Parameters<4> parameters("from_dlpack", {"x", "device", "copy", "writable"}, 1, 1);
+  static FastParameters<4> parameters("from_dlpack", {"x", "device", "copy", "writable"}, 1, 1);
   const auto [x, device, copy, writable] = parameters.parse(arguments, n, keywords);
   const bool has_device = device != nullptr && device != Py_None;
   if (has_device && !(PyUnicode_Check(device) && PyUnicode_CompareWithASCIIString(device, "cpu") == 0)) {

@@ -95,8 +95,6 @@ Py_hash_t hash_of(DType dtype) {
 
 }  // namespace
 
-std::string dtype_name(DType dtype) { return dtype.name(); }
-
 nb::object dtype_object(DType dtype) {
   PyObject*& object = objects()[key_of(dtype)];
   if (object == nullptr) object = nb::cast(new DType(dtype), nb::rv_policy::take_ownership).release().ptr();

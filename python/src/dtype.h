@@ -15,8 +15,6 @@ nb::object dtype_object(DType dtype);
 // Throws TypeError.
 DType dtype_from(nb::handle source);
 
-std::string dtype_name(DType dtype);
-
 // A parameter that takes whatever dtype_from takes. In functions bound by nanobind; None is not accepted.
 struct DTypeLike {
   nb::object source;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Methods of NDArray that read or write elements, and copies of all kinds.
+#include "array_call.h"
 #include "assignment.h"
 #include "callbacks.h"
 #include "dlpack_import.h"
@@ -9,7 +10,6 @@
 #include "from_numpy.h"
 #include "methods.h"
 #include "ndarray_parts.h"
-#include "turn.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -41,9 +41,9 @@ nb::object copyto(const Array& self, nb::object other) {
 
 // In C order.
 nb::object to_bytes(const Array& self) {
-  Turn turn;
-  turn.uses(self, Access::kRead);
-  turn.begin("tobytes");
+  ArrayCall call;
+  call.uses(self, Access::kRead);
+  call.begin("tobytes");
   const Array array = self.is_contiguous() ? self : copied(self);
   return owned(PyBytes_FromStringAndSize(static_cast<const char*>(array.data()),
                                          static_cast<Py_ssize_t>(array.nbytes())));

@@ -3,13 +3,13 @@
 
 #include <optional>
 
+#include "array_call.h"
 #include "buffer_calls.h"
-#include "turn.h"
 
 namespace tenon::python {
 namespace {
 
-// Below this many bytes giving the GIL away costs more than it gives.
+// Below this number of bytes, releasing the GIL costs more than it saves.
 constexpr uint64_t kWithoutGilFrom = 1 << 16;
 
 // name: of the call, as body() makes it. source, destination: null: none.
@@ -19,13 +19,13 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
   const bool gives_gil = nbytes >= kWithoutGilFrom;
   if (!gives_gil && !may_have_buffer_calls()) [[likely]]
     return body();
-  // The arrays are had before the GIL is given away: buffers that are taken from then on wait for this call,
-  // and a thread that waits is known as one. A call that takes a buffer may wait before this one in the
-  // queue, so only then is it known which ones run.
-  Turn turn;
-  if (source != nullptr) turn.uses(*source, Access::kRead);
-  if (destination != nullptr) turn.uses(*destination, Access::kWrite, TENON_OVERWRITE);
-  turn.begin(name);
+  // The call begins before the GIL is released: buffers that are taken later wait for it, and a thread that
+  // waits is registered as waiting. A call that takes a buffer may be ahead in the queue, so only then is it
+  // known which calls run.
+  ArrayCall call;
+  if (source != nullptr) call.uses(*source, Access::kRead);
+  if (destination != nullptr) call.uses(*destination, Access::kWrite, TENON_OVERWRITE);
+  call.begin(name);
   std::optional<nb::gil_scoped_release> released;
   if (gives_gil) released.emplace();
   return body();

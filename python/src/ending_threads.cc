@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of a daemon thread that is inside of this extension when Python ends.
+// Daemon threads that are inside of this extension when Python ends.
 //
 // Before 3.14 CPython ends such a thread with pthread_exit as soon as it wants the GIL. That unwinds the
 // stack: destructors would touch Python objects without the GIL, and a noexcept function would end the

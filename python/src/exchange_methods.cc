@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Methods that hand an NDArray to NumPy, PyTorch and JAX by name, and the hooks through which NumPy asks.
+// Methods that export an NDArray to NumPy, PyTorch and JAX, and the protocols of NumPy.
 #include <nanobind/stl/string.h>
 
 #include <string>
 
+#include "array_call.h"
 #include "callbacks.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
@@ -14,7 +15,6 @@
 #include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "sites.h"
-#include "turn.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -30,8 +30,8 @@ bool is_asked_by_comparison() {
   return nb::cast<std::string>(nb::str(module)).starts_with("numpy.");
 }
 
-// A copy is made in a call of its own. Else NumPy has asked the buffer protocol first, and forgets why that
-// failed: the same request here raises it again.
+// A copy is a call of its own. Otherwise NumPy has asked the buffer protocol first and has dropped its error,
+// which is raised again here.
 nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
   const bool is_copy = flag_or_none_from(copy, "copy")
                            .value_or(has_refused_buffer(object.object.ptr()) && is_asked_by_comparison());
@@ -39,10 +39,10 @@ nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
     return dtype.is_none() || dtype.equal(view.attr("dtype"));
   };
   if (is_copy || (copy.is_none() && !dtype.is_none())) {
-    Turn turn;
-    turn.reads(object.object.ptr());
-    turn.begin("array");
-    const nb::object view = turn.view_of(object.object.ptr());
+    ArrayCall call;
+    call.reads(object.object.ptr());
+    call.begin("array");
+    const nb::object view = call.view_of(object.object.ptr());
     if (!has_dtype(view)) return view.attr("astype")(dtype);
     if (is_copy) return view.attr("copy")();
   }
@@ -55,31 +55,31 @@ nb::object numpy_array(const Self& object, nb::object dtype, nb::object copy) {
   return view;
 }
 
-nb::tuple with_views(nb::handle values, Turn& turn) {
+nb::tuple with_views(nb::handle values, ArrayCall& call) {
   nb::list result;
-  for (nb::handle value : values) result.append(turn.view_of(value.ptr()));
+  for (nb::handle value : values) result.append(call.view_of(value.ptr()));
   return nb::tuple(result);
 }
 
 nb::object array_ufunc(nb::handle, nb::object ufunc, nb::str method, nb::args inputs, nb::kwargs keywords) {
-  Turn turn;
+  ArrayCall call;
   const nb::object out = keywords.contains("out") ? nb::object(keywords["out"]) : nb::object();
   const nb::object where = keywords.contains("where") ? nb::object(keywords["where"]) : nb::object();
   if (out.is_valid()) {
-    for (nb::handle target : out) turn.writes(target.ptr());
+    for (nb::handle target : out) call.writes(target.ptr());
   }
-  if (where.is_valid()) turn.reads(where.ptr());
+  if (where.is_valid()) call.reads(where.ptr());
   // ufunc.at() writes to its first argument.
-  if (text_of(method) == "at" && nb::len(inputs) != 0) turn.writes(nb::object(inputs[0]).ptr());
-  for (nb::handle input : inputs) turn.reads(input.ptr());
-  turn.begin(nb::cast<std::string>(nb::object(ufunc.attr("__name__"))).c_str());
-  nb::dict options;  // goes before the turn does
+  if (text_of(method) == "at" && nb::len(inputs) != 0) call.writes(nb::object(inputs[0]).ptr());
+  for (nb::handle input : inputs) call.reads(input.ptr());
+  call.begin(nb::cast<std::string>(nb::object(ufunc.attr("__name__"))).c_str());
+  nb::dict options;  // destroyed before the call
   for (const auto& [name, value] : keywords) options[name] = value;
-  if (out.is_valid()) options["out"] = with_views(out, turn);
-  if (where.is_valid()) options["where"] = turn.view_of(where.ptr());
-  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs, turn), **options);
+  if (out.is_valid()) options["out"] = with_views(out, call);
+  if (where.is_valid()) options["where"] = call.view_of(where.ptr());
+  const nb::object result = nb::getattr(ufunc, method)(*with_views(inputs, call), **options);
   if (!out.is_valid()) return result;
-  // What the caller gave as out comes back as such.
+  // NDArrays that the caller passed as out are returned.
   if (nb::len(out) == 1) return is_ndarray(nb::object(out[0]).ptr()) ? nb::object(out[0]) : result;
   nb::list results;
   for (size_t i = 0; i < nb::len(out); ++i) {
@@ -108,22 +108,6 @@ nb::object array_function(nb::handle, nb::object function, nb::object types, nb:
                           nb::object keywords) {
   return callback(Callback::kArrayFunction)(function, types, arguments, keywords);
 }
-
-// A call as tenon/_array/functions.py makes it.
-class ArrayCall {
- public:
-  ArrayCall(const std::string& name, nb::iterable reads, nb::iterable writes) {
-    for (nb::handle array : writes) turn_.writes(array.ptr());
-    for (nb::handle array : reads) turn_.reads(array.ptr());
-    turn_.begin(name.c_str());
-  }
-  nb::object view(nb::handle array) { return turn_.view_of(array.ptr()); }
-  bool has_lent_views() const { return turn_.has_lent_views(); }
-  void end() { turn_.end(); }
-
- private:
-  Turn turn_;
-};
 
 bool has_negative_stride(const Array& array) {
   for (size_t i = 0; i < array.strides().size(); ++i) {
@@ -196,12 +180,14 @@ nb::object to_jax(const Array& self) {
 
 void add_exchange_methods(nb::module_& module) {
   nb::class_<ArrayCall>(module, "ArrayCall",
-                        "A call of NumPy's on views of arrays, which it has all at once.")
+                        "A call of NumPy's on views of arrays, with access to all of them at once.")
       .def(nb::init<const std::string&, nb::iterable, nb::iterable>(), nb::arg("name"), nb::arg("reads"),
            nb::arg("writes"), nb::sig("def __init__(self, name: str, reads: Any, writes: Any) -> None"))
-      .def("view", &ArrayCall::view, nb::arg("array"))
+      .def(
+          "view", [](ArrayCall& self, nb::handle array) { return self.view_of(array.ptr()); },
+          nb::arg("array"))
       .def("has_lent_views", &ArrayCall::has_lent_views,
-           "Something else refers to a view of the call, or stands on one.")
+           "Something else refers to a view of the call, or to the memory through one.")
       .def("end", &ArrayCall::end);
   module.def(
       "torch_tensors", torch_tensors, nb::arg("arrays"), nb::arg("trust") = false,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C exchange table of DLPack: ours, and how those of other types are found.
+// The C exchange table of DLPack: that of NDArray, and the search for those of other types.
 #pragma once
 
 #include "python.h"
@@ -15,7 +15,7 @@ struct Exchange {
   bool has_lazy_bits = false;                // instances have is_conj() and is_neg()
 };
 
-// Looked up once for each type that comes by often. The table is not used for subclasses that override
+// Looked up once for each frequent type. The table is not used for subclasses that override
 // __dlpack__ or intercept calls.
 Exchange exchange_of(PyTypeObject* type);
 

@@ -10,7 +10,7 @@
 namespace tenon::python {
 namespace {
 
-// Threads that have passed the gate and not come back; whether it is closed.
+// The number of threads that have passed the gate and not left; whether it is closed.
 constinit std::atomic<uint32_t> inside{0};
 constinit std::atomic<bool> is_closed{false};
 
@@ -32,7 +32,8 @@ void open_gate() noexcept {
   is_closed.notify_all();
 }
 
-// Without the GIL. Waits until no other thread is inside; what still runs then is cut in the child.
+// Without the GIL. Waits until no other thread is inside, up to a limit. A body that still runs then is cut
+// off in the child.
 void close_gate(double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));

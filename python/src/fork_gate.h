@@ -9,8 +9,7 @@
 
 namespace tenon::python {
 
-// A body runs while it lives. While a fork is under way a thread without the GIL waits here; one with it must
-// give it away before.
+// A body runs while it lives. While a fork is under way, a thread waits here, so it must not have the GIL.
 class GatePass {
  public:
   explicit GatePass(bool is_needed = true) noexcept;

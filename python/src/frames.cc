@@ -3,7 +3,7 @@
 // All that is read of frames comes from public functions of CPython, except the variables of a function under
 // CPython 3.11. 3.12 has PyFrame_GetVar for one variable. 3.11 has only PyFrame_GetLocals, which copies all
 // of them into a dictionary that the frame keeps. A block asks for one variable at its end. It cannot ask
-// later, because it decides there whether the memory is let go of. With the copy, `with a.write() as v` takes
+// later, because it decides there whether it releases the memory. With the copy, `with a.write() as v` takes
 // 1.4 times as long in a function of 3 variables, and 4.4 times in one of 60 (3.11.7, the least of 9
 // processes each). The copy would also refer to every variable, or overwrite what the program has got from
 // locals(). So under CPython 3.11 alone variables are read from the frame's memory, whose layout no release
@@ -85,9 +85,9 @@ nb::object namespace_of(nb::handle frame) {
   return get != nullptr ? owned(get(as_frame(frame))) : nb::object();
 }
 
-// The variables of the code at one place in a program.
+// The variables of the code at one position.
 struct Names {
-  Position position{nullptr, 0};  // keeps its code, so that the address means one code only
+  Position position{nullptr, 0};  // owns its code, so that the address is not reused
   bool is_function = false;       // else they are in a dictionary
   PyObject* tuple = nullptr;
   Py_ssize_t last = 0;  // which of them is_held_by_variable() found

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a running frame says of itself: which frame has called it, which instruction it executes, what its
-// variables hold. What is not part of the stable ABI is looked up, and done without where it is missing.
+// Facts about a running frame: the frame that called it, the instruction that it executes, the values of its
+// variables. Functions that are not part of the stable ABI are looked up at run time, and may be missing.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ nb::object innermost_frame() noexcept;
 // The frame that has called it; null where there is none. Requires the GIL.
 nb::object back_of(nb::handle frame) noexcept;
 
-// What a frame executes: the innermost one's place in a program. A key for what is remembered of places.
+// The code and the instruction that a frame executes. The key of caches.
 struct Position {
   PyObject* code;  // a reference, owned by the caller of of()
   int instruction;
@@ -31,11 +31,11 @@ struct Position {
   }
 };
 
-// One of the variables of the frame holds value. False also where that cannot be told at little cost.
+// Whether a variable of the frame refers to value. False also if it would take long to find out.
 // Requires the GIL; runs no code of the user's; leaves no exception.
 bool is_held_by_variable(nb::handle frame, PyObject* value) noexcept;
 
-// The frame of a running function, and its variables' names. Made first, as that may allocate; then read.
+// The variables of a running function. The constructor may allocate; reading does not.
 class FrameVariables {
  public:
   // Throws nb::python_error.

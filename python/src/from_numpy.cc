@@ -63,7 +63,7 @@ constexpr const char* kDocumentation =
         stride, itemsize);
 }
 
-// Strides in elements; what lies between two of them must be whole elements.
+// The C ABI counts strides in elements, so each has to be a multiple of the itemsize.
 void check_strides(PyArrayObject* x) {
   const npy_intp itemsize = PyArray_ITEMSIZE(x);  // a power of two for every type taken
   for (int i = 0; i < PyArray_NDIM(x); ++i) {
@@ -72,7 +72,7 @@ void check_strides(PyArrayObject* x) {
   }
 }
 
-// x in the words of the C ABI; strides has room for NPY_MAXDIMS entries.
+// Describes x for the C ABI. strides has room for NPY_MAXDIMS entries.
 void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   *out = {};
   out->struct_size = sizeof *out;
@@ -98,7 +98,7 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   out->strides = strides;
 }
 
-// x is a part of root: the whole of root's memory is what the storage registers.
+// x is a view of root: the storage registers all of the memory of root.
 void describe_extent(PyObject* root, tenon_adoption* out) noexcept {
   const Addresses extent = addresses_of(root);
   if (extent.begin == extent.end) return;
@@ -106,7 +106,7 @@ void describe_extent(PyObject* root, tenon_adoption* out) noexcept {
   out->extent_nbytes = static_cast<uint64_t>(extent.end - extent.begin);
 }
 
-// Memory that an NDArray lent to x in the first place: another handle on its storage; empty if there is none.
+// If the memory of x came from an NDArray: another array on the same storage; else empty.
 Array find_known(const tenon_adoption& adoption) {
   tenon_array* handle = nullptr;
   call(tenon_array_alias, &adoption, &handle);
@@ -169,7 +169,8 @@ OwnedNode lend_to_array(PyObject* x, LendMode mode, bool is_readonly, LentBy by)
   const Lending how{current_site(), by};
   if (mode != LendMode::kReadonly) return lend(x, is_readonly ? Writers::kNone : Writers::kBoth, how);
   if (!is_readonly) return lend(x, Writers::kBorrower, how);
-  // What is a view of an array on loan lends that array: else it would become writable too early.
+  // The loan of a view of an array on loan is a loan of that array, which would become writable too early
+  // otherwise.
   PyObject* const lent_base = lent_base_of(x);
   return lent_base != nullptr ? lend(lent_base, Writers::kBorrower, how) : lend(x, Writers::kNone, how);
 }
@@ -185,7 +186,7 @@ bool is_numpy(nb::handle object) {
 }
 
 PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static Parameters<4> parameters("from_numpy", {"x", "zero_copy", "mode", "keep"}, 2, 1);
+  static FastParameters<4> parameters("from_numpy", {"x", "zero_copy", "mode", "keep"}, 2, 1);
   need_numpy();
   PyObject* x = nullptr;
   LendMode mode = LendMode::kReadonly;

@@ -15,8 +15,9 @@ enum class LendMode {
 // x's memory as an array. Requires: x is a NumPy array. Throws TypeError, ValueError.
 Array lend_numpy(nb::handle x, LendMode mode, LentBy by = LentBy::kTenon);
 
-// Both give an empty Array when object is no NumPy array, and import NumPy only if that could be. The first
-// shares the memory and refuses what cannot be shared; the second copies byte-swapped and unaligned arrays.
+// Both return an empty Array if object is no NumPy array, and import NumPy only if object may be one. The
+// first shares the memory and refuses what cannot be shared; the second copies byte-swapped and unaligned
+// arrays.
 Array share_if_numpy(nb::handle object, LendMode mode = LendMode::kWritable);
 Array read_if_numpy(nb::handle object);
 

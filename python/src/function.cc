@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "array_call.h"
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "from_numpy.h"
 #include "ndarray.h"
 #include "tenon/share.hpp"
-#include "turn.h"
 
 namespace tenon::python {
 namespace {
@@ -64,17 +64,17 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
          (is_byte(parameter.dtype) && is_byte(dtype));
 }
 
-// What the pointers among the arguments lead to. Functions that write to one array may run in several threads
-// at once, as those of NumPy over views may: they hold views for it, and together keep others from writing.
-// Of memory that other processes use a function has what it writes to for itself.
+// The arrays behind pointers. Like NumPy's functions on views, functions in several threads may write to one
+// array at the same time: each holds a writable view, and reads as a call, which excludes leases and ops that
+// write. In memory of several processes, a function has exclusive access to what it writes.
 struct Pointers {
   std::deque<HostView> views;
-  Turn turn;
+  ArrayCall call;
 
   void add(const Array& array, Access access) {
     const bool is_for_all = !is_shared(array);
     if (is_for_all) views.emplace_back(array, access);
-    turn.uses(array, is_for_all ? Access::kRead : access);
+    call.uses(array, is_for_all ? Access::kRead : access);
   }
 };
 
@@ -96,7 +96,7 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers);
   }
-  pointers.turn.begin("a native function");
+  pointers.call.begin("a native function");
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -105,11 +105,11 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
   return result_object(function.result(), result);
 }
 
-// Whether value would do as argument i. Throws if not.
+// Throws if value cannot be argument i.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
   Pointers pointers;
   (void)argument_for(function, i, value, pointers);
-  pointers.turn.begin("a native function");
+  pointers.call.begin("a native function");
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {
@@ -137,7 +137,7 @@ std::string readable_name(nb::handle value) {
 
 std::string parameter_text(const Function& function, int32_t i) {
   const tenon_parameter p = function.parameter(i);
-  std::string type = p.is_void != 0 ? "void" : dtype_name(p.dtype);
+  std::string type = p.is_void != 0 ? "void" : DType(p.dtype).name();
   if (p.is_pointer != 0) type = (p.is_const != 0 ? "const " : "") + type + " *";
   const std::string name = *p.name != '\0' ? "'" + std::string(p.name) + "'" : std::to_string(i + 1);
   return "parameter " + name + " (" + type + ") of '" + function.name() + "'";
@@ -164,13 +164,13 @@ Array pointer_array(const Function& function, int32_t i, nb::handle value, LendM
   const tenon_parameter parameter = function.parameter(i);
   const bool is_output = parameter.is_const == 0;
   if (!is_compatible(parameter, array.dtype())) {
-    const std::string wanted = dtype_name(parameter.dtype);
+    const std::string wanted = DType(parameter.dtype).name();
     const std::string way = is_output
                                 ? "the function would write to a copy: make the array with `dtype='" +
                                       wanted + "'`, or declare the parameter const if the function only reads"
                                 : "pass `" + readable_name(value) + ".astype('" + wanted + "')`";
     raise(PyExc_TypeError, "%s cannot take an array of %s: %s", parameter_text(function, i).c_str(),
-          dtype_name(array.dtype()).c_str(), way.c_str());
+          array.dtype().name().c_str(), way.c_str());
   }
   if (!array.is_contiguous()) {
     const std::string way = is_output

@@ -6,12 +6,12 @@
 #include <array>
 #include <cstdint>
 
+#include "array_call.h"
 #include "assignment.h"
 #include "dims.h"
 #include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
-#include "turn.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -23,7 +23,7 @@ namespace {
         item);
 }
 
-// It selects elements one by one.
+// Whether it selects elements one by one.
 bool is_advanced(PyObject* item) {
   return PyBool_Check(item) || (PySequence_Check(item) && !PyUnicode_Check(item) && !PyBytes_Check(item)) ||
          PyObject_HasAttrString(item, "dtype") != 0;
@@ -40,7 +40,7 @@ class Indices {
     }
   }
 
-  // NumPy is to select with it.
+  // NumPy has to select the elements.
   bool is_advanced() const noexcept { return is_advanced_; }
 
   // Requires: !is_advanced().
@@ -69,7 +69,7 @@ class Indices {
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_TypeError)) throw;
     }
-    return advanced(item);  // an array of several elements has __index__, but not for this
+    return advanced(item);  // an array of several elements has an __index__ that raises
   }
 
   // A number too large for 64 bits lies outside of every axis.
@@ -87,7 +87,8 @@ class Indices {
     Py_ssize_t stop = 0;
     Py_ssize_t step = 0;
     check_python(PySlice_Unpack(item, &start, &stop, &step));
-    // Unpacked, only the stop of a negative step still says "left out", with the value of TENON_OMITTED.
+    // After unpacking, only the stop of a negative step can still mean "omitted", with the value of
+    // TENON_OMITTED.
     start = std::max<Py_ssize_t>(start, TENON_OMITTED + 1);
     if (step > 0) stop = std::max<Py_ssize_t>(stop, TENON_OMITTED + 1);
     return slice(start, stop, step);
@@ -99,35 +100,35 @@ class Indices {
 };
 
 // key with views of the NDArrays in it.
-nb::object key_on_views(PyObject* key, Turn& turn) {
-  if (!PyTuple_Check(key)) return turn.view_of(key);
+nb::object key_on_views(PyObject* key, ArrayCall& call) {
+  if (!PyTuple_Check(key)) return call.view_of(key);
   nb::list items;
-  for (nb::handle item : nb::borrow<nb::tuple>(key)) items.append(turn.view_of(item.ptr()));
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) items.append(call.view_of(item.ptr()));
   return nb::tuple(items);
 }
 
-void reads_key(PyObject* key, Turn& turn) {
-  if (!PyTuple_Check(key)) return turn.reads(key);
-  for (nb::handle item : nb::borrow<nb::tuple>(key)) turn.reads(item.ptr());
+void reads_key(PyObject* key, ArrayCall& call) {
+  if (!PyTuple_Check(key)) return call.reads(key);
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) call.reads(item.ptr());
 }
 
 PyObject* get_selected(PyObject* self, PyObject* key) {
-  Turn turn;
-  turn.reads(self);
-  reads_key(key, turn);
-  turn.begin("getitem");
-  const nb::object view = turn.view_of(self);
-  return wrap(array_from(owned(PyObject_GetItem(view.ptr(), key_on_views(key, turn).ptr()))));
+  ArrayCall call;
+  call.reads(self);
+  reads_key(key, call);
+  call.begin("getitem");
+  const nb::object view = call.view_of(self);
+  return wrap(array_from(owned(PyObject_GetItem(view.ptr(), key_on_views(key, call).ptr()))));
 }
 
 void set_selected(PyObject* self, PyObject* key, PyObject* value) {
-  Turn turn;
-  turn.writes(self);
-  reads_key(key, turn);
-  turn.reads(value);
-  turn.begin("setitem");
-  const nb::object view = turn.view_of(self);
-  check_python(PyObject_SetItem(view.ptr(), key_on_views(key, turn).ptr(), turn.view_of(value).ptr()));
+  ArrayCall call;
+  call.writes(self);
+  reads_key(key, call);
+  call.reads(value);
+  call.begin("setitem");
+  const nb::object view = call.view_of(self);
+  check_python(PyObject_SetItem(view.ptr(), key_on_views(key, call).ptr(), call.view_of(value).ptr()));
 }
 
 PyObject* get_item(PyObject* self, PyObject* key) noexcept {

@@ -26,7 +26,8 @@
 namespace tenon::python {
 namespace {
 
-// A lease that is taken by acquire(), or by request() and told of later. What task means: tenon.h.
+// A lease. acquire() waits for it; request() calls a function when it has been granted. task: as in
+// tenon_lease_options.
 class NativeLease {
  public:
   NativeLease(const Array& array, bool is_write, bool is_overwrite, bool ignores_owner_died) : array_(array) {
@@ -50,12 +51,12 @@ class NativeLease {
     const tenon_status status = tenon_lease_acquire(&lease_, array_.get(), &options_, &error);
     if (status == TENON_OK) return wait_for_calls(end);
     if (status == TENON_ERR_OP) detail::throw_reported(status, error);
-    // Not thrown, because translators would throw it once more: recovery from a death is to be fast.
+    // Not thrown, because nanobind's translators would throw it again: recovery from a death has to be fast.
     set_error(Error(status, error.message, error.op_code));
     nb::raise_python_error();
   }
 
-  // As acquire(), of an arena's data, of which it makes this layout the one that they have.
+  // As acquire(), of the data of an arena. Makes the layout the active one.
   void use(const Arena& arena, const std::string& layout, Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
@@ -63,13 +64,14 @@ class NativeLease {
     call(tenon_arena_use, arena.get(), layout.c_str(), &options_, &lease_);
     wait_for_calls(end);
   }
-  // After a grant of request().
+  // After request() was granted.
   void enter(const Arena& arena, const std::string& layout) {
     call(tenon_arena_enter, arena.get(), layout.c_str(), &lease_);
   }
 
-  // True: it is held. Else told() is called when it has been granted, and check() or cancel() is to follow.
-  // Of an arena, if one is given; then enter() takes the place of check().
+  // Returns whether the lease is held. If not, told() is called when it has been granted; the caller then
+  // calls check() or cancel(). arena: the lease is of its data; then the caller calls enter() instead of
+  // check().
   static bool request(nb::handle_t<NativeLease> self, nb::object told, uint64_t task, const Arena* arena) {
     NativeLease& lease = nb::cast<NativeLease&>(self);
     lease.prepare(task);
@@ -101,11 +103,12 @@ class NativeLease {
                      [&](char* text, size_t size) { return tenon_lease_report(&lease_, text, size); });
   }
 
-  // Of a lease that has been granted to a task: for which call of another thread it has to wait; empty: none.
+  // For a lease that was granted to a task: the call of another thread for which the task has to wait; empty:
+  // none.
   std::string call_ahead() const { return buffer_call_ahead(array_.get(), Access{options_.access}); }
 
-  // No caller waits for it any more: takes the request back, or releases the lease. False: another thread has
-  // granted it and is about to tell; it is released then.
+  // Withdraws the request, or releases the lease. False: another thread has granted it and is about to call
+  // told(); the lease is released then.
   bool cancel() {
     const owners::Collector collector;
     if (tenon_lease_cancel(&lease_) != 0) {
@@ -134,7 +137,7 @@ class NativeLease {
   }
 
  private:
-  // Keeps the lease until it has been told of.
+  // Keeps the lease until told() was called.
   struct Notice : owners::Node {
     Notice(NativeLease& requested, nb::object requested_object, nb::object told_function)
         : Node([](Node* node) { delete static_cast<Notice*>(node); }),
@@ -185,7 +188,7 @@ class NativeLease {
   Array array_;
   tenon_lease_options options_{};
   tenon_lease lease_ = TENON_LEASE_INIT;
-  Notice* notice_ = nullptr;  // while a request has not been told of
+  Notice* notice_ = nullptr;  // while told() is still to be called
 };
 
 nb::list holders(const Array& array) {
@@ -266,14 +269,13 @@ void add_leases(nb::module_& module) {
   def_method(
       "drop_views", [](const Self& self) { return callback(Callback::kDropViews)(self.object); },
       nb::sig("def drop_views(self) -> list[Any]"),
-      "Closes views that are kept by accident: those in a notebook's ``Out``, ``sys.last_value``, and in "
+      "Drops views that are kept by accident: those in a notebook's ``Out``, in ``sys.last_value``, and in "
       "variables of "
       "finished\n"
       "functions that the traceback of a caught exception keeps. Variables of running code stay as they "
       "are.\n\n"
-      "Returns\n-------\nlist of Holder\n    The views that are left; ``where`` says on what they hang, if "
-      "that "
-      "is found.\n");
+      "Returns\n-------\nlist of Holder\n    The remaining views. ``where`` names what refers to them, "
+      "if that is found.\n");
   def_method(
       "snapshot", [](const Array& self) { return copied(self); },
       "A copy of all elements at one moment: waits for ops that write and were pushed before.\n");

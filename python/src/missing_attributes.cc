@@ -1,100 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attributes of NumPy's arrays that NDArrays do not have: the AttributeError names the expression that works.
-// Each is a descriptor that raises. A hook of the type for missing attributes would cost every call of a
+// Attributes of NumPy's arrays that NDArrays do not have: the AttributeError names an expression that works.
+// Each is a descriptor that raises. A hook of the type for missing attributes would slow down every call of a
 // method that exists. hasattr(a, name) is False, and dir(a) does not list them.
-#include <array>
+#include <algorithm>
+#include <span>
+#include <string_view>
 
 #include "ndarray_parts.h"
 
 namespace tenon::python {
 namespace {
 
+constexpr const char* kFunctions[] = {
+    "all",  "any",     "argmax", "argmin", "argsort", "conj",    "conjugate", "cumprod", "cumsum", "diagonal",
+    "imag", "nonzero", "prod",   "real",   "round",   "squeeze", "std",       "trace",   "var"};
+constexpr const char* kFunctionsOfMore[] = {"argpartition", "clip",         "dot",      "put",
+                                            "repeat",       "searchsorted", "swapaxes", "take"};
+constexpr const char* kMembers[] = {"byteswap", "flat", "flatten", "mT", "partition", "sort", "tofile"};
+
 struct Missing {
-  const char* name;
-  const char* use;
+  const char* use;  // a format with the name
+  std::span<const char* const> names;
 };
+constexpr Missing kMissing[] = {
+    {"np.%s(a)", kFunctions}, {"np.%s(a, ...)", kFunctionsOfMore}, {"np.asarray(a).%s", kMembers}};
 
-constexpr std::array kMissing{
-    Missing{"all", "np.all(a)"},
-    Missing{"any", "np.any(a)"},
-    Missing{"argmax", "np.argmax(a)"},
-    Missing{"argmin", "np.argmin(a)"},
-    Missing{"argpartition", "np.argpartition(a, ...)"},
-    Missing{"argsort", "np.argsort(a)"},
-    Missing{"byteswap", "np.asarray(a).byteswap()"},
-    Missing{"clip", "np.clip(a, ...)"},
-    Missing{"conj", "np.conj(a)"},
-    Missing{"conjugate", "np.conjugate(a)"},
-    Missing{"cumprod", "np.cumprod(a)"},
-    Missing{"cumsum", "np.cumsum(a)"},
-    Missing{"diagonal", "np.diagonal(a)"},
-    Missing{"dot", "np.dot(a, ...)"},
-    Missing{"flat", "np.asarray(a).flat"},
-    Missing{"flatten", "np.asarray(a).flatten()"},
-    Missing{"imag", "np.imag(a)"},
-    Missing{"mT", "np.asarray(a).mT"},
-    Missing{"nonzero", "np.nonzero(a)"},
-    Missing{"partition", "np.asarray(a).partition(...)"},
-    Missing{"prod", "np.prod(a)"},
-    Missing{"put", "np.put(a, ...)"},
-    Missing{"real", "np.real(a)"},
-    Missing{"repeat", "np.repeat(a, ...)"},
-    Missing{"round", "np.round(a)"},
-    Missing{"searchsorted", "np.searchsorted(a, ...)"},
-    Missing{"sort", "np.asarray(a).sort()"},
-    Missing{"squeeze", "np.squeeze(a)"},
-    Missing{"std", "np.std(a)"},
-    Missing{"swapaxes", "np.swapaxes(a, ...)"},
-    Missing{"take", "np.take(a, ...)"},
-    Missing{"tofile", "np.asarray(a).tofile(...)"},
-    Missing{"trace", "np.trace(a)"},
-    Missing{"var", "np.var(a)"},
-};
-
-PyObject* raise_missing(PyObject* self, void* closure) noexcept {
-  const Missing& missing = *static_cast<const Missing*>(closure);
-  PyObject* const text =
-      PyUnicode_FromFormat("'tenon.NDArray' object has no attribute '%s': use %s", missing.name, missing.use);
-  PyObject* const arguments = text == nullptr ? nullptr : Py_BuildValue("(N)", text);
-  PyObject* const named = Py_BuildValue("{s:s,s:O}", "name", missing.name, "obj", self);
-  if (arguments != nullptr && named != nullptr) {
-    PyObject* const error = PyObject_Call(PyExc_AttributeError, arguments, named);
-    if (error != nullptr) PyErr_SetObject(PyExc_AttributeError, error);
-    Py_XDECREF(error);
+// Null for the name of another attribute.
+const char* use_of(std::string_view name) noexcept {
+  for (const Missing& missing : kMissing) {
+    if (std::ranges::find(missing.names, name) != missing.names.end()) return missing.use;
   }
-  Py_XDECREF(arguments);
-  Py_XDECREF(named);
   return nullptr;
 }
 
-int refuse_missing(PyObject* self, PyObject*, void* closure) noexcept {
-  (void)raise_missing(self, closure);
-  return -1;
+[[noreturn]] void raise_missing(PyObject* self, const char* name) {
+  const nb::object use = owned(PyUnicode_FromFormat(use_of(name), name));
+  const nb::object text =
+      owned(PyUnicode_FromFormat("'tenon.NDArray' object has no attribute '%s': use %U", name, use.ptr()));
+  const nb::object error =
+      nb::handle(PyExc_AttributeError)(text, nb::arg("name") = name, nb::arg("obj") = nb::handle(self));
+  PyErr_SetObject(PyExc_AttributeError, error.ptr());
+  nb::raise_python_error();
+}
+
+PyObject* get_missing(PyObject* self, void* name) noexcept {
+  return guarded([&]() -> PyObject* { raise_missing(self, static_cast<const char*>(name)); });
+}
+
+int set_missing(PyObject* self, PyObject*, void* name) noexcept {
+  return guarded([&]() -> int { raise_missing(self, static_cast<const char*>(name)); });
 }
 
 PyObject* list_attributes(PyObject* self, PyObject*) noexcept {
-  PyObject* const names =
-      PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyBaseObject_Type), "__dir__", "O", self);
-  if (names == nullptr) return nullptr;
-  for (Py_ssize_t i = PyList_Size(names); i-- > 0;) {
-    PyObject* const name = PyList_GetItem(names, i);
-    for (const Missing& missing : kMissing) {
-      if (PyUnicode_CompareWithASCIIString(name, missing.name) != 0) continue;
-      if (PyList_SetSlice(names, i, i + 1, nullptr) == 0) break;
-      Py_DECREF(names);
-      return nullptr;
+  return guarded([self] {
+    const nb::handle object(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+    nb::list names;
+    for (nb::handle name : nb::object(object.attr("__dir__")(nb::handle(self)))) {
+      if (use_of(text_of(name)) == nullptr) names.append(name);
     }
-  }
-  return names;
+    return names.release().ptr();
+  });
 }
 
 }  // namespace
 
 void add_missing_attributes(Parts& parts) {
   for (const Missing& missing : kMissing) {
-    parts.attributes.push_back({missing.name, raise_missing, refuse_missing, "Not an attribute of NDArrays.",
-                                const_cast<Missing*>(&missing)});
+    for (const char* const name : missing.names) {
+      parts.attributes.push_back(
+          {name, get_missing, set_missing, "Not an attribute of NDArrays.", const_cast<char*>(name)});
+    }
   }
   parts.methods.push_back({"__dir__", list_attributes, METH_NOARGS, nullptr});
 }

@@ -32,8 +32,8 @@ bool is_main_interpreter() { return PyInterpreterState_GetID(PyInterpreterState_
 
 NB_MODULE(core, module) {
   using namespace tenon::python;  // NOLINT(google-build-using-namespace)
-  if (is_loaded) {  // its types are known by address: a second set of them would part the arrays in two kinds
-    throw std::runtime_error(  // nanobind makes it an ImportError
+  if (is_loaded) {                // a second set of types would make two kinds of arrays
+    throw std::runtime_error(     // nanobind makes it an ImportError
         "tenon was imported in this process before, and its native part cannot be loaded a second time: "
         "leave tenon in sys.modules");
   }
@@ -71,8 +71,8 @@ NB_MODULE(core, module) {
   is_loaded = true;
 }
 
-// The door that CPython knows. From 3.13 on the main interpreter runs this also when another one imports, and
-// an error raised here would be freed by the other. There the module's slot "multiple interpreters: not
+// The function that CPython calls. From 3.13 on the main interpreter runs this also when another one imports,
+// and an error raised here would be freed by the other. There the module's slot "multiple interpreters: not
 // supported" refuses, and a repeated import is refused above, when the module is executed.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (!is_main_interpreter()) {

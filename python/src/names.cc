@@ -38,7 +38,7 @@ bool is_of_class_statement(PyTypeObject* type) {
   return has_flag(type, Py_TPFLAGS_HEAPTYPE) && dealloc_of(type) == class_dealloc();
 }
 
-// No instance has more than its references: no address of another object's memory.
+// Whether instances have only references, and no addresses of the memory of other objects.
 bool is_plain(PyTypeObject* type) {
   while (is_of_class_statement(type)) {
     type = static_cast<PyTypeObject*>(PyType_GetSlot(type, Py_tp_base));
@@ -54,7 +54,8 @@ bool is_running(PyObject* generator) {
   return false;
 }
 
-// The collector visits the variables of one that runs at some moments and not at others: its frame tells.
+// The collector visits the variables of a running generator only at some moments. They are read from its
+// frame.
 bool is_running_generator(PyObject* object) {
   const std::string_view name =
       text_of(nb::object(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__name__")));
@@ -63,7 +64,7 @@ bool is_running_generator(PyObject* object) {
 
 bool is_dict(PyObject* object) noexcept { return Py_IS_TYPE(object, &PyDict_Type); }
 
-// A container that the collector does not know, because nothing in it can be a part of a cycle.
+// A container that the collector does not track, because nothing in it can be a part of a cycle.
 bool is_loose(PyObject* object) noexcept {
   return (is_dict(object) || Py_IS_TYPE(object, &PyTuple_Type)) && PyObject_GC_IsTracked(object) == 0;
 }
@@ -81,8 +82,8 @@ void visit_parts(PyObject* object, Visit&& visit) {
   traverse(object, call, &visit);
 }
 
-// Frames of a thread from the innermost one on. All that takes an allocation is done here, before anything
-// counts: an allocation may run the garbage collector, and that the finalizers of the user.
+// Frames of a thread from the innermost one on. All allocations are made here, before references are counted:
+// an allocation may run the garbage collector, and with it finalizers of the user.
 void add_frames(nb::object frame, std::vector<FrameVariables>& frames) {
   for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
     frames.emplace_back(frame);
@@ -90,10 +91,10 @@ void add_frames(nb::object frame, std::vector<FrameVariables>& frames) {
   }
 }
 
-// Counts the plain names of an object. Each container is looked into once, so that no reference counts twice.
-class Count {
+// Counts the plain names of an object. It visits each container once, so that no reference counts twice.
+class NameCount {
  public:
-  Count(PyObject* object, PyObject* holder) : object_(object), wanted_(Py_REFCNT(object) - 1) {
+  NameCount(PyObject* object, PyObject* holder) : object_(object), wanted_(Py_REFCNT(object) - 1) {
     seen_.insert(holder);
   }
 
@@ -111,7 +112,7 @@ class Count {
     frame.visit_namespaces([this](PyObject* dict) { look_into(dict, true); });
   }
 
-  // What hangs on the variables of the frames so far, and on frames of finished functions.
+  // Objects that the variables of the frames so far lead to, and those of finished functions.
   void look_nearby(const std::vector<nb::object>& finished) {
     std::vector<PyObject*> level = variables_, next;
     for (const nb::object& frame : finished) level.push_back(frame.ptr());
@@ -129,7 +130,7 @@ class Count {
     }
   }
 
-  // All that the collector knows. Dictionaries whose owner is not plain are none of plain names.
+  // All objects that the collector tracks. References in a dictionary whose owner is not plain do not count.
   void look_everywhere(const nb::list& objects) {
     for (PyObject* const variable : variables_) {
       if (is_loose(variable)) look_into(variable, true);
@@ -157,7 +158,8 @@ class Count {
     return !PyModule_Check(object) && !PyType_Check(object);
   }
 
-  // has_known_owner: of a dictionary, that it is no other object's. parts: gets what the container refers to.
+  // has_known_owner: a dictionary does not belong to another object. parts: receives what the container
+  // refers to.
   void look_into(PyObject* container, bool has_known_owner, std::vector<PyObject*>* parts = nullptr) {
     struct OwnedObject {
       PyObject* object;
@@ -190,7 +192,8 @@ class Count {
   Py_ssize_t found_ = 0;
   std::vector<PyObject*> variables_;
   std::unordered_set<PyObject*> seen_;
-  std::unordered_map<PyObject*, Py_ssize_t> dicts_;  // that count, and may be an object's attributes
+  // Dictionaries whose references were counted, and that may hold the attributes of an object.
+  std::unordered_map<PyObject*, Py_ssize_t> dicts_;
 };
 
 bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceback) {
@@ -201,7 +204,7 @@ bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceba
   for (size_t n = 0; !link.is_none() && n < kMaxFrames; ++n, link = link.attr("tb_next")) {
     finished.push_back(link.attr("tb_frame"));
   }
-  Count count(object, holder);
+  NameCount count(object, holder);
   for (const FrameVariables& frame : frames) {
     if (count.is_complete()) return true;
     count.look_at(frame);
@@ -215,7 +218,7 @@ bool has_only_names_anywhere(PyObject* object, PyObject* holder) {
   std::vector<FrameVariables> frames;
   for (nb::handle top : nb::object(tops.attr("values")())) add_frames(nb::borrow(top), frames);
   const nb::list objects(nb::module_::import_("gc").attr("get_objects")());
-  Count count(object, holder);
+  NameCount count(object, holder);
   for (const FrameVariables& frame : frames) count.look_at(frame);
   count.look_everywhere(objects);
   return count.is_complete();

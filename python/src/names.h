@@ -2,7 +2,7 @@
 //
 // Which references to an object are plain names: variables, containers, cells of closures, attributes of
 // instances of Python classes, variables of suspended generators and of finished functions in tracebacks.
-// Code reaches nothing by a plain name but the object itself. Any other reference, of a tensor, a memoryview,
+// A plain name gives code the object and nothing else. Any other reference, of a tensor, a memoryview,
 // a capsule, or on the evaluation stack of a function that another thread runs, may stand beside an address
 // that was taken from the object before.
 #pragma once
@@ -18,12 +18,11 @@ enum class NameSearch : int {
 
 // All references to the object in holder are plain names, but for that of holder, a list of it alone that
 // belongs to the caller. (A list, because some versions of Python count the arguments of a call and others do
-// not.) False also where that is not found out. Requires the GIL; may run a collection, and with it
+// not.) False also if that cannot be found out. Requires the GIL; may run a collection, and with it
 // finalizers, before it counts. Throws nb::python_error. traceback: null, or of the exception in flight.
 bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search);
 
-// Lets views that have ended go of their memory, where only names refer to them by now
-// (tenon/_sync/endings.py).
+// Makes ended views release their memory if only names refer to them by now (tenon/_sync/endings.py).
 // Requires the GIL. Throws nb::python_error.
 void settle_views();
 

@@ -28,8 +28,8 @@ inline const tenon_array_desc& desc_of(PyObject* object) noexcept {
 }
 inline Array share(PyObject* object) noexcept { return Array::share(array_of(object)); }
 
-// Each gets the other one's array. Under the GIL: code that may give the GIL away in the middle of using an
-// NDArray's array has a reference of its own, or leaves it to a call of the C library to keep what it needs.
+// Swaps the arrays of two NDArrays. Requires the GIL. Code that may release the GIL while it uses the array
+// of an NDArray has a reference of its own, or calls a function of the C library that takes one.
 void exchange(PyObject* a, PyObject* b) noexcept;
 
 // A new NDArray over array. Throws nb::python_error.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files about NDArray give to its type (ndarray_type.cc), and the methods that nanobind adds to it
-// afterwards. The functions of the module that make arrays stand here too.
+// The parts of the type NDArray (ndarray_type.cc) by the files that define them, and the methods that
+// nanobind adds to it afterwards. The functions of the module that make arrays are declared here, too.
 #pragma once
 
 #include <vector>
@@ -30,10 +30,10 @@ void add_buffer_protocol(Parts& parts);
 void add_dlpack_methods(Parts& parts);
 void add_block_methods(Parts& parts);
 
-// Raises again why the last buffer of the array was refused, if that was the last request of all.
+// Raises the error of the last refused buffer again, if it was one of the array.
 void raise_refused_buffer(PyObject* array);
 
-// The next call of that would raise.
+// Whether raise_refused_buffer() would raise.
 bool has_refused_buffer(PyObject* array) noexcept;
 
 // These need the type to exist.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Making and freeing NDArrays, and the table that joins what the other files give to the type.
+// Making and freeing NDArrays, and the type, which is assembled from the parts in the other files.
 #include "ndarray.h"
 
 #include <structmember.h>
@@ -38,8 +38,8 @@ void free_memory(NDArray* array) {
   Py_DECREF(reinterpret_cast<PyObject*>(ndarray_type));
 }
 
-// An NDArray to which nothing refers, in line to be freed. It lies in the NDArray's own memory, from desc on:
-// what dies must not need memory.
+// An NDArray without references that waits to be freed. It uses the NDArray's own memory, from desc on,
+// because freeing must not allocate.
 struct Deferred : owners::Node {
   Deferred() : Node(finish_deferred) {}
 

@@ -129,7 +129,7 @@ PyArray_Descr* numpy_dtype_of(DType dtype, bool is_padded) {
   need_numpy();
   const int number = number_of(dtype);
   if (number >= 0) return PyArray_DescrFromType(number);
-  const std::string name = dtype_name(dtype);
+  const std::string name = dtype.name();
   const bool is_packed = dtype.bits() * dtype.lanes() % 8 != 0 && !is_padded;
   if (dtype.lanes() != 1 || is_packed) {
     raise(PyExc_TypeError, "NumPy has no dtype for %s%s: a.view('uint8') gives the bytes", name.c_str(),

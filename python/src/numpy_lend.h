@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NumPy arrays whose memory is lent. Unless both sides may write, their WRITEABLE flag is cleared meanwhile,
-// so that the array's user cannot write behind the borrower's back; with the last such lend it is set again.
+// so that the user of the array cannot write at the same time as the borrower. The end of the last such lend
+// sets it again.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,13 @@ struct FinishNode {
 // A node that no storage has taken over yet.
 using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 
-// x's flag is cleared by one lend at least.
+// Whether at least one lend has cleared the flag of x.
 bool is_lent(PyObject* x) noexcept;
-// The array whose flag is cleared so and of which x may be a view that was taken meanwhile, which is then
-// read-only for the lend alone; null: there is none. May look at all lends.
+// The array on loan of which x may be a view that was taken during the loan, and is read-only only because of
+// the loan; null: there is none. May visit all lends.
 PyObject* lent_base_of(PyObject* x) noexcept;
 
-// Whether the user has lent x, and may end that by `with`.
+// The function that lent x. `with` may end a loan of from_numpy().
 enum class LentBy : uint8_t { kFromNumpy, kTenon };
 
 struct Lending {
@@ -32,7 +33,7 @@ struct Lending {
   LentBy by;
 };
 
-// What may write the memory of a NumPy array while it is lent.
+// The code that may write the memory of a NumPy array while it is lent.
 enum class Writers : uint8_t {
   kBoth,
   kBorrower,  // the array's flag is cleared
@@ -52,7 +53,7 @@ struct Loan {
   Writers writers = Writers::kBoth;
   const char* site = nullptr;
 };
-// The lends of NumPy arrays whose memory shares addresses with x, a NumPy array. Looks at all lends.
+// The lends of NumPy arrays whose memory shares addresses with x, a NumPy array. Visits all lends.
 std::vector<Loan> loans_of(PyObject* x);
 
 // The lend that made this node; its array is empty if lend() did not make it.
@@ -62,7 +63,7 @@ Loan loan_of(const owners::Node* node) noexcept;
 PyObject* original_of(const owners::Node* node) noexcept;
 
 // The program still refers to a lent array, or to a writable one of its bases, and so may read (or write) the
-// memory beside an op that writes (or reads) it.
+// memory while an op writes (or reads) it.
 bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept;
 
 // Only Tenon refers to the lent array, and only that array to each of its bases. The caller has n_own

@@ -39,10 +39,6 @@ PyType_Slot view_holder_slots[] = {
 PyType_Spec view_holder_spec = {"tenon._core.ViewHolder", sizeof(ViewHolder), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, view_holder_slots};
 
-}  // namespace
-
-namespace {
-
 tenon_view& view_in(PyObject* holder) noexcept { return reinterpret_cast<ViewHolder*>(holder)->view; }
 
 nb::object holder_for(const Array& array, int32_t access, const char* site) {
@@ -66,7 +62,7 @@ PyArrayObject_fields& fields_of(nb::handle array) noexcept {
   return *reinterpret_cast<PyArrayObject_fields*>(array.ptr());
 }
 
-// Keeps nothing alive.
+// It does not keep the memory alive.
 nb::object bare_numpy_array(const Array& array, bool is_readonly) {
   const tenon_array_desc& desc = array.desc();
   PyArray_Descr* const dtype = numpy_dtype_of(desc.dtype, (desc.flags & TENON_SUBBYTE_PADDED) != 0);
@@ -106,7 +102,7 @@ namespace {
 
 double nowhere[2];
 
-// Roots that go round, each with a holder that is closed: making both anew takes a fifth of a short block.
+// A free list of roots, each with a closed holder: making both takes a fifth of the time of a short block.
 // Nothing else refers to them. Under the GIL.
 class SpareRoots {
  public:
@@ -132,8 +128,8 @@ class SpareRoots {
 };
 constinit SpareRoots spare_roots;
 
-// As long as it is made of the parts that it began with, and nothing else refers to one.
-bool can_go_round(nb::handle root) noexcept {
+// Whether the root is unchanged, and nothing else refers to it or its holder.
+bool can_be_reused(nb::handle root) noexcept {
   const PyArrayObject_fields& fields = fields_of(root);
   return Py_REFCNT(root.ptr()) == 1 && fields.weakreflist == nullptr && fields._buffer_info == nullptr &&
          (fields.flags & NPY_ARRAY_OWNDATA) == 0 && fields.base != nullptr &&
@@ -176,7 +172,7 @@ RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* s
 }
 
 void drop_root(nb::object root) noexcept {
-  if (!can_go_round(root)) return;
+  if (!can_be_reused(root)) return;
   tenon_view_close(&view_in(fields_of(root).base));
   fields_of(root).data = reinterpret_cast<char*>(nowhere);
   const nb::object replaced = spare_roots.give(std::move(root));
@@ -184,9 +180,9 @@ void drop_root(nb::object root) noexcept {
 
 namespace {
 
-// dtypes with which nothing computes, and whose text says where the block was. By the site, a text that is
-// never freed. They are kept as sites are. Each line with a block has a few of them, which take turns,
-// because NumPy would compare two arrays of the same one. Under the GIL.
+// dtypes for ended arrays: NumPy cannot compute with them, and their text names the line of the block. They
+// are found by the site, a text that is never freed, and are not freed either. Each line has several, used in
+// turn, because NumPy would compare two arrays of the same dtype. Under the GIL.
 class EndedDtypes {
  public:
   // A borrowed reference; null if it cannot be made.
@@ -221,8 +217,8 @@ class EndedDtypes {
     }
   }
 
-  // One byte wide, so that an iterator that was made of the array before stays inside of its memory. Of two
-  // fields, because NumPy takes one of a single field for its value here and there.
+  // One byte wide, so that an iterator that was made from the array before stays inside of `nowhere`. With
+  // two fields, because some functions of NumPy treat a dtype with one field as that field.
   static PyArray_Descr* made(const char* site, unsigned turn) {
     const std::string where = site != nullptr ? std::string("ended with its block at ") + site : "ended";
     const std::string advice = "copy what is to be kept" + std::string(turn, ' ');

@@ -8,7 +8,7 @@
 
 namespace tenon::python {
 
-// Imports NumPy, which takes long the first time: to be done before a lease is taken for a view.
+// Imports NumPy, which takes long the first time. Call it before a lease is taken for a view.
 void prepare_numpy_views();
 
 // A NumPy array on the same memory, writable if array is, but not inside of the caller's own lease for
@@ -24,28 +24,29 @@ nb::object writable_numpy_view(const Array& array);
 // A NumPy array on the same memory that keeps base alive, and is no view of the array. Throws TypeError.
 nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonly);
 
-// The same as numpy_view_taken_at, and the array on which it stands. What is made of the view stands on root
-// as well, so that the view itself can let go of the memory.
+// As numpy_view_taken_at(); root is the base of the view. Arrays that are made from the view have the base
+// root, too, so that the view itself can release the memory.
 struct RootedView {
   nb::object root;
   nb::object view;
 };
 RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site);
 
-// The end of a root on which nothing stands any more. Requires a Collector of the caller's.
+// Ends a root to which nothing else refers. Requires a Collector of the caller.
 void drop_root(nb::object root) noexcept;
 
-// Makes view an array of no elements, with which nothing computes and whose dtype names site, a text that
-// lives for ever, or null; with is_alone it lets go of the memory, too. Requires: a NumPy array.
+// Makes view an array without elements, with which NumPy cannot compute and whose dtype names site, a text
+// that lives for ever, or null. is_alone: it releases the memory, too. Requires: a NumPy array.
 void empty_numpy_view(nb::handle view, bool is_alone, const char* site);
 
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);
 
-// Something besides the caller, which has one reference, refers to a view of numpy_view() or stands on it.
+// Whether anything besides the caller, which has one reference, refers to a view of numpy_view() or to its
+// base.
 bool is_used_elsewhere_than_here(nb::handle view) noexcept;
 
-// The base of a NumPy array might be something that an NDArray exported.
+// Whether an NDArray may have exported the base of a NumPy array.
 bool may_view_ndarray(PyObject* exporter);
 
 void add_numpy_view(nb::module_& module);

@@ -22,10 +22,10 @@
 namespace tenon::python {
 namespace {
 
-// A Python object that any thread may let go of.
+// Releases a Python object, in any thread.
 void drop_object(void* object) { owners::release(object); }
 
-// What a body in Python has returned. The thread that drops it last holds the GIL.
+// The result of a body in Python. The thread that drops the last reference holds the GIL.
 class PythonResult final : public Result {
  public:
   void set(nb::object value) { value_ = std::move(value); }
@@ -55,7 +55,7 @@ void fail(tenon_op* op, const nb::object& body, nb::object exception) {
   tenon_op_fail(op, 0, nb::cast<const char*>(text), payload, drop_object);
 }
 
-// A search for views in another thread may hold what the body has let go of, for a moment.
+// A search for views in another thread may refer for a moment to what the body has dropped.
 bool has_escaped(const tenon_op* op) {
   if (tenon_op_has_views(op) == 0) return false;
   callback(Callback::kWaitForSearches)();
@@ -101,7 +101,8 @@ void run(void* context, tenon_op* op) {
   }
 }
 
-// The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it.
+// The NumPy array that was given to from_numpy() counts as a view of ordinary code while anything refers to
+// it.
 void check_original(const tenon_use& use, const char* name) {
   auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
   PyObject* const original = original_of(node);
@@ -306,10 +307,6 @@ void add_ops(nb::module_& module) {
              nb::arg("renewed") = nb::list(),
              nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
                      "on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp"));
-  module.def(
-      "array_failure", [](const Array& array) { return failure_tuple(tenon_array_failure(array.get())); },
-      nb::arg("array"),
-      nb::sig("def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None"));
   module.def(
       "take_failure", [] { return failure_tuple(tenon_failures_take()); },
       nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));

@@ -63,16 +63,16 @@ class NativeOp {
   std::shared_ptr<const Result> result_;
 };
 
-// Arrays that are to have new memory, for an op that overwrites them: (array, an array on the new memory).
-// Each pair changes places when the op was accepted. Under the GIL.
+// Arrays that get new memory, for an op that overwrites them: (array, an array on the new memory). The arrays
+// of each pair are swapped when the op has been accepted. Under the GIL.
 class Renewals {
  public:
   explicit Renewals(const nb::list& pairs);
-  // Throws LeaseConflict when the program has a view to write to the old memory: what is written there would
-  // be lost.
+  // Throws LeaseConflict if the program has a writable view of the old memory: what it writes there would be
+  // lost.
   void check() const;
-  // At the begin of the op's body or after its push, whichever comes first. No other thread runs Python
-  // meanwhile.
+  // Called at the beginning of the op's body and after its push; the first call swaps. No other thread runs
+  // Python meanwhile.
   void accept();
 
  private:
@@ -84,7 +84,7 @@ class Renewals {
 NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
               Renewals& renewals);
 
-// What an op does to its arrays, which are kept.
+// The uses of an op, and references to its arrays.
 struct Uses {
   std::vector<tenon_use> uses;
   std::vector<Array> arrays;

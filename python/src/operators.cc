@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators and comparisons: NumPy computes them on views of the arrays, in one call. In place they write to
-// the array and give it back; the others give NumPy's results.
+// Operators and comparisons: NumPy computes them on views of the arrays, in one call. Operators in place
+// write to the array and return it; the others return NumPy's results.
 #include <algorithm>
 #include <cstddef>
 
+#include "array_call.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
-#include "turn.h"
 
 namespace tenon::python {
 namespace {
@@ -27,10 +27,10 @@ struct OperatorText {
 
 template <OperatorText name, class Apply, class... Operands>
 auto on_views(Apply apply, Operands... operands) {
-  Turn turn;
-  (turn.reads(operands), ...);
-  turn.begin(name.text);
-  return apply(turn.view_of(operands).ptr()...);
+  ArrayCall call;
+  (call.reads(operands), ...);
+  call.begin(name.text);
+  return apply(call.view_of(operands).ptr()...);
 }
 
 template <Unary apply, OperatorText name>
@@ -51,12 +51,12 @@ PyObject* ternary(PyObject* left, PyObject* right, PyObject* third) noexcept {
 // NumPy writes through the view; a result in other memory would be lost, so that is an error.
 template <OperatorText name, class Apply, class... Operands>
 PyObject* on_views_in_place(Apply apply, PyObject* self, Operands... operands) {
-  Turn turn;
-  turn.writes(self);
-  (turn.reads(operands), ...);
-  turn.begin(name.text);
-  const nb::object view = turn.view_of(self);
-  const nb::object result = owned(apply(view.ptr(), turn.view_of(operands).ptr()...));
+  ArrayCall call;
+  call.writes(self);
+  (call.reads(operands), ...);
+  call.begin(name.text);
+  const nb::object view = call.view_of(self);
+  const nb::object result = owned(apply(view.ptr(), call.view_of(operands).ptr()...));
   if (!result.is(view)) raise(PyExc_TypeError, "the operator cannot work in place on an array of this dtype");
   return Py_NewRef(self);
 }

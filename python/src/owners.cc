@@ -22,7 +22,7 @@ namespace {
 // loop by the outermost call: each level takes several frames, also of other libraries.
 constexpr int kMaxDepth = 32;
 
-// Shared. Nodes that wait for a thread with the GIL. Any thread pushes; only threads with the GIL pop, one
+// Shared. Nodes that were released without the GIL. Any thread pushes; only threads with the GIL pop, one
 // at a time, so that a node cannot be popped and pushed again while another pop looks at it.
 std::atomic<Node*> released{nullptr};
 std::atomic<bool> is_call_pending{false};

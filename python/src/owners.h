@@ -45,8 +45,9 @@ void release(void* owner) noexcept;
 void drain();
 
 // While it lives, nodes released on this thread are collected; its end finishes them. Requires the GIL from
-// begin to end. For code that releases an array: what it kept alive is gone when the statement is over. The
-// outermost one drains, too. An exception in flight is put aside meanwhile, because deleters may run Python.
+// begin to end. For code that releases an array: the objects that it kept alive are released at the end of
+// the scope. The outermost one drains, too. An exception in flight is put aside meanwhile, because deleters
+// may run Python.
 class Collector {
  public:
   Collector() noexcept;
@@ -54,8 +55,8 @@ class Collector {
   Collector& operator=(const Collector&) = delete;
   ~Collector();
 
-  // A release inside of a release inside of ..., too deep for the stack: what is to be freed should be handed
-  // to defer(), and is finished when the outermost release ends.
+  // Whether releases are nested too deeply for the stack. Then pass objects to defer(): they are finished
+  // when the outermost release ends.
   bool is_deep() const noexcept;
   void defer(Node* node) noexcept;
 

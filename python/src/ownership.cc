@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays that change what they have to do with their memory: it moves out to NumPy, it is left to its
-// readers, it is used outside of the contract.
+// Methods that separate an array from its memory or from the rules: the memory moves out to NumPy, stays with
+// its readers, or is used outside of the contract.
 #include <utility>
 
 #include "callbacks.h"
@@ -52,7 +52,7 @@ void check_original(const Array& array) {
       "a base of it: drop x and its views first, or go on with x");
 }
 
-// Of other arrays it would throw the memory away: code that writes `with a:` means to hold the array.
+// Other arrays would lose their memory: code with `with a:` means to hold the array.
 nb::object enter(const Self& self) {
   const Array array = self.array();
   const auto* const owner = static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));

@@ -5,7 +5,7 @@
 
 namespace tenon::python {
 
-// The memory of this NumPy array has moved out of an NDArray, and no other array stands on it.
+// Whether the memory of this NumPy array has moved out of an NDArray, and no other array refers to it.
 bool has_moved_memory(PyObject* numpy_array) noexcept;
 
 void add_ownership(nb::module_& module);

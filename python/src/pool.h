@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Blocks of one size that go round: for objects that are made and freed once per call.
+// A free list of blocks of one size, for objects that are made and freed in each call.
 #pragma once
 
 #include <new>

@@ -19,7 +19,7 @@ class PushedCall final : public Result {
   PushedCall(const Function& function, std::vector<tenon_value> arguments)
       : function_(function), arguments_(std::move(arguments)) {}
 
-  // Any thread. One that waits for the op while it holds the GIL, and runs it, gives the GIL away.
+  // Any thread. A thread that waits for the op with the GIL, and so runs it, releases the GIL.
   void run(tenon_op* op) {
     PyThreadState* const state = owners::holds_gil() ? PyEval_SaveThread() : nullptr;
     tenon_error error = TENON_ERROR_INIT;
@@ -60,7 +60,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
   check_argument_count(function, arguments.size());
   Renewals renewals(renewed);
   Uses uses = uses_from(rows);
-  // All at one moment: what follows may run Python, and an NDArray get other memory.
+  // All at one moment: the code below may run Python, and an NDArray may get other memory.
   std::vector<Array> taken(arguments.size());
   for (size_t i = 0; i < taken.size(); ++i) {
     const nb::object argument = arguments[i];

@@ -66,9 +66,8 @@ class KeepError {
   PyObject* traceback_ = nullptr;
 };
 
-// For errors that no caller can get. Ctrl-C alone is not lost: the main thread gets it when it looks for
-// signals the next time. A handler of signals runs wherever Python code does, also where its errors are
-// dropped.
+// Clears an error that cannot reach a caller. A KeyboardInterrupt is not lost: the main thread raises it at
+// its next check of signals. (A signal handler may run in any Python code, also where errors are dropped.)
 inline void forget_error() noexcept {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0)
     PyErr_SetInterrupt();
@@ -85,7 +84,7 @@ inline void forget_exception() noexcept {
   }
   forget_error();
 }
-// What the log of such errors is told (sys.unraisablehook).
+// Passes such an error to sys.unraisablehook.
 inline void write_unraisable(PyObject* where) noexcept {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return forget_error();
   PyErr_WriteUnraisable(where);
@@ -104,7 +103,7 @@ inline std::string_view text_of(nb::handle text) {
   return {data, static_cast<size_t>(size)};
 }
 
-// A name that is used again and again: made once, kept for ever.
+// An interned name. Made once, kept for ever.
 class Name {
  public:
   explicit Name(const char* text) noexcept : text_(text) {}

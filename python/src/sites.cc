@@ -11,7 +11,7 @@
 namespace tenon::python {
 namespace {
 
-// One place in a program. Keeps its code, so that the address means one code only.
+// One place in a program. It owns its code, so that the address is not reused.
 struct CodePlace {
   Position position{nullptr, 0};
   bool is_library = false;
@@ -48,7 +48,7 @@ void describe(nb::handle code, nb::handle frame, CodePlace& place) {
   place.text = kept_site(name + ":" + std::to_string(line));
 }
 
-// Where it is remembered, if it is.
+// The entry of the cache for a position.
 CodePlace& place_for(const Position& position) noexcept { return places[position.hash(kPlaceBits)]; }
 
 const CodePlace& place_of(const Position& position, nb::handle frame) {
@@ -113,7 +113,7 @@ const char* current_site() noexcept {
 const char* site_and_caller(Caller* caller) noexcept {
   nb::object innermost = innermost_frame();
   if (!innermost.is_valid()) return nullptr;
-  // As a rule it is a line of the program itself that was here before: no error can come up then.
+  // Usually it is a known line of the program itself: then no error can occur.
   const Position position = Position::of(innermost);
   *caller = {innermost.ptr(), position.instruction};
   const CodePlace& place = place_for(position);

@@ -17,7 +17,7 @@ bool is_numpy_bool(nb::handle value) {
 
 bool is_bool(nb::handle value) { return PyBool_Check(value.ptr()) != 0 || is_numpy_bool(value); }
 
-// The error that is set is one of these.
+// Clears the error that is set if it is of this type. Returns whether it was.
 bool took_error(PyObject* type) {
   if (PyErr_ExceptionMatches(type) == 0) return false;
   PyErr_Clear();
@@ -72,7 +72,7 @@ int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_no
   if (PyFloat_CheckExact(seconds.ptr()) != 0) {
     given = PyFloat_AsDouble(seconds.ptr());
   } else {
-    // A text is no number, although float() reads it; and neither is a bool.
+    // Texts, which float() accepts, and bools are no numbers here.
     const bool is_number = PyFloat_Check(seconds.ptr()) != 0 || PyIndex_Check(seconds.ptr()) != 0 ||
                            PyObject_HasAttrString(seconds.ptr(), "__float__") != 0;
     if (is_number && !is_bool(seconds)) given = PyFloat_AsDouble(seconds.ptr());

@@ -12,7 +12,7 @@
 
 namespace tenon::python {
 
-// An int from low to high, of anything with __index__ but bool. Throws TypeError, ValueError.
+// An int from low to high, from anything with __index__ except bool. Throws TypeError, ValueError.
 int64_t integer_from(nb::handle value, const char* name, int64_t low = INT64_MIN, int64_t high = INT64_MAX);
 
 // An entry of a shape or of strides: as NumPy, a bool counts. Throws TypeError, OverflowError.
@@ -26,17 +26,17 @@ int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_no
 
 // True or False, also NumPy's. Throws TypeError.
 bool flag_from(nb::handle value, const char* name, const char* or_none = "");
-// Nothing: None.
+// nullopt for None.
 std::optional<bool> flag_or_none_from(nb::handle value, const char* name);
 
 // Without a zero byte. Throws TypeError, ValueError.
 std::string text_from(nb::handle value, const char* name);
 
-// Parameters of functions that nanobind binds: it would say of a value of another type neither the parameter
-// nor the value. The names are the types in the stub.
+// Parameters of functions that nanobind binds: its own error for a value of another type names neither the
+// parameter nor the value. The names are the types in the stub.
 struct Seconds {
   nb::handle value;
-  // For ever: -1.
+  // None: -1.
   int64_t nanoseconds(const char* name = "timeout") const {
     return value.is_none() ? -1 : nanoseconds_from(value, name, ", or None");
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Python does while the C library waits: the GIL is given away, signals are heard, memory that other
-// threads let go of is freed.
+// Waits of the C library in a process with Python: they release the GIL, handle signals, and free memory that
+// other threads have released.
 #include "waiting.h"
 
 #include <nanobind/stl/string.h>
@@ -50,15 +50,15 @@ bool set_interrupt() noexcept {
   return true;
 }
 
-// Where no call of the bindings tells of it, the interpreter does, which runs this in the main thread.
+// If no call of the bindings raises the interrupt, the interpreter does: it calls this in the main thread.
 void tell_later() noexcept {
   if (interrupt.noted == nullptr || interrupt.bodies > 0 || interrupt.waits > 0) return;
   const auto tell = [](void*) { return set_noted_interrupt() ? -1 : 0; };
   if (Py_AddPendingCall(tell, nullptr) != 0) PyErr_SetInterrupt();  // the queue is full
 }
 
-// Of code that a wait or a report has run: Ctrl-C, and whatever else is no Exception, was meant for the
-// program and ends the wait. Other errors have no handler. Under the GIL.
+// For an error of code that a wait or a report has run. Ctrl-C, and others that are no Exception, are for the
+// program and end the wait. Other errors have no handler. Under the GIL.
 void note_or_discard(nb::python_error& error) {
   if (!error.matches(PyExc_Exception) && (interrupt.waits > 0 || is_main_thread())) {
     note(error.value());
@@ -84,7 +84,8 @@ void end_wait(void* token) {
   tell_later();
 }
 
-// The GIL for a moment of a wait: of the thread that gave it away at the wait's begin, or (no token) before.
+// The GIL for a moment of a wait, in a thread that released it at the beginning of the wait, or (no token)
+// before.
 class Moment {
  public:
   explicit Moment(void* token) : state_(static_cast<PyThreadState*>(token)) {
@@ -104,7 +105,7 @@ class Moment {
       PyGILState_Release(before_);
     }
   }
-  // False: this is no thread of Python's.
+  // False: Python does not know this thread.
   explicit operator bool() const noexcept { return state_ != nullptr || is_ensured_; }
 
  private:
@@ -146,9 +147,10 @@ int32_t is_alone(void* token) {
   }
 }
 
-// A thread of the library that is about to run Python code. While the interpreter ends no such thread may ask
-// for the GIL: it would be ended in the middle of the library, or hang. So from the functions of atexit on
-// none is let in, and those inside are waited for, though not for ever.
+// A thread of the library that is about to run Python code. While the interpreter ends, such a thread must
+// not ask for the GIL: CPython would end it in the middle of the library, or it would hang. So from the
+// functions of atexit on, no such thread may begin, and the process waits for those that have begun, up to a
+// limit.
 class Visit {
  public:
   Visit() noexcept : is_needed_(PyGILState_GetThisThreadState() == nullptr) {
@@ -184,7 +186,7 @@ class Visit {
   bool is_let_in_ = false;
 };
 
-// Runs code of Python in whatever thread reports.
+// Runs Python code in the thread that reports.
 template <class Body>
 void report_with(Body body) {
   const Visit visit;

@@ -9,10 +9,10 @@
 
 namespace tenon::python {
 
-// Takes part in the waits of the C library.
+// Sets the hooks for waits of the C library.
 void add_waiting(nb::module_& module);
 
-// Of an asynchronous program, as tenon_lease_options has it; 0: none.
+// The task of asyncio that runs, as in tenon_lease_options; 0: none.
 uint64_t current_task();
 
 // While the body of an op runs in this thread. Requires the GIL at its begin and end.
@@ -50,11 +50,11 @@ class ReportTimer {
   std::chrono::nanoseconds next_ = kInterval;
 };
 
-// Ctrl-C has ended a body that the main thread ran, in a wait or a push: it was meant for the program, which
-// hears of it at the end of that, once. Nothing in other threads. Requires the GIL.
+// Notes that Ctrl-C has ended a body that the main thread ran in a wait or a push. The interrupt is for the
+// program: the wait or push raises it at its end, once. Does nothing in other threads. Requires the GIL.
 void note_interrupt();
-// An interrupt was noted, and no body or wait of this thread stands in the way: it is set as the Python
-// error.
+// Sets a noted interrupt as the Python error, unless a body or a wait of this thread is under way. Returns
+// whether it did.
 bool set_noted_interrupt() noexcept;
 // The same, thrown.
 void raise_noted_interrupt();

@@ -7,7 +7,7 @@ from importlib.util import find_spec as _find_spec
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
 
-# What the interpreter's exit ends, in the reverse order: timelines are ended last, feeds before ops.
+# The exit of the interpreter ends these in reverse order: feeds, ops, timelines.
 from ._tools.trace import trace
 
 # isort: split
@@ -105,8 +105,8 @@ from ._typing import DTypeLike
 
 Tensor = TensorUsage  # the name of earlier versions, which the next one will not have
 
-# A subclass of PyTorch's class, which only its first use imports. With a `__getattr__` CPython
-# finds the other attributes more slowly, by 20 ns: so there is none after the first use, nor where PyTorch is
+# `DataLoader` is a subclass of PyTorch's class. Its first use imports PyTorch. With a `__getattr__`, CPython
+# finds the other attributes 20 ns more slowly, so there is none after the first use, or if PyTorch is
 # imported already or not installed.
 _loaded = _sys.modules.get("torch.utils.data.dataloader")
 try:
@@ -130,7 +130,7 @@ else:
         return sorted({*globals(), "DataLoader"})
 
 
-# Without `bool`, so that `from tenon import *` hides no builtin.
+# Without `bool`: `from tenon import *` should hide no builtin.
 __all__ = [
     "Arena",
     "Batch",

@@ -59,10 +59,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    from tenon import _core
     from tenon._tools import observers as _observers
     from tenon._tools import terminal as _terminal
 
-    text = _observers.document()
+    text = _core.describe_shared()
     if arguments.json:
         print(text, flush=True)
     else:
@@ -71,9 +72,10 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
+    from tenon import _core
     from tenon._tools import observers as _observers
 
-    text = _observers.collection()
+    text = _core.collect_shared()
     print(text if arguments.json else _observers.summary(json.loads(text)), flush=True)
     return 0
 

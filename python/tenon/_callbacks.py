@@ -1,68 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extension calls in Python. It imports nothing itself: it is given these functions and classes
-once, when the package is imported. (Those that need NumPy, or are seldom needed, import their module when
-they are called.)"""
+"""The functions and classes of the package that the extension calls. The extension imports no module of the
+package: it gets them here, once, when the package is imported."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _core, _errors
 from ._array.fields import write_field
 from ._array.share import check_on_owner_died
 from ._sync import bodies, endings, holders, lease, ops
 
-if TYPE_CHECKING:
-    from ._array.ctypes import ArrayCTypes
 
-
-def _array_repr(array: _core.NDArray) -> str:
-    from ._array.text import array_repr
-
-    return array_repr(array)
-
-
-def _array_format(array: _core.NDArray, spec: str) -> str:
-    from ._array.text import array_format
-
-    return array_format(array, spec)
-
-
-def _reduce_array(array: _core.NDArray, protocol: int) -> Any:
-    from ._array.pickle import reduce_array
-
-    return reduce_array(array, protocol)
-
-
-def _array_ctypes(array: _core.NDArray) -> ArrayCTypes:
-    from ._array.ctypes import ArrayCTypes
-
-    return ArrayCTypes(array)
-
-
-def _array_function(function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
-    from ._array.functions import call
-
-    return call(function, types, arguments, keywords)
-
-
-def _to_jax(array: _core.NDArray) -> Any:
-    from ._array.jax import to_jax
-
-    return to_jax(array)
-
-
-def _drop_views(array: _core.NDArray) -> list[holders.Holder]:
-    from ._sync.views import drop_views
-
-    return drop_views(array)
-
-
-def _find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
-    from ._sync.views import find_views
-
-    return find_views(begin, end, is_write, thread)
+def _imported_later(module: str, name: str) -> Any:
+    """A function of a module that the first call imports: it needs NumPy, or is seldom called."""
+    find = functools.cache(lambda: getattr(importlib.import_module(module, __package__), name))
+    return lambda *arguments: find()(*arguments)
 
 
 _core.set_callbacks(
@@ -76,12 +32,12 @@ _core.set_callbacks(
         "OwnerDied": _errors.OwnerDied,
         "copied_error": _errors.copied,
         "op_error": ops.op_error,
-        "array_repr": _array_repr,
-        "array_format": _array_format,
-        "reduce_array": _reduce_array,
-        "array_ctypes": _array_ctypes,
-        "array_function": _array_function,
-        "to_jax": _to_jax,
+        "array_repr": _imported_later("._array.text", "array_repr"),
+        "array_format": _imported_later("._array.text", "array_format"),
+        "reduce_array": _imported_later("._array.pickle", "reduce_array"),
+        "array_ctypes": _imported_later("._array.ctypes", "ArrayCTypes"),
+        "array_function": _imported_later("._array.functions", "call"),
+        "to_jax": _imported_later("._array.jax", "to_jax"),
         "write_field": write_field,
         "lease": lease.Lease,
         "leases": holders.leases,
@@ -98,8 +54,8 @@ _core.set_callbacks(
         "end_failed_body": bodies.end_failed_body,
         "describe_escape": bodies.describe_escape,
         "report_unseen": ops.report_unseen,
-        "drop_views": _drop_views,
-        "find_views": _find_views,
+        "drop_views": _imported_later("._sync.views", "drop_views"),
+        "find_views": _imported_later("._sync.views", "find_views"),
     }
 )
 

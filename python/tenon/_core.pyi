@@ -321,14 +321,15 @@ class NDArray:
 
     def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Any:
         """
-        ``with a.read() as v:`` reads the array, which is not written meanwhile; ``v`` is a read-only NumPy array, empty after the
-        block. Also ``async with``.
+        ``with a.read() as v:`` reads the array, which is not written meanwhile. ``v`` is a read-only NumPy array. It has
+        no elements after the block. Also ``async with``.
 
         Parameters
         ----------
         on_owner_died : {'raise', 'ignore'} or callable
-            Of a shared array that a process was writing when it died: raise OwnerDied, until it is overwritten; go on
-            with what it has left; or call ``on_owner_died(values, error)`` with a writable NumPy array, then go on.
+            For a shared array that a process was writing when it died. 'raise': OwnerDied, until it is overwritten.
+            'ignore': the block uses the values that are left. A function is called as
+            ``on_owner_died(values, error)`` with a writable NumPy array, before the block.
         timeout : float, optional
             Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.
 
@@ -343,20 +344,20 @@ class NDArray:
         OpError
             The op that was to write it has failed.
         LeaseEscaped
-            At the end, with ``TENON_DEBUG=leases`` in the environment: a view lives on.
+            At the end, with ``TENON_DEBUG=leases`` in the environment: a view still exists.
         """
 
     def write(
         self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None
     ) -> Any:
         """
-        ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`; an exception that leaves the block
-        means that the array holds no value, until all of it is written.
+        ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`. If an exception leaves
+        the block, the array holds no value until all of it is written.
 
         Parameters
         ----------
         overwrite : bool
-            Every element is written before any is read: works also where the array holds no value.
+            The block writes every element before it reads any. This works also if the array holds no value.
         """
 
     @property
@@ -414,8 +415,8 @@ class NDArray:
     @property
     def version(self) -> int:
         """
-        A number that has moved when elements may have changed; it moves at every
-        look while a writable view is open.
+        A number that changes when elements may have changed. While a writable view is
+        open, it changes at every read.
         """
 
     @property
@@ -597,13 +598,13 @@ class NDArray:
 
     def drop_views(self) -> list[Any]:
         """
-        Closes views that are kept by accident: those in a notebook's ``Out``, ``sys.last_value``, and in variables of finished
+        Drops views that are kept by accident: those in a notebook's ``Out``, in ``sys.last_value``, and in variables of finished
         functions that the traceback of a caught exception keeps. Variables of running code stay as they are.
 
         Returns
         -------
         list of Holder
-            The views that are left; ``where`` says on what they hang, if that is found.
+            The remaining views. ``where`` names what refers to them, if that is found.
         """
 
     def snapshot(self) -> NDArray:
@@ -725,14 +726,18 @@ def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool) -> 
     """
 
 class ArrayCall:
-    """A call of NumPy's on views of arrays, which it has all at once."""
+    """
+    A call of NumPy's on views of arrays, with access to all of them at once.
+    """
 
     def __init__(self, name: str, reads: Any, writes: Any) -> None: ...
 
     def view(self, array: object) -> object: ...
 
     def has_lent_views(self) -> _bool:
-        """Something else refers to a view of the call, or stands on one."""
+        """
+        Something else refers to a view of the call, or to the memory through one.
+        """
 
     def end(self) -> None: ...
 
@@ -1114,9 +1119,9 @@ def from_dlpack(
     x : object with __dlpack__, or a DLPack capsule
         A capsule is consumed. NumPy arrays keep their flags: both sides may write.
     device : {None, 'cpu'}
-        'cpu' has memory that the host cannot read copied by its producer.
+        'cpu': the producer copies memory that the host cannot read.
     copy : bool or None
-        True: new memory. False: BufferError where the producer would copy. None: as the producer likes.
+        True: new memory. False: BufferError where the producer would copy. None: the producer decides.
     writable : bool or None
         None: writable if the producer is known to allow writes. True: also a legacy tensor, which cannot say whether it
         may be written. The caller promises that it may: that the producer neither marks it as read-only nor relies on
@@ -1292,8 +1297,6 @@ class NativeOp:
     def on_done(self, function: Callable[[], object]) -> None: ...
 
 def push(body: Callable[[], Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp: ...
-
-def array_failure(array: NDArray) -> tuple[str, str, str, int, BaseException | None] | None: ...
 
 def take_failure() -> tuple[str, str, str, int, BaseException | None] | None: ...
 

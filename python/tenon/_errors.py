@@ -86,7 +86,7 @@ class OwnerDied(TenonError):
 
 
 def copied(error: BaseException) -> BaseException:
-    """The same error, to be raised another time: without the frames that this one will lead to."""
+    """A copy of an error, to be raised another time. It does not get the frames of the original."""
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
@@ -94,7 +94,8 @@ def copied(error: BaseException) -> BaseException:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and text of any exception, also of one whose text cannot be made, as UTF-8 can hold them."""
+    """The type and text of any exception, also of one whose text cannot be made. It can be encoded as
+    UTF-8."""
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException as reason:
@@ -103,14 +104,14 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException, views: list[Any], function: object = None) -> str:
-    """The text of what the body of an op raised, with its traceback. The error lets go of its frames.
+    """The text of an error that the body of an op raised, with its traceback. The error drops its frames.
 
     Parameters
     ----------
     error : BaseException
     views : list of numpy.ndarray
-        What the body was given. They are taken out, and become arrays of no elements; those that only the
-        error refers to let go of the memory, as do arrays over them.
+        The arrays of the body. The list is emptied, and they become arrays without elements. Those that only
+        the error refers to release the memory, as do arrays over them.
     function : object
         The body.
     """
@@ -131,7 +132,7 @@ def _printable(text: str) -> str:
 
 
 def _linked(error: BaseException) -> list[BaseException]:
-    """The error, its causes, what was handled when they came up, and the members of groups: each once."""
+    """The error, its causes and contexts, and the members of groups: each once."""
     found: dict[int, BaseException] = {}
     rest: list[BaseException | None] = [error]
     while rest:
@@ -161,7 +162,7 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
     for view in views:
         counts[id(view)] = held.pop(id(view), (view, 0))[1]
     del view
-    # Besides what the errors refer to: the variable here, and the argument of getrefcount.
+    # Besides the references of the errors: the variable here, and the argument of getrefcount.
     for key in list(held):
         array, expected = held.pop(key)
         is_alone = sys.getrefcount(array) <= expected + 2
@@ -175,7 +176,7 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
 
 
 def _stands_on(value: Any, numbers: set[int]) -> bool:
-    """It is one of the arrays whose identities are given, or an array over one."""
+    """Whether it is one of the arrays whose identities are given, or an array over one."""
     import numpy as np
 
     while isinstance(value, np.ndarray):

@@ -151,14 +151,14 @@ class CopyMeter:
     """
 
     def __init__(self) -> None:
-        self._unwatched: set[tuple[int, int]] = set()  # memory of devices, which the kernel cannot watch
+        self._unwatched: set[tuple[int, int]] = set()  # memory of devices, which cannot be watched
         self._userfaultfd = _open_userfaultfd()
         try:
             self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             os.close(self._userfaultfd)
             raise
-        # The kernel's answers go here; the pages of this mapping are left out of the count.
+        # The kernel writes its answers here. The pages of this mapping are not counted.
         self._answer = mmap.mmap(-1, _MAX_REGIONS * struct.calcsize(_REGION_LAYOUT))
         self._answer_address = ctypes.addressof(ctypes.c_char.from_buffer(self._answer))
         try:
@@ -205,7 +205,7 @@ class CopyMeter:
         OSError
             The kernel refuses.
         """
-        # The kernel looks first: what follows writes to the interpreter's heap.
+        # First of all the scan: the code below writes to the interpreter's heap.
         arguments = self._arguments
         written: list[tuple[int, int]] = []
         while True:
@@ -214,7 +214,7 @@ class CopyMeter:
             written += [(start, end) for start, end, _ in struct.iter_unpack(_REGION_LAYOUT, answer)]
             if count < _MAX_REGIONS:
                 break
-            # From the last region on: the kernel's own mark, walk_end, is stale after long walks.
+            # From the last region on, because walk_end of the kernel is wrong after long walks.
             arguments = _scan_arguments(0, written[-1][1], self._end, self._answer_address, _MAX_REGIONS)
         watched = [r for r in _writable_ranges() if r not in self._unwatched and not self._is_answer(r)]
         return _common_nbytes(written, watched)

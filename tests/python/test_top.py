@@ -21,8 +21,8 @@ import native_library
 import pytest
 
 import tenon as tn
+from tenon import _core
 from tenon.__main__ import main
-from tenon._tools import observers as _observers
 from tenon._tools import terminal as _terminal
 from tenon._tools.top import Top, parts
 
@@ -49,7 +49,7 @@ def lines(frame):
 
 
 def feeds():
-    return json.loads(_observers.document())["feeds"]
+    return json.loads(_core.describe_shared())["feeds"]
 
 
 def own(seen):

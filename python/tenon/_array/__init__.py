@@ -3,6 +3,6 @@
 
 import warnings
 
-# numpy.random.shuffle swaps rows by ``x[i], x[j] = x[j], x[i]``. Where rows are views, some of them are lost.
-# NumPy warns and goes on.
+# numpy.random.shuffle swaps rows by ``x[i], x[j] = x[j], x[i]``. If rows are views, some of them are lost.
+# NumPy only warns.
 warnings.filterwarnings("error", message="you are shuffling a 'NDArray' object", category=UserWarning)

@@ -19,8 +19,8 @@ class Borrower:
     Attributes
     ----------
     mode : {'readonly', 'writable'}
-        'readonly': the NumPy array is read-only until the memory is given back (`from_numpy`), or it was
-        read-only before and stays so.
+        'readonly': the NumPy array is read-only until the loan ends (`from_numpy`), or it was read-only
+        before and stays so.
     shape : tuple of int
         Of the NumPy array that is on loan. A read-only view of it counts as the array itself.
     dtype : str

@@ -52,7 +52,7 @@ def checks_fields() -> bool:
 
 
 def unwritten_text(what: str, variable: str, names: Sequence[str], unwritten: Sequence[str]) -> str:
-    """Of an object of these fields. A field counts as written if its array was used."""
+    """The message for fields that were not written. A field counts as written if its array was used."""
     listed = ", ".join(map(repr, unwritten))
     if len(unwritten) == len(names):
         text = f"no field of {what} was written"
@@ -67,7 +67,7 @@ def unwritten_text(what: str, variable: str, names: Sequence[str], unwritten: Se
 
 
 def write_field(name: str, array: Any, value: Any) -> None:
-    """``array[...] = value``, with errors that name the field. The array itself, as of ``o.x += 1``, is not
+    """``array[...] = value``, with errors that name the field. The array itself, as in ``o.x += 1``, is not
     copied."""
     if value is array:
         return

@@ -28,7 +28,7 @@ def _checked(view: Any) -> Any:
 
 
 def _is_file(object: Any, method: str) -> bool:
-    """A path, or a file with the method. Arrays have read and write, too."""
+    """Whether it is a path, or a file with the method. Arrays have read and write, too."""
     is_open = hasattr(object, method) and not isinstance(object, NDArray)
     return is_open or isinstance(object, (str, os.PathLike))
 
@@ -38,7 +38,7 @@ def _not_a_file(file: Any) -> str:
 
 
 def _check_arguments(file: Any, data: Any) -> None:
-    """Of `save`: what NumPy's errors would not tell."""
+    """Checks of `save` whose errors say more than those of NumPy."""
     if not _is_file(file, "write"):
         is_swapped = _is_file(data, "write")
         hint = ". The arguments are in the wrong order: save(file, data)" if is_swapped else ""

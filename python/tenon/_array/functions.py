@@ -13,9 +13,9 @@ import numpy as np
 from .. import _core
 from .._core import NDArray
 
-# What they write to is their first argument.
+# Functions that write to their first argument.
 _WRITERS = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
-# They ask for attributes and touch no element.
+# Functions that read attributes and no element.
 _OF_ATTRIBUTES = {"shape", "ndim", "size"}
 _MAX_DEPTH = 8
 _NAMES_OF_FIRST = {"a", "x", "arr", "dst", "ar"}
@@ -67,7 +67,7 @@ def _written(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _with_arrays(result: Any, originals: list[tuple[Any, NDArray]]) -> Any:
-    """The result with the NDArrays that were given to be written in the places of their views."""
+    """The result, with the written NDArrays in place of their views."""
     if isinstance(result, tuple):
         return tuple(_with_arrays(item, originals) for item in result)
     return next((array for view, array in originals if view is result), result)
@@ -93,7 +93,7 @@ def call(
             return result
     finally:
         turn.end()
-    # The result is a view of the memory, which lasts longer than the call: it is made of views that ordinary
-    # code takes.
+    # The result is a view of the memory that outlives the call: it is made from views that ordinary code
+    # takes.
     del result
     return function(*_replaced(args, NDArray.numpy), **_replaced(kwargs, NDArray.numpy))

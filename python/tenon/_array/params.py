@@ -55,7 +55,7 @@ def _write(file: Any, arrays: list[NDArray], codes: list[int], names: list[str])
 
 
 def read(file: Any, make: Make) -> list[NDArray] | dict[str, NDArray]:
-    """make: gives the memory of each array. Raises ValueError for a file that is damaged."""
+    """make: creates each array. Raises ValueError for a file that is damaged."""
     if _bytes(file, 8) != MAGIC:
         raise ValueError("the file is no .params file of MXNet: it does not begin with 0x112")
     _, n = _numbers(file, "QQ")

@@ -26,7 +26,7 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
         if popen is not None:
             _bindings.add(popen, handle)
         return open_shared_array, (handle,)
-    # What lies in another order of axes without gaps travels as it lies, and keeps that order.
+    # Elements without gaps in another order of axes are sent in that order, and keep it.
     axes = _axes_in_memory(array)
     source = array if axes is None else array.transpose(axes)
     if not source.is_contiguous():
@@ -61,7 +61,7 @@ class _Bindings:
     """Handles that are arguments of a `multiprocessing.Process`: they keep their arrays only while that
     process runs. Its pid is known only after the handles were pickled, so a thread waits for it."""
 
-    _SECONDS = 60.0  # in which a process that is made has got its number
+    _SECONDS = 60.0  # after which a new process must have its number
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,14 +93,14 @@ class _Bindings:
 
 
 def _bind(reference: weakref.ref[Any], handle: bytes, end: float) -> bool:
-    """Whether all waits are over."""
+    """Sets the limit of a handle. False: the number of the process is not known yet."""
     popen = reference()
     pid = getattr(popen, "pid", None)
     if pid is None and popen is not None:
         return time.monotonic() > end
     with contextlib.suppress(ValueError):  # it has no number: the handle then has no limit
         try:
-            # Without an object of the process there will be none: it could not be started.
+            # Without an object of the process, the process could not be started.
             _core.limit_handle(handle, pid or 0, None if pid else 0.0)
         except FileNotFoundError:  # it has ended already
             _core.limit_handle(handle, 0, 0.0)

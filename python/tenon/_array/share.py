@@ -79,7 +79,7 @@ class Handle:
         try:
             self._limit(*limits)
         except BaseException:
-            _core.open_array(self._data)  # so that it keeps nothing: no process has it
+            _core.open_array(self._data)  # so that the handle keeps nothing: no process has it
             raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Handle:
 
 
 def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | None]:
-    """As the native part takes them."""
+    """The arguments of the native function."""
     pid = 0 if receiver is None else count(receiver, "receiver", 1, INT32_MAX)
     return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
 

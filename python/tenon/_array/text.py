@@ -38,7 +38,7 @@ def _elements(array: _core.NDArray, prefix: str) -> str | None:
         return None
     try:
         values = array.numpy()
-    except TypeError:  # NumPy has no such dtype: as float32, which holds all of them
+    except TypeError:  # NumPy has no such dtype: as float32, which holds all values
         if not whole:
             return None
         values = array.astype("float32").numpy()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking turns: leases, ops, native functions, and the search for views."""
+"""The order of accesses: leases, ops, native functions, and the search for views."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of ops in Python: how they are called, and what is said of one that fails or that keeps a view."""
+"""Bodies of ops in Python: their calls, and the messages about bodies that fail or keep a view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's t
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Body:
-    """The body of an op in Python, to be called once. The arrays that it gives to the function are its own
+    """The body of an op in Python, to be called once. The arrays that it gives to the function belong to it
     until the function has ended, and have no elements from then on."""
 
     function: Callable[..., Any]
@@ -28,7 +28,7 @@ class Body:
     keywords: tuple[str, ...]  # the names of the last arguments
     outputs: list[NDArray | None]  # for each argument the array of the caller if the function writes to it
     are_overwritten: list[bool]  # the function writes every element of these
-    escapes: str = ""  # where an array hangs that outlives the function
+    escapes: str = ""  # what refers to an array that outlives the function
     _given: list[Any] = dataclasses.field(default_factory=list)
 
     def __call__(self) -> Any:
@@ -45,14 +45,15 @@ class Body:
         views = self.take_views()
         while views:
             view = views.pop()
-            if sys.getrefcount(view) > 2:  # the variable here, and the argument: it is kept
+            if sys.getrefcount(view) > 2:  # besides the variable here and the argument: it is kept
                 self.escapes = self.escapes or where_views_hang(self.arrays())  # while it shows the memory
                 _core.empty_view(view, False, self.function)
             del view
         return result
 
     def _own(self, value: Any) -> Any:
-        """The array of the caller in the place of one that the function got to write."""
+        """The array of the caller, if the value is an array that the function got to write; else the
+        value."""
         for given, output in zip(self._given, self.outputs):
             if value is given and output is not None:
                 return output
@@ -62,7 +63,7 @@ class Body:
         return [handle for handle in self.handles if isinstance(handle, NDArray)]
 
     def advice_for(self, error: BaseException) -> str:
-        """For a function that writes to an array which the push lets it read only."""
+        """For a function that writes to an array that the push only lets it read."""
         if not isinstance(error, ValueError) or not text_of(error).endswith(_READ_ONLY):
             return ""
         n = len(self.handles) - len(self.keywords)
@@ -87,7 +88,7 @@ class Body:
 
 
 def describe_escape(body: Callable[..., Any]) -> str:
-    """Of an op whose body has ended, and a view that it took has not."""
+    """The message for an op whose body has ended while a view that it took still exists."""
     where = ""
     if isinstance(body, Body):
         where = body.escapes or where_views_hang(body.arrays())
@@ -95,7 +96,7 @@ def describe_escape(body: Callable[..., Any]) -> str:
 
 
 def end_failed_body(body: Callable[[], Any], error: BaseException) -> str:
-    """What a failed body says. Neither it nor the error keeps memory of the arrays."""
+    """The message for a body that failed. Neither the body nor the error keeps memory of the arrays."""
     if isinstance(error, KeyboardInterrupt) and threading.get_ident() == threading.main_thread().ident:
         error._is_raised_here = True  # type: ignore[attr-defined]  # the extension raises another one here
     if not isinstance(body, Body):

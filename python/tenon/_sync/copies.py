@@ -17,7 +17,7 @@ def cast(source: Any, destination: Any) -> None:
     """`copy`, with the conversion to the destination's dtype that NumPy calls 'unsafe'."""
     import numpy as np
 
-    def array(data: Any) -> Any:  # one call of NumPy's is to have both of them
+    def array(data: Any) -> Any:  # both are used by one call of NumPy
         return data if isinstance(data, NDArray) else np.asarray(data)
 
     if isinstance(destination, list | tuple | int | float | complex):

@@ -31,12 +31,12 @@ from .. import _core
 
 _SEARCH_SECONDS = 10.0
 
-# Held by a search for views (search.py). It refers to variables of all threads for a moment, and so do the
-# frames at which it looks: a thread that counts references waits for its end.
+# Held by a search for views (search.py). For a moment, the search and the frames that it reads refer to
+# variables of all threads. So a thread that counts references waits for the end of the search.
 _searching = threading.RLock()
 
-# Views that a block has ended and that still hold the memory, by their identity: a weak reference, and how
-# many references each had when it was looked at last.
+# Ended views that still hold the memory, by their identity: a weak reference, and the number of references at
+# the last look.
 _unsettled: dict[int, tuple[weakref.ref[Any], int]] = {}
 _NEVER = sys.maxsize
 
@@ -51,8 +51,8 @@ os.register_at_fork(after_in_child=_forget_searches)
 
 @contextlib.contextmanager
 def no_other_search() -> Iterator[None]:
-    """No search of another thread begins in the block; one that runs is waited for, though not for ever: code
-    of the user's that it calls, such as a finalizer, may wait for the caller."""
+    """No search of another thread begins in the block. Waits for one that runs, up to a limit: a finalizer of
+    the user that runs during the search may wait for the caller."""
     lock = _searching
     is_held = lock.acquire(timeout=_SEARCH_SECONDS)
     try:
@@ -63,7 +63,7 @@ def no_other_search() -> Iterator[None]:
 
 
 def wait_for_searches() -> None:
-    """Until no search that another thread has begun refers to anything."""
+    """Waits until no search of another thread refers to anything."""
     with no_other_search():
         pass
 
@@ -74,7 +74,7 @@ class _Sequence:
 
 
 def _plain_types() -> frozenset[type]:
-    """Types whose instances know nothing of an object that they refer to but the object."""
+    """Types whose instances have references to objects, and no addresses of their memory."""
     functions: list[Any] = [_plain_types, len, [].append, "".__add__, lambda: None, functools.lru_cache(len)]
     iterators: list[Any] = [iter([]), iter(()), iter(_Sequence()), iter(int, 1), iter({}), iter({}.values())]
     iterators += [iter({}.items()), reversed([]), reversed({}), iter(collections.deque())]
@@ -98,21 +98,21 @@ _core.set_plain_types(_plain_types())
 
 
 def end_views(views: list[Any], frame: FrameType | None, error: BaseException | None = None) -> bool:
-    """Ends a block's view and what only the block's own frame names, as _end_views does.
+    """Ends the view of a block, and arrays that only the frame of the block refers to, as _end_views does.
 
     Parameters
     ----------
     views : list
-        The block's view and its root, and the block's only references to them: they are taken out.
+        The view of the block and its root. The list has the only references of the block, and is emptied.
     frame : frame or None
         Of the block.
     error : BaseException or None
-        That ended the block.
+        The exception that ended the block.
 
     Returns
     -------
     bool
-        Nothing stands on the memory any more.
+        Nothing refers to the memory any more.
     """
     root = views.pop()
     trace = error.__traceback__ if error is not None else None
@@ -127,8 +127,8 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
 
 
 class Views:
-    """The NumPy arrays of a block, by name. What is made of one stands on its root, so that it can let go of
-    the memory itself."""
+    """The NumPy arrays of a block, by name. Arrays that are made from one have the same base (its root), so
+    that it can release the memory itself."""
 
     def __init__(self) -> None:
         self.named: dict[str, Any] = {}
@@ -140,7 +140,7 @@ class Views:
         self._pairs.append((view, root))
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
-        """As `end_views`, of all of them. They are taken out."""
+        """As `end_views`, for all of them. Forgets them."""
         self.named.clear()
         is_free = True
         while self._pairs:
@@ -149,26 +149,26 @@ class Views:
 
 
 def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any, is_thorough: bool) -> bool:
-    """Makes the block's view, and arrays over it that only the block's own frame names, arrays of no
-    elements: late use is an error and never a race. Whatever else stands on the memory lives on.
+    """Makes the view of the block, and arrays over it that only the frame of the block refers to, arrays
+    without elements: late use is an error and never a race. Other objects over the memory stay as they are.
 
     Parameters
     ----------
     views : list
-        The block's view alone; empty when that has let go of the memory.
+        The view of the block; empty when it has released the memory.
     root : numpy.ndarray
-        On which all of them stand.
+        The base of all of them.
     frame : frame or None
         Of the block.
     trace : traceback or None
-        Of what ended it.
+        Of the exception that ended the block.
     is_thorough : bool
-        Whatever refers to the view is looked for among all objects.
+        Searches all objects for references to the view.
 
     Returns
     -------
     bool
-        Nothing stands on the memory any more.
+        Nothing refers to the memory any more.
     """
     names = _names_in(frame, root)
     del frame
@@ -202,8 +202,9 @@ def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
     variables = frame.f_locals
     values = list(variables.values())
     is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
-    # A copy that no other code uses would keep values that the variables let go of later. The count is of the
-    # frame, the variable here and the argument. A debugger writes the copy back into the variables.
+    # A copy that no other code uses would keep values that the variables drop later. The three references are
+    # those of the frame, the variable here and the argument. A debugger writes the copy back into the
+    # variables.
     if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
         variables.clear()
         is_copy = False
@@ -219,8 +220,8 @@ def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
 
 
 def _has_export_among_variables(views: list[Any], root: Any, frame: FrameType | None) -> bool:
-    """A variable of the block's frame is a memoryview or a tensor over the memory: what refers to the view
-    need not be searched for now."""
+    """Whether a variable of the frame of the block is a memoryview or a tensor over the memory. Then the
+    search for what refers to the view can wait."""
     from .objects import variables_of
 
     if frame is None:
@@ -237,7 +238,7 @@ def _has_export_among_variables(views: list[Any], root: Any, frame: FrameType | 
 
 
 def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
-    """The view of a block that keeps its memory for now. It is taken out of the list."""
+    """Notes a view that keeps its memory for now. Empties the list."""
     key = id(views[0])
     if not _unsettled:
         gc.callbacks.append(_settle_after_collection)
@@ -262,12 +263,12 @@ def _settle_after_collection(phase: str, _: dict[str, int]) -> None:
 
 
 def settle(is_error_near: bool = False) -> None:
-    """Lets ended views go of their memory where only names refer to them by now.
+    """Makes ended views release their memory if only names refer to them by now.
 
     Parameters
     ----------
     is_error_near : bool
-        Looks at all of them; else at those that have lost a reference since the last look.
+        Looks at all of them; otherwise at those that have lost a reference since the last look.
     """
     for key in list(_unsettled):
         entry = _unsettled.get(key)

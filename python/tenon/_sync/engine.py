@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that runs ops: its choice and its limits, and what becomes of ops at a fork and at the exit."""
+"""The engine that runs ops: its selection, its limits, and ops at a fork and at the exit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
     )
 
 
-# A fork in the middle of a body would leave the child with memory that is half written.
+# A fork during a body would leave half-written memory in the child.
 os.register_at_fork(
     before=functools.partial(_core.before_fork, _FORK_SECONDS),
     after_in_parent=_core.after_fork_in_parent,
@@ -104,7 +104,8 @@ _is_registered = False  # with multiprocessing
 
 
 def _finish_with_multiprocessing() -> None:
-    """Its processes that were forked end without atexit, but with finalizers, which they clear first."""
+    """Forked processes of multiprocessing end without atexit. They run finalizers, after they have cleared
+    those of the parent."""
     global _is_registered
     util = sys.modules.get("multiprocessing.util")
     if util is None or _is_registered:

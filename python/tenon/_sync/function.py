@@ -71,7 +71,7 @@ class CFunction:
         return list(self._filled(tuple(arguments), named)) if self.constants or named else arguments
 
     def _filled(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments in order: those by place take the parameters that are left."""
+        """All arguments in order. Positional arguments take the parameters that are not named."""
         for name in named:
             self._place(name)
         given = {**self.constants, **named}
@@ -134,7 +134,7 @@ def c_function(
     if not isinstance(library, ctypes.CDLL):
         path = None if library is None else text_for_c(os.fsdecode(library), "library")
         return CFunction(Function(path, prototype, threadsafe), threadsafe, constants)
-    # Parsed with an address that stands in, for the name only.
+    # Parsed with a dummy address, to get the name.
     name = Function.at(1, prototype, threadsafe).name
     try:
         address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.0001
 
 
 def give_back(array: NDArray, error: BaseException | None) -> None:
-    """The end of ``with array:``; ``error`` is what ended it. No error of the end takes its place."""
+    """The end of ``with array:``. ``error``: the exception that ended it, which no other error replaces."""
     failure: OpError | None = None
     try:
         try:
@@ -64,7 +64,7 @@ class Lease:
         check_on_owner_died(on_owner_died)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
         self._task = current_task()
-        while True:  # as taken(), in line: a call takes a fifth of a lease
+        while True:  # as taken(), inlined: a call takes a fifth of the time of a lease
             try:
                 self._native.acquire(timeout, number_of(self._task))
                 return
@@ -145,11 +145,11 @@ async def nothing_later() -> None:
 
 
 def heed_survivors(array: NDArray, what: str) -> None:
-    """After the end of a block whose views live on: they hold the memory until they are gone, which is an
-    error with ``TENON_DEBUG=leases`` alone."""
+    """After the end of a block with views that still exist. They hold the memory until they are gone. With
+    ``TENON_DEBUG=leases`` this is an error."""
     if "leases" not in os.environ.get("TENON_DEBUG", "").split(","):
         return
-    gc.collect()  # a view in a dead cycle does not live on
+    gc.collect()  # which frees views in dead cycles
     settle(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if views:
@@ -160,7 +160,7 @@ def heed_survivors(array: NDArray, what: str) -> None:
 
 
 def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -> str:
-    """For a message: where views of the arrays were taken, and on what they hang, if that is found."""
+    """For a message: where views of the arrays were taken, and what refers to them, if that is found."""
     if views is None:
         views = [holder for array in arrays for holder in leases(array) if holder.kind == "view"]
     text = ""
@@ -171,7 +171,7 @@ def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -
 
     try:
         found = list(dict.fromkeys(place.text for array in arrays for place in places(array)))
-    except Exception:  # whatever it is, the caller has something else to tell
+    except Exception:  # the message of the caller matters more
         return text
     if found:
         text += f"; they hang on: {'; '.join(found[:_MAX_NAMED])}"
@@ -182,7 +182,7 @@ def taken(
     take: Callable[[int], object], array: NDArray, on_owner_died: OnOwnerDied
 ) -> asyncio.Task[Any] | None:
     """Calls ``take`` with the number of the caller's task, again after each repair. Returns the task, which
-    has to live as long as its lease."""
+    has to be kept as long as the lease."""
     task = current_task()
     while True:
         try:
@@ -207,7 +207,7 @@ async def taken_later(
     limit: TimeLimit,
     arena: _core.NativeArena | None = None,
 ) -> asyncio.Task[Any] | None:
-    """As taken(), of a lease that is asked for now; ``check`` is called when it has been granted."""
+    """As taken(), with a request. Calls ``check`` when the lease has been granted."""
     task = current_task()
     while True:
         try:
@@ -224,8 +224,8 @@ async def granted(
     limit: TimeLimit,
     arena: _core.NativeArena | None = None,
 ) -> None:
-    """Until a lease that is asked for now is granted to a task: to be checked then, or, of an arena,
-    entered."""
+    """Requests a lease and waits until it is granted to the task. The caller then checks it or, for an arena,
+    enters it."""
     signal = Signal(lease.report)
 
     def tell() -> None:
@@ -257,8 +257,8 @@ async def granted(
 
 
 async def cancelled(lease: NativeLease) -> None:
-    """Until a lease that is not wanted any more is not held. It may have been granted by a thread that has
-    yet to tell: that needs the GIL. A cancellation meanwhile is raised at the end."""
+    """Cancels a lease, and waits until it is not held. The thread that granted it may still wait for the GIL
+    to call `tell`. A cancellation meanwhile is raised at the end."""
     cancellation = None
     while not lease.cancel():
         try:

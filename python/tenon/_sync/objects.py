@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in Python objects: variables of frames, items, attributes. Reading it here runs no code of the
-objects' classes, and leaves no reference behind.
+"""The contents of Python objects: variables of frames, items, attributes. These functions run no code of the
+objects' classes, and leave no reference behind.
 
-Nothing here calls isinstance, which asks an object for its ``__class__``.
+They do not call isinstance, which reads ``__class__`` of an object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import types
 from types import FrameType
 from typing import Any
 
-# Of a type, whatever its metaclass has put in front of it.
+# Attributes of a type, also if its metaclass overrides them.
 mro_of = type.__dict__["__mro__"].__get__
 class_dict_of = type.__dict__["__dict__"].__get__
 class_name_of = type.__dict__["__name__"].__get__
@@ -28,21 +28,21 @@ GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType
 
 
 def module_dict(module: Any) -> dict[str, Any]:
-    """The variables of a module, or none of what stands in the place of one."""
+    """The variables of a module; none for another object in sys.modules."""
     return _module_dict(module) if is_a(module, types.ModuleType) else {}
 
 
 def is_a(value: Any, cls: Any) -> bool:
-    """As isinstance, of what an object is and not of what it says."""
+    """As isinstance, for the type of an object and not for its ``__class__``."""
     return issubclass(type(value), cls)
 
 
 def variables_of(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables of a function that runs or has run; none of the code of a module. Before Python 3.13
-    f_locals is a copy that the frame keeps: it is emptied, unless something else uses it."""
+    f_locals is a copy that the frame keeps: this function empties it, unless something else uses it."""
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED != 0
     is_copy = is_function and sys.version_info < (3, 13)
-    # A debugger writes the copy back into the variables: it must find there what it has put there.
+    # A debugger writes the copy back into the variables, so the copy must not change.
     if is_copy and (
         frame.f_trace is not None or sys.gettrace() or sys.getprofile() or threading.getprofile()
     ):
@@ -57,7 +57,7 @@ def variables_of(frame: FrameType) -> list[tuple[str, Any]]:
 
 
 def frame_of_generator(generator: Any) -> Any:
-    """Of one that can go on; None after its end."""
+    """The frame of a generator that has not ended; else None."""
     names = ("gi_frame", "cr_frame", "ag_frame")
     return next(getattr(generator, name) for name in names if hasattr(generator, name))
 
@@ -72,7 +72,7 @@ def items_of(value: Any) -> list[tuple[Any, Any]]:
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """The attributes that lie in an object: of its dictionary and its slots."""
+    """The attributes of an object that are in its dictionary or its slots."""
     found = list(dict_of(value).items())
     for cls in mro_of(type(value)):
         for name, slot in class_dict_of(cls).items():

@@ -86,11 +86,11 @@ class Op:
 
 
 def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpError:
-    """The exception that says why memory holds no value."""
+    """The exception with the reason why memory holds no value."""
     message, op, site, code, cause = failure
     where = f" (pushed at {site})" if site else ""
     text = f"op {op!r} failed{where}: {message}"
-    if op == "write()":  # a block or lease, whose user may not know of ops
+    if op == "write()":  # a block or lease: its user may not know ops
         text = f"the memory holds no value{where.replace('pushed', 'in a lease taken')}: {message}"
     error = OpError(text, code)
     error.op, error.site = op, site or None
@@ -99,7 +99,7 @@ def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpErro
 
 
 def report_unseen(failure: tuple[str, str, str, int, BaseException | None]) -> None:
-    """Logs the failure of an op that no call raised, and that none can raise any more."""
+    """Logs the failure of an op that no call has raised, and that none can raise any more."""
     if not getattr(failure[4], "_is_raised_here", False):
         _log.error("the failure of an op was never retrieved: %s", op_error(failure))
 

@@ -108,11 +108,12 @@ def push(
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     work = _Work(fn, list(args), keywords, uses, name, _POLICIES[on_conflict])
     submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
-    # A full collection can take a second: it is the last thing before the error.
+    # A full collection can take a second, so it comes last.
     try:
         return submit()
     except LeaseConflict:
-        # So that the answer depends neither on searches of other threads nor on when dead cycles are found.
+        # So that the result depends neither on searches of other threads nor on the time when dead cycles are
+        # found.
         wait_for_searches()
         gc.collect(1)
     try:
@@ -152,7 +153,7 @@ def _checksum(array: NDArray) -> int:
 
 
 class _Work:
-    """What is to be pushed."""
+    """The work of one push."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class _Work:
             arguments = self._native._all_arguments(arguments, keywords)
         elif keywords:
             arguments += keywords.values()
-        named = {key for key, is_write in uses.modes.items() if is_write}  # in writes= and overwrites=
+        named = {key for key, is_write in uses.modes.items() if is_write}  # given to writes= or overwrites=
         for argument in arguments:
             if isinstance(argument, Use):
                 uses.add(argument.array, argument.is_write, argument.is_overwrite)
@@ -191,7 +192,7 @@ class _Work:
             self._written.append((is_wrapped and argument.is_write) or id(array) in named)
 
     def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
-        """renewed: arrays that get the memory of another when the push is accepted."""
+        """renewed: pairs of arrays. The first gets the memory of the second when the push is accepted."""
         promise = None
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
             promise = _Promise(self._all_uses())
@@ -211,7 +212,8 @@ class _Work:
         return Op(native, self._name)
 
     def _handles(self, renewed: Sequence[tuple[NDArray, NDArray]]) -> dict[int, NDArray]:
-        """The op's own, by the identity of the caller's, which may get other memory before it runs."""
+        """Arrays of the op by the identity of the caller's arrays, which may get other memory before the op
+        runs."""
         found = {id(array): other[...] for array, other in renewed}
         for array, *_ in self._all_uses():
             if id(array) not in found:
@@ -247,7 +249,7 @@ class _Work:
         return checked_body
 
     def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
-        """With those that follow from the prototype of a native function."""
+        """All uses, with those that follow from the prototype of a native function."""
         if self._native is None:
             return self.uses.rows
         uses = list(self.uses.rows)
@@ -258,8 +260,8 @@ class _Work:
         return uses
 
     def explained(self, conflict: LeaseConflict) -> LeaseConflict:
-        """With where the views hang, if that is found."""
-        conflict.__traceback__ = None  # whose frames have the arguments
+        """The conflict with what refers to the views, if that is found."""
+        conflict.__traceback__ = None  # its frames refer to the arguments
         from .views import explain
 
         return explain(conflict, self._all_uses(), self._arguments, self._can_renew)
@@ -290,7 +292,7 @@ def _check_declared(function: CFunction, arguments: Sequence[Any], uses: Uses) -
 
 
 def _submit_or_copy(work: _Work) -> Op:
-    """Pushes work. Where its outputs are viewed, they get new memory; or nothing has happened."""
+    """Pushes work. Outputs that are viewed get new memory. If it fails, nothing has changed."""
     try:
         return work.submit()
     except LeaseConflict:
@@ -299,7 +301,7 @@ def _submit_or_copy(work: _Work) -> Op:
 
 
 def _renewals(uses: Uses) -> list[tuple[NDArray, NDArray]]:
-    """Arrays that an op overwrites and that are viewed, each with one on new memory."""
+    """Arrays that an op overwrites and that are viewed, each with an array on new memory."""
     overwritten = uses.overwritten()
     viewed = [array for array in overwritten if any(row[0] == "view" for row in _core.holders(array))]
     return [(array, _core.renewed(array)) for array in viewed or overwritten]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of op bodies that were to be written: ``push(lambda x, o: x * 2, a, out(b))``.
+"""Bodies of ops that return their result instead of writing it: ``push(lambda x, o: x * 2, a, out(b))``.
 
-A function may return an array besides writing its outputs. So only what its code shows is an error: it never
-uses the parameter, and it returns an array of that shape.
-"""
+A function may return an array besides writing its outputs. So it is an error only if the code of the function
+never uses the parameter, and it returns an array of that shape."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# By these a function may use a parameter that its code does not name.
+# Names by which a function may use a parameter that its code does not name.
 _LOOKS_AT_VARIABLES = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"}
 
 
@@ -25,7 +24,7 @@ def refuse_lost_result(
     are_overwritten: Sequence[bool],
     result: Any,
 ) -> None:
-    """Raises TypeError if the function has returned what it was to write.
+    """Raises TypeError if the function has returned an array instead of writing it.
 
     Parameters
     ----------
@@ -51,7 +50,7 @@ def refuse_lost_result(
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Of an array of whatever library; None of other objects."""
+    """The shape of an array of any library; None for other objects."""
     if not hasattr(type(value), "__array__"):
         return None
     try:
@@ -81,13 +80,14 @@ def _unused(function: Callable[..., Any]) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=256)
 def _unused_parameters(code: types.CodeType) -> frozenset[str]:
-    """Parameters whose argument the code never uses: it does not name them, or assigns to them first."""
+    """Parameters whose argument the code never uses: it does not name them, or assigns to them first in every
+    run."""
     if not _LOOKS_AT_VARIABLES.isdisjoint(code.co_names):
         return frozenset()
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     used = set(code.co_cellvars)
     assigned: set[str] = set()
-    is_straight = not code.co_exceptiontable  # every run has come along here
+    is_straight = not code.co_exceptiontable  # every run executes the instructions up to here
     for instruction in dis.get_instructions(code):
         if "_FAST" in instruction.opname:
             names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)

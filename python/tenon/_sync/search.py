@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search for what refers to views of memory: variables, attributes, items, closures, tracebacks.
 
-It follows references as the garbage collector does, up to a number of objects: first what the variables of
-running functions hold, then what hangs on those, then the variables of modules. It runs no code of the user's
-objects and leaves no reference behind.
+It follows references from the variables of running functions, and then from the variables of modules, as the
+garbage collector does, up to a number of objects. It runs no code of the user's objects and leaves no
+reference behind.
+
+It cannot begin at the views: the collector does not know NumPy arrays, nor tuples and dictionaries that have
+only such objects, so `gc.get_referrers` does not find what leads to them.
 """
 
 from __future__ import annotations
@@ -43,16 +46,16 @@ from .objects import (
     variables_of,
 )
 
-# The number of references that a search looks at: in the way of a message, from one object for `drop_views`,
-# and of the whole process.
+# The number of references that a search follows: for a message, from one object for `drop_views`, and in the
+# whole process.
 QUICK, ONE_OBJECT, THOROUGH = 10_000, 100_000, 5_000_000
-_SHARE = 1_000  # of what hangs on one function or module, before others have their turn
+_SHARE = 1_000  # references from one function or module, before those from others are followed
 _MAX_HOPS = 8  # from the variable to the view, in a text
 _MAX_NAMES = 4  # of one view in one object
 _MAX_VIEWS = 16  # of one object
 _MAX_FOUND = 64
 _MAX_FUNCTIONS = 200  # of torch's graph of one tensor
-_OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # its variables are no news to the user
+_OTHERS_CODE = ("tenon", "IPython", "ipykernel")  # the user does not know its variables
 
 # What an object is to the search. Views come last.
 _LEAF, _OWN, _OTHER, _NUMPY, _BUFFER, _TORCH, _JAX = range(7)
@@ -62,16 +65,16 @@ _array_base: Any = np.ndarray.__dict__["base"].__get__
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where an object hangs that looks at the memory of an array."""
+class ViewPlace:
+    """Where an object refers to a view of the memory of an array."""
 
     text: str  # as 'variable `x` of main (train.py:12)'
-    change: str  # the statement after which the view is not there any more, as '`del x`'; else empty
+    change: str  # the statement that removes the view from there, as '`del x`'; else empty
     scope: str  # the function or module in which the statement works; empty: the code that calls Tenon
     cell: str  # the name of a variable of a closure, which the function around it may delete; else empty
-    is_held_elsewhere: bool  # something refers to the view that was not found, so that no statement suffices
+    is_held_elsewhere: bool  # something that was not found refers to the view, so no statement suffices
     is_writable: bool  # the view holds the memory for writing, as far as can be seen
-    is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` lets go of it
+    is_leftover: bool  # a notebook or a traceback keeps it: `drop_views` drops it
     is_original: bool  # the array that was given to `from_numpy`, or a view of that
     is_movable: bool  # that array itself, if from_numpy(mode='move') takes it
     is_of_block: bool  # a variable names it, and the end of a block would empty it
@@ -80,17 +83,21 @@ class Place:
 
 class Search:
     """One search, breadth first, by one thread, for views of memory. ``extents``: where the bytes of each
-    array begin and end. ``budget``: how many references it looks at. ``first``: the thread whose variables
-    come first; None for this one. It refers to what it has seen until it is gone."""
+    array begin and end. ``budget``: how many references it follows. ``first``: the thread whose variables
+    come first; None for this one. It refers to what it has found until it is gone.
+
+    A *whole* is an object that may refer to views, a *part* what it refers to. A *root* is a whole with which
+    the search begins.
+    """
 
     def __init__(self, extents: list[tuple[int, int]], budget: int, first: int | None = None) -> None:
         self._extents = extents
         self._budget = self._left = budget
-        self._found: list[tuple[int, int, Any]] = []  # extent, number of the whole, view
-        # What may refer to views, each with the number of the one that refers to it, or -1 for a root.
+        self._found: list[tuple[int, int, Any]] = []  # number of the extent, number of the whole, view
+        # The wholes, each with the number of the whole that refers to it, or -1 for a root.
         self._wholes: list[Any] = []
         self._parents: list[int] = []
-        self._templates: dict[int, str] = {}  # of the place of what is in a root; {} stands for its name
+        self._templates: dict[int, str] = {}  # for the texts of the parts of a root; {} stands for a name
         self._copies: set[int] = set()  # roots that the search has made
         # By the identity of an object: the references to it that were seen, and those of the search itself.
         self._counts: defaultdict[int, int] = defaultdict(int)
@@ -117,9 +124,9 @@ class Search:
         tops.clear()  # it holds this frame, which holds it
         self._seen = set(self.running)
 
-    def places(self) -> list[tuple[int, Place]]:
-        """Each place with the number of its array, the likely ones first. All that the collector knows is in
-        reach where the budget is `THOROUGH`."""
+    def places(self) -> list[tuple[int, ViewPlace]]:
+        """Each place with the number of its array, the likely ones first. With the budget `THOROUGH`, the
+        search covers all modules."""
         names = ("last_exc", "last_value", "last_traceback")
         last = [name for name in names if sys.__dict__.get(name) is not None]
         self._add_root({name: sys.__dict__[name] for name in last[:1]}, "sys.{}", True)  # they are the same
@@ -138,10 +145,8 @@ class Search:
         if self._budget == THOROUGH:
             self._add_modules({name: module_dict(module) for name, module in list(sys.modules.items())})
             self._run()
-            self._follow(self._queue, self._left)
-            self._add_heap()
         self._follow(self._queue, self._left)
-        found: dict[str, tuple[int, Place]] = {}
+        found: dict[str, tuple[int, ViewPlace]] = {}
         held = self._held_elsewhere()
         for number, i, view in self._found:
             for place in self._places_of(i, view, held):
@@ -149,7 +154,7 @@ class Search:
         return list(found.values())
 
     def leads_to_view(self, *values: Any) -> bool:
-        """A view hangs on one of the objects, and not only by way of the variables of code that runs."""
+        """One of the objects leads to a view, not counting the variables of code that runs."""
         self._seen, self._left = set(self.running), self._budget
         self._add_root(values)
         self._run()
@@ -158,7 +163,7 @@ class Search:
         self._found, self._wholes, self._parents, self._queue = [], [], [], deque()
         return is_found
 
-    # --- where it begins
+    # --- roots
 
     def _frames_from(self, frame: FrameType | None) -> list[FrameType]:
         frames: list[FrameType] = []
@@ -197,25 +202,10 @@ class Search:
                 self._add_root(results, "`{}`", True)
             self._add_root(variables, f"variable `{{}}` of module {module}", is_notebook)
 
-    def _add_heap(self) -> None:
-        """What no name leads to, but for the arguments of calls."""
-        objects = gc.get_objects()
-        self._seen.update(map(id, vars(self).values()))
-        for value in objects:
-            if self._kind_of(type(value)) == _OWN:  # the views of ops and blocks are theirs
-                parts = gc.get_referents(value)
-                parts += gc.get_referents(*(part for part in parts if type(part) is dict))
-                self._seen.update(id(part) for part in parts if type(part) in (dict, list))
-        for value in objects:
-            cls = type(value)  # an empty dictionary may be the copy of a frame's variables
-            is_left_out = cls is FrameType or cls is tuple or (cls is dict and not value)
-            if self._kind_of(cls) > _OWN and not is_left_out and id(value) not in self._seen:
-                self._add(value, -1, self._queue)
-
-    # --- how it goes on
+    # --- references
 
     def _run(self) -> None:
-        """Looks into the roots, then follows a share of what hangs on each."""
+        """Looks at the parts of all roots, then follows a share of the references from each."""
         queues = [deque([root]) for root in self._roots]
         self._roots.clear()
         for n, queue in itertools.product((1, _SHARE), queues):
@@ -318,7 +308,7 @@ class Search:
 
     def _held_elsewhere(self) -> set[int]:
         """The identities of views, and of what leads to them, to which something refers that was not found:
-        the iterator of a loop, an array that another array refers to, what lies beyond the budget."""
+        the iterator of a loop, an object of a C library, an object beyond the budget."""
         self._count_array_references()
         leading: set[int] = set()
         for i in [row[1] for row in self._found]:
@@ -338,7 +328,7 @@ class Search:
         return self._counts[key] + self._own[key] + (key in self._seen)
 
     def _count_array_references(self) -> None:
-        """Those to arrays that do not show: of arrays over them, and of what is lent."""
+        """References to arrays that the collector does not show: of arrays over them, and of what is lent."""
         arrays = [view for *_, view in self._found if is_a(view, np.ndarray)]
         exports = {id(view) for *_, view in self._found if not is_a(view, np.ndarray)}
         counted = set()
@@ -355,7 +345,7 @@ class Search:
 
     # --- words
 
-    def _places_of(self, i: int, view: Any, held: set[int]) -> Iterator[Place]:
+    def _places_of(self, i: int, view: Any, held: set[int]) -> Iterator[ViewPlace]:
         """Where a view is that the object with a number refers to."""
         chain, template = [view], ""
         while i >= 0:
@@ -398,9 +388,9 @@ class Search:
         for text, path in zip(texts, paths):
             change, n = ("", -1) if is_leftover or not is_variable else _change(chain, path, roots)
             is_held = any(id(part) in held for part in chain[n:])
-            for whole, part in itertools.pairwise(chain[n - 1 : -1]):  # which must hang there alone
+            for whole, part in itertools.pairwise(chain[n - 1 : -1]):  # only whole may refer to part
                 is_held |= self._counts[id(part)] > max(len(_names(whole, part)), 1)
-            yield Place(text, change, scope, cell, is_held_elsewhere=is_held, **facts)
+            yield ViewPlace(text, change, scope, cell, is_held_elsewhere=is_held, **facts)
 
     def _scope_of(self, root: Any, template: str) -> str:
         """Where a statement works that names the variables of a root; empty: where Tenon is called."""
@@ -440,7 +430,7 @@ class Search:
 
 
 def _is_within(whole: Any, above: Any) -> bool:
-    """The reader takes the two for one: an object and its attributes, an exception and its traceback."""
+    """The text does not name the two apart: an object and its attributes, an exception and its traceback."""
     if type(whole) is TracebackType:
         return is_a(above, (BaseException, TracebackType))
     return type(whole) is dict and (is_a(above, type) or dict_of(above) is whole)
@@ -463,7 +453,7 @@ def _names(whole: Any, part: Any) -> list[Any]:
 
 
 def _owner(value: Any, where: str) -> str:
-    """An object on which others hang."""
+    """An object that refers to others, in words."""
     noun: str = class_name_of(type(value))
     if where.startswith("variable `"):
         return noun + where.removeprefix("variable")
@@ -489,9 +479,9 @@ def _is_plain(whole: Any) -> bool:
 
 
 def _change(chain: list[Any], path: str, roots: list[str]) -> tuple[str, int]:
-    """The statement that takes a view, the last of a chain, from where it hangs, or an empty text; and the
-    index in the chain of what it drops. What a caller has passed to a function stays the caller's, so no
-    argument is deleted."""
+    """The statement that removes a view, the last object of a chain, from where it is, or an empty text; and
+    the index in the chain of what the statement drops. It deletes no argument, because the caller keeps
+    that."""
     holder, view = chain[-2:]
     names, n = [path], -1
     if len(chain) > 2:
@@ -514,7 +504,8 @@ def _change(chain: list[Any], path: str, roots: list[str]) -> tuple[str, int]:
 
 
 def _can_delete(holder: Any, name: str) -> bool:
-    """Whether the attribute lies in the dictionary of an object whose class lets it be deleted."""
+    """Whether `del` works on the attribute: it is in the dictionary of the object, and the class allows
+    it."""
     if is_a(holder, type) or name not in dict_of(holder):
         return False
     own = [cls for cls in mro_of(type(holder)) if cls is not object]
@@ -526,7 +517,7 @@ def _can_delete(holder: Any, name: str) -> bool:
 
 
 def _is_writable(value: Any) -> bool:
-    """What the view that an object stands on holds for, as far as the object shows it."""
+    """Whether the view below an object holds the memory for writing, as far as the object shows it."""
     if is_a(value, memoryview):
         return not value.readonly
     while is_a(value, np.ndarray):
@@ -542,7 +533,7 @@ def _is_view_holder(value: Any) -> bool:
 
 
 def _root_of(value: Any) -> Any:
-    """On what an array stands; None if that is its own memory."""
+    """The object that owns the memory of an array; None if the array or its base owns it."""
     while is_a(value, np.ndarray):
         value = _array_base(value)
     return value
@@ -554,7 +545,7 @@ def _is_original(value: Any) -> bool:
 
 
 def _is_movable(array: Any) -> bool:
-    """The lender of memory itself, read-only meanwhile, and the owner; lent once."""
+    """Whether the array owns its memory, and is read-only because of one loan."""
     flags = _array_flags(array)
     return bool(flags.owndata) and not flags.writeable and len(borrowers(array)) == 1
 
@@ -569,7 +560,7 @@ def _package(module: Any) -> str:
 
 
 def is_result_name(name: Any) -> bool:
-    """A notebook gives it to results."""
+    """Whether a notebook gives the name to a result."""
     return type(name) is str and re.fullmatch(r"_{1,3}|_\d+", name) is not None
 
 

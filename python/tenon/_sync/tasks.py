@@ -16,7 +16,7 @@ _log = logging.getLogger("tenon")
 
 _KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
-_HELP_SECONDS = 0.001  # between looks for work, where the engine has no threads of its own
+_HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -36,8 +36,9 @@ class Signal:
     Parameters
     ----------
     report : callable
-        Of the library, in the thread of the loop: reports views that outlived their block and are in the way.
-        With True, returns what the task waits for, in words; empty if nothing is in its way.
+        A function of the library, called in the thread of the loop: reports views that outlived their block
+        and are in the way. With True, returns what the task waits for, in words; empty if nothing is in its
+        way.
     """
 
     def __init__(self, report: Callable[[bool], str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op does with which array: the wrappers of arguments, and the lists of `push`."""
+"""The uses of arrays by an op: the wrappers of arguments, and the lists of `push`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ inout, out = write, overwrite  # the names of earlier versions
 
 
 class Uses:
-    """What an op does to which array: (array, is write, is overwrite)."""
+    """The uses of arrays by an op: (array, is write, is overwrite)."""
 
     def __init__(
         self, reads: Iterable[NDArray], writes: Iterable[NDArray], overwrites: Iterable[NDArray]
@@ -80,7 +80,7 @@ class Uses:
         return self.modes.get(id(array), False)
 
     def overwritten(self) -> list[NDArray]:
-        """The arrays of which the op reads nothing, each once."""
+        """The arrays that the op only overwrites, each once."""
         kept = {id(array) for array, _, is_overwrite in self.rows if not is_overwrite}
         found = {id(array): array for array, _, _ in self.rows if id(array) not in kept}
         return list(found.values())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the objects that refer to views of an array, for messages and for `NDArray.drop_views`.
-
-This is a search, so it may miss a view. It names objects that refer to the memory.
-"""
+"""Finds the objects that refer to views of an array, for messages and for `NDArray.drop_views`. It may miss
+some."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from .._errors import LeaseConflict
 from .endings import no_other_search, settle
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
-from .search import ONE_OBJECT, QUICK, THOROUGH, Place, Search, bytes_of, is_result_name
+from .search import ONE_OBJECT, QUICK, THOROUGH, Search, ViewPlace, bytes_of, is_result_name
 
 _MAX_NAMED = 4
 
@@ -31,9 +29,9 @@ _object_of: Any = AttributeError.__dict__["obj"].__get__
 _set_object_of: Any = AttributeError.__dict__["obj"].__set__
 
 
-def places(array: NDArray, thorough: bool = False) -> list[Place]:
-    """Where objects hang that look at the memory of an array: in variables of all threads and modules and
-    what hangs on those, a bounded number of objects; with ``thorough`` in all the process."""
+def places(array: NDArray, thorough: bool = False) -> list[ViewPlace]:
+    """Where views of an array are referred to: by variables of all threads and of their modules, and by what
+    these refer to, up to a number of references. ``thorough``: of all modules, and up to a larger number."""
     return [place for _, place in _search([bytes_of(array)], THOROUGH if thorough else QUICK)]
 
 
@@ -81,16 +79,16 @@ def explain(
     arguments: Sequence[Any],
     can_renew: Callable[[list[NDArray]], bool],
 ) -> LeaseConflict:
-    """Adds to the message of a push that conflicts where the views hang, if that is found, and what to do,
-    the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses. ``can_renew``:
-    whether ``on_conflict="copy"`` would work if views are in the way of these arrays only."""
+    """Adds to the message of a push that conflicts what refers to the views, if that is found, and what to
+    do, the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses.
+    ``can_renew``: whether ``on_conflict="copy"`` would work if views are in the way of these arrays only."""
     text = str(error)
     is_original = "from_numpy()" in text
     if not is_original and "ordinary code holds" not in text:
         return error
     rows = list(uses)
-    found: list[tuple[int, Place]] = []
-    with contextlib.suppress(Exception):  # the conflict is what the caller has to hear of
+    found: list[tuple[int, ViewPlace]] = []
+    with contextlib.suppress(Exception):  # else the caller would get this error instead of the conflict
         found = _search([bytes_of(array) for array, *_ in rows])
         found = [(i, place) for i, place in found if rows[i][1] or place.is_writable]
     places = [place for _, place in found]
@@ -111,15 +109,15 @@ def explain(
 
 def _ways_out(
     in_way: list[tuple[NDArray, bool, bool]],
-    places: list[Place],
+    places: list[ViewPlace],
     is_original: bool,
     arguments: Sequence[Any],
     can_renew: Callable[[list[NDArray]], bool],
 ) -> list[str]:
-    """What a caller can do whose op conflicts with views at these places. Each way is one by itself, and
-    works where the op is pushed, or says where else."""
+    """What the caller of a push can do that conflicts with views at these places. Each way is sufficient. It
+    works at the line of the push, or the text says where it works."""
     ways = []
-    # A native function may get the NumPy array itself, of which no search tells.
+    # A native function may get the NumPy array itself, which the search does not see.
     given = [array for array in arguments if is_a(array, np.ndarray)] if is_original and not places else []
     is_read_only = not any(is_write for _, is_write, _ in in_way) and not given
     is_leftover = any(place.is_leftover for place in places)
@@ -170,14 +168,14 @@ def _is_movable(x: np.ndarray[Any, Any]) -> bool:
     return len(_search([(address, address + x.nbytes)])) <= 1
 
 
-def _drop_text(places: list[Place]) -> str:
+def _drop_text(places: list[ViewPlace]) -> str:
     """How all of the views are dropped; empty if that is not known of one of them."""
     deleted = {place.change for place in places if place.change.startswith("`del ")}
-    # With the variable of a function goes what the functions in it have of it.
+    # A deleted variable is also gone from the closures of inner functions.
     places = [place for place in places if f"`del {place.cell}`" not in deleted]
     deleted = {place.change for place in places if place.change.startswith("`del ")}
     is_leftover = any(place.is_leftover for place in places)
-    # What a notebook keeps besides is found by `drop_views`.
+    # `drop_views` finds what else a notebook keeps.
     is_held = any(place.is_held_elsewhere for place in places) and not is_leftover
     if is_held or not places or not all(place.change or place.is_leftover for place in places):
         return ""
@@ -190,7 +188,7 @@ def _drop_text(places: list[Place]) -> str:
             codes = list(dict.fromkeys(place.change for place in changes if place.scope == scope))
             if is_deleted:
                 names = [code.removeprefix("`del ").removesuffix("`") for code in codes]
-                # `del m` takes m.w along, and has to come after it.
+                # `del m` has to come after `del m.w`.
                 names.sort(key=lambda name: (-name.count(".") - name.count("["), name))
                 codes = [f"`del {', '.join(names)}`"]
             ways.append(f"{what}{f' in {scope}' if scope else ''} ({', '.join(codes)})")
@@ -206,14 +204,14 @@ def _shell() -> Any:
 
 
 def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
-    """On what views of some memory hang, for messages of the library about waits, as 'variable `x` of main
+    """What refers to views of some memory, for messages of the library about waits, as 'variable `x` of main
     (train.py:12)'; empty if nothing is found. ``is_write``: the holder in question holds the bytes for
     writing. ``thread``: the kernel's number of its thread, whose variables are named first."""
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     found = [place for _, place in _search([(begin, end)], QUICK, *idents[:1])]
     if not found:
-        gc.collect()  # a view in a reference cycle that nothing refers to ends so
+        gc.collect()  # which ends views in dead reference cycles
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views
@@ -226,13 +224,13 @@ def _some(texts: list[str]) -> str:
 
 def _search(
     extents: list[tuple[int, int]], budget: int = QUICK, first: int | None = None
-) -> list[tuple[int, Place]]:
+) -> list[tuple[int, ViewPlace]]:
     """As `Search.places`, while no other thread searches."""
     with no_other_search():
         return Search(extents, budget, first).places()
 
 
-# --- letting go
+# --- dropping
 
 
 def _forget_last_error(search: Search) -> None:
@@ -263,8 +261,8 @@ def _forget_results(search: Search) -> None:
 
 
 def _clear_errors(search: Search) -> None:
-    """Clears the variables of functions that have ended and live on in a traceback, where one leads to a
-    view; and takes the object out of an AttributeError of a view."""
+    """Clears the variables of finished functions in tracebacks if one of them leads to a view, and ``obj`` of
+    AttributeErrors that leads to a view."""
     suspended = set()
     frames = {}
     for value in gc.get_objects():
@@ -284,4 +282,4 @@ def _clear_errors(search: Search) -> None:
             except RuntimeError:  # it runs
                 continue
             if sys.version_info < (3, 13):
-                _ = frame.f_locals  # the copy that a reader of the traceback has left there follows
+                _ = frame.f_locals  # updates the copy of the variables, if code has asked for one

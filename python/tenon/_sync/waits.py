@@ -11,14 +11,14 @@ REPORT_SECONDS = _core.REPORT_SECONDS
 
 
 class ReportTimer:
-    """When a wait that begins now is to be reported: every 5 s, as the library reports its own."""
+    """The times at which a wait that begins now is reported: every 5 s, as in the library."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._next = REPORT_SECONDS
 
     def seconds(self) -> float:
-        """So long it has lasted."""
+        """The duration of the wait."""
         return time.monotonic() - self._began
 
     def is_due(self) -> bool:
@@ -31,5 +31,5 @@ class ReportTimer:
 
 
 def next_report(waited: float) -> float:
-    """How long a wait that has lasted ``waited`` seconds will have lasted when it is reported next."""
+    """The duration of a wait at its next report, after ``waited`` seconds."""
     return (waited // REPORT_SECONDS + 1) * REPORT_SECONDS

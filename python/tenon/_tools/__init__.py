@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What looks on: timelines, `tenon ls`, `top` and `plot`, the meter of copies."""
+"""Tools that observe: timelines, `tenon ls`, `top` and `plot`."""

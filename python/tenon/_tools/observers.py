@@ -7,21 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import _core
 from .terminal import Table
 
 _NOTHING = "no process of this user shares memory"
 
-_Facts = dict[str, Any]
+Facts = dict[str, Any]
 
 
-def document() -> str:
-    """The JSON document that docs/inspect.md describes."""
-    return _core.describe_shared()
-
-
-def listing(seen: _Facts) -> Iterator[str | Table]:
-    """The document as lines and tables."""
+def listing(seen: Facts) -> Iterator[str | Table]:
+    """The document of `tenon ls --json` (docs/inspect.md) as lines and tables."""
     if not seen["segments"]:
         yield _NOTHING
     for i, segment in enumerate(seen["segments"]):
@@ -30,19 +24,14 @@ def listing(seen: _Facts) -> Iterator[str | Table]:
         yield from _lines(segment)
 
 
-def collection() -> str:
-    """Releases what dead processes held. Returns the JSON document that docs/inspect.md describes."""
-    return _core.collect_shared()
-
-
-def summary(done: _Facts) -> str:
-    """The released objects, as text."""
+def summary(done: Facts) -> str:
+    """The document of `tenon gc --json` (docs/inspect.md) as text."""
     if not done["segments"]:
         return f"{_NOTHING}: nothing to collect"
     return "\n\n".join("\n".join(_summary_lines(segment)) for segment in done["segments"])
 
 
-def _summary_lines(segment: _Facts) -> Iterator[str]:
+def _summary_lines(segment: Facts) -> Iterator[str]:
     yield title(segment)
     if segment["damaged"]:
         yield f"  damaged: {plain(segment['damaged'])}"
@@ -57,7 +46,7 @@ def _summary_lines(segment: _Facts) -> Iterator[str]:
         whose = "for a child of" if place["state"] == "reserved" else "of"
         yield f"  collected: the place {whose} {place['pid']} {plain(place['command'])}"
     if segment["participants"]:
-        leases, handles = _count(segment["leases"], "lease"), _count(segment["handles"], "handle")
+        leases, handles = counted(segment["leases"], "lease"), counted(segment["handles"], "handle")
         yield f"  collected: {leases} and {handles} of these processes"
     else:
         yield "  nothing to collect"
@@ -90,13 +79,13 @@ def plain(text: str | None) -> str:
     return "".join(c if c.isprintable() else "?" for c in text or "?")
 
 
-def process_text(process: _Facts) -> str:
+def process_text(process: Facts) -> str:
     """For example ``4711 python``, with its state if it is unusual."""
     state = ", stopped" if process["stopped"] else "" if process["alive"] else ", ended"
     return f"{process['pid']} {plain(process['command'])}{state}"
 
 
-def title(segment: _Facts) -> str:
+def title(segment: Facts) -> str:
     """Name, kind and id."""
     name = plain(segment["name"]) if segment["name"] else "(no name)"
     return f"{name}  {segment['kind']}  {segment['id'] or plain(segment['file'])}"
@@ -106,7 +95,7 @@ def _age(age_ns: int | None) -> str:
     return "-" if age_ns is None else age_text(age_ns * 1e-9)
 
 
-def _count(n: int, what: str) -> str:
+def counted(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
@@ -114,7 +103,7 @@ def _pids(pids: Sequence[int]) -> str:
     return " ".join(map(str, pids)) or "-"
 
 
-def _lines(segment: _Facts) -> Iterator[str | Table]:
+def _lines(segment: Facts) -> Iterator[str | Table]:
     yield title(segment)
     sizes = f"{nbytes_text(segment['nbytes'])}, {nbytes_text(segment['committed_nbytes'])} of memory taken"
     yield f"  {sizes}"
@@ -167,7 +156,7 @@ def _lines(segment: _Facts) -> Iterator[str | Table]:
     )
 
 
-def _state(place: _Facts) -> str:
+def _state(place: Facts) -> str:
     if place["state"] == "reserved":
         return "reserved for its child"
     if place["state"] == "dead":
@@ -179,14 +168,14 @@ def _shape(shape: Sequence[int] | None) -> str:
     return "-" if shape is None else str(tuple(shape)).replace(" ", "")
 
 
-def _notes(array: _Facts) -> Iterator[str]:
+def _notes(array: Facts) -> Iterator[str]:
     block = f"block {array['block']}"
     for death in array["deaths"]:
         process = f"process {death['pid']}{' and others' if death['several'] else ''}"
         yield f"  {block}: {process} died while it was writing bytes {death['begin']}..{death['end']}"
     for sent in array["handles"]:
         process = "a process that is gone" if sent["pid"] is None else f"process {sent['pid']}"
-        yield f"  {block}: {_count(sent['count'], 'handle')} on the way, sent by {process}"
+        yield f"  {block}: {counted(sent['count'], 'handle')} on the way, sent by {process}"
     arena = array["arena"]
     if arena is None:
         return
@@ -195,11 +184,11 @@ def _notes(array: _Facts) -> Iterator[str]:
         return
     active = "nothing yet" if arena["active"] is None else plain(arena["active"])
     layouts = ", ".join(map(plain, arena["layouts"]))
-    changes = _count(arena["generation"], "time")
+    changes = counted(arena["generation"], "time")
     yield f"  {block}: an arena of {layouts}; it holds {active}, changed {changes}"
 
 
-def _channel_lines(channel: _Facts) -> Iterator[str | Table]:
+def _channel_lines(channel: Facts) -> Iterator[str | Table]:
     fields = ", ".join(map(plain, channel["fields"]))
     yield (
         f"  channel: {channel['mode']}, when full {channel['when_full']}; sent {channel['sent']}, "

@@ -105,7 +105,7 @@ def draw_file(trace: str, picture: str) -> str:
         )
         raise ValueError(f"{trace} is no trace: {what}") from None
     figure, summary = draw(document, trace)
-    # As text and not as outlines. No font has all letters: matplotlib warns and draws a box.
+    # Text stays text. If a font lacks a letter, matplotlib warns and draws a box.
     with matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(picture, format=form[1:])
@@ -190,7 +190,7 @@ def _groups_in(events: list[dict[str, Any]]) -> list[_Group]:
 
 
 def _stack(slices: list[_Slice]) -> None:
-    """What lies inside of another slice, is drawn a row below it."""
+    """Puts each slice that is inside of another one a row below it."""
     around: list[float] = []
     for slice_ in slices:
         while around and around[-1] <= slice_.begin + _SAME:
@@ -251,7 +251,7 @@ def _lanes_of(group: _Group) -> list[tuple[str, int, _Lane | list[tuple[float, f
 
 def _draw_lane(ax: Axes, lane: _Lane, y: float, begin: float, span: float) -> None:
     for depth in range(lane.rows):
-        # Failures last, above the others, and never narrower than a line.
+        # Failures are drawn last, above the others, and never narrower than a line.
         slices = [s for s in lane.slices if s.depth == depth]
         slices.sort(key=lambda s: s.kind == "failed")
         ax.broken_barh(

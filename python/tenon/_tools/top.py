@@ -17,13 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import _core
 from .._errors import TenonError
-from . import observers as _observers
 from . import terminal as _terminal
-from .observers import nbytes_text, plain
+from .observers import Facts, age_text, counted, nbytes_text, plain, process_text, title
 from .terminal import Table
-
-_Facts = dict[str, Any]
 
 
 class Top:
@@ -31,16 +29,16 @@ class Top:
 
     def __init__(self) -> None:
         self._time: float | None = None
-        self._feeds: dict[tuple[Any, ...], _Facts] = {}
-        self._channels: dict[str, _Facts] = {}
+        self._feeds: dict[tuple[Any, ...], Facts] = {}
+        self._channels: dict[str, Facts] = {}
 
-    def look(self) -> _Facts:
+    def look(self) -> Facts:
         """One frame: the object that ``--json`` prints."""
         now = time.monotonic()
         seconds = None if self._time is None else now - self._time
         damage = None
         try:
-            seen = json.loads(_observers.document())
+            seen = json.loads(_core.describe_shared())
             feeds, shared = seen["feeds"], seen["segments"]
         except (TenonError, OSError, MemoryError, ValueError) as error:
             feeds, shared, damage = [], [], str(error)
@@ -53,7 +51,7 @@ class Top:
         return {"format": 1, "seconds": seconds, "feeds": feeds, "segments": segments, "damaged": damage}
 
 
-def _identity(feed: _Facts) -> tuple[Any, ...]:
+def _identity(feed: Facts) -> tuple[Any, ...]:
     return feed["file"], feed["pid"], len(feed["workers"])
 
 
@@ -65,7 +63,7 @@ def _rate(now: int, before: int | None, seconds: float | None, modulus: int = 0)
     return moved / seconds if moved >= 0 else None
 
 
-def _rate_feed(feed: _Facts, before: _Facts | None, seconds: float | None) -> None:
+def _rate_feed(feed: Facts, before: Facts | None, seconds: float | None) -> None:
     rates = []
     for i, worker in enumerate(feed["workers"]):
         last = None if before is None else before["workers"][i]["answered"]
@@ -76,7 +74,7 @@ def _rate_feed(feed: _Facts, before: _Facts | None, seconds: float | None) -> No
     feed["rows_per_s"] = None if feed["fills_per_s"] is None else feed["fills_per_s"] * feed["rows"]
 
 
-def _segment(segment: _Facts, before: _Facts | None, seconds: float | None) -> _Facts:
+def _segment(segment: Facts, before: Facts | None, seconds: float | None) -> Facts:
     leases = segment["leases"] or []
     ages = [lease["age_ns"] for lease in leases if lease["age_ns"] is not None]
     channel = segment["channel"]
@@ -95,7 +93,7 @@ def _segment(segment: _Facts, before: _Facts | None, seconds: float | None) -> _
     }
 
 
-def _channel(channel: _Facts, before: _Facts | None, seconds: float | None) -> _Facts:
+def _channel(channel: Facts, before: Facts | None, seconds: float | None) -> Facts:
     counts = {name: channel[name] for name in ("sent", "received", "dropped")}
     rates = {
         f"{name}_per_s": _rate(count, None if before is None else before[name], seconds)
@@ -117,10 +115,10 @@ def _channel(channel: _Facts, before: _Facts | None, seconds: float | None) -> _
 # ----------------------------------------------------------------------------------------- for people
 
 
-def parts(frame: _Facts) -> Iterator[str | Table]:
+def parts(frame: Facts) -> Iterator[str | Table]:
     """A frame as lines and tables."""
     feeds, segments = len(frame["feeds"]), len(frame["segments"])
-    kinds = f"{_observers._count(feeds, 'feed')}, {_observers._count(segments, 'shared segment')}"
+    kinds = f"{counted(feeds, 'feed')}, {counted(segments, 'shared segment')}"
     over = "" if frame["seconds"] is None else f", over {frame['seconds']:.2f} s"
     yield f"tenon top: {kinds}{over}"
     if frame["damaged"]:
@@ -133,7 +131,7 @@ def parts(frame: _Facts) -> Iterator[str | Table]:
         yield from _segment_lines(segment)
 
 
-def _feed_parts(feed: _Facts) -> Iterator[str | Table]:
+def _feed_parts(feed: Facts) -> Iterator[str | Table]:
     if feed["damaged"]:
         yield f"feed in memory of {_openers(feed)}: damaged: {plain(feed['damaged'])}"
         return
@@ -159,22 +157,22 @@ def _feed_parts(feed: _Facts) -> Iterator[str | Table]:
         yield f"  open in: {_openers(feed)}"
 
 
-def _openers(feed: _Facts) -> str:
+def _openers(feed: Facts) -> str:
     return "; ".join(f"{process['pid']} {plain(process['command'])}" for process in feed["processes"])
 
 
-def _slots_text(feed: _Facts) -> str:
+def _slots_text(feed: Facts) -> str:
     return f"{feed['slots']} slots of {nbytes_text(feed['slot_nbytes'])}"
 
 
-def _segment_lines(segment: _Facts) -> Iterator[str]:
-    yield _observers.title(segment)
+def _segment_lines(segment: Facts) -> Iterator[str]:
+    yield title(segment)
     if segment["damaged"]:
         yield f"  damaged: {plain(segment['damaged'])}"
         return
-    processes = "; ".join(map(_observers.process_text, segment["processes"]))
+    processes = "; ".join(map(process_text, segment["processes"]))
     age = segment["oldest_lease_ns"]
-    oldest = "" if age is None else f" (the oldest for {_observers.age_text(age * 1e-9)})"
+    oldest = "" if age is None else f" (the oldest for {age_text(age * 1e-9)})"
     yield f"  {nbytes_text(segment['committed_nbytes'])} of memory, open in: {processes}"
     if segment["leases"] or segment["waiting"]:
         yield f"  leases: {segment['leases']}{oldest}, waiting: {segment['waiting']}"
@@ -216,13 +214,13 @@ def run(interval: float, is_once: bool, is_json: bool) -> int:
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
-        # What is left in the buffer has no reader, and Python would complain at its end.
+        # The rest of the buffer has no reader: without this, Python would report an error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 @contextlib.contextmanager
-def _shown(is_once: bool, is_json: bool) -> Iterator[Callable[[_Facts], None]]:
+def _shown(is_once: bool, is_json: bool) -> Iterator[Callable[[Facts], None]]:
     """A function that shows a frame: with rich in place of the previous frame, else below it."""
     terminal = None if is_once or is_json else _terminal.console()
     if terminal is None:
@@ -234,7 +232,7 @@ def _shown(is_once: bool, is_json: bool) -> Iterator[Callable[[_Facts], None]]:
         yield lambda frame: live.update(_terminal.renderable(parts(frame), is_cut=True), refresh=True)
 
 
-def _print(frame: _Facts, is_json: bool) -> None:
+def _print(frame: Facts, is_json: bool) -> None:
     if is_json:
         print(json.dumps(frame, allow_nan=False), flush=True)
     else:

@@ -504,7 +504,7 @@ def test_the_columns_of_the_text_are_aligned(other, label):
 
 def test_without_any_memory_it_says_so(monkeypatch, capsys):
     assert listed({"format": 1, "segments": []}) == "no process of this user shares memory"
-    monkeypatch.setattr(_observers, "document", lambda: '{"format": 1, "segments": []}')
+    monkeypatch.setattr(_core, "describe_shared", lambda: '{"format": 1, "segments": []}')
     assert main(["ls"]) == 0
     assert capsys.readouterr().out == "no process of this user shares memory\n"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that let NumPy or a native function work on views of arrays: operators, ufuncs, array functions. They
-// take their turn as every call does, for all of their arrays at once, also with those that other processes
-// use.
+// Calls in which NumPy or a native function works on views of arrays: operators, ufuncs, array functions.
+// Such a call gets access to all of its arrays at once, also to those that other processes use.
 #pragma once
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,15 +16,21 @@
 
 namespace tenon::python {
 
-// Outlives the views that are opened in it, or leaves them to ordinary code. Requires the GIL. One thread.
-class Turn {
+// It outlives its views, or they become views of ordinary code. Requires the GIL. One thread only.
+class ArrayCall {
  public:
-  Turn() = default;
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  ~Turn() { end(); }
+  ArrayCall() = default;
+  // A call that has begun.
+  ArrayCall(const std::string& name, nb::iterable reads_of_call, nb::iterable writes_of_call) : ArrayCall() {
+    for (nb::handle array : writes_of_call) writes(array.ptr());
+    for (nb::handle array : reads_of_call) reads(array.ptr());
+    begin(name.c_str());
+  }
+  ArrayCall(const ArrayCall&) = delete;
+  ArrayCall& operator=(const ArrayCall&) = delete;
+  ~ArrayCall() { end(); }
 
-  // Before begin(). Of objects that are no NDArrays nothing is noted. flags: TENON_OVERWRITE.
+  // These come before begin(). They ignore objects that are no NDArrays. flags: TENON_OVERWRITE.
   void uses(const Array& array, Access access, uint32_t flags = 0) {
     for (tenon_use& use : uses_) {
       if (use.array != array.get()) continue;
@@ -38,20 +44,21 @@ class Turn {
   void reads(PyObject* object) {
     if (is_ndarray(object)) uses(share(object), Access::kRead);
   }
-  // Throws ValueError for one that is read-only.
+  // Throws ValueError for a read-only array.
   void writes(PyObject* object) {
     if (!is_ndarray(object)) return;
     check_writable(share(object));
     uses(share(object), Access::kWrite);
   }
-  // Waits until all of them are this call's.
+  // Waits until the call has access to all of them.
   void begin(const char* name) {
     if (uses_.empty()) return;
     call(tenon_call_begin, name, current_site(), static_cast<int32_t>(uses_.size()), uses_.data(), &call_);
     if (!may_have_buffer_calls()) return;
     for (const tenon_use& use : uses_) wait_for_buffer_calls(use.array, Access{use.access}, std::nullopt);
   }
-  // Then: a NumPy view of an NDArray, read-only if it is only read; another object as it is.
+  // After begin(): a NumPy view of an NDArray, read-only if the call only reads it. Other objects are
+  // returned.
   nb::object view_of(PyObject* object) {
     if (!is_ndarray(object)) return nb::borrow(object);
     for (auto& [array, view] : views_) {
@@ -61,7 +68,7 @@ class Turn {
     views_.emplace_back(object, is_written(object) ? writable_numpy_view(array) : numpy_view(array));
     return views_.back().second;
   }
-  // Something else refers to a view, or stands on one.
+  // Something else refers to a view, or to the memory through one.
   bool has_lent_views() const noexcept {
     for (const auto& [array, view] : views_) {
       if (is_used_elsewhere_than_here(view)) return true;
