@@ -205,7 +205,7 @@ def test_attributes_of_classes_are_found_by_the_thorough_search():
         [text] = texts(a, True)
     finally:
         del Trainer.shared
-    assert text == f"item 0 of the list in attribute `shared` of type `Trainer` of module {__name__}"
+    assert text == "item 0 of the list in attribute `shared` of type `Trainer` of module view_places"
     fill(a)
 
 
