@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that a test steers: each runs the code that it is told, and answers with the value.
+"""Processes that a test steers: each runs the code that it gets, and answers with the value.
 
-`Steered` is the test's end, `serve` the process' own; as a program this file is such a process. How processes
-are made and ended: python/share/other_process.py and chaos/processes.py.
+`Steered` is the test's end of the link, `serve` that of the process. As a program, this file is such a
+process. python/share/other_process.py and chaos/processes.py start and end processes.
 """
 
 import fcntl
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import sys
@@ -16,7 +17,7 @@ import termios
 import time
 from pathlib import Path
 
-SECONDS = 600.0  # for any one answer: only a process that hangs takes so long
+SECONDS = 600.0  # for one answer: only a process that hangs takes longer
 
 
 def send(link, value):
@@ -25,7 +26,7 @@ def send(link, value):
 
 
 def receive(link):
-    """The next value; EOFError: the other end has gone."""
+    """The next value; EOFError: the other end is closed."""
 
     def read(n):
         data = b""
@@ -48,12 +49,12 @@ class Steered:
         self._link.settimeout(SECONDS)
 
     def start(self, code, **values):
-        """Has it run code, in which the values are names; `answer` is to follow."""
+        """Has it run code, with the values as names. Call `answer` afterwards."""
         send(self._link, (code, values))
 
     def answer(self, seconds=SECONDS):
-        """What the code that was started last has come to. Its exception is raised here; EOFError: it is that
-        of the code, or the process has ended."""
+        """The value of the code that was started last. An exception of the code is raised here. EOFError: of
+        the code, or the process has ended."""
         self._link.settimeout(seconds)
         is_value, value = self._receive()
         if not is_value:
@@ -65,16 +66,25 @@ class Steered:
         return self.answer(seconds)
 
     def has_answered(self, seconds=0.0):
-        """Whether there is something to be read: an answer, or its end."""
+        """Whether there is an answer, or the process has ended."""
         return bool(select.select([self._link], [], [], seconds)[0])
 
     def is_busy(self, seconds=0.2):
-        """Whether there is no answer for so long after it has been told what to do."""
+        """Whether it does not answer within this time after it has received the code."""
         end = time.monotonic() + SECONDS
         while self._has_unread() and not self.has_answered():
             assert time.monotonic() < end, f"process {self.pid} does not take what it is told"
             time.sleep(0.0002)
         return not self.has_answered(seconds)
+
+    def stop(self):
+        """Returns when it sleeps (or has ended)."""
+        self._signal(signal.SIGSTOP)
+        while state_of(self.pid) not in "TtZX":
+            time.sleep(0.0002)
+
+    def go_on(self):
+        self._signal(signal.SIGCONT)
 
     def _receive(self):
         return receive(self._link)
@@ -84,7 +94,7 @@ class Steered:
 
 
 def state_of(pid):
-    """As ps shows it: R, S, D, T (stopped), Z (dead, not waited for); X: it is not there."""
+    """As ps shows it: R, S, D, T (stopped), Z (dead, not waited for); X: it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -92,7 +102,7 @@ def state_of(pid):
 
 
 def serve(link, **names):
-    """Runs what it is told until the test lets go of it. The code finds names, and what it leaves there."""
+    """Runs the code that it gets until the test closes the link. The code uses and changes `names`."""
     names.update(os=os, sys=sys, time=time, names=names)
     while True:
         try:

@@ -18,7 +18,7 @@
 namespace tenon::python {
 namespace {
 
-// An item, until it is sent or let go of.
+// An item, until it is sent or released.
 class NativeItem {
  public:
   NativeItem(tenon_item* item) noexcept : item_(item) {}

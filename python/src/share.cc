@@ -75,15 +75,14 @@ void add_share(nb::module_& module) {
       "Parameters\n----------\n"
       "name : str\n"
       "readonly : bool\n"
-      "    The array is read-only, and unless this process has the memory for writing already, it is mapped "
-      "so that\n    a write by native code ends the process.\n\n"
-      "Returns\n-------\nNDArray\n    On the same memory, in C order. It lives as long as some process uses "
-      "it.\n\n"
+      "    The array is read-only. The memory is mapped read-only, too, unless this process has mapped it "
+      "writable\n    already: so a write by native code ends the process.\n\n"
+      "Returns\n-------\nNDArray\n    An array on the same memory, in C order.\n\n"
       "Raises\n------\n"
-      "FileNotFoundError\n    No process that runs shares an array under the name, or none that is seen "
-      "(another user, another\n    PID namespace).\n"
-      "ValueError\n    What is found is damaged, or was made by another version of Tenon.\n"
-      "MemoryError, OSError\n    There are no addresses, or no file descriptors, left.\n");
+      "FileNotFoundError\n    No running process of this user shares an array under the name, or only "
+      "processes in another\n    PID namespace do.\n"
+      "ValueError\n    The memory is damaged, or was made by another version of Tenon.\n"
+      "MemoryError, OSError\n    No address space, or no file descriptor, is left.\n");
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),
              nb::sig("def open_array(handle: bytes) -> NDArray"));
@@ -106,11 +105,12 @@ void add_share(nb::module_& module) {
     const nb::gil_scoped_release release;
     return collect_shared();
   });
-  module.def("set_lock_timeout", set_timeout, nb::arg("seconds").none(),
-             "How long calls and blocks on shared arrays wait for other processes before they raise "
-             "TimeoutError, which names\nthe process in the way. At first 5 seconds.\n\n"
-             "Parameters\n----------\nseconds : float or None\n    None: for ever.\n\n"
-             "Returns\n-------\nfloat or None\n    What it was.\n");
+  module.def(
+      "set_lock_timeout", set_timeout, nb::arg("seconds").none(),
+      "Sets how long calls and blocks on shared arrays wait for other processes before they raise "
+      "TimeoutError, which\nnames the process that holds the array. The initial value is 5 seconds.\n\n"
+      "Parameters\n----------\nseconds : float or None\n    None: no limit.\n\n"
+      "Returns\n-------\nfloat or None\n    The old value.\n");
 }
 
 }  // namespace tenon::python

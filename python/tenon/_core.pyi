@@ -794,23 +794,23 @@ def attach(name: str, readonly: _bool = False) -> NDArray:
     ----------
     name : str
     readonly : bool
-        The array is read-only, and unless this process has the memory for writing already, it is mapped so that
-        a write by native code ends the process.
+        The array is read-only. The memory is mapped read-only, too, unless this process has mapped it writable
+        already: so a write by native code ends the process.
 
     Returns
     -------
     NDArray
-        On the same memory, in C order. It lives as long as some process uses it.
+        An array on the same memory, in C order.
 
     Raises
     ------
     FileNotFoundError
-        No process that runs shares an array under the name, or none that is seen (another user, another
-        PID namespace).
+        No running process of this user shares an array under the name, or only processes in another
+        PID namespace do.
     ValueError
-        What is found is damaged, or was made by another version of Tenon.
+        The memory is damaged, or was made by another version of Tenon.
     MemoryError, OSError
-        There are no addresses, or no file descriptors, left.
+        No address space, or no file descriptor, is left.
     """
 
 def send_array(array: NDArray) -> bytes: ...
@@ -845,18 +845,18 @@ def collect_shared() -> str: ...
 
 def set_lock_timeout(seconds: float | None | None) -> float | None:
     """
-    How long calls and blocks on shared arrays wait for other processes before they raise TimeoutError, which names
-    the process in the way. At first 5 seconds.
+    Sets how long calls and blocks on shared arrays wait for other processes before they raise TimeoutError, which
+    names the process that holds the array. The initial value is 5 seconds.
 
     Parameters
     ----------
     seconds : float or None
-        None: for ever.
+        None: no limit.
 
     Returns
     -------
     float or None
-        What it was.
+        The old value.
     """
 
 def begin_trace(path: bytes, capacity: int) -> None: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of the tests do. Everything here runs in a child of the nursery."""
+"""The actions of the processes of the tests. All of this runs in children of the nursery."""
 
 import contextlib
 import gc
@@ -48,12 +48,12 @@ def timed(call):
 
 
 def opened(handle):
-    """What another process has pickled."""
+    """The value that another process has pickled."""
     return pickle.loads(handle)
 
 
 def write_lease(array):
-    """A lease for writing, under which half of the array was changed."""
+    """A write lease, under which half of the array was changed."""
     lease = array.lease("w")
     np.asarray(array)[: len(array) // 2] = 7
     return lease
@@ -82,7 +82,7 @@ def full_array(nbytes):
 
 
 def read_for_long(say):
-    """Reads zeros into the victim, all in one system call, under a lease for writing."""
+    """Reads zeros into the victim in one system call, under a write lease."""
     array = _kept["victim"]
     source = os.memfd_create("zeros")
     os.ftruncate(source, len(array))
@@ -93,14 +93,14 @@ def read_for_long(say):
 
 
 def separate_arrays(n, prefix):
-    """Small arrays with a segment of memory each; prefix: of their names."""
+    """Small arrays, each in its own segment. prefix: of their names."""
     if prefix is not None:
         return [tn.zeros(2, "int32", shared=f"{prefix}.{i}") for i in range(n)]
     return [tn.zeros(2, "int32", shared=tn.Shared(numa_node=0)) for i in range(n)]
 
 
 def overwrite_until_one_fails(arrays):
-    """The outcomes of a whole overwrite of each array, from the last one on."""
+    """The outcomes of a full overwrite of each array, from the last one to the first, until one fails."""
     outcomes = []
     for array in reversed(arrays):
         outcomes.append(outcome(lambda array=array: array.__setitem__(..., 1)))
@@ -115,13 +115,13 @@ def collect():
 
 
 def segments_named(prefix):
-    """What `tenon ls` shows of shared memory whose name begins so."""
+    """The segments with names that begin with the prefix, as `tenon ls` shows them."""
     segments = json.loads(_core.describe_shared())["segments"]
     return [segment for segment in segments if (segment["name"] or "").startswith(prefix)]
 
 
 def places_of(pid):
-    """How many places a process has, after `tenon gc`."""
+    """The number of places of a process, after `tenon gc`."""
     collect()
     segments = json.loads(_core.describe_shared())["segments"]
     return sum(p["pid"] == pid for s in segments for p in s["participants"] or ())
@@ -140,7 +140,7 @@ def pass_through(channel, timeout):
 
 
 def fork_while(action, name, n):
-    """Forks n children, which wait, while a thread uses the name again and again."""
+    """Forks n children, which wait, while a thread repeatedly uses the name."""
     has_ended, has_begun = threading.Event(), threading.Event()
 
     def use():
@@ -175,7 +175,7 @@ def end_all(children):
 
 
 def send_to_a_process_that_dies(nbytes):
-    """Sends an array to a process that is killed at its start, and lets go of it. Returns how many bytes of
+    """Sends an array to a process that is killed at its start, and releases it. Returns how many bytes of
     memory this process' shared memory still has after a second."""
     array = tn.ones(nbytes, "uint8", shared=f"tenon.chaos.sent.{os.getpid()}")
     process = multiprocessing.get_context("spawn").Process(target=len, args=(array,))
@@ -191,7 +191,7 @@ def send_to_a_process_that_dies(nbytes):
 
 
 def damaged_memory(name, seed):
-    """Makes an array of this name, and turns some bits in the header of its memory file."""
+    """Makes an array of this name, and flips some bits in the header of its memory file."""
     chance = random.Random(seed)
     _kept["victim"] = tn.ones(100, "int64", shared=name)
     (file,) = (
@@ -207,7 +207,7 @@ def damaged_memory(name, seed):
 
 
 def damaged_handle(seed):
-    """The pickle of an array that this process keeps, with some bits of the handle turned."""
+    """The pickle of an array that this process keeps, with some bits of the handle flipped."""
     chance = random.Random(seed)
     _kept["victim"] = tn.ones(100, "int64", shared=True)
     data = bytearray(pickle.dumps(_kept["victim"]))
@@ -218,7 +218,7 @@ def damaged_handle(seed):
 
 
 def use_whatever_is_there(get):
-    """The outcomes of all that can be done with an array that may be damaged."""
+    """The outcomes of all actions on an array that may be damaged."""
     tn.set_lock_timeout(0.2)
     made = []
     outcomes = [outcome(lambda: made.append(get()))]
@@ -241,7 +241,7 @@ def list_shared():
 
 
 def shared_memory_nbytes():
-    """Memory of the files of shared arrays that this process has open."""
+    """The memory of the files of shared arrays that this process has open."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -256,7 +256,8 @@ LOCK_SECONDS = 0.5  # that calls wait for other processes
 
 
 def make_world(name):
-    """What all actors share, pickled. This process keeps it, and looks at the end whether it is whole."""
+    """The pickle of the objects that all actors share. This process keeps them, and checks them at the
+    end."""
     tn.set_lock_timeout(LOCK_SECONDS)
     _kept["world"] = world = {
         "rows": tn.zeros((ROWS, ROW_WORDS), "int64", shared=True),
@@ -270,13 +271,13 @@ def make_world(name):
 
 
 def overwrite_world():
-    """The outcomes of a whole overwrite of each array."""
+    """The outcomes of a full overwrite of each array."""
     world = _kept["world"]
     return [outcome(lambda k=k: world[k].__setitem__(..., 0)) for k in ("rows", "cells", "tape")]
 
 
 def check_world(board_file, actors, slots):
-    """At the end, when no actor is left: every row has a value, and what was acknowledged is there."""
+    """At the end, when no actor is left: every row has a value, and all acknowledged updates are there."""
     tn.set_lock_timeout(300)
     board, world = Board(board_file, actors, slots), _kept["world"]
     values = []
@@ -298,7 +299,7 @@ def check_world(board_file, actors, slots):
 
 
 def heal(values, _):
-    """The words of a row that was half written differ by one."""
+    """Repairs a half-written row: its words differ by one."""
     values[...] = values.max()
 
 
@@ -312,7 +313,7 @@ def note_item(board, item):
             raise Violation(f"item {n} of actor {actor} came {board.seen[actor, n]} times")
 
 
-# What an actor does, with the weight of each.
+# The calls of an actor, with their weights.
 CALLS = {
     "increment": 20,
     "read": 20,
@@ -347,9 +348,8 @@ class Actor:
         for part, value in world.items():
             setattr(self, part, value)
 
-    # What the contract lets a call say when others die, stop and compete; expected has also what it says in
-    # an actor that is denied something.
-    EXPECTED = expected = (
+    # The errors that the contract allows while other processes die, stop and compete.
+    EXPECTED = (
         TimeoutError,
         tn.OwnerDied,
         tn.DeadlockError,
@@ -358,23 +358,25 @@ class Actor:
         EOFError,
     )
 
-    expected = EXPECTED  # and what it means to an actor that is denied calls
+    expected = EXPECTED  # of this actor; further ones if it is denied something
 
-    def run(self, also_expected=()):
-        names, weights = list(CALLS), list(CALLS.values())
-        self.expected = self.EXPECTED + also_expected
+    def run(self):
         self.board.pid[self.number] = os.getpid()
         while not self.board.stop[0]:
-            (call,) = self.random.choices(range(len(names)), weights)
-            self.board.begin(self.number, call)
-            try:
-                getattr(self, names[call])()
-                result = "done"
-            except self.expected as error:
-                result = type(error).__name__
-            self.board.end(self.number)
-            self.counts[result] = self.counts.get(result, 0) + 1
+            self.call_any()
         return self.counts
+
+    def call_any(self):
+        names, weights = list(CALLS), list(CALLS.values())
+        (call,) = self.random.choices(range(len(names)), weights)
+        self.board.begin(self.number, call)
+        try:
+            getattr(self, names[call])()
+            result = "done"
+        except self.expected as error:
+            result = type(error).__name__
+        self.board.end(self.number)
+        self.counts[result] = self.counts.get(result, 0) + 1
 
     # ---------------------------------------------------------------------------------- rows that count
 
@@ -416,7 +418,7 @@ class Actor:
             check_equal(v, f"row {row}")
 
     def hold_two_rows(self):
-        """In any order, so that processes come to wait for each other."""
+        """In any order, so that processes wait for each other."""
         first, second = self.random.sample(range(ROWS), 2)
         with self.rows[first].write(on_owner_died=heal) as v, self.noted(first, "w"):
             self.add_one(first, v)
@@ -449,7 +451,7 @@ class Actor:
         check_equal(np.array(self.cells[cell].tolist()), f"cell {cell}")
 
     def push_ops(self):
-        """On an array of their own: ops wait for other processes without a limit, and calls behind ops."""
+        """On a separate array, because ops wait for other processes without a limit, and calls behind ops."""
         cell = self.tape[self.random.randrange(4)]
         try:
             if self.pushed is None:
@@ -521,7 +523,7 @@ class Actor:
             raise Violation(f"the array that actor {sender} has sent has other values")
 
     def fork(self):
-        """The child takes part by itself, and has none of the parent's leases."""
+        """The child is a participant of its own, and has none of the parent's leases."""
         row = self.any_row()
         block = self.rows[row].write(on_owner_died=heal)
         with block if self.random.random() < 0.3 else contextlib.nullcontext():
@@ -564,7 +566,7 @@ def heal_arena(values, _):
     values[...] = 0
 
 
-# What was denied is said in one of these; nothing else may follow from it.
+# The further errors of an actor that is denied something.
 OF_DENIALS = (OSError, MemoryError, tn.TenonError, RuntimeError)
 
 
@@ -576,26 +578,22 @@ def make_actor(files, shape, number, slot, world, name, seed):
 
 
 def act(denial, **how):
-    """An actor's life: everything from its seed. denial: of a system call, or of files; or None."""
+    """Runs an actor; all random choices come from its seed. denial: a system call, "files", or None."""
     actor = make_actor(**how)
     if denial == "files":
         denials.leave_descriptors(actor.random.randrange(0, 12))
     elif denial is not None:
         denials.deny(denial)
-    return actor.run(OF_DENIALS if denial is not None else ())
+    if denial is not None:
+        actor.expected += OF_DENIALS
+    return actor.run()
 
 
 def act_in_want(want, calls, **how):
-    """So many random calls in a process that lacks something; their outcomes."""
+    """The outcomes of random calls in a process that lacks something."""
     actor = make_actor(**how)
     want(actor.random)
-    outcomes = {}
+    actor.expected += OF_DENIALS
     for _ in range(calls):
-        (call,) = actor.random.choices(list(CALLS), list(CALLS.values()))
-        try:
-            getattr(actor, call)()
-            result = "done"
-        except Actor.EXPECTED + OF_DENIALS as error:
-            result = type(error).__name__
-        outcomes[result] = outcomes.get(result, 0) + 1
-    return outcomes
+        actor.call_any()
+    return actor.counts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each test has a seed of its own, which it prints; TENON_CHAOS_SEED=n repeats a run."""
+"""Each test has its own seed, which it prints. TENON_CHAOS_SEED=n repeats a run."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def nursery(tmp_path_factory):
 
 @pytest.fixture
 def child(nursery):
-    """Makes processes, which end with the test."""
+    """A function that starts processes, which end with the test."""
     mine = []
 
     def make(*files):

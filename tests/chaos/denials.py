@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that this process is denied from now on, as in a container, and resources that are used up."""
+"""Denies system calls to this process, as a container does, and uses up resources."""
 
 import ctypes
 import errno
@@ -33,7 +33,7 @@ _SET_SECCOMP, _FILTER, _NO_NEW_PRIVILEGES = 22, 2, 38
 
 
 def deny(*names, error=errno.EPERM):
-    """The calls fail with the error, in this thread and those that it starts. Not to be taken back."""
+    """The calls fail with the error, in this thread and those that it starts. Cannot be undone."""
     steps = [(_LOAD, 0, 0, 0)]  # the number of the call
     for i, name in enumerate(names):
         steps.append((_JUMP_IF_EQUAL, len(names) - i, 0, NUMBERS[name][COLUMN]))
@@ -68,17 +68,17 @@ def leave_addresses(mib):
 
 
 def leave_no_threads():
-    """This process can begin neither threads nor processes."""
+    """This process can start neither threads nor processes."""
     deny("clone", "clone3", error=errno.EAGAIN)
 
 
 def leave_this_network():
-    """From now on in a network namespace of its own. False: that is not allowed here."""
+    """Moves this process to its own network namespace. False: this is not allowed here."""
     new_network = 0x40000000
     return ctypes.CDLL(None).unshare(new_network) == 0
 
 
 def die_with_parent():
-    """Kills this process when the one that has forked it ends."""
+    """The kernel kills this process when its parent ends."""
     parent_death_signal = 1
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)

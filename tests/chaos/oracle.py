@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true however many processes die and stop.
+"""The laws that hold while processes die and stop.
 
-The board is plain memory that all processes map, outside of what is tested. On it each actor notes what it is
-about to do, what was acknowledged, and under which lease it is. Laws, and who checks them:
+The board is plain memory that all processes map. It does not depend on the tested code. Each actor notes on
+it what it is about to do, what was acknowledged, and which lease it has.
 
-- A write is alone: the actor that gets a row finds no living process noted as its holder. (actors)
+The laws, and where they are checked:
+
+- A writer has exclusive access: the actor that gets a row finds no other living process as its holder.
+  (actors)
 - No value is torn: all words of a row, of an item, of an arena's array are equal. (actors)
-- No update is lost: a row has counted at least the increments that were acknowledged, at most those that were
-  begun. An item of a queue comes once. Items that were sent come, but for those that the dead had. (end)
-- Every call ends: none that has begun is older than its timeout and a margin, but of stopped actors. (test)
+- No update is lost: a row has counted at least the acknowledged increments, and at most the begun ones. An
+  item of a queue arrives once. All sent items arrive, except those that dead processes held. (end)
+- Every call ends: no call takes longer than its timeout and a margin, except in stopped actors. (test)
 - No actor ends by itself: neither by a signal nor by an exception that the contract does not name. (test)
 - Nothing is left: no process, memory file, place, name or socket. (end)
 """
@@ -29,17 +32,17 @@ class Violation(AssertionError):
 
 
 class Board:
-    """Each actor has a number of its own, and one of a few slots, in which at most one actor lives."""
+    """Each actor has its own number, and one of a few slots. A slot has at most one living actor."""
 
     def __init__(self, file, actors, slots):
         self.file, self.actors, self.slots = file, actors, slots
         fields = {
             "stop": ("i8", (1,)),
             "pid": ("i8", (actors,)),
-            "killed": ("i8", (actors,)),  # 1: or will be in the next moment
-            "call_began": ("f8", (actors,)),  # 0: it is in no call
+            "killed": ("i8", (actors,)),  # 1: it was killed, or will be in the next moment
+            "call_began": ("f8", (actors,)),  # 0: it is not in a call
             "call": ("i8", (actors,)),  # which
-            "calls": ("i8", (actors,)),  # how many it has ended
+            "calls": ("i8", (actors,)),  # the number of ended calls
             "writer": ("i8", (ROWS,)),  # the process that holds the row for writing
             "reader": ("i8", (ROWS, slots)),
             "begun": ("i8", (actors, ROWS)),  # increments
@@ -117,7 +120,7 @@ class Board:
                 )
 
     def check_items(self, receive):
-        """receive: the number of the call in which an actor has an item in hand."""
+        """receive: the number of the call in which an actor holds an item."""
         is_lost_with = (self.killed == 1) & (self.call == receive) & (self.call_began != 0)
         lost, deaths = 0, int(is_lost_with.sum())
         for actor in range(self.actors):

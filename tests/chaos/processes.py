@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that a test starts, tells what to do, stops and kills.
+"""Processes that a test starts, steers, stops and kills.
 
-A `Nursery` is an interpreter without threads that has imported what is needed; it forks a `Child` for each
-order, in milliseconds. It has no shared array itself, so its children are strangers to each other. Signals go
-by a pidfd, so never to another process that has the same number.
+A `Nursery` is an interpreter without threads that has imported all modules. It forks a `Child` for each
+order, in milliseconds. It has no shared array itself, so its children inherit none. Signals are sent through
+a pidfd, so never to another process that has the same number.
 """
 
 import contextlib
@@ -13,11 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import steered
-from steered import SECONDS, Steered, receive, send, serve, state_of
+from steered import SECONDS, Steered, receive, send, serve
 
 
 class Child(Steered):
@@ -26,8 +25,7 @@ class Child(Steered):
     def __init__(self, nursery, pid, pidfd, link):
         super().__init__(pid, link)
         self._nursery, self._pidfd = nursery, pidfd
-        self.is_stopped = self.was_killed = False
-        self.status = None  # as of waitpid; None: it was not waited for
+        self.status = None  # of waitpid; None: it was not waited for
 
     def __enter__(self):
         return self
@@ -41,22 +39,10 @@ class Child(Steered):
         return self._link.recv(1)
 
     def kill(self):
-        self.was_killed = True
         self._signal(signal.SIGKILL)
 
-    def stop(self):
-        """Returns when it sleeps (or has ended)."""
-        self._signal(signal.SIGSTOP)
-        self.is_stopped = True
-        while state_of(self.pid) not in "TtZX" and not self.has_ended():
-            time.sleep(0.0002)
-
-    def go_on(self):
-        self._signal(signal.SIGCONT)
-        self.is_stopped = False
-
     def show_where_it_is(self):
-        """Has it write its Python stacks to the test's stderr."""
+        """Has it write its Python stacks to stderr of the test."""
         self._signal(signal.SIGUSR2)
 
     def has_ended(self, seconds=0.0):
@@ -81,10 +67,10 @@ class Child(Steered):
 
 
 class Nursery:
-    """Where children come from. As a context manager it ends with the block, and every child with it."""
+    """Starts children. As a context manager it ends with the block, and all children, too."""
 
     def __init__(self, runtime_folder):
-        """runtime_folder: for files of the running programs, which no other program uses."""
+        """runtime_folder: a folder for the files of the processes, which no other program uses."""
         self._link, theirs = socket.socketpair()
         self._link.settimeout(SECONDS)
         self._mark = f"{os.getpid()}.{id(self)}"
@@ -114,7 +100,7 @@ class Nursery:
         self._process.wait(SECONDS)
 
     def child(self, *files):
-        """A new process, which has the files as descriptors `files`."""
+        """A new process, which has the files as the descriptors `files`."""
         ours, theirs = socket.socketpair()
         send(self._link, ("fork", len(files) + 1))
         socket.send_fds(self._link, [b"."], [theirs.fileno(), *files])
@@ -126,7 +112,7 @@ class Nursery:
         return child
 
     def processes_left(self):
-        """All that descend from the nursery, told by their environment, but for itself and its children."""
+        """All descendants of the nursery, known by their environment, except its children."""
         mark, known = f"TENON_CHAOS_MARK={self._mark}\0".encode(), {self._process.pid}
         known.update(child.pid for child in self.children)
         left = []
@@ -145,14 +131,14 @@ class Nursery:
 
 
 def _live(link, files):
-    """A child: runs what it is told until the test lets go of it."""
+    """A child: runs the code that it gets until the test closes the link."""
     names = {"files": files, "say": lambda letter: link.send(letter)}
     exec("import numpy as np, tenon as tn, actors, denials", names)
     serve(link, **names)
 
 
 def _raise_children(link):
-    """The nursery: forks, and waits for those that have ended."""
+    """The nursery: forks children, and waits for those that have ended."""
     import faulthandler
 
     from denials import die_with_parent

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single attacks on what processes share, each with the law that it is to break.
+"""Single attacks on shared memory, each with the law that it tries to break.
 
-They are short forms of what has broken an earlier version. `TENON_SOAK=1` makes more rounds of each.
+They are short forms of attacks that broke an earlier version. `TENON_SOAK=1` makes more rounds of each.
 """
 
 import errno
@@ -32,7 +32,7 @@ def rounds(short, full):
 def test_a_writer_that_is_killed_inside_one_long_read_changes_no_byte_under_the_next_holder(
     child, chance, round_
 ):
-    """The kernel goes on with a read into the array after it has marked the process as dead."""
+    """The kernel continues a read into the array after it has marked the process as dead."""
     nbytes = 512 << 20
     victim, heir = child(), child()
     handle = victim.ask(f"actors.full_array({nbytes})")
@@ -55,7 +55,7 @@ def test_a_writer_that_is_killed_inside_one_long_read_changes_no_byte_under_the_
 
 
 def test_a_dead_writer_is_told_until_its_bytes_are_healed(child):
-    """A process that only looks, as a monitor does, does not use the warning up."""
+    """A process that only reads, as a monitor does, does not clear the owner-died state."""
     victim, monitor, worker = child(), child(), child()
     handle = victim.ask("actors.pickled(a := tn.zeros(4, 'int32', shared=True))")
     look = "actors.outcome(lambda: a.tolist())"
@@ -72,7 +72,7 @@ def test_a_dead_writer_is_told_until_its_bytes_are_healed(child):
 
 
 def test_2200_segments_of_a_killed_writer_are_recovered_and_collected(child):
-    """A thread of which the kernel marks 2,048 robust locks at most has more of them."""
+    """The kernel marks at most 2,048 robust mutexes of a thread, and this one has more."""
     n = 2200
     victim, heir = child(), child()
     victim.ask(f"arrays = actors.separate_arrays({n}, 'tenon.chaos.{os.getpid()}' if {SOAK} else None)")
@@ -162,7 +162,7 @@ while True:
     ids=["array", "channel"],
 )
 def test_calls_with_a_timeout_end_whatever_process_is_stopped(child, chance, busy, calls):
-    """The victim is stopped at a random moment, again and again, and goes on in between."""
+    """The victim is repeatedly stopped at a random moment, and continues in between."""
     victim, other = child(), child()
     make = "tn.zeros((4, 8), shared=True)" if "row" in busy else "tn.Channel({'x': ('i4', (8,))}, slots=4)"
     handle = victim.ask(f"actors.pickled(a := (ch := {make}))")
@@ -186,7 +186,7 @@ def test_calls_with_a_timeout_end_whatever_process_is_stopped(child, chance, bus
 
 @pytest.mark.parametrize("action", ["attach", "create"])
 def test_a_fork_during_the_use_of_a_name_leaves_the_name_free(child, action):
-    """The forked children live on, with whatever they have inherited."""
+    """The forked children continue to live, with everything that they have inherited."""
     maker, forker, other = child(), child(), child()
     name = f"tenon.chaos.fork.{os.getpid()}.{action}"
     if action == "attach":
@@ -201,7 +201,7 @@ def test_a_fork_during_the_use_of_a_name_leaves_the_name_free(child, action):
         )
     finally:
         forker.ask("actors.end_all(children)")
-    # A child that was forked while the array was there has it, and with it the name.
+    # A child that was forked while the array existed has it, and keeps the name.
     assert outcome == "[0.0, 0.0, 0.0, 0.0]" or (action == "create" and outcome == "ValueError")
 
 
@@ -227,7 +227,7 @@ def test_of_processes_that_make_one_name_at_once_one_wins(child, apart):
 
 
 def test_the_memory_of_a_handle_for_a_process_that_died_is_freed(child):
-    """The receiver is killed before it opens what was sent to it as an argument."""
+    """The receiver is killed before it opens the array that was sent as an argument."""
     sender = child()
     left = sender.ask("actors.send_to_a_process_that_dies(64 << 20)")
     assert left < 8 << 20, f"{left >> 20} of 64 MiB are still taken"
@@ -235,7 +235,7 @@ def test_the_memory_of_a_handle_for_a_process_that_died_is_freed(child):
 
 @pytest.mark.parametrize("what", ["memory", "handle"])
 def test_damaged_memory_and_handles_are_errors_and_end_no_process(child, chance, what):
-    """Bits are turned in the header of a memory file, or in a handle, before a stranger opens it."""
+    """Bits are flipped in the header of a memory file, or in a handle, before another process opens it."""
     stranger = child()
     for i in range(rounds(6, 1000)):
         maker, seed = child(), chance.randrange(1 << 32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that use everything at once, while they are killed, stopped and denied what they need.
+"""Processes that use all features at once, while they are killed, stopped, and denied system calls and files.
 
 `actors.py` has what they do, `oracle.py` what must be true. The short form takes about half a minute;
 `TENON_SOAK=1` kills for `TENON_CHAOS_SECONDS` (1,500). `TENON_CHAOS_SEED` repeats the order of the attacks.
@@ -20,13 +20,13 @@ SOAK = bool(os.environ.get("TENON_SOAK"))
 RUN_SECONDS = float(os.environ.get("TENON_CHAOS_SECONDS", 1500 if SOAK else 25))
 SLOTS = 6  # actors at a time
 MOST_ACTORS = 40_000 if SOAK else 2_000
-# Calls wait 0.5 s for others, some of them three times; the rest is for a machine with other work.
+# Calls wait 0.5 s for other processes, some of them three times; the rest is for a loaded machine.
 CALL_SECONDS = 300.0
 DENIALS = ["files", "memfd_create", "fallocate", "futex_waitv", "pidfd_open", "eventfd2", "madvise"]
 
 
 class Attack:
-    """The slots with their actors, what is done to them, and how it is seen that they break a law."""
+    """The slots with their actors, the attacks on them, and the checks of the laws."""
 
     def __init__(self, nursery, chance):
         self.nursery, self.chance = nursery, chance

@@ -79,7 +79,7 @@ class Handle:
         try:
             self._limit(*limits)
         except BaseException:
-            _core.open_array(self._data)  # so that the handle keeps nothing: no process has it
+            _core.open_array(self._data)  # so that it does not keep the memory: no process has it
             raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
@@ -103,13 +103,13 @@ class Handle:
 
 
 def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | None]:
-    """The arguments of the native function."""
+    """The limits for `limit_handle`."""
     pid = 0 if receiver is None else count(receiver, "receiver", 1, INT32_MAX)
     return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
 
 
 def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
-    """(name, huge pages, populate, NUMA node) as the native part takes them; None: not shared."""
+    """(name, huge pages, populate, NUMA node) for the functions of `_core`; None: not shared."""
     if shared is False:
         return None
     if shared is True:
@@ -128,7 +128,7 @@ def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
 
 
 def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:
-    """New memory, shared or not, as `empty` and `zeros` say."""
+    """New memory, shared or not, for `empty` and `zeros`."""
     options = settings(shared)
     if options is None:
         return _core.create(shape, dtype, zeroed=zeroed)

@@ -293,7 +293,7 @@ class ArenaFields(Fields):
         return tuple(self.__dict__)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._names:  # there is no place for other attributes
+        if name not in self._names:  # other attributes are not allowed
             raise AttributeError(type(self)._missing(self, name))
         super().__setattr__(name, value)
 

@@ -137,7 +137,7 @@ class Channel:
         """
         item = self._native.receive(timeout)
         if item is None:
-            raise EOFError("the channel was closed, here or by its last producer, and nothing is left")
+            raise EOFError("the channel was closed, here or by its last producer, and no item is left")
         return Received(item, self._fields)
 
     def __iter__(self) -> Iterator[Received]:
@@ -197,7 +197,9 @@ class Channel:
         try:
             await future
         finally:
-            if self._waiting.get((loop, fd)) is waiting:  # no task was told: it was cancelled
+            if (
+                self._waiting.get((loop, fd)) is waiting
+            ):  # it was cancelled before the descriptor was readable
                 waiting.remove(future)
                 if not waiting:
                     loop.remove_reader(fd)
@@ -259,7 +261,7 @@ class Loan(Fields):
     _noun = "the item"
     _native: NativeItem
     _views: Views
-    _unused: set[str]  # fields whose array was not asked for; empty if that is not checked
+    _unused: set[str]  # fields whose array was not used; empty if that is not checked
 
     def __init__(self, native: NativeItem, fields: Mapping[str, int], check: bool) -> None:
         unused = set(fields) if check else set()
@@ -297,7 +299,7 @@ class Loan(Fields):
         where = ""
         if not self._views.end(frame):
             del frame
-            gc.collect()  # a view in a dead cycle does not live on
+            gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
             where = where_views_hang([self._native.array(number) for number in range(len(self._names))])
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`: offsets in one buffer for tensors whose first and last use are known.
+"""`plan`: offsets in one buffer for tensors with known first and last uses.
 
 A pure function, which allocates no buffer. The problem, dynamic storage allocation, is NP-hard. The plan is
 the best of first fit in three orders, which reaches the lower bound on the activations of common models.
@@ -84,8 +84,8 @@ class Plan:
                     f"tensor {name!r} of {nbytes} bytes at offset {offset} does not lie in {self.nbytes} "
                     f"bytes at a multiple of {self.alignment}"
                 )
-        # Births before deaths at equal steps; those that live lie apart, in order, so that looking at the
-        # neighbours of a new one is enough.
+        # First uses come before last uses at equal steps. The live tensors are sorted and do not overlap, so
+        # only the neighbours of a new one need a check.
         spans = [(name, *span) for name, span in self.tensors.items() if span[0]]
         events = [(first, 0, name, nbytes) for name, nbytes, first, _ in spans]
         events += [(last, 1, name, nbytes) for name, nbytes, _, last in spans]
@@ -146,7 +146,7 @@ def plan(
     if not spans:
         raise ValueError("there are no tensors to plan: give at least one")
 
-    # Tensors without bytes lie at 0, where they are in no tensor's way.
+    # Tensors without bytes get the offset 0.
     names = [name for name, (nbytes, _, _) in spans.items() if nbytes]
     units = [(-(-spans[name][0] // alignment), *spans[name][1:]) for name in names]
     packed, peak, bound = _packed(units)
@@ -170,7 +170,7 @@ def plan(
 
 
 def _packed(spans: _Spans) -> tuple[list[int], int, int]:
-    """The best offsets of `first_fit` in `first_fit_orders`, their peak, and the lower bound."""
+    """The best offsets of `first_fit` over `first_fit_orders`, their peak, and the lower bound."""
     bound = most_live(spans)
     best: list[int] = []
     least = 0
@@ -186,7 +186,7 @@ def _packed(spans: _Spans) -> tuple[list[int], int, int]:
 
 def most_live(spans: _Spans) -> int:
     """The largest sum of sizes that live at one step."""
-    # At equal steps births come before deaths: lifetimes are inclusive.
+    # At equal steps first uses come before last uses, because both are inclusive.
     events = [(first, -size) for size, first, _ in spans] + [(last, size) for size, _, last in spans]
     live = most = 0
     for _, change in sorted(events):
@@ -196,7 +196,7 @@ def most_live(spans: _Spans) -> int:
 
 
 def first_fit_orders(spans: _Spans) -> Iterator[list[int]]:
-    """By size, by size times length of life, by first use; ties by what is left."""
+    """By size, by size times lifetime, by first use. Ties are broken by the other criteria."""
     size = [size for size, _, _ in spans]
     first = [first for _, first, _ in spans]
     length = [last - first + 1 for _, first, last in spans]
@@ -269,7 +269,7 @@ def _nbytes(name: str, what: Any) -> int:
         return nbytes
     if len(what) != 2:
         raise TypeError(f"tensor {name!r} is {what!r}: give its number of bytes or (dtype, shape)")
-    from .._core import dtype  # only here: sizes in bytes need no extension
+    from .._core import dtype  # here, because sizes in bytes do not need the extension
 
     element = dtype(what[0])
     shape = what[1] if isinstance(what[1], tuple | list) else (what[1],)

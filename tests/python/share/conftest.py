@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every test of shared arrays: no process and no file of it is left."""
+"""For every test of shared arrays: it leaves no process and no file."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ def waits_are_patient():
 
 @pytest.fixture(autouse=True)
 def no_earlier_failures():
-    """Of ops of other tests, which waitall() would raise."""
+    """Clears failures of other tests' ops, which waitall() would raise."""
     with contextlib.suppress(tn.OpError, ExceptionGroup):
         tn.waitall()
 

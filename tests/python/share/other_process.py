@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interpreters beside the test's own. They know of its process only what it sends, so what is shared is
-shared by its pickle alone."""
+"""Other interpreters. They get objects from the test only as pickles, so arrays are shared only by their
+handles."""
 
 import gc
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +12,11 @@ import time
 from pathlib import Path
 
 import steered
-from steered import SECONDS, Steered, state_of
+from steered import SECONDS, Steered
 
 
 class Other(Steered):
-    """An interpreter beside this one. As a context manager it is ended with the block."""
+    """Another interpreter. As a context manager it is killed at the end of the block."""
 
     def __init__(self, python: str = sys.executable, **environment: str) -> None:
         ours, theirs = socket.socketpair()
@@ -37,9 +36,11 @@ class Other(Steered):
     def __exit__(self, *_) -> None:
         self._link.close()
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait(SECONDS)
+
+    def _signal(self, number) -> None:
+        self.process.send_signal(number)
 
     def _receive(self):
         try:
@@ -51,18 +52,9 @@ class Other(Steered):
         self.process.kill()
         self.process.wait(SECONDS)
 
-    def stop(self) -> None:
-        """Puts it to sleep, and returns when it is."""
-        self.process.send_signal(signal.SIGSTOP)
-        while state_of(self.pid) != "T":
-            pass
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
 
 def files_of_tenon() -> set[str]:
-    """But for the directories of names of users, and for what tests beside this one make."""
+    """Except the directories of the users' names, and the files of tests that run at the same time."""
     files = {f"{folder}/{name}" for folder in ("/dev/shm", "/tmp") for name in os.listdir(folder)}
     others = re.compile(r"/tenon-(\d+$|native-|generators-|demo-|test-)")
     return {file for file in files if "/tenon" in file and not others.search(file)}
@@ -77,13 +69,14 @@ def maps() -> int:
 
 
 def shared_kib() -> int:
-    """Memory of all memory files of the machine."""
+    """The memory of all memory files of the machine."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Shmem:"))
     return int(line.split()[1])
 
 
 def await_shared_kib_below(limit: int) -> None:
-    """Other tests use shared memory for a while, too: what is never given back keeps it above."""
+    """Waits, because other tests use shared memory for a while, too. Memory that is never freed keeps it
+    above the limit."""
     end = time.monotonic() + SECONDS
     while (kib := shared_kib()) >= limit:
         assert time.monotonic() < end, f"{kib} KiB, and not less than {limit}"

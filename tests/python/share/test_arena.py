@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One buffer for several layouts: places and sizes, dtypes, buffers of others, copies, what is damaged."""
+"""One buffer for several layouts: offsets and sizes, dtypes, existing buffers, copies, damaged memory."""
 
 import copy
 import ctypes
@@ -404,8 +404,8 @@ def test_memory_that_is_no_arena_is_refused():
 
 
 def test_a_damaged_description_gives_an_error_and_never_a_crash():
-    """Every bit of it, and some thousand times several bytes: what is still taken for an arena lies inside of
-    its memory, so that all of it can be written and read."""
+    """Changes every bit, and some thousand times several bytes. If the memory is still accepted as an arena,
+    its arrays lie inside of the memory, so that all elements can be written and read."""
     arena = tn.Arena({"ab": {"x": ("f4", (5, 2)), "y": ("u1", ())}, "c": {"z": ("i8", (3,))}})
     memory = arena._native.memory()
     with arena.use("ab") as f:
@@ -441,7 +441,7 @@ def test_a_damaged_description_gives_an_error_and_never_a_crash():
         except allowed:
             refused += 1
     assert refused > len(damages) // 2
-    # What is damaged later, while an arena is open, is the layout that it has.
+    # The current layout can be damaged later, while the arena is open.
     for word in (0xFFFFFFFF, 0x80000000, 3):
         with memory.write() as values:
             values[16:20] = np.frombuffer(word.to_bytes(4, sys.byteorder), "u1")

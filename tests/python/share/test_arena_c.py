@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A C program and this one share an arena by its name: tests/native/arena_peer.c says what it does."""
+"""A C program (tests/native/arena_peer.c) and this one share an arena by its name."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ def test_a_c_program_and_a_python_program_share_an_arena_by_name(program, maker)
         assert (arena.active, arena.generation) == ("counts", 2)
         with arena.use("counts", "r") as f:
             assert f.D.tolist() == [3000] * 500
-        # What it holds, nobody else uses; what it finds, is said.
+        # No other process uses the layout that it holds. It prints the elements that it finds.
         assert tell(peer, "h") == "holds"
         with pytest.raises(TimeoutError, match=f"process {peer.pid} "):
             arena.use("features", timeout=0.1).__enter__()

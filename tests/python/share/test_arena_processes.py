@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One buffer for several layouts, in several processes: handing it over, turns, stale views, deaths."""
+"""One buffer for several layouts, in several processes: pickles, turns, stale views, deaths."""
 
 import concurrent.futures
 import multiprocessing as mp
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from arena_cases import LAYOUTS
+from arena_cases import LAYOUTS, arena_of_totals, turns
 
 import tenon as tn
 
@@ -126,7 +126,7 @@ def test_it_goes_by_its_name_and_lives_as_long_as_anybody_uses_it(other, another
 
 
 def test_who_finds_the_name_finds_the_arena(other):
-    """Another process makes arenas of one name again and again: either there is none, or it is whole."""
+    """Another process repeatedly creates arenas with one name: either there is none, or it is complete."""
     other.ask(
         "def make(n):\n"
         "    import time\n"
@@ -170,7 +170,7 @@ def test_nobody_reads_counts_while_another_process_uses_features(other):
     with pytest.raises(TimeoutError, match=f"process {other.pid} "):
         arena.use("counts", "w", timeout=0.1).__enter__()
     other.ask(LEAVE)
-    # Now it is free, but what is there are features.
+    # The arena is free, and holds features.
     with pytest.raises(tn.LeaseConflict, match="'counts' cannot be read: the arena holds 'features'"):
         arena.use("counts", "r").__enter__()
     with arena.use("features", "r") as f:
@@ -188,7 +188,7 @@ def test_who_waits_for_another_process_gets_its_turn(other):
     other.answer()
     with arena.use("counts", "r") as f:
         assert f.D[0] == 9
-    # The other one waits to read what this one takes away: refused then.
+    # The other process waits to read a layout that this one replaces: then it is refused.
     with arena.use("features") as f:
         other.start("arena.use('counts', 'r').__enter__()")
         assert other.is_busy()
@@ -236,39 +236,8 @@ def test_a_stale_view_of_another_process_is_waited_for_and_named(other):
         other.ask("arena.use('features', 'r').__enter__()")
 
 
-def turns(arena, seed, n):
-    """Uses layouts by chance; what is read is of one writer, with its sum."""
-    numbers = random.Random(seed)
-    reads = 0
-    for turn in range(n):
-        layout, field = numbers.choice([("floats", "a"), ("ints", "b")])
-        if numbers.random() < 0.4:
-            try:
-                with arena.use(layout, "r", timeout=600) as f:
-                    values = f[field]
-                    assert (values == values[0]).all()
-                    assert f.total == values.sum()
-                    reads += 1
-            except tn.LeaseConflict as error:
-                assert "cannot be read" in str(error)
-        else:
-            with arena.use(layout, timeout=600) as f:
-                f[field][:] = seed * 1000 + turn
-                f.total[...] = f[field].sum()
-    return reads
-
-
 def test_processes_use_layouts_by_turns():
-    arena = tn.Arena(
-        {
-            "floats": {"a": ("f8", (400,)), "total": ("f8", ())},
-            "ints": {"b": ("i4", (900,)), "total": ("i8", ())},
-        },
-        shared=True,
-    )
-    with arena.use("floats") as f:
-        f.a[:] = 0
-        f.total[...] = 0
+    arena = arena_of_totals(400, shared=True)
     with mp.get_context("spawn").Pool(3) as pool:
         answers = [pool.apply_async(turns, (arena, seed, 300)) for seed in range(3)]
         own = turns(arena, 3, 300)
@@ -410,15 +379,9 @@ def use_for_ever(arena, seed):
 
 @pytest.mark.slow
 def test_random_kills_leave_a_whole_layout_or_are_told():
-    """Processes that write are killed at random times. Oracle: a reader finds a whole layout; but for the
-    death of one that wrote, which is told."""
-    arena = tn.Arena(
-        {
-            "floats": {"a": ("f8", (4000,)), "total": ("f8", ())},
-            "ints": {"b": ("i4", (9000,)), "total": ("i8", ())},
-        },
-        shared=True,
-    )
+    """Processes that write are killed at random times. Oracle: a reader finds a complete layout, or is told
+    of the death of a writer."""
+    arena = arena_of_totals(4000, shared=True)
     context = mp.get_context("fork")
     numbers = random.Random(7)
     told = 0
@@ -461,7 +424,7 @@ def test_random_kills_leave_a_whole_layout_or_are_told():
 
 
 def test_a_buffer_for_floats_at_one_time_and_ints_at_another_takes_less_memory():
-    """What it takes of the machine's memory is the larger layout, and some pages for its lock."""
+    """Its memory has the size of the larger layout, and some pages for its lock."""
     n = 4 << 20
     layouts = {
         "features": dict.fromkeys("ABC", ("f4", (n,))),

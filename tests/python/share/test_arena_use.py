@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One buffer for several layouts, in one process: who may use which layout when, stale views, exceptions,
-threads, tasks."""
+"""One buffer for several layouts, in one process: access rules, stale views, exceptions, threads, tasks."""
 
 import asyncio
+import concurrent.futures
 import ctypes
 import gc
-import random
 import sys
 import threading
 
 import numpy as np
 import pytest
-from arena_cases import LAYOUTS, each_arena
+from arena_cases import LAYOUTS, arena_of_totals, each_arena, turns
 
 import tenon as tn
 from tenon._sync.views import places
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
 
 def here(offset=0):
-    """'file:line' of the line that calls it, as messages name it."""
+    """'file:line' of the calling line, as in messages."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
@@ -215,8 +214,7 @@ HOLDERS = [
 @each_arena
 @pytest.mark.parametrize("keep", HOLDERS)
 def test_a_stale_view_is_never_used_silently(make_arena, keep):
-    """While it lives, nobody gets another layout: its elements are those of its own layout as long as it can
-    be used."""
+    """While the view exists, the arena does not change its layout: the elements of the view stay valid."""
     arena = make_arena()
     with arena.use("features") as f:
         site = here(-1)
@@ -336,50 +334,10 @@ def test_a_refused_change_does_not_heal(make_arena):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_threads_use_layouts_by_turns(is_shared):
-    """Each writes a number of its own all over a layout, with its sum, and reads whatever it finds: what is
-    read is all of one number, and is what the layout says."""
-    arena = tn.Arena(
-        {
-            "floats": {"a": ("f8", (400,)), "total": ("f8", ())},
-            "ints": {"b": ("i4", (900,)), "total": ("i8", ())},
-        },
-        shared=is_shared,
-    )
-    with arena.use("floats") as f:
-        f.a[:] = 0
-        f.total[...] = 0
-    errors = []
-    reads = [0] * 4
-
-    def run(number):
-        numbers = random.Random(number)
-        try:
-            for turn in range(150):
-                layout, field = numbers.choice([("floats", "a"), ("ints", "b")])
-                if numbers.random() < 0.4:
-                    try:
-                        with arena.use(layout, "r", timeout=600) as f:
-                            values = f[field]
-                            assert (values == values[0]).all()
-                            assert f.total == values.sum()
-                            reads[number] += 1
-                    except tn.LeaseConflict as error:
-                        assert "cannot be read" in str(error)
-                else:
-                    with arena.use(layout, timeout=600) as f:
-                        f[field][:] = number * 1000 + turn
-                        f.total[...] = f[field].sum()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert not errors, errors
-    assert sum(reads) > 0
+    arena = arena_of_totals(400, is_shared)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(turns, arena, seed, 150) for seed in range(4)]
+        assert sum(thread.result(120) for thread in running) > 0
 
 
 @each_arena
@@ -498,7 +456,7 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_held(make_arena)
 
 
 def test_a_block_has_no_room_for_other_attributes():
-    """They would count as views of the block, which are emptied at its end."""
+    """They would count as views of the block, which become empty at its end."""
     arena = tn.Arena({"only": {"A": ("f4", (3,))}})
     own = np.array([5], "u1")
     with arena.use("only") as f:

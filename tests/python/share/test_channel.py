@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels between real processes: what is sent arrives whole, in order, as often as the mode says; what a
-dead process held is lost, and nothing else."""
+"""Channels between real processes: items arrive complete, in order, as often as the mode says; only the items
+of dead processes are lost."""
 
 import asyncio
 import multiprocessing
@@ -38,7 +38,7 @@ def taken(channel, n):
 
 
 def numbers_of(channel):
-    """The numbers of all items until the channel has ended, each of them whole."""
+    """The numbers of all items until the channel has ended. Checks that each item is complete."""
     numbers = []
     for item in channel:
         values = item.x.numpy()
@@ -189,17 +189,17 @@ def test_an_exception_drops_the_item_and_so_does_a_view_that_lives_on():
     assert channel.stats()["in_use"] == 0
 
 
-def fill_and_wait(channel, has_begun):
-    item = channel.loan()
-    item.x[...] = 5
+def lend_and_wait(channel, has_begun):
+    loan = channel.loan()
     has_begun.set()
     time.sleep(3600)
+    del loan
 
 
 def test_a_killed_producer_loses_its_loan_and_consumers_are_told_once():
     channel = tn.Channel(SCHEMA, slots=2)
     has_begun = fork.Event()
-    producer = started(fill_and_wait, channel, has_begun)
+    producer = started(lend_and_wait, channel, has_begun)
     assert has_begun.wait(SECONDS)
     raised = []
 

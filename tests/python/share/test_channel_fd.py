@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels in event loops: tasks wait for descriptors and not in threads, no item is lost to a task that is
-cancelled, and every end and death wakes the waiters."""
+"""Channels in event loops: tasks wait for descriptors and not in threads, cancelled tasks take no item, and
+every end and death wakes the waiting tasks."""
 
 import asyncio
-import multiprocessing
 import os
 import select
 import selectors
@@ -12,13 +11,11 @@ import threading
 import time
 
 import pytest
+from test_channel import SECONDS, fork, lend_and_wait, started
 
 import tenon as tn
 
 SCHEMA = {"k": ("int64", ())}
-SECONDS = 600
-
-fork = multiprocessing.get_context("fork")
 
 
 def send(channel, number):
@@ -42,14 +39,8 @@ def is_readable(fd, seconds=0.0):
     return bool(select.select([fd], [], [], seconds)[0])
 
 
-def started(target, *args):
-    process = fork.Process(target=target, args=args, daemon=True)
-    process.start()
-    return process
-
-
 def quieten(channel):
-    """Until the descriptor is silent: what has come before may be told late."""
+    """Waits until the descriptor is not readable: earlier events may be signaled late."""
     quiet = 0
     while quiet < 3:
         quiet = 0 if is_readable(channel.fileno(), 0.02) else quiet + 1
@@ -159,7 +150,7 @@ def test_items_go_to_another_process_and_back():
 
     seconds = run(program())
     process.join(SECONDS)
-    # No upper limit to any of them; but not each may have had to wait for a slice of some time-out.
+    # There is no upper limit for one of them. But not all may have waited for the end of a time slice.
     assert sorted(seconds)[15] < 0.02
 
 
@@ -211,13 +202,6 @@ def test_a_channel_that_its_last_producer_closes_ends_the_loop():
     process = started(produce)
     assert run(program()) == list(range(5))
     process.join(SECONDS)
-
-
-def lend_and_wait(channel, has_begun):
-    loan = channel.loan()
-    has_begun.set()
-    time.sleep(3600)
-    del loan
 
 
 def test_the_death_of_a_producer_wakes_the_task_that_waits():
@@ -295,7 +279,7 @@ def test_loops_of_several_threads_share_a_channel():
 
 
 def test_a_thread_that_waits_does_not_make_a_task_miss_anything():
-    """Both wait for the event under one mark of the process: the first that leaves must not take it away."""
+    """Both wait for the event with one bit of the process: the first that ends its wait must not clear it."""
     channel = tn.Channel(SCHEMA, slots=4)
     stop = threading.Event()
 

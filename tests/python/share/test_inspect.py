@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tenon ls`: what other processes have, hold and wait for is shown as it is; looking changes nothing, waits
-for nobody and survives whatever it finds."""
+"""`tenon ls` shows what other processes have, hold and wait for. It changes nothing, waits for no process,
+and survives any contents of the files."""
 
 import fcntl
 import json
@@ -45,7 +45,7 @@ def label(request):
 
 
 def segment(name):
-    """What is seen of the segment of this name; None: it is not there."""
+    """The report of the segment of this name; None: it does not exist."""
     return next((s for s in seen() if s["name"] == name), None)
 
 
@@ -69,7 +69,7 @@ def wait_until(is_so, seconds=600):
 
 
 class Planted:
-    """A memory file with these bytes, as any process might make it."""
+    """A memory file with these bytes, as any process can create it."""
 
     def __init__(self, name, content=b"", nbytes=None, sealed=True):
         self.name = name
@@ -313,7 +313,7 @@ KEYS = {
 
 
 def test_the_names_of_the_document_s_members_stay(other, label):
-    """They are those that docs/inspect.md gives; nothing may go or change."""
+    """They are those of docs/inspect.md. None may be removed or changed."""
     a = tn.zeros(10, "uint8", shared=label)
     channel = tn.Channel({"x": ("f4", (3,))}, slots=3, name=label + ".channel")
     arena = tn.Arena({"f": {"A": ("f4", (10,))}}, shared=label + ".arena")
@@ -379,7 +379,7 @@ def test_looking_joins_nothing_and_leaves_nothing_here(label):
 
 
 def test_looking_from_another_process_is_seen_by_nobody(label):
-    """It is no participant while it looks, and holds the file for a moment only."""
+    """It is no participant, and has the file open only for a moment."""
     a = tn.zeros(10, "uint8", shared=label)
     json.loads(command("ls", "--json"))
     found = segment(label)
@@ -431,7 +431,7 @@ def test_names_of_files_and_processes_are_plain_text_whatever_they_hold():
 
 
 def test_any_bytes_behind_a_good_header_are_survived(label):
-    """Oracle: an answer, which is JSON; and the text of it."""
+    """Oracle: the answer is JSON, and can be shown as text."""
     channel = tn.Channel({"x": ("f4", (3,)), "k": ("i8", ())}, slots=4, name=label)
     arena = tn.Arena({"f": {"A": ("f4", (10,))}}, shared=label + ".arena")
     with channel.loan():

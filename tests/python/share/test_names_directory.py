@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of names: who can take a name, what the dead leave there, and what makes it unusable."""
+"""The directory of names: which process gets a name, files of dead processes, and unusable directories."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ def name():
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """Where this process and those that it starts have their names in the test."""
+    """The directory of names of this process and of those that it starts."""
     path = tmp_path / "names"
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TENON_RUNTIME_DIR", str(path))
@@ -34,7 +34,7 @@ def directory(tmp_path, monkeypatch):
 
 
 def python(code, *arguments, **environment):
-    """What a program prints; it has to end well."""
+    """The output of a program, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
         env={k: v for k, v in {**os.environ, **environment}.items() if v is not None},
@@ -243,7 +243,7 @@ def test_an_array_of_another_pid_namespace_is_said_to_be_there(name, directory):
 
 
 def test_a_name_is_found_without_a_look_through_all_processes(name, directory):
-    """The process that attaches cannot list a directory, /proc among them."""
+    """The process that attaches cannot list directories, /proc included."""
     code = """
         import ctypes, errno, os, platform, struct, sys, tenon as tn
         getdents64 = {"x86_64": 217, "aarch64": 61}.get(platform.machine())
@@ -274,7 +274,7 @@ def test_a_name_is_found_without_a_look_through_all_processes(name, directory):
 
 
 def test_every_process_that_has_it_can_be_found_by_the_name(name, directory):
-    """The maker ends, then the second one: the third has attached, and the fourth has only been forked."""
+    """The creator ends, then the second process. The third one has attached, the fourth was only forked."""
     with Other() as maker, Other() as second:
         maker.ask("a = tn.full(3, 7, shared=name)", name=name)
         second.ask("a = tn.attach(name)", name=name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds that are consumed in other processes: every batch arrives as the feed made it, in place, as often as
-the mode says; what a dead process held comes back, and no process waits for the dead."""
+"""Feeds that are consumed in other processes: every batch arrives unchanged, in place, as often as the mode
+says. The slots of a dead process become free, and no process waits for a dead one."""
 
 import gc
 import hashlib
@@ -23,7 +23,7 @@ import tenon as tn
 SCHEMA = tn.schema(data=("f4", (8, 500)), label=("i8", (8,)))
 CASES = ["queue", "broadcast"]
 
-# What a consumer does with its batches, in processes that know of the feed only its name.
+# What a consumer does with its batches, in processes that attach to the feed by its name.
 CONSUMER = """
 import hashlib
 def look(batch):
@@ -46,7 +46,7 @@ def fill(batch):
 
 
 def fill_others(batch):
-    """Smaller ones, with something attached."""
+    """Smaller batches, with an extra."""
     fill(batch)
     batch.rows = 8 - batch.index % 8
     batch.resize("data", (batch.rows, 1 + batch.index))[...] = batch.index
@@ -88,7 +88,7 @@ def until(is_met, seconds=SECONDS):
 
 
 def held(feed):
-    """Slots that consumers have, after those that no process has were taken back."""
+    """The number of slots that consumers have, after free ones were reclaimed."""
     feed._served.reclaim()
     return feed.stats().slots_held
 
@@ -151,8 +151,8 @@ def test_a_native_generator_on_threads_is_served_too(name, other, tmp_path):
 
 @pytest.mark.parametrize("mode", CASES)
 def test_batches_lie_in_the_feeds_slots(mode, name, other):
-    """The addresses are those of the slots' file, as few as there are slots; of a broadcast they are
-    read-only, and what one consumer of a queue writes is its own batch's."""
+    """The addresses are those of the slots' file, at most as many as there are slots. Batches of a broadcast
+    are read-only. A consumer of a queue writes only into its own batch."""
     with tn.Feed(fill, SCHEMA, batches=50, slots=4, shared=name) as feed:
         with feed.serve(mode, background=True):
             attach(other, name)
@@ -248,7 +248,7 @@ for batch in feed:
 
 @pytest.mark.parametrize("mode", CASES)
 def test_batches_that_are_kept_are_not_overwritten(mode, name, other):
-    """In whatever order they go; and all that may be out come back."""
+    """In any order of release; and all slots become free again."""
     with tn.Feed(fill, SCHEMA, slots=6, shared=name) as feed, feed.serve(mode, background=True):
         attach(other, name)
         other.ask(KEEPS_SOME)
@@ -334,7 +334,7 @@ def test_without_consumers_the_server_waits_and_the_next_one_gets_the_rest(name,
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["feed.close()", "os.kill(os.getpid(), 9)"])
 def test_the_rest_of_an_epoch_is_not_mixed_with_the_next_one(leaves, name, another):
-    """All was sent, and the consumer that was to receive it leaves."""
+    """All batches were sent, and the consumer that should receive them leaves."""
     with (
         tn.Feed(fill, SCHEMA, batches=4, slots=6, shared=name) as feed,
         feed.serve(epochs=2, background=True) as server,
@@ -383,7 +383,7 @@ def test_the_servers_end_ends_the_loops(mode, name, other):
         assert found == list(range(server.batches))
         with pytest.raises(ValueError, match=f"is not served any more by process {os.getpid()}"):
             other.ask("next(iter(feed))")
-        # And again: attached consumers go on.
+        # Again: attached consumers continue.
         with feed.serve(mode, epochs=1, background=True):
             assert other.ask("next(iter(feed)).index") == 0
 
@@ -537,7 +537,7 @@ def test_a_server_that_is_killed_is_named_and_batches_in_hand_stay_valid(mode, o
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_between_epochs_is_named(name, other, another):
-    """When it has no part in the work: it waits there until a consumer comes to the end."""
+    """It then waits until a consumer reaches the end of the epoch."""
     with Other() as owner:
         owner.ask(SERVER.replace("epochs=None", "epochs=None, consumers=2"), name=name, mode="queue",
                   options={"batches": 2})  # fmt: skip
@@ -571,7 +571,7 @@ def test_a_consumer_that_is_killed_gives_its_slots_back(mode, name, other):
             process.answer()
         doomed.kill()
         other.ask("del kept[0]")
-        # More than all slots, while one is kept.
+        # More batches than slots, while one is kept.
         found = other.ask("[next(it).index for _ in range(30)]")
         assert found == sorted(found)
         assert other.ask("int(kept[0].label[0]) == kept[0].index")
@@ -581,8 +581,8 @@ def test_a_consumer_that_is_killed_gives_its_slots_back(mode, name, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", CASES)
 def test_consumers_that_are_killed_at_random_disturb_nobody(mode, name, other):
-    """One consumer stays; others come, take batches, keep some, and are killed at any moment. What the one
-    that stays gets is whole and in order: all of it in a broadcast, and in a queue nothing twice."""
+    """One consumer stays; others start, take batches, keep some, and are killed at any moment. The batches of
+    the first one are complete and in order: all of them in a broadcast, and none twice in a queue."""
     rng = random.Random(20)
     with tn.Feed(fill, SCHEMA, slots=6, shared=name) as feed:
         server = feed.serve(mode, background=True)

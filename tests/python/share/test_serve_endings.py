@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a served feed ends where something else goes wrong, or a forked child has a copy of it."""
+"""How a served feed ends after other failures, or if a forked child has a copy of it."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
-        # Longer than a consumer takes to look whether the feed was closed, and then for what was sent.
+        # Longer than a consumer needs to notice that the feed was closed, and then to look for batches.
         threading.Event().wait(2.5)
         go_on.set()
         assert other.answer() == [[0, 1, 2, 3, 4]] * 2

@@ -2,7 +2,7 @@
 """Attached feeds that continue at a saved position.
 
 Oracle: the rows of one feed that is iterated without a stop. Server and consumer are in one process; slow
-tests have consumers in processes of their own.
+tests have consumers in separate processes.
 """
 
 import itertools
@@ -78,7 +78,7 @@ def without_a_stop(kind):
 
 
 def served_rows(name, kind, mode, state, stop):
-    """The rows that one consumer gets of a new feed, and its state after the row number ``stop``."""
+    """The rows that one consumer gets from a new feed, and its state after row ``stop``."""
     rows, states = [], [state]
     with (
         feed_of(kind, shared=name) as feed,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process held when it was killed is free at once; of a writer's death all readers learn until the
-bytes are overwritten, repaired, or said to be good."""
+"""The leases of a killed process are free at once. All readers are told of a writer's death until the bytes
+are overwritten, repaired, or declared valid."""
 
 import asyncio
 import os
@@ -13,8 +13,13 @@ from other_process import SECONDS, Other, await_shared_kib_below, shared_kib
 import tenon as tn
 
 
+@pytest.fixture
+def a():
+    return tn.zeros(4, "int32", shared=True)
+
+
 def killed_in(code, **values):
-    """Has a process run code and kills it; returns its number."""
+    """Has a process run code, kills it, and returns its number."""
     with Other() as process:
         process.ask(code, **values)
         process.kill()
@@ -35,8 +40,7 @@ def killed_in(code, **values):
     ],
     ids=["call", "read", "write", "lease r", "lease w", "copy", "part"],
 )
-def test_every_access_after_a_dead_writer_is_told(come):
-    a = tn.zeros(4, "int32", shared=True)
+def test_every_access_after_a_dead_writer_is_told(a, come):
     pid = killed_in("lease = a.lease('w'); np.asarray(a)[:2] = 7", a=a)
     for _ in range(3):
         with pytest.raises(tn.OwnerDied) as told:
@@ -47,15 +51,13 @@ def test_every_access_after_a_dead_writer_is_told(come):
     assert a.tolist() == [1] * 4
 
 
-def test_the_message_says_how_to_heal():
-    a = tn.zeros(4, "int32", shared=True)
+def test_the_message_says_how_to_heal(a):
     killed_in("lease = a.lease('w')", a=a)
     with pytest.raises(tn.OwnerDied, match=r"overwrite.*on_owner_died=.*clear_error\(\)"):
         a.tolist()
 
 
-def test_a_process_that_monitors_takes_the_warning_from_nobody(other):
-    a = tn.zeros(4, "int32", shared=True)
+def test_a_process_that_monitors_takes_the_warning_from_nobody(a, other):
     pid = killed_in("lease = a.lease('w')", a=a)
     for _ in range(2):
         with pytest.raises(tn.OwnerDied) as told:
@@ -68,8 +70,7 @@ def test_a_process_that_monitors_takes_the_warning_from_nobody(other):
 
 
 @pytest.mark.parametrize("healer", ["here", "elsewhere"])
-def test_clear_error_says_that_the_bytes_are_good(other, healer):
-    a = tn.zeros(4, "int32", shared=True)
+def test_clear_error_says_that_the_bytes_are_good(a, other, healer):
     killed_in("lease = a.lease('w'); np.asarray(a)[0] = 7", a=a)
     for ignore in ("ignore", "".join(["ign", "ore"])):  # the second one is another object
         with a.read(on_owner_died=ignore) as v:
@@ -87,8 +88,7 @@ def test_clear_error_says_that_the_bytes_are_good(other, healer):
     assert a.tolist() == [7, 0, 0, 0]
 
 
-def test_an_error_that_cannot_be_cleared_in_time_stays_and_is_told(other):
-    a = tn.zeros(4, "int32", shared=True)
+def test_an_error_that_cannot_be_cleared_in_time_stays_and_is_told(a, other):
     killed_in("lease = a.lease('w')", a=a)
     other.ask("kept = a.lease('r', on_owner_died='ignore')", a=a)
     before = tn.set_lock_timeout(0.01)
@@ -104,8 +104,7 @@ def test_an_error_that_cannot_be_cleared_in_time_stays_and_is_told(other):
     assert a.tolist() == [0, 0, 0, 0]
 
 
-def test_an_overwrite_that_fails_heals_nothing(other):
-    a = tn.zeros(4, "int32", shared=True)
+def test_an_overwrite_that_fails_heals_nothing(a, other):
     killed_in("lease = a.lease('w')", a=a)
     with pytest.raises(ZeroDivisionError), a.write(overwrite=True):
         raise ZeroDivisionError
@@ -116,15 +115,13 @@ def test_an_overwrite_that_fails_heals_nothing(other):
 @pytest.mark.parametrize(
     "code", ["lease = a.lease('r')", "lease = a.lease('w'); lease.release()", "a[0] = 0", "a.tolist()"]
 )
-def test_the_death_of_who_was_not_writing_tells_nothing(code):
-    a = tn.zeros(4, "int32", shared=True)
+def test_the_death_of_who_was_not_writing_tells_nothing(a, code):
     killed_in(code, a=a)
     a[0] = 3
     assert a.tolist() == [3, 0, 0, 0]
 
 
-def test_the_end_of_a_process_that_was_writing_is_a_death_too():
-    a = tn.zeros(4, "int32", shared=True)
+def test_the_end_of_a_process_that_was_writing_is_a_death_too(a):
     with Other() as process:
         process.ask("lease = a.lease('w')", a=a)
         process.start("os._exit(0)")
@@ -133,8 +130,7 @@ def test_the_end_of_a_process_that_was_writing_is_a_death_too():
         a.tolist()
 
 
-def test_who_ends_in_order_gives_its_leases_back():
-    a = tn.zeros(4, "int32", shared=True)
+def test_who_ends_in_order_gives_its_leases_back(a):
     with Other() as process:
         process.ask("b = a.write(); v = b.__enter__(); v[...] = 2", a=a)
         process.start("sys.exit()")
@@ -157,8 +153,7 @@ def test_an_op_that_comes_first_fails_with_what_happened():
     assert a.tolist() == [0] * 4
 
 
-def test_an_overwrite_of_a_part_heals_that_part():
-    a = tn.zeros(4, "int32", shared=True)
+def test_an_overwrite_of_a_part_heals_that_part(a):
     killed_in("lease = a.lease('w'); np.asarray(a)[:2] = 7", a=a)
     a[1] = 1
     assert a[1].item() == 1
@@ -197,8 +192,7 @@ def test_an_array_whose_other_bytes_were_written_is_good():
     assert a.tolist() == [[0] * 4, [1] * 4, [0] * 4]
 
 
-def test_the_text_of_the_array_shows_no_bytes_of_a_dead_writer():
-    a = tn.zeros(4, "int32", shared=True)
+def test_the_text_of_the_array_shows_no_bytes_of_a_dead_writer(a):
     pid = killed_in("lease = a.lease('w'); np.asarray(a)[:2] = 7", a=a)
     for text in (repr(a), str(a), f"{a}"):
         assert "7" not in text.replace(str(pid), "")
@@ -207,8 +201,7 @@ def test_the_text_of_the_array_shows_no_bytes_of_a_dead_writer():
     assert "1, 1, 1, 1" in repr(a)
 
 
-def test_on_owner_died_ignore_takes_what_is_left():
-    a = tn.zeros(4, "int32", shared=True)
+def test_on_owner_died_ignore_takes_what_is_left(a):
     for way in (
         lambda: a.read(on_owner_died="ignore"),
         lambda: a.write(on_owner_died="ignore"),
@@ -220,8 +213,7 @@ def test_on_owner_died_ignore_takes_what_is_left():
         a[...] = 0  # heals
 
 
-def test_on_owner_died_may_repair():
-    a = tn.zeros(4, "int32", shared=True)
+def test_on_owner_died_may_repair(a):
     calls = []
 
     def repair(values, error):
@@ -237,8 +229,7 @@ def test_on_owner_died_may_repair():
     assert not calls
 
 
-def test_a_repair_that_fails_is_raised_and_heals_nothing():
-    a = tn.zeros(4, "int32", shared=True)
+def test_a_repair_that_fails_is_raised_and_heals_nothing(a):
     killed_in("lease = a.lease('w')", a=a)
 
     def fail(values, error):
@@ -261,8 +252,7 @@ def test_a_repair_that_fails_is_raised_and_heals_nothing():
     assert a.tolist() == [1] * 4
 
 
-def test_on_owner_died_in_a_task():
-    a = tn.zeros(4, "int32", shared=True)
+def test_on_owner_died_in_a_task(a):
     told = []
 
     async def main():
@@ -277,8 +267,7 @@ def test_on_owner_died_in_a_task():
     assert len(told) == 1 and a.tolist() == [4] * 4
 
 
-def test_a_task_that_waits_is_told_of_a_death():
-    a = tn.zeros(4, "int32", shared=True)
+def test_a_task_that_waits_is_told_of_a_death(a):
 
     async def main():
         with Other() as process:
@@ -299,8 +288,7 @@ def test_a_task_that_waits_is_told_of_a_death():
     assert a.tolist() == [0] * 4
 
 
-def test_an_op_that_waits_is_told_of_a_death():
-    a = tn.zeros(4, "int32", shared=True)
+def test_an_op_that_waits_is_told_of_a_death(a):
     with Other() as process:
         process.ask("lease = a.lease('w')", a=a)
         op = tn.push(lambda x: x.sum(), a)
@@ -341,8 +329,7 @@ def test_a_dead_reader_is_no_longer_in_the_way():
     a[0] = 1
 
 
-def test_waiters_in_every_kind_of_wait_go_on_after_a_death(other, another):
-    a = tn.zeros(4, "int32", shared=True)
+def test_waiters_in_every_kind_of_wait_go_on_after_a_death(a, other, another):
     with Other() as holder:
         holder.ask("lease = a.lease('w')", a=a)
         other.start("with a.read(on_owner_died='ignore'): pass", a=a)
@@ -393,11 +380,10 @@ def test_a_name_whose_maker_was_killed_while_it_wrote_is_free():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asleep", [False, True], ids=["soon", "asleep"])
-def test_a_waiter_is_awake_soon_after_the_death(asleep, record_property):
+def test_a_waiter_is_awake_soon_after_the_death(a, asleep, record_property):
     """Its oracle: the time from the end of the process, which takes longer on a busy machine, to the return
     of the wait in a Python thread, which has to get the GIL for that. The limit is far above what is
     measured, and below a wait without a wake-up."""
-    a = tn.zeros(4, "int32", shared=True)
     waits = []
     for _ in range(8):
         with Other() as process:
@@ -428,8 +414,7 @@ def test_memory_that_a_dead_process_alone_had_is_given_back():
     await_shared_kib_below(before + 60_000)
 
 
-def test_a_death_in_native_code_is_a_death():
-    a = tn.zeros(4, "int32", shared=True)
+def test_a_death_in_native_code_is_a_death(a):
     with Other() as process:
         process.ask("import ctypes; lease = a.lease('w')", a=a)
         process.start("ctypes.string_at(0)")

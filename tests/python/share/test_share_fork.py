@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared arrays where a process forks: inside of blocks, beside threads that hold them, and before exec.
+"""Shared arrays and forks: inside of blocks, beside threads that hold leases, and before exec.
 
-Each test is a program of its own, because it forks without multiprocessing.
+Each test is a separate program, because it forks without multiprocessing.
 """
 
 import subprocess
@@ -44,7 +44,7 @@ def wait_for(pid):
 
 
 def run(program):
-    """The lines that a program prints; it has to end well."""
+    """The lines that a program prints. It must succeed."""
     script = PRELUDE + textwrap.dedent(program)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -210,7 +210,7 @@ def test_a_lease_of_the_parent_s_is_not_the_child_s():
 
 
 def test_a_block_that_a_child_leaves_is_not_the_parent_s():
-    """`with a.write(): os.fork()`, where both leave the block."""
+    """`with a.write(): os.fork()`, and both processes leave the block."""
     assert run("""
         a = tn.zeros(3, "int32", shared=True)
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks at bad moments: while another thread finds or makes a name, inside of an op's body, and forks that
-fail. Each test is a program of its own."""
+"""Forks at bad moments: while another thread attaches or creates a name, inside of an op's body, and forks
+that fail. Each test is a separate program."""
 
 from test_share_fork import run
 

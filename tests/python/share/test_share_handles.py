@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept for handles that no process opens, and for how long; the cost of an array among others."""
+"""Memory that unopened handles keep, and for how long; the cost of an array beside many others."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ def until(condition, seconds=600):
 
 
 def handles_of_this_process():
-    """That no process has opened, as `tenon ls` counts them."""
+    """The number of unopened handles, as `tenon ls` counts them."""
     return sum(
         handle["count"]
         for segment in json.loads(_core.describe_shared())["segments"]
@@ -40,7 +40,7 @@ def handles_of_this_process():
 
 @pytest.fixture(autouse=True)
 def shown():
-    """How many more there are than at first. The test leaves none."""
+    """How many more handles there are than at first. The test leaves none."""
     gc.collect()
     before = handles_of_this_process()
     yield lambda: handles_of_this_process() - before
@@ -182,7 +182,7 @@ def test_bad_values_of_limits_are_named_and_no_handle_is_left(limits, error, tex
 
 
 def test_the_native_part_refuses_bad_times_too():
-    """With the interpreter's lock held: it raises."""
+    """It raises while the GIL is held."""
     a = tn.zeros(3, shared=True)
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match=f"timeout is {seconds}: it must be seconds"):
@@ -193,7 +193,7 @@ def test_the_native_part_refuses_bad_times_too():
 def test_of_too_many_handles_none_can_have_a_limit(shown):
     a = tn.zeros(3, shared=True)
     plain = [pickle.dumps(a) for _ in range(24)]
-    text = "because 24 handles of the array were not opened yet.*revoke them all.*tn.revoke_handles"
+    text = "made when 24 other handles of the array were unopened.*revoke them all.*tn.revoke_handles"
     for _ in range(3):
         with pytest.raises(ValueError, match=text):
             tn.Handle(a, timeout=1)
@@ -205,7 +205,8 @@ def test_of_too_many_handles_none_can_have_a_limit(shown):
 
 @pytest.mark.parametrize("shared", [True, "own"])
 def test_a_handle_that_is_refused_leaves_nothing_mapped_and_nothing_open(shared, other, another):
-    """In a process that has nothing else of the sender, which lives on and has other arrays there."""
+    """In a process that has no other array of the sender. The sender lives, and has other arrays in the
+    pool."""
     look = "(len(os.listdir('/proc/self/fd')), sorted(l.split(None, 5)[5] for l in open('/proc/self/maps') "
     look += "if 'memfd' in l))"
     name = True if shared is True else f"handles-{os.getpid()}"
@@ -265,7 +266,7 @@ def test_a_process_that_cannot_be_started_keeps_nothing(shown):
 
 
 def test_an_array_costs_the_same_beside_many_as_beside_few():
-    """In one process of its own, where no other array is: 1,000 arrays beside 0 and beside 9,000."""
+    """In a separate process without other arrays: 1,000 arrays beside 0 and beside 9,000."""
     code = """
 import time, tenon as tn
 kept = []
@@ -281,7 +282,7 @@ few = cost(1000)
 while len(kept) < 9000:
     kept.append(tn.empty(16, "int8", shared=True))
 print(cost(1000) / few)
-# The same where each array is dropped after the next one was made.
+# The same, but each array is dropped after the next one was created.
 last = None
 def turnover(n):
     global last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where there is no more: memory, file descriptors, places; and what stays the same as arrays come and go.
+"""Exhausted memory, file descriptors and places; and constant resources while arrays come and go.
 
 What changes a limit of the process, or needs one that no other program uses, is a program of its own.
 """
@@ -164,7 +164,7 @@ def test_many_leases_of_one_process_at_a_time(other):
 
 
 def test_any_number_of_ops_may_wait_for_shared_arrays(other):
-    """Ops on one array, on several, and on those that another process has, in one pool of memory."""
+    """Ops on one array, on several, and on arrays of another process, in one pool of memory."""
     n = 1000
     arrays = [tn.zeros(3, "int32", shared=True) for _ in range(n)]
     other.ask("kept = [a[0].lease('w') for a in arrays]", arrays=arrays[:50])
@@ -200,7 +200,7 @@ def test_memory_of_large_arrays_is_given_back():
 
 
 def test_more_participants_than_places():
-    """As many processes may use an array at a time as it has places: the next is told so."""
+    """As many processes can use an array at a time as it has places. The next one gets an error."""
     lines = run("""
         a = tn.zeros(3, "int32", shared=True)
         here, there = os.pipe()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of shared arrays: what a process finds under one, and when it is free again."""
+"""Names of shared arrays: what a process finds under a name, and when the name is free again."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ def name():
 
 
 def soon(try_it, seconds=600):
-    """What try_it() returns as soon as it raises nothing."""
+    """The result of try_it() as soon as it does not raise."""
     end = time.monotonic() + seconds
     while True:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the processes: a control group with a limit of memory, and a small /dev/shm.
+"""The environment of the processes: a control group with a memory limit, and a small /dev/shm.
 
 Both need rights that not every machine gives; where they are missing, the reason is said. A namespace alone
 limits no memory, so there is no other way to try the first one.

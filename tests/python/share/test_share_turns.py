@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes take turns with a shared array: blocks, ops, calls, tasks; what a wait says that is too long."""
+"""Processes take turns with a shared array: blocks, ops, calls, tasks; the errors of waits that are too
+long."""
 
 import asyncio
 import logging
@@ -21,14 +22,14 @@ import tenon as tn
 
 @pytest.fixture
 def lock_timeout():
-    """Sets the time that waits for other processes take, for this test."""
+    """Sets the time limit of waits for other processes, for this test."""
     before = tn.set_lock_timeout(SECONDS)
     yield tn.set_lock_timeout
     tn.set_lock_timeout(before)
 
 
 def add_in_turn(array, n, way):
-    """n times adds 1 to every element, in one of the ways that are to exclude each other."""
+    """Adds 1 to every element n times, in one of the ways that exclude each other."""
     for _ in range(n):
         if way == "block":
             with array.write() as v:
@@ -48,7 +49,8 @@ def add_one(values):
 
 
 def rows_by_turns(array, way, rounds):
-    """In every row in turn: adds 1 to all of its elements, and sees that they are equal."""
+    """In every row in turn: adds 1 to all elements, or only reads. Returns how many rows had unequal
+    elements."""
     torn = 0
     for k in range(rounds * len(array)):
         row = array[k % len(array)]
@@ -318,7 +320,7 @@ def test_a_writer_is_not_starved_by_readers(other, another, lock_timeout, tmp_pa
     another.answer()
 
 
-# The thread that gets the error gives back what it holds, as a block does: then the others go on.
+# The thread that gets the error releases its lease, as a block does: then the others continue.
 BEHIND = """
 try:
     {}
@@ -374,7 +376,7 @@ def test_crossed_leases_of_three_processes_end_in_a_deadlock_error(other, anothe
 
 
 def test_a_wait_that_a_queue_of_others_ends_is_no_deadlock(other, another):
-    """Waits that stand in each other's way without a cycle: a chain of three processes."""
+    """Waits for each other without a cycle: a chain of three processes."""
     a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
     lease = a.lease("w")
     other.ask("lease = b.lease('w')", a=a, b=b)
@@ -474,7 +476,7 @@ def test_the_version_moves_with_the_writes_of_others(other):
 
 
 def test_threads_and_processes_take_turns_with_many_arrays(other, lock_timeout):
-    """Every thread of two processes takes random pairs of arrays for an op, never in a fixed order."""
+    """Every thread of two processes uses random pairs of arrays for an op, in a random order."""
     arrays = [tn.zeros(8, "int64", shared=True) for _ in range(6)]
     other.ask("tn.set_lock_timeout(None)")
     code = """

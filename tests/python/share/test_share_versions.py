@@ -37,7 +37,7 @@ def memory_file_of(pid, name):
 
 
 def rewrite(pid, name, at, form, *values):
-    """Changes the header of the named segment of a process. Returns what was there."""
+    """Changes the header of the named segment of a process. Returns the old bytes."""
     with open(memory_file_of(pid, name), "r+b") as file, mmap.mmap(file.fileno(), 4096) as header:
         (nbytes,) = struct.unpack_from("=I", header, HEADER_NBYTES_AT)
         sum_at = nbytes - 8
@@ -114,7 +114,8 @@ def foreign_file(name, content):
 
 
 def test_memory_files_that_only_bear_the_name_are_in_nobody_s_way(name, other):
-    """Any process of the user can make such a file: the directory of names says which one has the name."""
+    """Any process of the user can create such a file. The directory of names determines which one has the
+    name."""
     file = foreign_file(name, b"something else")
     try:
         with pytest.raises(FileNotFoundError, match=name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of shared arrays: they need possession, and keep it for as long as they live."""
+"""Views of shared arrays: they need a lease, and continue it as long as they exist."""
 
 import asyncio
 import ctypes
@@ -264,7 +264,7 @@ def test_shared_says_what_is_shared(a, other):
 
 
 def test_bytes_are_seen_as_other_types_by_turns(other):
-    """A buffer of bytes that holds numbers of 16 bits at one time and of 32 at another."""
+    """A buffer that holds 16-bit numbers first and 32-bit numbers later."""
     buffer = tn.zeros(64, "int8", shared=True)
     shorts, ints = buffer.view("int16"), buffer.view("int32")
     with shorts.write() as v:
@@ -279,7 +279,7 @@ def test_bytes_are_seen_as_other_types_by_turns(other):
 
 @pytest.mark.parametrize("wrong", ["before", "after", "kept"])
 def test_a_view_outside_of_possession_is_refused(wrong, other):
-    """The same with one line that is wrong."""
+    """The same with one wrong line."""
     buffer = tn.zeros(64, "int8", shared=True)
     if wrong == "before":
         with pytest.raises(tn.LeaseConflict):

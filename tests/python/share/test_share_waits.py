@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for another process: its log has the view that outlived its block, once and with the variable, and
-the process that waits says what holds the memory there."""
+"""Waits for another process. That process logs the view that outlived its block, once, with the variable. The
+waiting process reports what holds the memory there."""
 
 import asyncio
 import gc
@@ -33,12 +33,12 @@ log = Texts()
 logging.getLogger("tenon").addHandler(log)
 number = threading.get_native_id()
 """
-# A lease and a view of it that lives on, in the variable `kept` of the module.
+# A lease, and a view that outlives it, in the variable `kept` of the module.
 KEEP = "lease = a.lease('w'); kept = a.numpy(); lease.release()"
 
 
 def hangs_on(name):
-    """In a variable of the program that another process was told to run."""
+    """In a variable of the code that another process runs."""
     return rf"hangs on: (variable `{name}`|item '{name}') of "
 
 
@@ -202,7 +202,7 @@ ENDS["block"] = "del v; block.__exit__(None, None, None)"
 
 
 def until_it_is_told(wait, expected):
-    """Repeats a wait that runs out of time until its error has the text."""
+    """Repeats a wait with a timeout until its error has the text."""
     seen = []
 
     def has_come():
@@ -248,7 +248,7 @@ def test_the_report_of_a_task_and_of_a_thread_name_the_other_process_and_its_lin
     other, another, monkeypatch, caplog, patience
 ):
     monkeypatch.setattr(_waits, "REPORT_SECONDS", 3.0)
-    # Two arrays, because of one the thread would wait for the task.
+    # Two arrays, because with one array the thread would wait for the task.
     a, b = tn.zeros(8, shared=True), tn.zeros(8, shared=True)
     expected = {}
     for kind, process, array in (("task", other, a), ("thread", another, b)):
