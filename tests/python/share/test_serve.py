@@ -300,7 +300,7 @@ def test_who_comes_at_the_end_of_an_epoch_takes_part_in_the_next_one(mode, name,
         other.ask("rest = [batch.index for batch in it]; del first")
         attach(late, name)
         late.start("epoch(feed)")
-        until(lambda: feed._served._end_channel.stats()["consumers"] == 3)
+        until(lambda: feed._served.consumers() == 3)
         other.start("epoch(feed)")
         another.ask("[batch.index for batch in it]")
         another.start("epoch(feed)")
