@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from .._sync.waits import ReportTimer
-from .batches import NO_BATCH, DataBatch, DataDesc, DataIter
+from .batches import BatchIter, DataBatch, DataDesc
 
 _log = logging.getLogger("tenon")
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 1.0  # between two looks whether the thread is still there
 _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
 
 
-class PrefetchingIter(DataIter):
+class PrefetchingIter(BatchIter):
     """Takes the batches of iterators one batch ahead, with one thread for each iterator.
 
     A batch has the data and labels of all iterators, one after the other. It shares their memory. An
@@ -60,7 +60,6 @@ class PrefetchingIter(DataIter):
         self.provide_data = _renamed([one.provide_data for one in self.iters], rename_data, "rename_data")
         self.provide_label = _renamed([one.provide_label for one in self.iters], rename_label, "rename_label")
         super().__init__((self.provide_data + self.provide_label)[0].shape[0])
-        self.current_batch: DataBatch | None = None
         self._is_over = False
         self._is_fresh = False  # nothing was taken since reset()
         self._helpers = [_Helper(one, f"tenon prefetch {i}") for i, one in enumerate(self.iters)]
@@ -113,24 +112,6 @@ class PrefetchingIter(DataIter):
         )
         return True
 
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        batch, self.current_batch = self._at_hand(), None  # the caller's alone
-        return batch
-
-    def getdata(self) -> list[Any]:
-        return self._at_hand().data
-
-    def getlabel(self) -> list[Any] | None:
-        return self._at_hand().label
-
-    def getindex(self) -> Any:
-        return self._at_hand().index
-
-    def getpad(self) -> int | None:
-        return self._at_hand().pad
-
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Ends the threads. Idempotent. Delivered batches stay valid. Later calls raise ValueError.
 
@@ -154,11 +135,6 @@ class PrefetchingIter(DataIter):
     def _request_all(self) -> None:
         for helper in self._helpers:
             helper.request()
-
-    def _at_hand(self) -> DataBatch:
-        if self.current_batch is None:
-            raise ValueError(NO_BATCH)
-        return self.current_batch
 
     def _check_equal(self, outcomes: list[Any]) -> None:
         if any(outcome is _END for outcome in outcomes):

@@ -37,7 +37,7 @@ _NONE, _SKIPPED = object(), object()
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
-class Answers(Progress):
+class AnswerProgress(Progress):
     """With workers. A mark is from where a worker can go on: the place of the answer that it came with, and
     its pickle. What the worker has answered since is made again and dropped."""
 
@@ -142,11 +142,11 @@ class _Source(Workers):
 class Processes(Quick):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
-    make_progress = Answers
+    make_progress = AnswerProgress
 
     _is_in_step = False  # True in `next`, where it does not wait: the steps of a batch are not one
 
-    def __init__(self, loader: Any, progress: Answers, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, loader: Any, progress: AnswerProgress, state: dict[str, Any] | None = None) -> None:
         self.is_closed = True  # for __del__, when the next lines raise
         super().__init__(loader if state is None or state["is_first_epoch"] else _WithoutSeed(loader))
         progress.iterate(self, self._sampler_iter)
@@ -196,7 +196,7 @@ class Processes(Quick):
         self._number = -1
         self._begin(progress, is_new=state is None)
 
-    def _go_on_sampler(self, progress: Answers, state: dict[str, Any]) -> None:
+    def _go_on_sampler(self, progress: AnswerProgress, state: dict[str, Any]) -> None:
         if self._is_iterable():
             progress.restore_counts(state)
         elif state["is_finished"]:
@@ -220,7 +220,7 @@ class Processes(Quick):
 
     def _begin_again(self, loader: Any, first_iter: bool) -> None:
         self._native.end()
-        progress = Answers(loader, self.progress)
+        progress = AnswerProgress(loader, self.progress)
         progress.is_first_epoch = False
         progress.base_seed = self._base_seed
         super()._reset(loader, first_iter)
@@ -245,7 +245,7 @@ class Processes(Quick):
         """The processes that run."""
         return list(self._source._processes.values())
 
-    def _begin(self, progress: Answers, *, is_new: bool = True) -> None:
+    def _begin(self, progress: AnswerProgress, *, is_new: bool = True) -> None:
         self.progress = progress
         progress.peek = weakref.ref(self)
         self._drop_requests()
@@ -416,7 +416,7 @@ class _WithoutSeed:
         return getattr(self._loader, name)
 
 
-def _task(loader: Any, progress: Answers) -> work.Task:
+def _task(loader: Any, progress: AnswerProgress) -> work.Task:
     return work.Task(
         dataset=loader.dataset,
         is_iterable=loader._dataset_kind == Kind.Iterable,

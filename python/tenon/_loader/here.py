@@ -37,7 +37,7 @@ class Quick(BaseIterator):
         return data
 
 
-class Place(Progress):
+class HereProgress(Progress):
     """Without workers."""
 
     fetcher: Any = None
@@ -62,9 +62,9 @@ class Place(Progress):
 
 
 class Here(Quick, SingleProcessIterator):
-    make_progress = Place
+    make_progress = HereProgress
 
-    def __init__(self, loader: Any, progress: Place, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, loader: Any, progress: HereProgress, state: dict[str, Any] | None = None) -> None:
         super().__init__(loader)
         self.progress = progress
         progress.fetcher = self._dataset_fetcher
