@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A function of a shared library together with its prototype. Which array or number an argument is, is
-// the caller's business: data/bind.h for generators, the bindings for direct calls.
+// A function of a shared library together with its prototype. The caller makes the arguments: data/bind.h for
+// generators, the extension for direct calls.
 #pragma once
 
 #include <string_view>
