@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import mmap
 import os
@@ -34,7 +35,7 @@ from .serving import (
     PLACE_AT,
     ROUND_AT,
     Head,
-    head_name,
+    about_name,
     position_of,
 )
 
@@ -82,9 +83,9 @@ class AttachedFeed(Forms):
             )
         self.name = name
         self.timeout = timeout
-        self._head = _find(name, wait)
+        about = _find(name, wait)
+        self._head = Head.open(about["head"])
         self._words = self._head.words
-        about = self._head.about()
         self.schema = Schema({field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]})
         self.batches: int | None = about["batches"]
         self.mode: str = about["mode"]
@@ -442,11 +443,12 @@ class _Slots:
         return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
 
 
-def _find(name: str, wait: float) -> Head:
+def _find(name: str, wait: float) -> dict[str, Any]:
+    """The description of a feed."""
     began = time.monotonic()
     while True:
         try:
-            array = _core.attach(head_name(name))
+            array = _core.attach(about_name(name))
         except FileNotFoundError:
             if time.monotonic() - began < wait:
                 time.sleep(_LOOK_SECONDS)
@@ -458,9 +460,20 @@ def _find(name: str, wait: float) -> Head:
                     f"no feed is served under the name {name!r} by a process of this user that is seen here"
                 ) from None
             raise ValueError(f"{name!r} is the name of something that is shared, but of no feed") from None
-        head = Head.open(array)
-        if head is not None:
-            return head
+        about = _read_about(array)
+        if about is not None:
+            return about
         if time.monotonic() - began > wait + _MAKING_SECONDS:
-            raise ValueError(f"{head_name(name)!r} is shared, but is not the head of a feed")
+            raise ValueError(f"{about_name(name)!r} is shared, but is not the head of a feed")
         time.sleep(_LOOK_SECONDS)
+
+
+def _read_about(array: NDArray) -> dict[str, Any] | None:
+    """None: it is not written yet, or is something else."""
+    with array.read() as content:
+        data = content.tobytes()
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "head" in found else None

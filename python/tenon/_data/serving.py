@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds whose batches go to other processes: the side that has the feed. `attached` is the other one.
 
-Two objects are shared in addition to the slots, which lie in a memory file of the feed:
+These are shared in addition to the slots, which lie in a memory file of the feed:
 
 * the *batch channel*, under the name of the feed. Its items contain the positions of batches in the slots.
   The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
-* the *head*, an array under ``<name>.feed``. See `Head`.
+* the *head*: see `Head`.
+* a description of the feed as JSON, with handles of both, in an array under ``<name>.feed``.
 
 A *round* is one epoch that is served. At its end, the server writes into the head how it has ended, and
 closes its end of the batch channel. A consumer that finds no item left then reads the head. Each consumer
@@ -43,12 +44,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tenon")
 
 MODES = ("queue", "broadcast")
-MARK = 0x64656574  # of a head that is complete
-WORDS = 15
+WORDS = 12
 (
-    MARK_AT,
-    STATE_NBYTES_AT,  # the room for a state
-    ABOUT_NBYTES_AT,
     ROUND_AT,
     ENDED_AT,  # rounds that have ended, all of whose batches were sent
     IS_CLOSED_AT,
@@ -57,13 +54,9 @@ WORDS = 15
     EPOCH_AT,
     PLACE_AT,
     FAILURE_NBYTES_AT,  # of the last round that has ended; 0: it has not failed
-    POSITION_AT,  # at its end
+    POSITION_AT,  # at its end: 4 words
 ) = range(WORDS - 3)
-POSITION_WORDS = 4
-BARRIERS_AT = WORDS * 8  # two bytes
-FAILURE_AT = BARRIERS_AT + 2
 FAILURE_NBYTES = 16384
-STATE_AT = FAILURE_AT + FAILURE_NBYTES
 HEAD = 9  # numbers of an item of the batch channel before those of its fields
 
 _LOOK_SECONDS = 0.02
@@ -88,13 +81,13 @@ def name_for(shared: bool | str, on_starved: str) -> str | None:
         )
     if on_starved not in ("wait", "raise"):
         raise ValueError(
-            f"on_starved is {on_starved!r}, and the feed is shared: it keeps to its slots, as others map them"
+            f"on_starved is {on_starved!r}: a shared feed cannot copy or add slots, as others map them"
         )
     return f"feed-{os.getpid()}-{next(_numbers)}" if shared is True else shared
 
 
 def check(mode: str, epochs: int | None, consumers: int) -> None:
-    """Of `Feed.serve`."""
+    """Checks the arguments of `Feed.serve`."""
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
     if epochs is not None and epochs < 0:
@@ -103,66 +96,50 @@ def check(mode: str, epochs: int | None, consumers: int) -> None:
         raise ValueError(f"consumers is {consumers}: it must be a count")
 
 
-def head_name(name: str) -> str:
+def about_name(name: str) -> str:
     return name + ".feed"
 
 
 class Head:
-    """The array that a served feed shares with its consumers.
+    """What a served feed shares with its consumers in addition to its batches: arrays without names.
 
-    It begins with numbers, which only the server writes, without a lease. Then come the barriers of rounds
-    with an even and with an odd number, the failure and the state at the end of the last round, the states
-    that consumers have loaded, and a description of the feed as JSON.
+    Only the server writes ``words``, and failure and state at the end of a round, without a lease. Consumers
+    write the states that they have loaded, under a lease. There are two barriers, for rounds with an even and
+    with an odd number.
     """
 
-    def __init__(self, array: NDArray) -> None:
-        content = array.unchecked().numpy()
-        self._array = array
-        self.words = content[:BARRIERS_AT].view("i8")
-        self.state_nbytes = int(self.words[STATE_NBYTES_AT])
-        self._failure = content[FAILURE_AT:STATE_AT]
-        self._wanted_at = STATE_AT + self.state_nbytes
-        self._state = content[STATE_AT : self._wanted_at]
-        self._about_at = self._wanted_at + _wanted_nbytes(self.state_nbytes)
+    def __init__(self, arrays: dict[str, NDArray]) -> None:
+        self._arrays = arrays
+        self.words = arrays["words"].unchecked().numpy()
+        self._failure = arrays["failure"].unchecked().numpy()
+        self._state = arrays["state"].unchecked().numpy()
+        self._wanted = arrays["wanted"]
 
     @classmethod
-    def create(cls, name: str, about: dict[str, Any], state_nbytes: int) -> Head:
-        described = json.dumps(about).encode()
-        about_at = STATE_AT + state_nbytes + _wanted_nbytes(state_nbytes)
-        array = zeros(about_at + len(described), "u1", shared=head_name(name))
-        with array.write() as content:
-            content[about_at:] = memoryview(described)
-            words = content[:BARRIERS_AT].view("i8")
-            words[STATE_NBYTES_AT], words[ABOUT_NBYTES_AT] = state_nbytes, len(described)
-            words[MARK_AT] = MARK
-            del words, content
-        return cls(array)
+    def create(cls, state_nbytes: int) -> Head:
+        sizes = {"failure": FAILURE_NBYTES, "state": state_nbytes, "barriers": 2}
+        sizes["wanted"] = 8 + 2 * (state_nbytes + 1)  # for a length and two lines
+        arrays = {name: zeros(size, "u1", shared=True) for name, size in sizes.items()}
+        return cls({"words": zeros(WORDS, "i8", shared=True), **arrays})
 
     @classmethod
-    def open(cls, array: NDArray) -> Head | None:
-        """None: it is not complete."""
-        if array.ndim != 1 or array.itemsize != 1 or array.nbytes < STATE_AT:
-            return None
-        with array.read() as content:
-            is_complete = content[:BARRIERS_AT].view("i8")[MARK_AT] == MARK
-        return cls(array) if is_complete else None
+    def open(cls, handles: dict[str, str]) -> Head:
+        return cls({name: _core.open_array(bytes.fromhex(handle)) for name, handle in handles.items()})
 
-    def about(self) -> dict[str, Any]:
-        with self._array[self._about_at : self._about_at + int(self.words[ABOUT_NBYTES_AT])].read() as text:
-            found: dict[str, Any] = json.loads(text.tobytes())
-        return found
+    def handles(self) -> dict[str, str]:
+        return {name: _core.send_array(array).hex() for name, array in self._arrays.items()}
 
     def enter(self, number: int, mode: Literal["r", "w"], timeout: float | None = None) -> Lease:
         """A lease of the barrier of a round, which any thread may release."""
-        at = BARRIERS_AT + number % 2
-        return Lease(self._array[at : at + 1], mode, timeout, "ignore").detach()
+        at = number % 2
+        return Lease(self._arrays["barriers"][at : at + 1], mode, timeout, "ignore").detach()
 
     def put_end(self, failure: OpError | None, position: dict[str, Any]) -> None:
         """Ends the round. The consumers see it before the batch channel is closed."""
         data = b"" if failure is None else describe(failure)
         self._failure[: len(data)] = memoryview(data)
         self.words[FAILURE_NBYTES_AT] = len(data)
-        self.words[POSITION_AT : POSITION_AT + POSITION_WORDS] = put_position(position, self._state)
+        self.words[POSITION_AT:] = put_position(position, self._state)
         self.words[ENDED_AT] = self.words[ROUND_AT] + 1
 
     def failure(self) -> OpError | None:
@@ -170,37 +147,29 @@ class Head:
         return failure_of(data) if data else None
 
     def end_position(self, order: dict[str, int]) -> dict[str, Any]:
-        numbers = self.words[POSITION_AT : POSITION_AT + POSITION_WORDS].tolist()
+        numbers = self.words[POSITION_AT:].tolist()
         return position_of(numbers, self._state, order)
 
     def add_wanted(self, state: dict[str, Any], timeout: float | None) -> None:
         """Notes a state that a consumer has loaded, unless another one has loaded it, too. Of different ones,
         two are kept. Fails with ValueError: it is too large."""
         data = bytes_of(state)
-        if len(data) > self.state_nbytes:
+        if len(data) > len(self._state):
             raise ValueError(
-                f"the state has {len(data)} bytes, and the feed has room for {self.state_nbytes}: it has no "
+                f"the state has {len(data)} bytes, and the feed has room for {len(self._state)}: it has no "
                 "states, or smaller ones"
             )
-        with self._wanted().write(timeout=timeout, on_owner_died="ignore") as content:
+        with self._wanted.write(timeout=timeout, on_owner_died="ignore") as content:
             found = _read_lines(content)
             if data not in found and len(found) < 2:
                 _write_lines(content, [*found, data])
 
     def take_wanted(self) -> list[dict[str, Any]]:
         """The states that were noted since the last call."""
-        with self._wanted().write(on_owner_died="ignore") as content:
+        with self._wanted.write(on_owner_died="ignore") as content:
             found = _read_lines(content)
             _write_lines(content, [])
         return [state_of(data) for data in found]
-
-    def _wanted(self) -> NDArray:
-        return self._array[self._wanted_at : self._about_at]
-
-
-def _wanted_nbytes(state_nbytes: int) -> int:
-    """Room for a length and two lines."""
-    return 8 + 2 * (state_nbytes + 1)
 
 
 def _read_lines(content: Any) -> list[bytes]:
@@ -270,7 +239,7 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Never in a forked child, whose end is none of the consumers' business."""
+        """False in a forked child: its end does not concern the consumers."""
         return self._served.server is self and not self._served.is_inherited
 
     def __enter__(self) -> Server:
@@ -294,7 +263,7 @@ class Server:
             self._run()
         except BaseException as error:
             self._error = error
-            _log.error("feed %r is served no more: %s", self.name, error)
+            _log.error("feed %r is not served any more: %s", self.name, error)
 
     def _run(self) -> None:
         served = self._served
@@ -427,6 +396,7 @@ class ServedFeed:
         # Has no role: it is opened for each use, and then closed.
         self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
         file = os.fstat(fd)
+        self.head = Head.create(states)
         about = {
             "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
             "batches": feed.batches,
@@ -438,8 +408,13 @@ class ServedFeed:
             "at": at,
             "nbytes": self._nbytes,
             "batch_channel": _core.send_array(self._batch_channel._native.memory()).hex(),
+            "head": self.head.handles(),
         }
-        self.head = Head.create(self.name, about, states)
+        described = json.dumps(about).encode()
+        self._about = zeros(len(described), "u1", shared=about_name(self.name))
+        with self._about.write() as content:
+            content[...] = memoryview(described)
+            del content
         self._held: dict[int, Any] = {}  # the batch of each item that is under way, by the item's address
         self._mutex = threading.Lock()
 
@@ -461,14 +436,14 @@ class ServedFeed:
         return server
 
     def close(self) -> None:
-        """Ends what there is of it here: the name is free when no consumer has it any more."""
+        """Ends serving. The name becomes free when no consumer is attached any more."""
         server = self.server
         try:
             if server is not None:
                 server.close()
         finally:
             self._held.clear()
-            del self._batch_channel, self.head
+            del self._batch_channel, self._about, self.head
 
     @property
     def is_inherited(self) -> bool:
@@ -526,11 +501,11 @@ class ServedFeed:
     def take(
         self, channel: Channel, take: Callable[..., Any], _: float | None, warn: Callable[[str], object]
     ) -> Any:
-        """In the place of ``take``, the function of an epoch. Before it waits, it releases what consumers
-        have let go of: the generator may lack slots."""
+        """As ``take``, the function by which an epoch takes its next batch. Before it waits, it releases the
+        batches that no consumer has any more: the generator may lack slots."""
         try:
             return take(0.0, warn)
-        except (TimeoutError, LeaseConflict):  # there may be slots that consumers have let go of
+        except (TimeoutError, LeaseConflict):  # consumers may have released batches
             pass
         self.head.words[IS_FILLING_AT] = 1
         try:
