@@ -101,7 +101,7 @@ class PrefetchingIter(BatchIter):
                 return False
             self._check_equal(outcomes)
         finally:
-            del outcomes, outcome  # an error's traceback refers to this frame
+            del outcomes, outcome  # the traceback of an error refers to this frame
         self.current_batch = DataBatch(
             [array for batch in batches for array in batch.data],
             [array for batch in batches for array in batch.label or []],
@@ -151,8 +151,8 @@ _END: Any = type("_End", (), {"__repr__": lambda self: "the end"})()
 class _Helper:
     """A thread that takes one batch of an iterator when it is asked to.
 
-    Knows nothing of the PrefetchingIter, which may therefore go while the thread lives. One consumer. In a
-    forked child, where the thread does not exist, nothing waits and nothing is taken.
+    It has no reference to the PrefetchingIter, which may be deleted while the thread lives. One consumer. In
+    a forked child, where the thread does not exist, calls raise RuntimeError instead of waiting.
     """
 
     def __init__(self, iterator: Any, name: str) -> None:
@@ -167,7 +167,7 @@ class _Helper:
         self._outcome: Any = None  # a batch, _END, or what the iterator raised
 
     def request(self) -> None:
-        """Has the next batch taken, if that is not under way."""
+        """Requests the next batch, unless it is requested already."""
         self._check()
         with self._changed:
             if self._is_stopped:
@@ -180,7 +180,7 @@ class _Helper:
             self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the batch that was requested is there, or what came in its place."""
+        """Waits for the batch that was requested, or for what the iterator raised."""
         timer = ReportTimer()
         with self._changed:
             while self._outcome is None:
@@ -201,7 +201,7 @@ class _Helper:
         return outcome
 
     def drop(self) -> None:
-        """Waits for what is under way, and forgets it."""
+        """Waits for a batch that was requested, and drops it."""
         self._check()
         if self._is_stopped:
             raise ValueError(_CLOSED)
