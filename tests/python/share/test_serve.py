@@ -70,11 +70,6 @@ def of_local_feed(generator=fill, epochs=1, **options):
         return [[looked_at(batch) for batch in feed] for _ in range(epochs)]
 
 
-@pytest.fixture
-def name(request):
-    return f"test-{os.getpid()}-{abs(hash(request.node.name))}"
-
-
 def attach(process, name, **arguments):
     process.ask(CONSUMER)
     process.ask("feed = tn.Feed.attach(name, wait=600, **arguments)", name=name, arguments=arguments)

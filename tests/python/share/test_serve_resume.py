@@ -6,7 +6,6 @@ tests have consumers in processes of their own.
 """
 
 import itertools
-import os
 import pickle
 
 import pytest
@@ -56,11 +55,6 @@ KINDS = {
     "indexed": (lambda: indexed, {}),
     "shuffled": (lambda: indexed, {"shuffle": True}),
 }
-
-
-@pytest.fixture
-def name(request):
-    return f"test-{os.getpid()}-{abs(hash(request.node.name))}"
 
 
 def rows_of(batch):
