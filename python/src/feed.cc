@@ -16,6 +16,7 @@
 #include "dims.h"
 #include "dtype.h"
 #include "feed_parts.h"
+#include "fields.h"
 #include "function.h"
 #include "ndarray.h"
 #include "owners.h"
@@ -53,16 +54,9 @@ NamedSchema make_schema(const nb::dict& fields) {
   return {std::move(schema), std::move(names)};
 }
 
-nb::tuple field_tuple(const NamedSchema& self, int32_t i) {
-  const tenon_field field = self.schema[i];
-  nb::list shape;
-  for (int32_t k = 0; k < field.ndim; ++k) shape.append(field.shape[k]);
-  return nb::make_tuple(field.name, dtype_object(field.dtype), nb::tuple(shape));
-}
-
 nb::tuple fields_of(const NamedSchema& self) {
   nb::list fields;
-  for (int32_t i = 0; i < self.schema.size(); ++i) fields.append(field_tuple(self, i));
+  for (int32_t i = 0; i < self.schema.size(); ++i) fields.append(describe_field(self.schema[i]));
   return nb::tuple(fields);
 }
 
@@ -428,13 +422,8 @@ void add_schema(nb::module_& module) {
       .def(
           "__reduce__",
           [](nb::handle_t<NamedSchema> self) {
-            const NamedSchema& schema = nb::cast<const NamedSchema&>(self);
-            nb::dict fields;
-            for (int32_t i = 0; i < schema.schema.size(); ++i) {
-              const nb::tuple field = field_tuple(schema, i);
-              fields[field[0]] = nb::make_tuple(field[1], field[2]);
-            }
-            return nb::make_tuple(self.type(), nb::make_tuple(fields));
+            return nb::make_tuple(self.type(),
+                                  nb::make_tuple(fields_dict(nb::cast<const NamedSchema&>(self).schema)));
           },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"));
 }

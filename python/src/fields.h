@@ -10,6 +10,7 @@
 
 #include "dims.h"
 #include "dtype.h"
+#include "tenon/feed.hpp"
 #include "tenon/field.hpp"
 
 namespace tenon::python {
@@ -27,10 +28,24 @@ inline std::vector<Field> fields_in(nb::handle described) {
   return fields;
 }
 
-inline nb::tuple describe_field(const tenon_field& field) {
+inline nb::tuple shape_of(const tenon_field& field) {
   nb::list shape;
   for (int32_t axis = 0; axis < field.ndim; ++axis) shape.append(field.shape[axis]);
-  return nb::make_tuple(field.name, DType(field.dtype), nb::tuple(shape));
+  return nb::tuple(shape);
+}
+
+inline nb::tuple describe_field(const tenon_field& field) {
+  return nb::make_tuple(field.name, dtype_object(field.dtype), shape_of(field));
+}
+
+// As tenon.schema takes them: a dict of names to (dtype, shape).
+inline nb::dict fields_dict(const Schema& schema) {
+  nb::dict fields;
+  for (int32_t i = 0; i < schema.size(); ++i) {
+    const tenon_field field = schema[i];
+    fields[field.name] = nb::make_tuple(dtype_object(field.dtype), shape_of(field));
+  }
+  return fields;
 }
 
 }  // namespace tenon::python

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "dtype.h"
+#include "fields.h"
 
 namespace tenon::python {
 namespace {
@@ -34,14 +34,7 @@ nb::object name_of(const NativePlugin& self) {
 // As tenon.schema takes them, or None.
 nb::object fields_of(const NativePlugin& self) {
   if (!self.schema) return nb::none();
-  nb::dict fields;
-  for (int32_t i = 0; i < self.schema->size(); ++i) {
-    const tenon_field field = (*self.schema)[i];
-    nb::list shape;
-    for (int32_t axis = 0; axis < field.ndim; ++axis) shape.append(field.shape[axis]);
-    fields[field.name] = nb::make_tuple(dtype_object(field.dtype), nb::tuple(shape));
-  }
-  return fields;
+  return fields_dict(*self.schema);
 }
 
 }  // namespace

@@ -12,10 +12,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dims.h"
 #include "feed_parts.h"
+#include "fields.h"
 #include "ndarray.h"
 #include "owners.h"
 
@@ -23,12 +25,6 @@ namespace tenon::python {
 namespace {
 
 constexpr int64_t kSliceNs = 100'000'000;  // between two looks for signals
-
-nb::tuple shape_of(const tenon_field& field) {
-  nb::list shape;
-  for (int32_t k = 0; k < field.ndim; ++k) shape.append(field.shape[k]);
-  return nb::tuple(shape);
-}
 
 class NativeWorker {
  public:
@@ -72,7 +68,7 @@ class NativeWorker {
 
   const tenon_fill_request& request() const {
     const tenon_fill_request* const request = worker_ ? tenon_worker_request(worker_.get()) : inline_request_;
-    if (request == nullptr) raise(PyExc_ValueError, "the batch has been handed on");
+    if (request == nullptr) raise(PyExc_ValueError, "the batch was passed on");
     return *request;
   }
 
@@ -96,11 +92,9 @@ class NativeWorker {
   void set_shape(int32_t i, const nb::object& shape) const {
     const tenon_field field = schema_.schema[i];
     const Dims given(shape, "shape");
-    bool fits = given.span().size() == static_cast<size_t>(field.ndim);
-    for (int32_t k = 0; fits && k < field.ndim; ++k) {
-      fits =
-          given.span()[static_cast<size_t>(k)] >= 0 && given.span()[static_cast<size_t>(k)] <= field.shape[k];
-    }
+    const bool fits = given.span().size() == static_cast<size_t>(field.ndim) &&
+                      std::equal(given.span().begin(), given.span().end(), field.shape,
+                                 [](int64_t length, int64_t most) { return length >= 0 && length <= most; });
     if (!fits) {
       raise(PyExc_ValueError, "field '%s' cannot have the shape %R: the schema says at most %R", field.name,
             shape.ptr(), shape_of(field).ptr());
@@ -249,35 +243,34 @@ void drop_hooks(void* context) noexcept {
   delete static_cast<Hooks*>(context);
 }
 
+// A generator that owns the hooks. It has no fill function yet.
+tenon_generator with_hooks(Hooks hooks, bool has_state) {
+  auto* const context = new Hooks(std::move(hooks));
+  tenon_generator generator{};
+  generator.struct_size = sizeof generator;
+  generator.flags = has_state ? uint32_t{TENON_HAS_STATE} : 0;
+  generator.context = context;
+  generator.drop = drop_hooks;
+  generator.name = context->name.c_str();
+  return generator;
+}
+
 }  // namespace
 
 Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state) {
-  auto hooks = std::make_unique<Hooks>(Hooks{object, name, {}});
-  tenon_generator generator{};
-  generator.struct_size = sizeof generator;
-  generator.flags = TENON_THREADSAFE | (has_state ? uint32_t{TENON_HAS_STATE} : 0);
-  generator.context = hooks.get();
+  tenon_generator generator = with_hooks(Hooks{object, name, {}}, has_state);
+  generator.flags |= TENON_THREADSAFE;
   generator.fill = fill_nothing;
-  generator.drop = drop_hooks;
-  generator.name = hooks->name.c_str();
   generator.start = start_worker;
   generator.reap = reap_worker;
   if (prepares) generator.prepare = prepare_batch;
-  (void)hooks.release();
   return Generator(generator);
 }
 
 Generator inline_generator_of(const nb::object& object, const NamedSchema& schema, const std::string& name,
                               bool has_state) {
-  auto hooks = std::make_unique<Hooks>(Hooks{object, name, nb::cast(NativeWorker(schema))});
-  tenon_generator generator{};
-  generator.struct_size = sizeof generator;
-  generator.flags = has_state ? uint32_t{TENON_HAS_STATE} : 0;
-  generator.context = hooks.get();
+  tenon_generator generator = with_hooks(Hooks{object, name, nb::cast(NativeWorker(schema))}, has_state);
   generator.fill = fill_inline;
-  generator.drop = drop_hooks;
-  generator.name = hooks->name.c_str();
-  (void)hooks.release();
   return Generator(generator);
 }
 
@@ -294,7 +287,6 @@ void add_worker(nb::module_& module) {
       .def_prop_ro("epoch_seed", [](const NativeWorker& w) { return w.request().epoch_seed; })
       .def_prop_ro("is_resumed",
                    [](const NativeWorker& w) { return (w.request().flags & TENON_RESUMED) != 0; })
-      .def_prop_ro("keeps_state", [](const NativeWorker& w) { return w.request().state_size > 0; })
       .def("restored", &NativeWorker::restored, nb::sig("def restored(self) -> bytes | None"))
       .def("set_state", &NativeWorker::set_state, nb::arg("state"))
       .def("ignore_index", &NativeWorker::ignore_index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._array.creation import asarray, empty
 from ._core import NDArray, from_numpy
-from ._data.batches import NO_BATCH, DataBatch, DataDesc, DataIter, describe, is_label
+from ._data.batches import NO_BATCH, BatchIter, DataBatch, DataDesc, DataIter, describe, is_label
 from ._data.prefetching import PrefetchingIter
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class NDArrayIter(DataIter):
         return _gather(array, self._rows(start, stop))
 
 
-class FeedIter(DataIter):
+class FeedIter(BatchIter):
     """The epochs of a `tenon.Feed` as an iterator of DataBatches, which lie on the feed's slots.
 
     `reset` begins the next epoch; before the first batch of an epoch it does nothing. If an epoch does not
@@ -212,38 +212,20 @@ class FeedIter(DataIter):
         self.provide_label = [described for name, described in fields if is_label(name)]
         self._feed = feed
         self._epoch: Iterator[DataBatch] | None = None
-        self._batch: DataBatch | None = None
 
     def reset(self) -> None:
-        self._batch = None
+        self.current_batch = None
         self._epoch = None  # dropped: that ends it
 
     def iter_next(self) -> bool:
-        self._batch = None  # its slot is free before the wait for the next one
+        self.current_batch = None  # its slot is free before the wait for the next one
         if self._epoch is None:
             self._epoch = iter(self._feed.databatch())
-        self._batch = next(self._epoch, None)
-        return self._batch is not None
+        self.current_batch = next(self._epoch, None)
+        return self.current_batch is not None
 
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        batch, self._batch = self._at_hand(), None  # the caller's alone: the slot is free when that is gone
-        return batch
-
-    def getdata(self) -> list[Any]:
-        return self._at_hand().data
-
-    def getlabel(self) -> list[Any] | None:
-        return self._at_hand().label
-
-    def getindex(self) -> Any:
-        return self._at_hand().index
-
-    def _at_hand(self) -> DataBatch:
-        if self._batch is None:
-            raise ValueError(NO_BATCH)
-        return self._batch
+    def getpad(self) -> int:
+        return 0
 
 
 def _named_arrays(source: Any, name: str) -> list[tuple[str, NDArray]]:

@@ -61,7 +61,7 @@ int32_t tenon_schema_field_count(const tenon_schema* schema) {
 
 tenon_field tenon_schema_field(const tenon_schema* schema, int32_t i) {
   if (i < 0 || i >= tenon_schema_field_count(schema)) return {};
-  const Field& field = unwrap(schema)->fields()[static_cast<size_t>(i)];
+  const SchemaField& field = unwrap(schema)->fields()[static_cast<size_t>(i)];
   return {field.name.c_str(), field.dtype, static_cast<int32_t>(field.shape.size()), field.shape.data()};
 }
 

@@ -23,7 +23,7 @@ Ref<Storage> storage_over(Slots& slots, int32_t slot) {
   }
 }
 
-uint64_t used_nbytes(const Field& field, const int64_t* shape) noexcept {
+uint64_t used_nbytes(const SchemaField& field, const int64_t* shape) noexcept {
   return static_cast<uint64_t>(element_count({shape, field.shape.size()}, field.dtype.element_bits())) *
          field.dtype.padded_itemsize();
 }
@@ -33,7 +33,7 @@ uint64_t used_nbytes(const Field& field, const int64_t* shape) noexcept {
 template <class Body>
 size_t for_each_field(const Schema& schema, const int64_t* shape, Body&& body) {
   size_t packed = 0;
-  for (const Field& field : schema.fields()) {
+  for (const SchemaField& field : schema.fields()) {
     const uint64_t nbytes = used_nbytes(field, shape);
     body(field, shape, nbytes, packed);
     packed = (packed + nbytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
@@ -51,7 +51,7 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
   std::vector<int64_t> strides;
   Layout layout;
   for_each_field(schema, shapes,
-                 [&](const Field& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
+                 [&](const SchemaField& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
                    layout.data = storage_->data() + (is_packed ? packed : field.offset);
                    layout.dtype = field.dtype;
                    layout.shape = {shape, field.shape.size()};
@@ -84,9 +84,10 @@ Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& sl
   const size_t fields_nbytes = for_each_field(schema, shapes, [](auto&&...) {});
   Ref<Storage> storage = Storage::allocate(fields_nbytes + attached, false);
   std::byte* const to = storage->data();
-  for_each_field(schema, shapes, [&](const Field& field, const int64_t*, uint64_t nbytes, size_t packed) {
-    std::memcpy(to + packed, from + field.offset, nbytes);
-  });
+  for_each_field(schema, shapes,
+                 [&](const SchemaField& field, const int64_t*, uint64_t nbytes, size_t packed) {
+                   std::memcpy(to + packed, from + field.offset, nbytes);
+                 });
   std::memcpy(to + fields_nbytes, layout.attachment(from), attached);
   return Ref<Batch>::adopt(
       new Batch(schema, std::move(storage), shapes, true, {to + fields_nbytes, attached}, ticket));

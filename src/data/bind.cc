@@ -26,22 +26,22 @@ struct HeldArray {
 };
 
 // Where the value of a parameter comes from.
-enum class Source : uint8_t { kConstant, kField, kRows, kIndex, kEpoch, kSeed, kEpochSeed, kWorker };
+enum class ArgumentSource : uint8_t { kConstant, kField, kRows, kIndex, kEpoch, kSeed, kEpochSeed, kWorker };
 
 struct NamedSource {
   std::string_view name;
-  Source source;
+  ArgumentSource source;
 };
 
-constexpr std::array kBatchNumbers{NamedSource{"n", Source::kRows},
-                                   NamedSource{"index", Source::kIndex},
-                                   NamedSource{"epoch", Source::kEpoch},
-                                   NamedSource{"seed", Source::kSeed},
-                                   NamedSource{"epoch_seed", Source::kEpochSeed},
-                                   NamedSource{"worker", Source::kWorker}};
+constexpr std::array kBatchNumbers{NamedSource{"n", ArgumentSource::kRows},
+                                   NamedSource{"index", ArgumentSource::kIndex},
+                                   NamedSource{"epoch", ArgumentSource::kEpoch},
+                                   NamedSource{"seed", ArgumentSource::kSeed},
+                                   NamedSource{"epoch_seed", ArgumentSource::kEpochSeed},
+                                   NamedSource{"worker", ArgumentSource::kWorker}};
 
 struct Binding {
-  Source source;
+  ArgumentSource source;
   int32_t field = 0;       // kField
   tenon_value value = {};  // kConstant
   uint64_t mask = 0;       // of a batch number: the bits that its parameter can take
@@ -50,14 +50,14 @@ struct Binding {
 tenon_value value_of(const Binding& binding, const tenon_fill_request& request) {
   tenon_value value{};
   switch (binding.source) {
-    case Source::kConstant: return binding.value;
-    case Source::kField: value.p = request.fields[binding.field]; break;
-    case Source::kRows: value.i = request.rows; break;
-    case Source::kIndex: value.u = request.index & binding.mask; break;
-    case Source::kEpoch: value.u = request.epoch & binding.mask; break;
-    case Source::kSeed: value.u = request.seed & binding.mask; break;
-    case Source::kEpochSeed: value.u = request.epoch_seed & binding.mask; break;
-    case Source::kWorker: value.i = request.worker; break;
+    case ArgumentSource::kConstant: return binding.value;
+    case ArgumentSource::kField: value.p = request.fields[binding.field]; break;
+    case ArgumentSource::kRows: value.i = request.rows; break;
+    case ArgumentSource::kIndex: value.u = request.index & binding.mask; break;
+    case ArgumentSource::kEpoch: value.u = request.epoch & binding.mask; break;
+    case ArgumentSource::kSeed: value.u = request.seed & binding.mask; break;
+    case ArgumentSource::kEpochSeed: value.u = request.epoch_seed & binding.mask; break;
+    case ArgumentSource::kWorker: value.i = request.worker; break;
   }
   return value;
 }
@@ -116,7 +116,7 @@ class Binder {
   }
 
   void bind_field(const Parameter& parameter, int32_t i) {
-    const Field& field = schema_.fields()[static_cast<size_t>(i)];
+    const SchemaField& field = schema_.fields()[static_cast<size_t>(i)];
     if (!parameter.is_pointer) {
       throw_error(Code::kType, "parameter '", parameter.name, "' of '", function_name(), "' is ",
                   parameter.type_text(), ", but a field of the batch has that name: make it a pointer");
@@ -126,7 +126,7 @@ class Binder {
       throw_error(Code::kType, "parameter '", parameter.name, "' of '", function_name(), "' is ",
                   parameter.type_text(), ": the function could not fill the field");
     }
-    bindings_.push_back({.source = Source::kField, .field = i});
+    bindings_.push_back({.source = ArgumentSource::kField, .field = i});
   }
 
   void check_pointee(const Parameter& parameter, DType dtype, std::string_view what) const {
@@ -136,7 +136,7 @@ class Binder {
   }
 
   void bind_constant(const Parameter& parameter, const tenon_constant& constant) {
-    Binding binding{.source = Source::kConstant, .value = constant.value};
+    Binding binding{.source = ArgumentSource::kConstant, .value = constant.value};
     if (parameter.is_pointer) {
       binding.value = {};
       if (constant.array != nullptr) binding.value.p = hold(parameter, constant.array);
@@ -178,15 +178,15 @@ class Binder {
     return data;
   }
 
-  void bind_number(const Parameter& parameter, Source source) {
+  void bind_number(const Parameter& parameter, ArgumentSource source) {
     if (!parameter.is_integer()) {
       throw_error(Code::kType, "parameter '", parameter.name, "' of '", function_name(), "' is ",
                   parameter.type_text(), ", but the ", parameter.name, " of a batch is an integer");
     }
     const DType dtype = parameter.dtype;
-    if (source == Source::kRows) {
+    if (source == ArgumentSource::kRows) {
       check_range(parameter, schema_.rows());
-    } else if (source != Source::kSeed && source != Source::kEpochSeed && dtype.bits < 32) {
+    } else if (source != ArgumentSource::kSeed && source != ArgumentSource::kEpochSeed && dtype.bits < 32) {
       throw_error(Code::kType, "parameter '", parameter.name, "' of '", function_name(), "' is ",
                   dtype.name(), ": the ", parameter.name, " of a batch needs at least 32 bits");
     }
@@ -196,7 +196,7 @@ class Binder {
   void check_all_fields_taken() const {
     for (size_t i = 0; i < schema_.fields().size(); ++i) {
       const auto takes = [i](const Binding& b) {
-        return b.source == Source::kField && b.field == static_cast<int32_t>(i);
+        return b.source == ArgumentSource::kField && b.field == static_cast<int32_t>(i);
       };
       if (std::ranges::any_of(bindings_, takes)) continue;
       throw_error(Code::kValue, "no parameter of '", function_name(), "' takes the field '",
@@ -219,7 +219,7 @@ class Binder {
 
   std::string field_names() const {
     std::string names;
-    for (const Field& field : schema_.fields()) names += concat(names.empty() ? "" : ", ", field.name);
+    for (const SchemaField& field : schema_.fields()) names += concat(names.empty() ? "" : ", ", field.name);
     return names;
   }
 
@@ -265,7 +265,7 @@ tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema
   generator.drop = drop_bound;
   std::unique_ptr<BoundFunction> bound = Binder(std::move(function), schema, constants).run();
   const auto tells_batches_apart = [](const Binding& b) {
-    return b.source == Source::kIndex || b.source == Source::kSeed;
+    return b.source == ArgumentSource::kIndex || b.source == ArgumentSource::kSeed;
   };
   if (std::ranges::any_of(bound->bindings, tells_batches_apart)) generator.flags |= TENON_IS_INDEXED;
   generator.context = bound.release();

@@ -45,19 +45,19 @@ std::string views_text(tenon_view_count views) {
 }
 
 // A slot that is lent.
-struct Held {
+struct LentSlot {
   TicketQueue::SlotUse use;
   tenon_view_count views;
 };
 
 // Oldest first.
-std::vector<Held> held_slots(const Slots& slots, const std::vector<TicketQueue::SlotUse>& uses) {
-  std::vector<Held> held;
+std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketQueue::SlotUse>& uses) {
+  std::vector<LentSlot> held;
   for (int32_t slot = 0; slot < slots.made(); ++slot) {
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
     if (storage) held.push_back({uses[static_cast<size_t>(slot)], storage->region().views()});
   }
-  std::ranges::sort(held, {}, [](const Held& h) { return h.use.since_ns; });
+  std::ranges::sort(held, {}, [](const LentSlot& h) { return h.use.since_ns; });
   return held;
 }
 
@@ -91,9 +91,9 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
   }
 }
 
-void work(Ref<Workers> workers, int32_t lane) {
-  pthread_setname_np(pthread_self(), concat("tenon-feed-", lane).substr(0, 15).c_str());
-  workers->work(lane);
+void work(Ref<Workers> workers, int32_t loop) {
+  pthread_setname_np(pthread_self(), concat("tenon-feed-", loop).substr(0, 15).c_str());
+  workers->work(loop);
 }
 
 }  // namespace
@@ -110,7 +110,7 @@ Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_fee
 
 void Feed::start_workers() {
   const int32_t count = workers_->count();
-  threads_->reserve(static_cast<size_t>(workers_->lanes()));
+  threads_->reserve(static_cast<size_t>(workers_->loops()));
   const BlockedSignals blocked;
   workers_->expect(count);
   if (workers_->is_inline()) return;
@@ -207,7 +207,7 @@ bool Feed::give_up_hung() {
   });
 }
 
-// Waits in steps, between which it is seen that a generator takes too long, and that the consumer has all
+// Waits in steps. Between them, it looks whether a fill takes too long and whether the consumer holds all
 // slots. False: the time has passed.
 bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome) {
   const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
@@ -339,7 +339,7 @@ std::string Feed::waiting_text() {
 std::string Feed::held_text(uint64_t epoch) {
   const std::vector<TicketQueue::SlotUse> uses = workers_->queue().uses();
   const int64_t now = now_ns();
-  const std::vector<Held> held = held_slots(workers_->slots(), uses);
+  const std::vector<LentSlot> held = held_slots(workers_->slots(), uses);
   std::string text =
       concat("all ", workers_->slots().count(),
              " slots hold delivered batches. Let go of those that are done with, and of arrays and "
@@ -381,7 +381,7 @@ void Feed::close(int64_t timeout_ns) {
 }
 
 void Feed::note_oldest(tenon_feed_statistics& s) {
-  const std::vector<Held> held = held_slots(workers_->slots(), workers_->queue().uses());
+  const std::vector<LentSlot> held = held_slots(workers_->slots(), workers_->queue().uses());
   if (held.empty()) return;
   s.oldest_epoch = held[0].use.ticket.epoch;
   s.oldest_index = held[0].use.ticket.index;
@@ -401,18 +401,14 @@ tenon_feed_statistics Feed::statistics() {
   s.batches = batches_.load(std::memory_order_relaxed);
   s.nbytes = nbytes_.load(std::memory_order_relaxed);
   s.copied = copied_.load(std::memory_order_relaxed);
-  s.retried = workers_->retried();
-  s.unwritten = workers_->unwritten();
-  s.abandoned = workers_->abandoned();
   s.slots_held = slots.lent();
+  workers_->put_counts(s);
   if (!process_.is_child()) {
     const TicketQueue::Snapshot now = workers_->queue().snapshot();
     s.slots_filling = now.filling;
     s.slots_ready = now.ready;
     s.fill_ns = now.fill_ns;
     s.starved_ns = workers_->is_inline() ? now.fill_ns : now.starved_ns;
-    s.blocked_ns = workers_->blocked_ns();
-    s.blocked_by_consumer_ns = workers_->blocked_by_consumer_ns();
     s.skipped = now.skipped;
     if (WorkerProcesses* const processes = workers_->processes()) s.restarted = processes->restarts();
     note_oldest(s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A feed: worker threads that run a generator on free slots, and the consumer's end of it. Order is
-// TicketQueue's business, memory Slots', arrays Batch's.
+// A feed: worker threads that run a generator on free slots, and the functions of the consumer. TicketQueue
+// has the order, Slots the memory, Batch the arrays.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class Feed {
 
   // False when the time has passed. batch is null at the end of the epoch. Fails with kClosed, with kOp
   // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all
-  // slots and is to be told, and with std::bad_alloc, which ends the epoch.
+  // slots and on_starved does not let it wait, and with std::bad_alloc, which ends the epoch.
   bool next(int64_t timeout_ns, Ref<Batch>& batch);
   // What the consumer waits for, and what would help.
   std::string waiting_text();
@@ -54,7 +54,7 @@ class Feed {
   // Fails with kTimeout when a generator does not return.
   void close(int64_t timeout_ns);
 
-  // Of the failure that next() told last.
+  // Details of the last failure of next().
   tenon_feed_failure failure();
   tenon_feed_statistics statistics();
   tenon_worker_statistics worker_statistics(int32_t worker);
@@ -85,7 +85,7 @@ class Feed {
   tenon_feed_failure failure_{};  // guarded by failing_
 
   std::mutex closing_;
-  // Guarded by closing_. By lane; empty once joined or detached.
+  // Guarded by closing_. By number of the fill loop; empty once joined or detached.
   std::unique_ptr<std::vector<std::thread>> threads_;
 };
 

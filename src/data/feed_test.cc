@@ -45,9 +45,8 @@ Ref<Schema> schema() {
 struct Source {
   std::atomic<uint64_t> fail_at{kNever};  // index; changed while workers run
   bool throws = false;                    // instead of returning a code
-  std::latch* hold = nullptr;             // waited for at index hold_at
-  std::latch* reached = nullptr;          // counted down at index hold_at
-  uint64_t hold_at = kNever;
+  uint64_t hold_at = kNever;              // the fill of this index waits there for hold
+  std::latch reached{1}, hold{1};
   std::atomic<int> inside{0};
   std::atomic<int> most_inside{0};
   std::atomic<uint64_t> fills{0};
@@ -61,8 +60,8 @@ struct Source {
     if (notes_order) order.push_back(request.index);
     ++fills;
     if (request.index == hold_at) {
-      if (reached != nullptr) reached->count_down();
-      if (hold != nullptr) hold->wait();
+      reached.count_down();
+      hold.wait();
     }
     --inside;
     if (request.index == fail_at) {
@@ -383,8 +382,6 @@ TEST(Feed, AMessageAboutManySlotsFitsItsPlace) {
 
 TEST(Feed, WhenAGeneratorIsBusyTheMessageSaysWithWhat) {
   Source source;
-  std::latch hold(1);
-  source.hold = &hold;
   source.hold_at = 2;
   Feed feed(source.generator(), schema(), options(1, 4, -1));
   feed.begin();
@@ -394,21 +391,17 @@ TEST(Feed, WhenAGeneratorIsBusyTheMessageSaysWithWhat) {
   EXPECT_FALSE(feed.next(1'000'000, batch));
   const std::string text = feed.waiting_text();
   EXPECT_NE(text.find("generator 'source' has been busy with batch 2 of epoch 0"), std::string::npos) << text;
-  hold.count_down();
+  source.hold.count_down();
   EXPECT_EQ(next(feed)->ticket().index, 2u);
 }
 
 TEST(Feed, CloseDuringAFillWaitsForItAndDropsTheGeneratorOnce) {
   Source source;
-  std::latch hold(1);
-  std::latch reached(1);
-  source.hold = &hold;
-  source.reached = &reached;
   source.hold_at = 1;
   Feed feed(source.generator(), schema(), options(2, 4, -1));
   feed.begin();
   next(feed);
-  reached.wait();
+  source.reached.wait();
   try {
     feed.close(0);
     ADD_FAILURE() << "closed although the generator is busy";
@@ -418,7 +411,7 @@ TEST(Feed, CloseDuringAFillWaitsForItAndDropsTheGeneratorOnce) {
         << e.what();
   }
   EXPECT_EQ(source.drops, 0);
-  hold.count_down();
+  source.hold.count_down();
   feed.close(-1);
   EXPECT_EQ(source.drops, 1);
   feed.close(-1);
@@ -431,17 +424,13 @@ TEST(Feed, CloseDuringAFillWaitsForItAndDropsTheGeneratorOnce) {
 
 TEST(Feed, AGeneratorLeftBehindKeepsWhatItUses) {
   Source source;
-  std::latch hold(1);
-  std::latch reached(1);
-  source.hold = &hold;
-  source.reached = &reached;
   source.hold_at = 0;
   {
     Feed feed(source.generator(), schema(), options(1, 2, -1));
     feed.begin();
-    reached.wait();
+    source.reached.wait();
     EXPECT_THROW(feed.close(0), Error);
-    hold.count_down();
+    source.hold.count_down();
     // The destructor waits for the worker, which writes its slot only now.
   }
   while (source.drops == 0) std::this_thread::yield();
@@ -450,21 +439,17 @@ TEST(Feed, AGeneratorLeftBehindKeepsWhatItUses) {
 
 TEST(Feed, CloseWakesAWaitingConsumer) {
   Source source;
-  std::latch hold(1);
-  std::latch reached(1);
-  source.hold = &hold;
-  source.reached = &reached;
   source.hold_at = 0;
   Feed feed(source.generator(), schema(), options(1, 2, -1));
   feed.begin();
-  reached.wait();
+  source.reached.wait();
   std::thread consumer([&] {
     Ref<Batch> batch;
     EXPECT_THROW(feed.next(-1, batch), Error);
   });
   EXPECT_THROW(feed.close(0), Error);
   consumer.join();
-  hold.count_down();
+  source.hold.count_down();
   feed.close(-1);
 }
 

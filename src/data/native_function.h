@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A function of a shared library together with its prototype. Which array or number an argument is, is
-// the caller's business: data/bind.h for generators, the bindings for direct calls.
+// A function of a shared library together with its prototype. The caller makes the arguments: data/bind.h for
+// generators, the extension for direct calls.
 #pragma once
 
+#include <atomic>
 #include <string_view>
 
 #include "base/ref.h"
 #include "data/native_call.h"
-#include "data/one_call.h"
 #include "data/prototype.h"
 
 namespace tenon::impl {
@@ -36,12 +36,16 @@ class NativeFunction {
   }
 
  private:
+  struct OneCall;
+
   NativeFunction(void* address, Prototype prototype, bool is_threadsafe);
+  ~NativeFunction();
+  OneCall& one_call();
 
   const Prototype prototype_;
   const NativeCall call_;
   const bool is_threadsafe_;
-  OneCall one_call_;
+  std::atomic<OneCall*> one_call_;  // of this process: a forked child makes another one
   RefCount refs_;
 };
 

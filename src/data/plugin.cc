@@ -95,9 +95,9 @@ using FillOfVersion1 = int32_t (*)(void* state, const RequestOfVersion1* request
 class PluginFields {
  public:
   explicit PluginFields(const Schema& schema) {
-    for (const Field& field : schema.fields()) dtypes_.push_back(field.dtype.name());
+    for (const SchemaField& field : schema.fields()) dtypes_.push_back(field.dtype.name());
     for (size_t i = 0; i < dtypes_.size(); ++i) {
-      const Field& field = schema.fields()[i];
+      const SchemaField& field = schema.fields()[i];
       fields_.push_back({field.name.c_str(), dtypes_[i].c_str(), static_cast<int32_t>(field.shape.size()),
                          field.shape.data()});
     }
@@ -109,18 +109,18 @@ class PluginFields {
   std::vector<tenon_plugin_field> fields_;
 };
 
-std::string field_text(const Field& field) {
+std::string field_text(const SchemaField& field) {
   return concat(field.name, " ", field.dtype.name(), " ", shape_text(field.shape));
 }
 
 std::string fields_text(const Schema& schema) {
   std::string text;
-  for (const Field& field : schema.fields()) text += (text.empty() ? "" : ", ") + field_text(field);
+  for (const SchemaField& field : schema.fields()) text += (text.empty() ? "" : ", ") + field_text(field);
   return text;
 }
 
 bool are_equal(const Schema& a, const Schema& b) {
-  return std::ranges::equal(a.fields(), b.fields(), [](const Field& x, const Field& y) {
+  return std::ranges::equal(a.fields(), b.fields(), [](const SchemaField& x, const SchemaField& y) {
     return x.name == y.name && x.dtype == y.dtype && x.shape == y.shape;
   });
 }

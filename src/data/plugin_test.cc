@@ -107,7 +107,7 @@ Ref<Schema> schema_of(int64_t rows, int64_t columns) {
 TEST(Plugin, ItsDescriptionIsTheSchema) {
   const Owned owned(open("telling", R"({"rows": 3})"));
   ASSERT_EQ(owned.schema->fields().size(), 2u);
-  const Field& data = owned.schema->fields()[0];
+  const SchemaField& data = owned.schema->fields()[0];
   EXPECT_EQ(data.name, "data");
   EXPECT_EQ(data.dtype, DType(TENON_UINT, 64));
   EXPECT_EQ(data.shape, (std::vector<int64_t>{3, 8}));

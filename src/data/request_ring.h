@@ -5,9 +5,9 @@
 //
 // There are more rings than workers: a thread that is abandoned keeps its ring, and the worker gets another.
 //
-// A ring holds two requests, so that a worker finds the next one when it is done with one. Each side writes
-// its own words alone. A side that waits polls for a while, says that it sleeps, and sleeps on the count of
-// the other side.
+// A ring holds two requests, so that a worker has the next one when it ends one. Each side writes only its
+// own words. A side that waits polls for a while, announces that it sleeps, and sleeps on the count of the
+// other side.
 //
 // `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
 // another kFeedVersion.
@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "data/slot_layout.h"
+#include "tenon/tenon.h"
 
 namespace tenon::impl {
 
@@ -39,6 +40,29 @@ struct RingAnswer {
   int64_t began_ns;            // of now_ns(), which is the same in all processes
   char message[kMessageSize];  // ends with NUL
 };
+
+// What a generator gets for a request: fields and shapes are the addresses in the slot, by field.
+inline tenon_fill_request fill_request_of(const RingRequest& asked, const SlotLayout& layout, std::byte* slot,
+                                          void* const* fields, int64_t* const* shapes) noexcept {
+  tenon_fill_request request{};
+  request.struct_size = sizeof request;
+  request.fields = fields;
+  request.shapes = shapes;
+  request.index = asked.index;
+  request.epoch = asked.epoch;
+  request.seed = asked.seed;
+  request.epoch_seed = asked.epoch_seed;
+  request.flags = asked.flags;
+  request.restore_nbytes = asked.restore_nbytes;
+  request.attachment = layout.attachment(slot);
+  request.attachment_size = layout.attachment_nbytes;
+  request.attachment_nbytes = &layout.attached(slot);
+  request.notes = &layout.notes(slot);
+  request.state = layout.state(slot);
+  request.state_size = layout.state_nbytes;
+  request.state_nbytes = &layout.stated(slot);
+  return request;
+}
 
 // Of one worker. Request and answer number n lie at n % kRingEntries.
 struct RequestRing {

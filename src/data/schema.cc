@@ -61,12 +61,10 @@ void Schema::add(const tenon_field& given) {
     throw_error(Code::kValue, "schema: field '", name, "' has ", shape[0], " rows (axis 0), field '",
                 fields_[0].name, "' has ", rows());
   }
-  Field field;
+  SchemaField field;
   field.name = name;
   field.dtype = dtype;
   field.shape.assign(shape.begin(), shape.end());
-  field.strides.resize(shape.size());
-  fill_c_strides(shape, field.strides.data());
   const int64_t size = element_count(shape, dtype.element_bits());
   field.nbytes = static_cast<size_t>(size) * dtype.padded_itemsize();
   field.offset = checked_round_up(fields_nbytes_, kFieldAlignment);
@@ -76,7 +74,7 @@ void Schema::add(const tenon_field& given) {
 }
 
 int32_t Schema::find(std::string_view name) const noexcept {
-  const auto field = std::ranges::find(fields_, name, &Field::name);
+  const auto field = std::ranges::find(fields_, name, &SchemaField::name);
   return field == fields_.end() ? -1 : static_cast<int32_t>(field - fields_.begin());
 }
 

@@ -21,11 +21,10 @@ namespace tenon::impl {
 // Fields begin at multiples of this in a slot, so that no framework makes a copy to align them.
 inline constexpr size_t kFieldAlignment = 256;
 
-struct Field {
+struct SchemaField {
   std::string name;
   DType dtype;
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // of C order, in elements
   size_t nbytes;
   size_t offset;  // in the slot
 };
@@ -38,7 +37,7 @@ class Schema {
   // Fails with kValue (names, shapes, rows, overflow) and kType (dtypes).
   static Ref<Schema> make(std::span<const tenon_field> fields);
 
-  const std::vector<Field>& fields() const noexcept { return fields_; }
+  const std::vector<SchemaField>& fields() const noexcept { return fields_; }
   // The position of the field with this name, or -1.
   int32_t find(std::string_view name) const noexcept;
   int64_t rows() const noexcept { return fields_.front().shape.front(); }
@@ -56,7 +55,7 @@ class Schema {
   Schema() = default;
   void add(const tenon_field& field);
 
-  std::vector<Field> fields_;
+  std::vector<SchemaField> fields_;
   size_t nbytes_ = 0;
   size_t fields_nbytes_ = 0;
   RefCount refs_;

@@ -20,7 +20,7 @@ uint64_t sum(uint64_t a, uint64_t b) {
 
 SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint64_t state_nbytes) {
   size_t axes = 0;
-  for (const Field& field : schema.fields()) axes += field.shape.size();
+  for (const SchemaField& field : schema.fields()) axes += field.shape.size();
   SlotLayout layout;
   layout.shapes_at = schema.fields_nbytes();
   layout.committed_at = sum(layout.shapes_at, axes * sizeof(int64_t));
@@ -36,10 +36,11 @@ SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint
   return layout;
 }
 
-const Field* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept {
+const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema,
+                                    std::byte* slot) noexcept {
   const int64_t* const shapes = layout.shapes(slot);
   const int64_t* shape = shapes;
-  for (const Field& field : schema.fields()) {
+  for (const SchemaField& field : schema.fields()) {
     for (size_t i = 0; i < field.shape.size(); ++i) {
       if (shape[i] < 0 || shape[i] > field.shape[i] || (i == 0 && shape[i] != shapes[0])) return &field;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies where in a slot: the fields, then the shapes to which they were filled, how much of a sparse slot
-// has memory, the notes of the fill, the state of the generator, and what is attached.
+// The layout of a slot: the fields, then the shapes to which they were filled, how much of a sparse slot has
+// memory, the notes of the fill, the state of the generator, and the attachment.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ struct SlotLayout {
 // Before a fill: the shapes of the schema, no notes, no state, nothing attached.
 inline void reset_slot(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept {
   int64_t* shape = layout.shapes(slot);
-  for (const Field& field : schema.fields()) {
+  for (const SchemaField& field : schema.fields()) {
     std::memcpy(shape, field.shape.data(), field.shape.size() * sizeof *shape);
     shape += field.shape.size();
   }
@@ -55,7 +55,7 @@ inline void reset_slot(const SlotLayout& layout, const Schema& schema, std::byte
   layout.attached(slot) = 0;
 }
 
-// After it: whether the generator has left shapes that can be. Null, or the field that is wrong.
-const Field* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept;
+// After a fill: the first field whose shape is not valid; null if there is none.
+const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept;
 
 }  // namespace tenon::impl

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one stretch of memory, mapped once and, unless it is sparse, touched then, and the
-// list of those that are free. What lies in a slot is not known here. Slots that other processes are to see
-// lie in a memory file: those for worker processes behind a part that is not theirs.
+// The slots of a feed: one range of memory, which is mapped once and, unless it is sparse, populated then;
+// and the list of free slots. The content of a slot is not known here. Slots that other processes map lie in
+// a memory file; with worker processes, a control part lies before them (request_ring.h).
 #pragma once
 
 #include <semaphore.h>
@@ -29,7 +29,7 @@ struct SlotsPlan {
   int32_t count = 0;
   size_t slot_nbytes = 0;     // a multiple of the page size
   int32_t most = 0;           // up to which they may grow; 0: they do not
-  int32_t spares = 0;         // how many more there may be that stand in for others
+  int32_t spares = 0;         // how many more may replace others
   bool is_shared = false;     // in a memory file
   bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
   size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
@@ -44,9 +44,9 @@ class Slots {
   // Fails with kValue (overflow), kNoMemory (the message has the numbers).
   static Ref<Slots> create(const SlotsPlan& plan);
 
-  // Those that go round: without spare ones, and without those for which spare ones stand in.
+  // Without the spare ones, and without those that spare ones replace.
   int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
-  // The numbers of all slots are below.
+  // The numbers of all slots are smaller than this.
   int32_t made() const noexcept { return made_.load(std::memory_order_relaxed); }
   int32_t most() const noexcept { return plan_.most + plan_.spares; }
   size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
@@ -71,8 +71,9 @@ class Slots {
   int32_t try_take() noexcept;
   void give(int32_t slot) noexcept;
 
-  // A slot that stands in for a taken one which is not given back for long. kNone: as many do as may. Fails
-  // with kNoMemory. The other one, when it is back, or one that was not needed is a spare one again.
+  // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.
+  // Fails with kNoMemory. give_spare() takes the replaced slot when it comes back, or a spare one that was
+  // not used.
   int32_t take_spare();
   void give_spare(int32_t slot) noexcept;
 
@@ -90,7 +91,7 @@ class Slots {
   // How many slots are lent.
   int32_t lent() const noexcept { return lent_.load(std::memory_order_relaxed); }
 
-  // Ends all waiting in take(), for ever. waiters: at least the number of threads that may wait.
+  // Ends all waits in take(), also later ones. waiters: at least the number of threads that may wait.
   void wake(int32_t waiters) noexcept;
 
   void retain() noexcept { refs_.increment(); }

@@ -19,26 +19,26 @@ TicketQueue::TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin, uin
       states_(round_robin_),
       state_rounds_(round_robin_) {}
 
-TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
-  std::unique_lock lock(mutex_);
+TicketQueue::TicketTake TicketQueue::await_ticket(std::unique_lock<std::mutex>& lock, int32_t worker,
+                                                  bool may_wait) {
   if (may_wait) work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
   if (is_stopped_) return TicketTake::kStopped;
-  if (!has_ticket_for(worker)) return TicketTake::kNone;
+  return has_ticket_for(worker) ? TicketTake::kTicket : TicketTake::kNone;
+}
+
+TicketQueue::TicketTake TicketQueue::await_turn(int32_t worker, bool may_wait) {
+  std::unique_lock lock(mutex_);
+  return await_ticket(lock, worker, may_wait);
+}
+
+TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
+  std::unique_lock lock(mutex_);
+  const TicketTake taken = await_ticket(lock, worker, may_wait);
+  if (taken != TicketTake::kTicket) return taken;
   ticket = ticket_at(epoch_, next_++);
   uses_[static_cast<size_t>(slot)] = {ticket, now_ns(), true};
   if (round_robin_ != 0) work_.notify_all();
-  return TicketTake::kTicket;
-}
-
-bool TicketQueue::wait_for_turn(int32_t worker) {
-  std::unique_lock lock(mutex_);
-  work_.wait(lock, [&] { return is_stopped_ || has_ticket_for(worker); });
-  return !is_stopped_;
-}
-
-bool TicketQueue::is_turn_of(int32_t worker) {
-  const std::scoped_lock lock(mutex_);
-  return has_ticket_for(worker);
+  return taken;
 }
 
 void TicketQueue::note_filled(int32_t slot, uint64_t fill_ns) noexcept {
@@ -67,37 +67,38 @@ void TicketQueue::note_failed(uint64_t place, const TicketFailure& failure, Fill
   entry(place) = {EntryState::kFailed, -1, std::move(report)};
   failure_ = failure;
   limit_ = place + 1;
-  tell_consumers();
+  notify_consumers();
 }
 
 void TicketQueue::note_given_up(uint64_t place, bool skips, const TicketFailure& failure) noexcept {
   skips ? note_skipped(place, {}) : note_failed(place, failure, {});
 }
 
-void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
-                       FillReport report) noexcept {
+template <class Note>
+void TicketQueue::settle_without_batch(const Ticket& ticket, int32_t slot, Note note) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     note_filled(slot, 0);
-    if (is_awaited(ticket)) note_failed(ticket.place, failure, std::move(report));
+    if (is_awaited(ticket)) note();
   }
-  slots_->give(slot);  // after the limit: a ticket for this slot would take the failure's place in the ring
+  // After note(), which may set the limit: else a ticket for this slot could take the entry of a failure.
+  slots_->give(slot);
+}
+
+void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
+                       FillReport report) noexcept {
+  settle_without_batch(ticket, slot, [&] { note_failed(ticket.place, failure, std::move(report)); });
 }
 
 void TicketQueue::note_skipped(uint64_t place, FillReport report) noexcept {
   entry(place) = {EntryState::kSkipped, -1, std::move(report)};
   ++skipped_;
   drop_skipped();
-  tell_consumers();
+  notify_consumers();
 }
 
 void TicketQueue::skip(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
-  {
-    const std::scoped_lock lock(mutex_);
-    note_filled(slot, 0);
-    if (is_awaited(ticket)) note_skipped(ticket.place, std::move(report));
-  }
-  slots_->give(slot);
+  settle_without_batch(ticket, slot, [&] { note_skipped(ticket.place, std::move(report)); });
 }
 
 // Moves on to what the consumer gets next.
@@ -111,17 +112,13 @@ void TicketQueue::drop_skipped() noexcept {
 }
 
 void TicketQueue::finish(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
-  {
-    const std::scoped_lock lock(mutex_);
-    note_filled(slot, 0);
-    if (is_awaited(ticket) && ticket.place < end_) {
-      end_ = ticket.place;
-      end_report_ = std::move(report);
-      limit_ = std::min(limit_, end_);
-      tell_consumers();
-    }
-  }
-  slots_->give(slot);
+  settle_without_batch(ticket, slot, [&] {
+    if (ticket.place >= end_) return;
+    end_ = ticket.place;
+    end_report_ = std::move(report);
+    limit_ = std::min(limit_, end_);
+    notify_consumers();
+  });
 }
 
 std::optional<StateRef> TicketQueue::first_state(const Ticket& ticket, int32_t worker) {
@@ -150,7 +147,7 @@ void TicketQueue::end_epoch() noexcept {
   is_active_ = false;
 }
 
-void TicketQueue::tell_consumers() noexcept {
+void TicketQueue::notify_consumers() noexcept {
   settled_.fetch_add(1, std::memory_order_relaxed);
   ready_.notify_all();
 }
@@ -176,7 +173,7 @@ void TicketQueue::begin() {
   limit_ = end_;
   is_active_ = true;
   work_.notify_all();
-  tell_consumers();
+  notify_consumers();
 }
 
 void TicketQueue::seek(uint64_t epoch, uint64_t place) {
@@ -245,7 +242,7 @@ void TicketQueue::abandon(int32_t slot, int32_t other, bool is_again) {
 void TicketQueue::end() {
   const std::scoped_lock lock(mutex_);
   if (is_active_) end_epoch();
-  tell_consumers();
+  notify_consumers();
 }
 
 void TicketQueue::stop() {
@@ -253,10 +250,11 @@ void TicketQueue::stop() {
   if (is_active_) end_epoch();
   is_stopped_ = true;
   work_.notify_all();
-  tell_consumers();
+  notify_consumers();
 }
 
-// A call that finds no batch begins it, whatever becomes of that call; one that finds something ends it.
+// A wait begins with the first call of next() that finds no result. It ends with the next call that finds
+// one.
 void TicketQueue::begin_waiting(int64_t now) noexcept {
   waiting_since_ns_ = now;
   waiting_ = trace::open(trace::SpanKind::kStarved, trace::key_of(this), [this](trace::Record& record) {
@@ -271,7 +269,7 @@ void TicketQueue::end_waiting() noexcept {
   trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::SpanOutcome::kDone);
 }
 
-// True when next() has something to say.
+// True if next() has a result.
 bool TicketQueue::wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns) {
   if (is_settled()) return true;
   const int64_t start = now_ns();
@@ -320,7 +318,7 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
     item.failure = failure_;
     note_report(deliver_, front.report);
     end_epoch();
-    tell_consumers();
+    notify_consumers();
     return NextBatch::kFailure;
   }
   item.slot = front.slot;

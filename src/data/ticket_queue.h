@@ -3,8 +3,8 @@
 // Hands the batches of an epoch to workers as tickets, in their order, and the filled slots to the consumer
 // in the same order. Knows nothing of generators, arrays and threads.
 //
-// A worker asks for a ticket only with a free slot in hand. So every ticket that is out has its slot, and
-// the batch for which the consumer waits can never be kept from its slot by later ones.
+// A worker takes a free slot before it takes a ticket. So each ticket has a slot, and later batches cannot
+// take the slot of the batch for which the consumer waits.
 #pragma once
 
 #include <atomic>
@@ -39,7 +39,7 @@ struct Ticket {
 // The state of a worker's generator after a fill. Null: the one from before its first fill.
 using StateRef = std::shared_ptr<const std::vector<std::byte>>;
 
-// What a fill leaves, whatever becomes of its batch.
+// What is known after a fill, also if its batch is not delivered.
 struct FillReport {
   StateRef state;  // null: none, or it is not known
   bool ignored_index = false;
@@ -54,7 +54,7 @@ struct FeedPosition {
   std::vector<StateRef> states;  // by worker; empty without round_robin
 };
 
-// What became of a batch that is none.
+// Why a batch cannot be delivered.
 struct TicketFailure {
   int32_t kind = 0;
   int32_t code = 0;
@@ -85,12 +85,11 @@ class TicketQueue {
   // that was given up, is dropped, and its slot is free.
 
   enum class TicketTake { kTicket, kNone, kStopped };
-  // The next batch to be filled; without one, the slot stays the caller's.
-  // kNone: there is none now, and the caller would not wait.
+  // The next batch to be filled. Without one, the caller keeps the slot. kNone: there is none now, and
+  // may_wait is false. kStopped: after stop().
   TicketTake take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket);
-  // Waits until the next batch is this worker's. False after stop().
-  bool wait_for_turn(int32_t worker);
-  bool is_turn_of(int32_t worker);
+  // Whether the next batch is this worker's, as take() would return it; waits until it is, if it may.
+  TicketTake await_turn(int32_t worker, bool may_wait);
   void publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report = {}) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
   void fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
@@ -129,13 +128,13 @@ class TicketQueue {
   bool give_up(const Ticket& ticket, bool skips, const TicketFailure& failure);
   // The batch for which the consumer waits, whether it was begun or not. False: it is there.
   bool fail_wanted(const TicketFailure& failure);
-  // A slot that stays with a worker which hangs is not counted any more; if the batch is filled again,
-  // in another slot, that one is.
+  // The slot of a worker that hangs does not count as being filled any more. If the batch is filled again,
+  // the other slot does.
   void abandon(int32_t slot, int32_t other, bool is_again);
   // No more tickets and batches; wakes all waiters.
   void stop();
 
-  // A look from outside.
+  // For statistics and messages.
 
   bool has_ready();
   // No consumer waits for this batch any more.
@@ -189,6 +188,9 @@ class TicketQueue {
   }
   bool is_settled() const { return is_stopped_ || !is_active_ || deliver_ == end_ || is_there(); }
   bool is_there() const { return ring_[deliver_ % ring_.size()].state != EntryState::kPending; }
+  TicketTake await_ticket(std::unique_lock<std::mutex>& lock, int32_t worker, bool may_wait);
+  template <class Note>
+  void settle_without_batch(const Ticket& ticket, int32_t slot, Note note) noexcept;
   void end_epoch() noexcept;
   void note_report(uint64_t place, FillReport& report) noexcept;
   void begin_waiting(int64_t now) noexcept;
@@ -198,7 +200,7 @@ class TicketQueue {
   void note_given_up(uint64_t place, bool skips, const TicketFailure& failure) noexcept;
   void note_failed(uint64_t place, const TicketFailure& failure, FillReport report) noexcept;
   void note_filled(int32_t slot, uint64_t fill_ns) noexcept;
-  void tell_consumers() noexcept;
+  void notify_consumers() noexcept;
   bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
   bool poll_settled(std::unique_lock<std::mutex>& lock);
   bool sleep_settled(std::unique_lock<std::mutex>& lock, const Deadline& deadline);

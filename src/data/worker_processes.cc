@@ -34,12 +34,12 @@ int32_t status_of(const siginfo_t& info) noexcept {
   return info.si_code == CLD_EXITED ? (info.si_status & 0xFF) << 8 : info.si_status;
 }
 
-// The life of a forked worker.
-[[noreturn]] void live_as_worker(const tenon_generator& generator, std::byte* memory, int32_t number,
-                                 pid_t feed) noexcept {
+// What a forked worker does.
+[[noreturn]] void run_worker(const tenon_generator& generator, std::byte* memory, int32_t number,
+                             pid_t feed) noexcept {
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != feed) _exit(0);  // it has ended already
-  // A Ctrl-C is for the feed's process, which then ends this one; handlers of its are not for this one.
+  // On Ctrl-C the feed's process ends this one. The signal handlers of the feed's process do not run here.
   (void)signal(SIGINT, SIG_IGN);
   (void)signal(SIGTERM, SIG_DFL);
   char name[16] = "tenon-worker";
@@ -118,7 +118,7 @@ void WorkerProcesses::start() {
 }
 
 void WorkerProcesses::start_one(int32_t worker) noexcept {
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
   int64_t pid = -1;
   std::string failure;
   char text[kMessageSize] = "";
@@ -170,13 +170,13 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
 int64_t WorkerProcesses::fork_worker(int32_t worker) {
   const pid_t feed = getpid();
   const pid_t pid = fork();
-  if (pid == 0) live_as_worker(generator_, slots_->control(), worker, feed);
+  if (pid == 0) run_worker(generator_, slots_->control(), worker, feed);
   return pid;
 }
 
 // Its process has ended: the pidfd says so.
 void WorkerProcesses::note_end(int32_t worker) noexcept {
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
   int32_t status = 0;
   if (generator_.start != nullptr && generator_.reap != nullptr) {
@@ -254,7 +254,7 @@ uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
 }
 
 std::string WorkerProcesses::start(int32_t worker) {
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
   std::unique_lock lock(mutex_);
   if (is_over_) return "the feed is closed";
   peer.is_wanted = true;
@@ -268,7 +268,7 @@ std::string WorkerProcesses::start(int32_t worker) {
 
 void WorkerProcesses::ask(int32_t worker, const RingRequest& request) noexcept {
   RequestRing& ring = this->ring(worker);
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
   ring.requests[peer.asked % kRingEntries] = request;
   ++peer.asked;
   // pairs with: Worker::wait_for_request, "a request" and "the worker sleeps"
@@ -277,14 +277,14 @@ void WorkerProcesses::ask(int32_t worker, const RingRequest& request) noexcept {
   if (ring.is_worker_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring.asked);
 }
 
-bool WorkerProcesses::has_answer(const Peer& peer, const RequestRing& ring) const noexcept {
+bool WorkerProcesses::has_answer(const RingUser& peer, const RequestRing& ring) const noexcept {
   // pairs with: Worker::answer, "an answer"
   return ring.answered.load(std::memory_order_acquire) != peer.seen;
 }
 
 bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
   RequestRing& ring = this->ring(worker);
-  Peer& peer = peers_[static_cast<size_t>(worker)];
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
   const auto has_ended = [&] {
     // A process that leaves ends next, and its exit code tells more.
     return is_thread(worker) && has_left(worker);
@@ -346,7 +346,7 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
 }
 
 // How its process has ended.
-void WorkerProcesses::describe_end(const Peer& peer, FillResult& result) {
+void WorkerProcesses::describe_end(const RingUser& peer, FillResult& result) {
   const std::scoped_lock lock(mutex_);
   result.kind = TENON_DIED;
   result.message = peer.failure;
@@ -365,7 +365,7 @@ bool WorkerProcesses::has_left(int32_t ring) const noexcept {
 }
 
 void WorkerProcesses::renew(int32_t ring, int32_t worker) noexcept {
-  Peer& peer = peers_[static_cast<size_t>(ring)];
+  RingUser& peer = peers_[static_cast<size_t>(ring)];
   peer.is_alive.store(false, std::memory_order_relaxed);
   peer.is_thread.store(false, std::memory_order_relaxed);
   peer.asked = peer.seen = 0;
@@ -393,7 +393,7 @@ bool WorkerProcesses::await_left(int32_t ring) noexcept {
 }
 
 int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
-  const Peer& peer = peers_[static_cast<size_t>(worker)];
+  const RingUser& peer = peers_[static_cast<size_t>(worker)];
   return peer.is_alive.load(std::memory_order_relaxed) ? peer.pid.load(std::memory_order_relaxed) : 0;
 }
 
@@ -428,7 +428,7 @@ bool WorkerProcesses::end(int64_t timeout_ns) {
   {
     std::unique_lock lock(mutex_);
     const auto are_gone = [this] {
-      return std::ranges::all_of(peers_, [](const Peer& m) { return m.pidfd < 0; });
+      return std::ranges::all_of(peers_, [](const RingUser& user) { return user.pidfd < 0; });
     };
     have_left = deadline.is_never() ? (changed_.wait(lock, are_gone), true)
                                     : changed_.wait_until(lock, deadline.time_point(), are_gone);

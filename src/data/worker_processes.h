@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The worker processes of a feed, seen from the feed's process: they are started, asked, watched and ended
-// here. A worker's side is data/worker.h. Workers that a generator starts as threads are asked in the same
-// way. They are named by their rings: worker i begins with ring i; one that is abandoned keeps its ring.
+// here. data/worker.h is the worker's side. Workers that a generator starts as threads are asked in the same
+// way. They are numbered by their rings: worker i begins with ring i; an abandoned thread keeps its ring.
 //
 // One thread starts all of them and learns of their ends. It lives as long as the feed, so that the kernel
 // can be told to kill the workers with their parent (which it takes to be the thread that started them).
@@ -97,7 +97,7 @@ class WorkerProcesses {
   bool end(int64_t timeout_ns);
 
  private:
-  struct Peer {
+  struct RingUser {
     std::atomic<int64_t> pid{0};
     std::atomic<bool> is_alive{false};
     std::atomic<bool> is_thread{false};
@@ -118,16 +118,16 @@ class WorkerProcesses {
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
   void kill_one(int32_t worker) noexcept;
-  bool has_answer(const Peer& peer, const RequestRing& ring) const noexcept;
+  bool has_answer(const RingUser& peer, const RequestRing& ring) const noexcept;
   RequestRing& ring(int32_t worker) const noexcept;
-  void describe_end(const Peer& peer, FillResult& result);
+  void describe_end(const RingUser& peer, FillResult& result);
 
   const tenon_generator generator_;
   const Ref<Slots> slots_;
   const size_t fields_;
   const int32_t workers_;
-  bool are_threads_ = false;  // constant after start()
-  std::vector<Peer> peers_;   // by ring
+  bool are_threads_ = false;     // constant after start()
+  std::vector<RingUser> peers_;  // by ring
   std::atomic<uint64_t> restarts_{0};
   std::atomic<bool> is_over_{false};  // moves under mutex_
 

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "data/generator_call.h"
+#include "data/request_ring.h"
 #include "data/seed.h"
 
 namespace tenon::impl {
@@ -32,7 +33,7 @@ constexpr size_t kMostReports = 64;
 
 constexpr char kWayOut[] = "with processes=True a worker that takes too long is killed";
 
-// What a worker process gets to come to an end by itself.
+// How long a worker process may take to end by itself.
 constexpr int64_t kGraceNs = 400'000'000;
 
 thread_local const Workers* working_for = nullptr;
@@ -53,7 +54,8 @@ uint64_t state_nbytes_of(const tenon_generator& generator, const tenon_feed_opti
   return options.state_nbytes == 0 ? kStateNbytes : options.state_nbytes;
 }
 
-// A worker that has a state goes on where its own last batch was.
+// With states, worker i fills each batch whose number modulo workers is i: it continues from its own last
+// batch.
 bool goes_round(const tenon_generator& generator, const tenon_feed_options& options) {
   return (options.flags & TENON_ROUND_ROBIN) != 0 || (generator.flags & TENON_HAS_STATE) != 0;
 }
@@ -68,6 +70,16 @@ int32_t workers_of(const tenon_generator& generator, const tenon_feed_options& o
 
 int32_t most_abandoned(const tenon_feed_options& options) {
   return options.fill_timeout_ns > 0 ? kMostAbandoned : 0;
+}
+
+// worker: -1, it is not known.
+TicketFailure hung(int32_t worker, const char* message) noexcept {
+  TicketFailure failure;
+  failure.kind = TENON_HUNG;
+  failure.code = -1;
+  failure.worker = worker;
+  failure.set_message(message);
+  return failure;
 }
 
 Ref<Slots> slots_for(const Schema& schema, const SlotLayout& layout, int32_t workers,
@@ -108,15 +120,15 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       queue_(slots_, order_of(options), goes_round(generator, options) ? count_ : 0, number_),
       times_(static_cast<size_t>(count_)),
       known_(static_cast<size_t>(count_)),
-      lanes_(static_cast<size_t>(count_ + most_abandoned(options))) {
-  for (int32_t i = 0; i < lanes(); ++i) {
-    Lane& lane = lanes_[static_cast<size_t>(i)];
-    lane.number = lane.worker = i;
-    lane.fields.resize(schema_->fields().size());
-    lane.shapes.resize(schema_->fields().size());
-    if (i < count_) lane.since_ns = kIdle;
+      loops_(static_cast<size_t>(count_ + most_abandoned(options))) {
+  for (int32_t i = 0; i < loops(); ++i) {
+    FillLoop& loop = loops_[static_cast<size_t>(i)];
+    loop.number = loop.worker = i;
+    loop.fields.resize(schema_->fields().size());
+    loop.shapes.resize(schema_->fields().size());
+    if (i < count_) loop.since_ns = kIdle;
   }
-  if (wants_processes(options)) processes_.emplace(generator, *schema_, layout_, slots_, count_, lanes());
+  if (wants_processes(options)) processes_.emplace(generator, *schema_, layout_, slots_, count_, loops());
 }
 
 void Workers::take_over_generator() noexcept {
@@ -169,41 +181,37 @@ int32_t Workers::take_slot(int32_t worker, SpinBudget& short_wait) noexcept {
   return slot;
 }
 
-void Workers::describe(const Job& job, Lane& lane, tenon_fill_request& request) {
+RingRequest Workers::request_of(const Job& job) const noexcept {
+  const Ticket& ticket = job.ticket;
+  return {job.slot,
+          ticket.index,
+          ticket.epoch,
+          batch_seed(options_.seed, ticket.epoch, ticket.index),
+          epoch_seed(options_.seed, ticket.epoch),
+          ticket.round,
+          ticket.place,
+          flags_of(job),
+          job.restored && *job.restored ? (*job.restored)->size() : 0};
+}
+
+tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
   std::byte* const slot = slots_->data(job.slot);
-  std::vector<void*>& fields = lane.fields;
-  std::vector<int64_t*>& shapes = lane.shapes;
   int64_t* shape = layout_.shapes(slot);
-  for (size_t i = 0; i < fields.size(); ++i) {
-    fields[i] = slot + schema_->fields()[i].offset;
-    shapes[i] = shape;
+  for (size_t i = 0; i < loop.fields.size(); ++i) {
+    loop.fields[i] = slot + schema_->fields()[i].offset;
+    loop.shapes[i] = shape;
     shape += schema_->fields()[i].shape.size();
   }
-  request = {};
-  request.struct_size = sizeof request;
-  request.worker = lane.worker;
-  request.fields = fields.data();
+  tenon_fill_request request =
+      fill_request_of(request_of(job), layout_, slot, loop.fields.data(), loop.shapes.data());
+  request.worker = loop.worker;
   request.n = schema_->rows();
-  request.index = job.ticket.index;
-  request.epoch = job.ticket.epoch;
-  request.seed = batch_seed(options_.seed, job.ticket.epoch, job.ticket.index);
-  request.shapes = shapes.data();
-  request.attachment = layout_.attachment(slot);
-  request.attachment_size = layout_.attachment_nbytes;
-  request.attachment_nbytes = &layout_.attached(slot);
-  request.epoch_seed = epoch_seed(options_.seed, job.ticket.epoch);
-  request.flags = flags_of(job);
-  request.notes = &layout_.notes(slot);
-  request.state = layout_.state(slot);
-  request.state_size = layout_.state_nbytes;
-  request.state_nbytes = &layout_.stated(slot);
-  request.restore_nbytes = job.restored && *job.restored ? (*job.restored)->size() : 0;
+  return request;
 }
 
 // False: the batch is settled already.
-bool Workers::prepare(Lane& lane, Job& job) {
-  tenon_fill_request request;
-  describe(job, lane, request);
+bool Workers::prepare(FillLoop& loop, Job& job) {
+  const tenon_fill_request request = fill_request(job, loop);
   FillResult result;
   char message[kMessageSize] = "";
   result.code = call_generator(generator_.prepare, generator_.context, request, message, sizeof message);
@@ -220,13 +228,16 @@ bool Workers::prepare(Lane& lane, Job& job) {
   return true;
 }
 
-Workers::JobTake Workers::take_job(Lane& lane, bool may_wait, SpinBudget& short_wait, Job& job) {
-  const int32_t worker = lane.worker;
+Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job) {
+  const int32_t worker = loop.worker;
   const bool goes_round = impl::goes_round(generator_, options_);
   while (true) {
-    // A worker whose turn it is not keeps no slot, and is in the way of no other that prepares.
-    if (goes_round && may_wait && !queue_.wait_for_turn(worker)) return JobTake::kOver;
-    if (goes_round && !may_wait && !queue_.is_turn_of(worker)) return JobTake::kNone;
+    // Before it is its turn, a worker takes neither a slot nor the mutex of prepare.
+    if (goes_round) {
+      const TicketQueue::TicketTake turn = queue_.await_turn(worker, may_wait);
+      if (turn == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
+      if (turn == TicketQueue::TicketTake::kNone) return JobTake::kNone;
+    }
     job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
     if (job.slot == Slots::kOver) return JobTake::kOver;
     if (job.slot == Slots::kNone) return JobTake::kNone;
@@ -248,13 +259,13 @@ Workers::JobTake Workers::take_job(Lane& lane, bool may_wait, SpinBudget& short_
     job.retries = 0;
     job.restored.reset();
     if (has_state()) {
-      // What it has filled behind the last batch that was delivered is undone.
+      // Fills behind the last delivered batch are undone.
       job.restored = queue_.first_state(job.ticket, worker);
       if (job.restored && *job.restored == known_[static_cast<size_t>(worker)].last) job.restored.reset();
     }
     slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
     reset_slot(layout_, *schema_, slots_->data(job.slot));
-    if (generator_.prepare == nullptr || prepare(lane, job)) return JobTake::kJob;
+    if (generator_.prepare == nullptr || prepare(loop, job)) return JobTake::kJob;
   }
 }
 
@@ -262,12 +273,21 @@ bool Workers::is_failure(const FillResult& result) const noexcept {
   return result.code != 0 && result.code != TENON_NO_BATCH && result.code != TENON_END_OF_EPOCH;
 }
 
-bool Workers::may_retry(const Job& job, const FillResult& result) noexcept {
-  return is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries &&
-         !queue_.is_past(job.ticket);
+// Notes the state after a fill. True: the batch is to be filled again.
+bool Workers::is_retried(const FillLoop& loop, Job& job, const FillResult& result) {
+  const bool is_again = is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY &&
+                        job.retries < options_.retries && !queue_.is_past(job.ticket);
+  if (has_state()) note_state(loop.worker, job, result, is_again);
+  return is_again;
 }
 
-// As it was before it was filled.
+void Workers::retry(Job& job) noexcept {
+  retried_.fetch_add(1, std::memory_order_relaxed);
+  put_back(job);
+  ++job.retries;
+}
+
+// Gives the slot the content from before the fill.
 void Workers::put_back(const Job& job) noexcept {
   std::byte* const slot = slots_->data(job.slot);
   reset_slot(layout_, *schema_, slot);
@@ -285,7 +305,7 @@ void Workers::note_unwritten(FillResult& result) noexcept {
 void Workers::check_shapes(const Job& job, FillResult& result) const {
   if (result.code != 0) return;
   std::byte* const slot = slots_->data(job.slot);
-  const Field* const wrong = find_wrong_shape(layout_, *schema_, slot);
+  const SchemaField* const wrong = find_wrong_shape(layout_, *schema_, slot);
   if (wrong != nullptr) {
     result.code = -1;
     result.message =
@@ -322,12 +342,11 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
   }
 }
 
-void Workers::fill_here(Lane& lane, const Job& job, FillResult& result) {
-  tenon_fill_request request;
-  describe(job, lane, request);
+void Workers::fill_here(FillLoop& loop, const Job& job, FillResult& result) {
+  const tenon_fill_request request = fill_request(job, loop);
   char message[kMessageSize];
   message[0] = '\0';
-  const trace::Span span = begin_span(trace::SpanKind::kFill, lane.worker, &job);
+  const trace::Span span = begin_span(trace::SpanKind::kFill, loop.worker, &job);
   const int64_t start = now_ns();
   result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
@@ -339,14 +358,10 @@ void Workers::fill_here(Lane& lane, const Job& job, FillResult& result) {
                is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone, result.message);
 }
 
-void Workers::begin_fill(Lane& lane, Job& job) noexcept {
-  if (has_state()) put_state(lane.worker, job);
+void Workers::begin_fill(FillLoop& loop, Job& job) noexcept {
+  if (has_state()) put_state(loop.worker, job);
   if (!processes_) return;
-  const Ticket& ticket = job.ticket;
-  processes_->ask(lane.number, {job.slot, ticket.index, ticket.epoch,
-                                batch_seed(options_.seed, ticket.epoch, ticket.index),
-                                epoch_seed(options_.seed, ticket.epoch), ticket.round, ticket.place,
-                                flags_of(job), job.restored && *job.restored ? (*job.restored)->size() : 0});
+  processes_->ask(loop.number, request_of(job));
 }
 
 uint64_t Workers::flags_of(const Job& job) const noexcept {
@@ -393,89 +408,86 @@ void Workers::note_state(int32_t worker, Job& job, const FillResult& result, boo
 }
 
 // Of the fill that was begun first. False: the feed ends.
-bool Workers::end_fill(Lane& lane, const Job& job, FillResult& result) {
+bool Workers::end_fill(FillLoop& loop, const Job& job, FillResult& result) {
   if (!processes_) {
-    fill_here(lane, job, result);
+    fill_here(loop, job, result);
     return true;
   }
-  if (!processes_->await(lane.number, options_.fill_timeout_ns, result)) return false;
+  if (!processes_->await(loop.number, options_.fill_timeout_ns, result)) return false;
   note_unwritten(result);
   check_shapes(job, result);
   if (result.kind == TENON_FAILED)
     read_report(job, result);  // a process that has ended may have begun to write
-  if (trace::is_on()) note_fill(lane.worker, job, result);
+  if (trace::is_on()) note_fill(loop.worker, job, result);
   return true;
 }
 
-void Workers::fill_batches(Lane& lane) {
+void Workers::fill_batches(FillLoop& loop) {
   // Fills that have begun. One, if the next one depends on what becomes of it.
   const uint32_t most = processes_ && !has_state() ? kRingEntries : 1;
   SpinBudget short_wait;
-  std::array<Job, kRingEntries>& jobs = lane.jobs;
-  uint32_t &begun = lane.begun, &settled = lane.settled;
+  std::array<Job, kRingEntries>& jobs = loop.jobs;
+  uint32_t &begun = loop.begun, &settled = loop.settled;
   bool is_over = false;
-  // Those of an abandoned lane.
-  for (uint32_t n = settled; n != begun; ++n) begin_fill(lane, jobs[n % kRingEntries]);
+  // Those of an abandoned loop.
+  for (uint32_t n = settled; n != begun; ++n) begin_fill(loop, jobs[n % kRingEntries]);
   while (true) {
     while (!is_over && begun - settled < most) {
       Job& job = jobs[begun % kRingEntries];
-      const JobTake taken = take_job(lane, begun == settled, short_wait, job);
+      const JobTake taken = take_job(loop, begun == settled, short_wait, job);
       is_over = taken == JobTake::kOver;
       if (taken != JobTake::kJob) break;
-      begin_fill(lane, job);
+      begin_fill(loop, job);
       ++begun;
     }
     if (begun == settled) return;
     Job& job = jobs[settled % kRingEntries];
     FillResult result;
-    // pairs with: Workers::abandon, "what a lane is busy with"
-    if (options_.fill_timeout_ns > 0) lane.since_ns.store(now_ns(), std::memory_order_release);
-    const bool has_ended = end_fill(lane, job, result);
-    // pairs with: Workers::abandon, "what a lane is busy with"
-    if (lane.since_ns.exchange(kIdle, std::memory_order_acq_rel) == kAbandoned) return return_late(lane);
+    // pairs with: Workers::abandon, "what a loop is busy with"
+    if (options_.fill_timeout_ns > 0) loop.since_ns.store(now_ns(), std::memory_order_release);
+    const bool has_ended = end_fill(loop, job, result);
+    // pairs with: Workers::abandon, "what a loop is busy with"
+    if (loop.since_ns.exchange(kIdle, std::memory_order_acq_rel) == kAbandoned) return return_late(loop);
     if (!has_ended) break;
-    const bool is_again = may_retry(job, result);
-    if (has_state()) note_state(lane.worker, job, result, is_again);
-    if (processes_ && !processes_->is_thread(lane.number) && (result.kind != TENON_FAILED || is_again)) {
-      processes_->stop(lane.number);
-      // What it was at meanwhile begins anew.
+    const bool is_again = is_retried(loop, job, result);
+    if (processes_ && !processes_->is_thread(loop.number) && (result.kind != TENON_FAILED || is_again)) {
+      processes_->stop(loop.number);
+      // The other fills that it had begun begin again.
       for (uint32_t n = settled + 1; n != begun; ++n) {
-        if (static_cast<int32_t>(n - processes_->answered(lane.number)) >= 0)
+        if (static_cast<int32_t>(n - processes_->answered(loop.number)) >= 0)
           put_back(jobs[n % kRingEntries]);
       }
-      known_[static_cast<size_t>(lane.worker)].is_lost = true;
-      const std::string failure = processes_->start(lane.number);
+      known_[static_cast<size_t>(loop.worker)].is_lost = true;
+      const std::string failure = processes_->start(loop.number);
       if (!failure.empty() && result.message.empty()) result.message = failure;
     }
     ++settled;
     if (!is_again) {
-      settle(lane.worker, job, result);
+      settle(loop.worker, job, result);
       continue;
     }
-    retried_.fetch_add(1, std::memory_order_relaxed);
-    put_back(job);
-    ++job.retries;
+    retry(job);
     // Behind those that have begun meanwhile.
     Job& again = jobs[begun % kRingEntries];
     if (&again != &job) again = std::move(job);
-    begin_fill(lane, again);
+    begin_fill(loop, again);
     ++begun;
   }
   for (; settled != begun; ++settled) slots_->give(jobs[settled % kRingEntries].slot);
 }
 
-// An abandoned lane: its worker goes on in another one.
-void Workers::return_late(Lane& lane) noexcept {
-  const bool has_left = !processes_ || processes_->await_left(lane.number);
-  for (uint32_t n = lane.settled; n != lane.begun; ++n) slots_->give_spare(lane.jobs[n % kRingEntries].slot);
-  if (!has_left) return;  // the feed ends, and the lane stays its thread's
-  if (processes_) processes_->free(lane.number);
-  // pairs with: Workers::abandon, "a free lane"
-  lane.since_ns.store(kFree, std::memory_order_release);
+// An abandoned loop: its worker goes on in another one.
+void Workers::return_late(FillLoop& loop) noexcept {
+  const bool has_left = !processes_ || processes_->await_left(loop.number);
+  for (uint32_t n = loop.settled; n != loop.begun; ++n) slots_->give_spare(loop.jobs[n % kRingEntries].slot);
+  if (!has_left) return;  // the feed ends, and the loop stays its thread's
+  if (processes_) processes_->free(loop.number);
+  // pairs with: Workers::abandon, "a free loop"
+  loop.since_ns.store(kFree, std::memory_order_release);
 }
 
-// A generator of threads that it starts itself is called again beside a call that hangs, as it is called in
-// several threads; others only where they say that they may be. The call that hangs may change a state.
+// Whether the generator may be called while another call hangs. It may if it starts threads itself or is
+// thread-safe, unless it has a state, which the call that hangs may change.
 bool Workers::may_replace() const noexcept {
   if (has_state()) return false;
   return processes_ ? processes_->are_threads() : (generator_.flags & TENON_THREADSAFE) != 0;
@@ -483,13 +495,13 @@ bool Workers::may_replace() const noexcept {
 
 bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace) {
   bool has_given_up = false, is_any_at_work = false, is_any_stuck = !lost_.empty();
-  for (Lane& lane : lanes_) {
-    // pairs with: Workers::fill_batches, "what a lane is busy with"
-    const int64_t since = lane.since_ns.load(std::memory_order_acquire);
+  for (FillLoop& loop : loops_) {
+    // pairs with: Workers::fill_batches, "what a loop is busy with"
+    const int64_t since = loop.since_ns.load(std::memory_order_acquire);
     if (since < kIdle) continue;
     if (since == kIdle || now_ns() - since < options_.fill_timeout_ns) {
       is_any_at_work = true;
-    } else if (may_replace() && abandon(lane, since, replace)) {
+    } else if (may_replace() && abandon(loop, since, replace)) {
       has_given_up = is_any_at_work = true;
     } else {
       is_any_stuck = true;
@@ -498,14 +510,14 @@ bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t o
   return has_given_up || (is_any_stuck && give_up_stuck(is_any_at_work));
 }
 
-// False: there is no lane or slot for another thread, or none can be started.
-bool Workers::abandon(Lane& lane, int64_t since_ns,
+// False: there is no loop or slot for another thread, or none can be started.
+bool Workers::abandon(FillLoop& loop, int64_t since_ns,
                       const std::function<void(int32_t abandoned, int32_t other)>& replace) {
-  const auto other = std::ranges::find_if(lanes_, [](const Lane& l) {
-    // pairs with: Workers::return_late, "a free lane"
+  const auto other = std::ranges::find_if(loops_, [](const FillLoop& l) {
+    // pairs with: Workers::return_late, "a free loop"
     return l.since_ns.load(std::memory_order_acquire) == kFree;
   });
-  if (other == lanes_.end()) return false;
+  if (other == loops_.end()) return false;
   std::array<int32_t, kRingEntries> spares;
   spares.fill(Slots::kNone);
   const auto give_back = [&] {
@@ -523,25 +535,25 @@ bool Workers::abandon(Lane& lane, int64_t since_ns,
   }
   {
     const std::scoped_lock lock(mutex_);
-    ++running_;  // before the lane can end
+    ++running_;  // before the loop can end
   }
-  // pairs with: Workers::fill_batches, "what a lane is busy with"
-  if (!lane.since_ns.compare_exchange_strong(since_ns, kAbandoned, std::memory_order_acq_rel)) {
+  // pairs with: Workers::fill_batches, "what a loop is busy with"
+  if (!loop.since_ns.compare_exchange_strong(since_ns, kAbandoned, std::memory_order_acq_rel)) {
     give_back();
     leave();
     return true;
   }
   if (processes_) {
-    processes_->abandon(lane.number);
-    processes_->renew(other->number, lane.worker);
+    processes_->abandon(loop.number);
+    processes_->renew(other->number, loop.worker);
   }
-  hand_over(lane, *other, spares.data());
+  hand_over(loop, *other, spares.data());
   give_back();
   abandoned_.fetch_add(1, std::memory_order_relaxed);
-  report(lane, since_ns);
+  report(loop, since_ns);
   other->since_ns.store(kIdle, std::memory_order_relaxed);
   try {
-    replace(lane.number, other->number);
+    replace(loop.number, other->number);
   } catch (const std::exception& e) {  // of the system, or std::bad_alloc
     lose(*other, e.what());
   }
@@ -549,32 +561,28 @@ bool Workers::abandon(Lane& lane, int64_t since_ns,
 }
 
 // Its thread cannot be started.
-void Workers::lose(Lane& lane, const char* reason) noexcept {
-  TicketFailure failure;
-  failure.kind = TENON_HUNG;
-  failure.code = -1;
-  failure.worker = lane.worker;
-  failure.set_message(reason);
-  for (; lane.settled != lane.begun; ++lane.settled) {
-    const Job& job = lane.jobs[lane.settled % kRingEntries];
+void Workers::lose(FillLoop& loop, const char* reason) noexcept {
+  const TicketFailure failure = hung(loop.worker, reason);
+  for (; loop.settled != loop.begun; ++loop.settled) {
+    const Job& job = loop.jobs[loop.settled % kRingEntries];
     queue_.fail(job.ticket, job.slot, failure);
   }
-  if (processes_) processes_->free(lane.number);
-  lane.since_ns.store(kFree, std::memory_order_relaxed);
+  if (processes_) processes_->free(loop.number);
+  loop.since_ns.store(kFree, std::memory_order_relaxed);
   lost_ = reason;
   leave();
 }
 
-// Of an abandoned lane, to one whose thread does not run yet.
-void Workers::hand_over(Lane& lane, Lane& other, int32_t* spares) noexcept {
+// Moves the jobs of an abandoned loop to one whose thread does not run yet.
+void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexcept {
   other.is_second = true;
-  other.worker = lane.worker;
+  other.worker = loop.worker;
   other.begun = other.settled = 0;
-  times_[static_cast<size_t>(lane.worker)].note_failure();
-  for (uint32_t n = lane.settled; n != lane.begun; ++n) {
-    Job& old = lane.jobs[n % kRingEntries];  // whose slot the lane reads when it returns
+  times_[static_cast<size_t>(loop.worker)].note_failure();
+  for (uint32_t n = loop.settled; n != loop.begun; ++n) {
+    Job& old = loop.jobs[n % kRingEntries];  // whose slot the loop reads when it returns
     Job job{old.ticket, std::exchange(*spares++, Slots::kNone), old.retries, std::move(old.attachment), {}};
-    const bool is_hung = n == lane.settled;
+    const bool is_hung = n == loop.settled;
     bool is_again = !queue_.is_past(job.ticket);
     if (is_hung && is_again) {
       is_again = options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries;
@@ -592,27 +600,20 @@ void Workers::hand_over(Lane& lane, Lane& other, int32_t* spares) noexcept {
     }
     slots_->give(job.slot);
     if (!is_hung) continue;
-    TicketFailure failure;
-    failure.kind = TENON_HUNG;
-    failure.code = -1;
-    failure.worker = lane.worker;
-    failure.set_message("its thread is left behind");
-    (void)queue_.give_up(job.ticket, options_.on_error == TENON_ON_ERROR_SKIP, failure);
+    (void)queue_.give_up(job.ticket, options_.on_error == TENON_ON_ERROR_SKIP,
+                         hung(loop.worker, "its thread is left behind"));
   }
 }
 
 // A fill has taken too long in a thread that cannot be replaced.
 bool Workers::give_up_stuck(bool is_any_at_work) {
-  TicketFailure failure;
-  failure.kind = TENON_HUNG;
-  failure.code = -1;
   const std::string reason =
       !lost_.empty()  ? concat("no thread can be started in place of one that is left behind: ", lost_)
       : may_replace() ? concat("as many of its threads are left behind as may be (", kMostAbandoned,
                                "), or there is no memory for another slot")
                       : concat(has_state() ? "it has a state" : "it is not thread-safe",
                                ", so it is not called again before it returns");
-  failure.set_message(concat(reason, "; ", kWayOut).c_str());
+  TicketFailure failure = hung(-1, concat(reason, "; ", kWayOut).c_str());
   if (queue_.give_up(options_.fill_timeout_ns, options_.on_error == TENON_ON_ERROR_SKIP, failure))
     return true;
   if (is_any_at_work) return false;
@@ -620,20 +621,20 @@ bool Workers::give_up_stuck(bool is_any_at_work) {
   return queue_.fail_wanted(failure);
 }
 
-void Workers::report(const Lane& lane, int64_t since_ns) noexcept try {
-  const Ticket& ticket = lane.jobs[lane.settled % kRingEntries].ticket;
+void Workers::report(const FillLoop& loop, int64_t since_ns) noexcept try {
+  const Ticket& ticket = loop.jobs[loop.settled % kRingEntries].ticket;
   const uint32_t thread =
-      processes_ ? processes_->thread(lane.number) : lane.thread.load(std::memory_order_relaxed);
+      processes_ ? processes_->thread(loop.number) : loop.thread.load(std::memory_order_relaxed);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f s", static_cast<double>(now_ns() - since_ns) * 1e-9);
   const std::scoped_lock lock(reporting_);
   if (reports_.size() == kMostReports) reports_.pop_front();
   reports_.push_back(concat("generator '", name_, "' has not returned from batch ", ticket.index,
                             " of epoch ", ticket.epoch, " for ", seconds, ": its thread ", thread,
-                            " (worker ", lane.worker,
+                            " (worker ", loop.worker,
                             ") is left behind with its slot, and the worker goes on in another thread"));
   has_reports_.store(true, std::memory_order_relaxed);
-} catch (const std::exception&) {  // no memory: it is counted all the same
+} catch (const std::exception&) {  // no memory: abandoned_ counts it
 }
 
 std::string Workers::take_report() {
@@ -648,12 +649,12 @@ std::string Workers::take_report() {
 
 void Workers::work(int32_t number) noexcept {
   working_for = this;
-  Lane& lane = lanes_[static_cast<size_t>(number)];
-  lane.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
+  FillLoop& loop = loops_[static_cast<size_t>(number)];
+  loop.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
   try {
-    // What it could not be started for is the failure of its first batch.
-    if (processes_ && lane.is_second) (void)processes_->start(number);
-    fill_batches(lane);
+    // If it cannot be started, its first batch fails.
+    if (processes_ && loop.is_second) (void)processes_->start(number);
+    fill_batches(loop);
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
   }
@@ -664,25 +665,18 @@ bool Workers::fill_inline() {
   const std::unique_lock lock(inline_, std::try_to_lock);
   if (!lock) return false;
   const Workers* const outer = std::exchange(working_for, this);
-  Lane& lane = lanes_[0];
-  Job& job = lane.jobs[0];
+  FillLoop& loop = loops_[0];
+  Job& job = loop.jobs[0];
   SpinBudget no_wait;
   bool has_job = false;
   try {
-    has_job = take_job(lane, false, no_wait, job) == JobTake::kJob;
+    has_job = take_job(loop, false, no_wait, job) == JobTake::kJob;
     for (bool is_again = has_job; is_again;) {
       FillResult result;
-      begin_fill(lane, job);
-      fill_here(lane, job, result);
-      is_again = may_retry(job, result);
-      if (has_state()) note_state(lane.worker, job, result, is_again);
-      if (!is_again) {
-        settle(lane.worker, job, result);
-        break;
-      }
-      retried_.fetch_add(1, std::memory_order_relaxed);
-      put_back(job);
-      ++job.retries;
+      begin_fill(loop, job);
+      fill_here(loop, job, result);
+      is_again = is_retried(loop, job, result);
+      is_again ? retry(job) : settle(loop.worker, job, result);
     }
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
@@ -717,7 +711,7 @@ void Workers::leave() noexcept {
 void Workers::dismiss() noexcept {
   queue_.stop();
   if (processes_) processes_->dismiss();
-  slots_->wake(lanes());
+  slots_->wake(loops());
 }
 
 bool Workers::wait_until_left(int64_t timeout_ns) {
@@ -727,6 +721,14 @@ bool Workers::wait_until_left(int64_t timeout_ns) {
   if (!deadline.is_never()) return left_.wait_until(lock, deadline.time_point(), left);
   left_.wait(lock, left);
   return true;
+}
+
+void Workers::put_counts(tenon_feed_statistics& s) const noexcept {
+  s.retried = retried_.load(std::memory_order_relaxed);
+  s.unwritten = unwritten_.load(std::memory_order_relaxed);
+  s.abandoned = abandoned_.load(std::memory_order_relaxed);
+  s.blocked_ns = blocked_ns_.load(std::memory_order_relaxed);
+  s.blocked_by_consumer_ns = blocked_by_consumer_ns_.load(std::memory_order_relaxed);
 }
 
 bool Workers::is_called_by_worker() const noexcept { return working_for == this; }

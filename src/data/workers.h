@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workers of a feed: the loop that the thread of each worker runs, and everything that it needs. The
-// thread fills batches itself, or has a worker process do it. The threads belong to data/feed.h, the
-// processes to data/worker_processes.h.
+// The workers of a feed: the loop that the thread of each worker runs, and what it needs. The thread fills
+// batches itself, or asks a worker process. Feed has the threads, WorkerProcesses the processes.
 #pragma once
 
 #include <array>
@@ -31,12 +30,12 @@ namespace tenon::impl {
 // Counted: the feed and each worker hold a reference, so that a generator that does not return can be left
 // behind with all that it uses. The last worker to leave drops the generator.
 //
-// A lane is what one thread runs. Worker i begins with lane i. If a fill takes longer than fill_timeout_ns,
-// its lane is abandoned and the worker goes on in another one: with the batches that the lane had, in spare
-// slots. The thread of the abandoned lane keeps its slots until it returns; then its results are dropped, and
-// it ends.
+// A fill loop is what one thread runs. Worker i begins in loop i. If a fill takes longer than
+// fill_timeout_ns, its loop is abandoned and the worker continues in another one, with the batches of the
+// first one in spare slots. The thread of the abandoned loop keeps its slots until it returns. Then its
+// results are dropped, and it ends.
 //
-// Threads: work(lane) is run by one thread; everything else may be called by any.
+// Threads: work(loop) is run by one thread; everything else may be called by any.
 class Workers {
  public:
   // The generator stays the caller's until take_over_generator(). options are checked.
@@ -44,7 +43,7 @@ class Workers {
                            const tenon_feed_options& options);
 
   int32_t count() const noexcept { return count_; }
-  int32_t lanes() const noexcept { return static_cast<int32_t>(lanes_.size()); }
+  int32_t loops() const noexcept { return static_cast<int32_t>(loops_.size()); }
   Slots& slots() const noexcept { return *slots_; }
   TicketQueue& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
@@ -54,32 +53,25 @@ class Workers {
   bool has_processes() const noexcept { return processes_ && !processes_->are_threads(); }
   const SlotLayout& layout() const noexcept { return layout_; }
   bool has_state() const noexcept { return (generator_.flags & TENON_HAS_STATE) != 0; }
-  // Time that workers waited for a free slot; of that, while filled batches lay ready.
-  uint64_t blocked_ns() const noexcept { return blocked_ns_.load(std::memory_order_relaxed); }
-  uint64_t blocked_by_consumer_ns() const noexcept {
-    return blocked_by_consumer_ns_.load(std::memory_order_relaxed);
-  }
-  uint64_t retried() const noexcept { return retried_.load(std::memory_order_relaxed); }
-  uint64_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
-  // Threads so far.
-  uint64_t abandoned() const noexcept { return abandoned_.load(std::memory_order_relaxed); }
+  // Sets the numbers that are counted here.
+  void put_counts(tenon_feed_statistics& statistics) const noexcept;
   // Of one worker.
   const FillTimes& times(int32_t worker) const noexcept { return times_[static_cast<size_t>(worker)]; }
 
-  // What the thread of a lane does until dismiss(), or until it is abandoned.
-  void work(int32_t lane) noexcept;
+  // What the thread of a loop does until dismiss(), or until it is abandoned.
+  void work(int32_t loop) noexcept;
   // The number of threads that will run work(), before the first of them starts.
   void expect(int32_t count) noexcept { running_ = count; }
   void take_over_generator() noexcept;
 
   // Gives up the fills of threads that have taken longer than fill_timeout_ns, and abandons these threads.
-  // replace: lets the thread of one lane go, and starts that of another. False: there were none.
+  // replace: lets the thread of one loop go, and starts that of another. False: there were none.
   // One call at a time, and none after dismiss().
   bool give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace);
   // The oldest text on an abandoned thread that was not taken yet; empty: there is none.
   std::string take_report();
 
-  // A feed without workers: its consumers fill, in place of the thread of lane 0.
+  // A feed without workers: its consumers fill, in place of the thread of loop 0.
   bool is_inline() const noexcept { return options_.workers == 0; }
   int32_t threads() const noexcept { return is_inline() ? 0 : count_; }
   // Fills the next batch in this thread, one at a time. False: there is none, or no slot, or another thread
@@ -101,63 +93,65 @@ class Workers {
   }
 
  private:
-  // A batch on its way.
+  // A batch that is being filled.
   struct Job {
     Ticket ticket;
     int32_t slot = -1;
     int32_t retries = 0;
-    std::vector<std::byte> attachment;  // to be there again when it is filled again
+    std::vector<std::byte> attachment;  // from before the fill
     std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
   };
   enum class JobTake { kJob, kNone, kOver };
-  // What is known of the state of a worker. Used by its thread only.
+  // The state of a worker's generator. Used by its thread only.
   struct KnownState {
     StateRef last;         // after its last fill
-    bool is_lost = false;  // it is in another one: a new process, or a failure without a state
+    bool is_lost = false;  // the generator has another state: its process is new, or a fill left none
   };
 
   // In place of the time when a fill began.
   static constexpr int64_t kIdle = 0, kAbandoned = -1, kFree = -2;
-  struct Lane {
+  struct FillLoop {
     int32_t number = 0;
     // Of the thread that runs it; of the one that abandons it from then on.
     int32_t worker = 0;
     std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
     uint32_t begun = 0, settled = 0;
-    bool is_second = false;     // it goes on for an abandoned one
+    bool is_second = false;     // it continues an abandoned one
     std::vector<void*> fields;  // addresses for the request
     std::vector<int64_t*> shapes;
-    // Shared. Of the fill for which the thread waits. The thread ends it, or another one abandons the lane.
+    // Shared. Of the fill for which the thread waits. The thread ends it, or another one abandons the loop.
     std::atomic<int64_t> since_ns{kFree};
     std::atomic<uint32_t> thread{0};
   };
 
   Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
 
-  void fill_batches(Lane& lane);
-  void begin_fill(Lane& lane, Job& job) noexcept;
-  bool end_fill(Lane& lane, const Job& job, FillResult& result);
+  void fill_batches(FillLoop& loop);
+  void begin_fill(FillLoop& loop, Job& job) noexcept;
+  bool end_fill(FillLoop& loop, const Job& job, FillResult& result);
   void put_state(int32_t worker, Job& job) noexcept;
   void read_report(const Job& job, FillResult& result) const;
   void note_state(int32_t worker, Job& job, const FillResult& result, bool is_again);
   uint64_t flags_of(const Job& job) const noexcept;
-  void return_late(Lane& lane) noexcept;
+  void return_late(FillLoop& loop) noexcept;
   bool may_replace() const noexcept;
-  bool abandon(Lane& lane, int64_t since_ns,
+  bool abandon(FillLoop& loop, int64_t since_ns,
                const std::function<void(int32_t abandoned, int32_t other)>& replace);
-  void hand_over(Lane& lane, Lane& other, int32_t* spares) noexcept;
-  void lose(Lane& lane, const char* reason) noexcept;
+  void hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexcept;
+  void lose(FillLoop& loop, const char* reason) noexcept;
   bool give_up_stuck(bool is_any_at_work);
-  void report(const Lane& lane, int64_t since_ns) noexcept;
+  void report(const FillLoop& loop, int64_t since_ns) noexcept;
   int32_t take_slot(int32_t worker, SpinBudget& short_wait) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
-  JobTake take_job(Lane& lane, bool may_wait, SpinBudget& short_wait, Job& job);
-  bool prepare(Lane& lane, Job& job);
-  void describe(const Job& job, Lane& lane, tenon_fill_request& request);
+  JobTake take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job);
+  bool prepare(FillLoop& loop, Job& job);
+  RingRequest request_of(const Job& job) const noexcept;
+  tenon_fill_request fill_request(const Job& job, FillLoop& loop);
   void put_back(const Job& job) noexcept;
-  void fill_here(Lane& lane, const Job& job, FillResult& result);
-  bool may_retry(const Job& job, const FillResult& result) noexcept;
+  void fill_here(FillLoop& loop, const Job& job, FillResult& result);
+  bool is_retried(const FillLoop& loop, Job& job, const FillResult& result);
+  void retry(Job& job) noexcept;
   bool is_failure(const FillResult& result) const noexcept;
   void note_unwritten(FillResult& result) noexcept;
   void check_shapes(const Job& job, FillResult& result) const;
@@ -180,7 +174,7 @@ class Workers {
   std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};
   std::vector<FillTimes> times_;   // by worker
   std::vector<KnownState> known_;  // by worker
-  std::vector<Lane> lanes_;
+  std::vector<FillLoop> loops_;
 
   std::timed_mutex inline_;       // held by the consumer that fills
   bool has_left_inline_ = false;  // guarded by inline_

@@ -297,7 +297,7 @@ def test_a_batch_that_was_passed_on_has_no_fields():
                     lambda former=former: setattr(former, "attachment", b""),
                     lambda former=former: former.resize("x", (1, 2)),
                 ):
-                    with pytest.raises(ValueError, match=f"batch {former.index} has been handed on"):
+                    with pytest.raises(ValueError, match=f"batch {former.index} was passed on"):
                         use()
                     seen.append(former.index)
             former = batch

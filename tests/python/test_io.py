@@ -359,7 +359,7 @@ def test_what_is_wrong_with_arguments_is_said():
 def test_an_iterator_can_be_asked_step_by_step(handle):
     iterator = NDArrayIter(np.arange(5), np.arange(5), 3, last_batch_handle=handle)
     for _ in range(2):
-        with pytest.raises(ValueError, match="no batch at hand"):
+        with pytest.raises(ValueError, match="no current batch"):
             iterator.getdata()
         assert iterator.iter_next()
         assert (iterator.getpad(), iterator.getindex()) == (0, None)
@@ -371,7 +371,7 @@ def test_an_iterator_can_be_asked_step_by_step(handle):
             assert (iterator.getdata()[0].tolist(), iterator.getpad()) == ([3, 4], 0)
         for _ in range(3):
             assert not iterator.iter_next()
-            with pytest.raises(ValueError, match="no batch at hand"):
+            with pytest.raises(ValueError, match="no current batch"):
                 iterator.getdata()
             with pytest.raises(StopIteration):
                 next(iterator)
@@ -433,7 +433,7 @@ def test_a_feed_is_an_iterator_of_its_epochs():
         assert iterator.iter_next() and iterator.getindex() == 0
         assert iterator.getdata()[0].shape == (4, 8) and iterator.getlabel()[0].shape == (4,)
         iterator.reset()
-        with pytest.raises(ValueError, match="no batch at hand"):
+        with pytest.raises(ValueError, match="no current batch"):
             iterator.getdata()
 
 

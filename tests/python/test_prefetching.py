@@ -219,13 +219,13 @@ def test_a_reset_that_fails_leaves_an_iterator_at_its_end_until_one_succeeds():
 
 def test_an_iterator_can_be_asked_step_by_step():
     with PrefetchingIter(NDArrayIter(np.arange(3), np.arange(3), 2)) as iterator:
-        with pytest.raises(ValueError, match="no batch at hand"):
+        with pytest.raises(ValueError, match="no current batch"):
             iterator.getdata()
         assert iterator.iter_next() and iterator.iter_next()
         assert [iterator.getdata()[0].tolist(), iterator.getlabel()[0].tolist()] == [[2, 0], [2, 0]]
         assert (iterator.getpad(), iterator.getindex()) == (1, None)
         assert not iterator.iter_next()
-        with pytest.raises(ValueError, match="no batch at hand"):
+        with pytest.raises(ValueError, match="no current batch"):
             iterator.getpad()
 
 

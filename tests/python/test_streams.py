@@ -191,7 +191,7 @@ def test_end_of_a_batch_that_was_passed_on_is_an_error():
 
     with tn.Feed(keeps, FIELDS, batches=2) as feed:
         list(feed)
-    with pytest.raises(ValueError, match="handed on"):
+    with pytest.raises(ValueError, match="passed on"):
         kept[0].end()
 
 

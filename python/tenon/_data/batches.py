@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .._core import Batch, float32
 
-NO_BATCH = "there is no batch at hand: call iter_next(), and after its False reset()"
+NO_BATCH = "there is no current batch: call iter_next(), and reset() after it has returned False"
 
 
 class _NameAndShape(NamedTuple):
@@ -157,6 +157,35 @@ class DataIter:
     def getpad(self) -> int | None:
         """The number of padding rows at the end of the current batch."""
         return 0
+
+
+class BatchIter(DataIter):
+    """The base class of iterators that get whole batches: `iter_next` sets ``current_batch``."""
+
+    current_batch: DataBatch | None = None
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        batch, self.current_batch = self._current(), None  # only the caller has it: its memory can be reused
+        return batch
+
+    def getdata(self) -> list[Any]:
+        return self._current().data
+
+    def getlabel(self) -> list[Any] | None:
+        return self._current().label
+
+    def getindex(self) -> Any:
+        return self._current().index
+
+    def getpad(self) -> int | None:
+        return self._current().pad
+
+    def _current(self) -> DataBatch:
+        if self.current_batch is None:
+            raise ValueError(NO_BATCH)
+        return self.current_batch
 
 
 def is_label(field: str) -> bool:

@@ -48,7 +48,7 @@ _ELEMENTS = {
 def session_runner(
     schema: Schema, session: Any, outputs: Sequence[str] | None, fields: Sequence[str]
 ) -> Callable[[Batch], tuple[Any, ...]]:
-    """What runs a session on a batch, as `Feed.onnxruntime` says. Checks now what can be checked."""
+    """A function that runs a session on a batch, for `Feed.onnxruntime`. Checks inputs and outputs now."""
     described = {name: (str(dtype), tuple(shape)) for name, dtype, shape in schema.fields}
     inputs = []
     for wanted in session.get_inputs():
@@ -64,7 +64,7 @@ def session_runner(
             raise ValueError(f"fields has {name!r}, and the feed's fields are {list(described)}")
 
     def run(batch: Batch) -> tuple[Any, ...]:
-        # Made anew for each batch: an output that is bound already keeps the memory of the run before.
+        # A new one for each batch: a bound output would get the memory of the last run.
         binding = session.io_binding()
         for name, element in inputs:
             array = batch[name]
@@ -136,7 +136,7 @@ class AsyncEpoch(Epoch):
         return self
 
     async def __anext__(self) -> Any:
-        await asyncio.sleep(0)  # others run, and can cancel, also where every batch is there at once
+        await asyncio.sleep(0)  # other tasks run, and can cancel this one, even if each batch is ready
         waiter = self._waiter
         while waiter is not None and self._feed is not None:
             try:
@@ -171,7 +171,7 @@ class _Waiter:
         self._pending: concurrent.futures.Future[Any] | None = None
 
     def take(self, timeout: float | None, warn: Callable[[str], object]) -> Batch | None:
-        """In the place of NativeFeed.next. Raises NothingYet."""
+        """As NativeFeed.next, but raises NothingYet instead of waiting."""
         if self._pending is None:
             try:
                 return self._take(0.0, warn)  # type: ignore[no-any-return]
@@ -183,7 +183,7 @@ class _Waiter:
         return pending.result()  # type: ignore[no-any-return]
 
     async def wait(self, timeout: float | None) -> None:
-        """Returns when take() would have something to say. Starts a thread unless one is waiting."""
+        """Waits until take() has a result. Starts a thread unless one is waiting."""
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
 
@@ -205,7 +205,7 @@ class _Waiter:
         await arrived
 
     def drop(self) -> None:
-        """Returns when the thread, which has been woken, waits no more. Its batch goes back."""
+        """Waits for the end of the thread, which was woken. Its batch is dropped."""
         pending, self._pending = self._pending, None
         if pending is not None:
             concurrent.futures.wait([pending], _END_SECONDS)

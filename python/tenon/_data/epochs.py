@@ -7,15 +7,16 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._core import Batch, NativeFeed
 from .._errors import LeaseConflict, OpError, TenonError
 from . import closing
-from .progress import Progress
+from .progress import ProgressBar
 
 if TYPE_CHECKING:
     from .feed import Feed
+    from .forms import Forms
 
 _log = logging.getLogger("tenon")
 
@@ -26,49 +27,67 @@ REPLACED = (
 )
 
 
-def replace(live: Any) -> None:
-    """Ends the iterator of a feed for another one. None: there is none."""
-    if live is None:
-        return
-    if live._is_in_next:
-        raise TenonError("another thread waits for a batch of this feed: end its loop first, or feed.end()")
-    live._end()
-    live._is_replaced = True
+class Iteration:
+    """The one live iterator of a feed, of this process or of another one."""
+
+    _feed: Any = None  # None: it has ended, or its constructor has raised
+    _is_in_next = False
+    _is_replaced = False
+
+    def _replace(self, feed: Forms) -> None:
+        """Ends the live iterator of the feed for this one."""
+        live = feed._live_epoch()
+        if live is None:
+            return
+        if live._is_in_next:
+            raise TenonError(
+                "another thread waits for a batch of this feed: end its loop first, or feed.end()"
+            )
+        live._end()
+        live._is_replaced = True
+
+    def _begin(self, feed: Forms, convert: Callable[[Any], Any]) -> None:
+        self._feed = feed
+        self._convert = convert
+        feed._epoch = weakref.ref(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def _stop(self) -> NoReturn:
+        """Raises what `__next__` raises after the end of the iterator."""
+        if self._is_replaced:
+            raise TenonError(REPLACED)
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._feed = None
 
 
-class Epoch:
-    """The one live iterator of a feed."""
+class Epoch(Iteration):
+    """The one live iterator of a feed of this process."""
+
+    _progress: ProgressBar | None = None
 
     def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
-        self._feed: Feed | None = None  # for __del__, when the next lines raise
-        self._progress: Progress | None = None
-        self._is_in_next = False
-        self._is_replaced = False
-        replace(feed._live_epoch())
+        self._replace(feed)
         if feed._served is not None and feed._served.server is None:
-            feed._served.reclaim()  # what consumers elsewhere had, and have let go of since
+            feed._served.reclaim()  # batches that consumers in other processes have released since
         feed._native.begin()
-        self._feed = feed
+        self._begin(feed, convert)
         if feed.progress is not None:
             done = feed._native.position()[1]
             total = feed._batches_of_all
             own = feed._share(done)
-            self._progress = Progress(
+            self._progress = ProgressBar(
                 feed.progress, feed, own, None if total is None else own + feed._share(total - done)
             )
         self._next = _next_of(feed._native)
-        self._convert = convert
-        feed._epoch = weakref.ref(self)
-
-    def __iter__(self) -> Epoch:
-        return self
 
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
-            if self._is_replaced:
-                raise TenonError(REPLACED)
-            raise StopIteration
+            self._stop()
         progress = self._progress
         if progress is not None:
             progress.catch_up()

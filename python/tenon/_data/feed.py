@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -223,7 +222,6 @@ class Feed(Forms):
         self._attachment_nbytes = attachment_nbytes
         self._state_nbytes = state_nbytes
         self.progress = progress
-        self._epoch: weakref.ref[Epoch] | None = None
         self._served: ServedFeed | None = None
         loop = _loop_of(generator, schema)
         has_state = loop is not None and loop.has_state
@@ -473,10 +471,6 @@ class Feed(Forms):
                 f"the feed is closed, but generator {_name_of(self.generator)!r} has not returned in {busy} "
                 "of its threads: they are left behind"
             )
-
-    def _live_epoch(self) -> Epoch | None:
-        epoch = None if self._epoch is None else self._epoch()
-        return None if epoch is None or epoch._feed is None else epoch
 
     def __enter__(self) -> Feed:
         return self

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._core import Schema, torch_tensors
+
+if TYPE_CHECKING:
+    from .epochs import Iteration
 
 
 class Forms:
@@ -14,6 +18,14 @@ class Forms:
 
     schema: Schema
     batches: int | None
+    _epoch: weakref.ref[Iteration] | None = None  # None: no iteration has begun
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(itself)
+
+    def _live_epoch(self) -> Iteration | None:
+        epoch = None if self._epoch is None else self._epoch()
+        return None if epoch is None or epoch._feed is None else epoch
 
     def _iterate(self, convert: Callable[[Any], Any]) -> Iterator[Any]:
         """One epoch."""

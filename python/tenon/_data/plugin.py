@@ -73,7 +73,7 @@ def _schema_of(native: NativePlugin) -> Schema | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has instead of a path or a number of NumPy's."""
+    """The JSON value for a path or a NumPy scalar."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):

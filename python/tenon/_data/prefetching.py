@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from .._sync.waits import ReportTimer
-from .batches import NO_BATCH, DataBatch, DataDesc, DataIter
+from .batches import BatchIter, DataBatch, DataDesc
 
 _log = logging.getLogger("tenon")
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 1.0  # between two looks whether the thread is still there
 _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
 
 
-class PrefetchingIter(DataIter):
+class PrefetchingIter(BatchIter):
     """Takes the batches of iterators one batch ahead, with one thread for each iterator.
 
     A batch has the data and labels of all iterators, one after the other. It shares their memory. An
@@ -60,7 +60,6 @@ class PrefetchingIter(DataIter):
         self.provide_data = _renamed([one.provide_data for one in self.iters], rename_data, "rename_data")
         self.provide_label = _renamed([one.provide_label for one in self.iters], rename_label, "rename_label")
         super().__init__((self.provide_data + self.provide_label)[0].shape[0])
-        self.current_batch: DataBatch | None = None
         self._is_over = False
         self._is_fresh = False  # nothing was taken since reset()
         self._helpers = [_Helper(one, f"tenon prefetch {i}") for i, one in enumerate(self.iters)]
@@ -102,7 +101,7 @@ class PrefetchingIter(DataIter):
                 return False
             self._check_equal(outcomes)
         finally:
-            del outcomes, outcome  # an error's traceback refers to this frame
+            del outcomes, outcome  # the traceback of an error refers to this frame
         self.current_batch = DataBatch(
             [array for batch in batches for array in batch.data],
             [array for batch in batches for array in batch.label or []],
@@ -112,24 +111,6 @@ class PrefetchingIter(DataIter):
             provide_label=self.provide_label,
         )
         return True
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        batch, self.current_batch = self._at_hand(), None  # the caller's alone
-        return batch
-
-    def getdata(self) -> list[Any]:
-        return self._at_hand().data
-
-    def getlabel(self) -> list[Any] | None:
-        return self._at_hand().label
-
-    def getindex(self) -> Any:
-        return self._at_hand().index
-
-    def getpad(self) -> int | None:
-        return self._at_hand().pad
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Ends the threads. Idempotent. Delivered batches stay valid. Later calls raise ValueError.
@@ -155,11 +136,6 @@ class PrefetchingIter(DataIter):
         for helper in self._helpers:
             helper.request()
 
-    def _at_hand(self) -> DataBatch:
-        if self.current_batch is None:
-            raise ValueError(NO_BATCH)
-        return self.current_batch
-
     def _check_equal(self, outcomes: list[Any]) -> None:
         if any(outcome is _END for outcome in outcomes):
             ended = [i for i, outcome in enumerate(outcomes) if outcome is _END]
@@ -175,8 +151,8 @@ _END: Any = type("_End", (), {"__repr__": lambda self: "the end"})()
 class _Helper:
     """A thread that takes one batch of an iterator when it is asked to.
 
-    Knows nothing of the PrefetchingIter, which may therefore go while the thread lives. One consumer. In a
-    forked child, where the thread does not exist, nothing waits and nothing is taken.
+    It has no reference to the PrefetchingIter, which may be deleted while the thread lives. One consumer. In
+    a forked child, where the thread does not exist, calls raise RuntimeError instead of waiting.
     """
 
     def __init__(self, iterator: Any, name: str) -> None:
@@ -191,7 +167,7 @@ class _Helper:
         self._outcome: Any = None  # a batch, _END, or what the iterator raised
 
     def request(self) -> None:
-        """Has the next batch taken, if that is not under way."""
+        """Requests the next batch, unless it is requested already."""
         self._check()
         with self._changed:
             if self._is_stopped:
@@ -204,7 +180,7 @@ class _Helper:
             self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the batch that was requested is there, or what came in its place."""
+        """Waits for the batch that was requested, or for what the iterator raised."""
         timer = ReportTimer()
         with self._changed:
             while self._outcome is None:
@@ -225,7 +201,7 @@ class _Helper:
         return outcome
 
     def drop(self) -> None:
-        """Waits for what is under way, and forgets it."""
+        """Waits for a batch that was requested, and drops it."""
         self._check()
         if self._is_stopped:
             raise ValueError(_CLOSED)

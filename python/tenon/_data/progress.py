@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bars of a feed's epochs: ``progress=`` of `Feed`."""
+"""ProgressBar bars of a feed's epochs: ``progress=`` of `Feed`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(progress: Any) -> None:
         )
 
 
-class Progress:
+class ProgressBar:
     """The bar of one epoch. An exception of the bar is logged once and ends the bar; no batch is lost.
 
     A batch is counted when the consumer requests the next one. So an interrupt while the bar is drawn loses

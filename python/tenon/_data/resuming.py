@@ -13,7 +13,7 @@ from .workers import HOW_TO_RESUME
 
 
 def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:
-    """Without states. Of a Python generator it is seen at each batch that it fills."""
+    """For a position without states. A Python generator is checked at each batch that it fills."""
     where = f"batch {state['next']} of epoch {state['epoch']}"
     if native.has_state:
         if is_start:
@@ -49,7 +49,7 @@ def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], 
 
 
 def resume(native: NativeFeed, state: dict[str, Any], ranks: tuple[int, int]) -> None:
-    """At a position with states."""
+    """Continues at a position with states."""
     states = list(state["states"])
     if tuple(state["ranks"]) != ranks:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .._core import NativeFeed, Schema
 
-# Of fewer batches nothing is said: the first ones are filled while no thread waits yet.
+# With fewer batches there is no verdict: the first ones are filled before any thread waits.
 _FEW = 8
 # A consumer that waits so many times as long as the fills take would be faster if it filled itself.
 _LONG = 1.5
@@ -241,7 +241,7 @@ class FeedStatistics:
 
 
 class Meter:
-    """Looks at one feed. Threads: any; a look that others interrupt tells them apart by whole calls."""
+    """Takes the statistics of one feed. Threads: any."""
 
     def __init__(self, native: NativeFeed, schema: Schema) -> None:
         self._native = native

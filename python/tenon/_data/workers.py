@@ -59,7 +59,7 @@ class WorkerBatch(Fields):
     _noun = "the batch"
     _native: NativeWorker | None  # None: the batch was passed on
     _rows: int
-    _roots: dict[str, Any]  # on which all stand that are made of the views
+    _roots: dict[str, Any]  # the arrays of which the views are views
     _views: dict[str, Any]
     _ends_epoch: bool
     _index: int
@@ -87,10 +87,10 @@ class WorkerBatch(Fields):
 
     def _slot(self) -> NativeWorker:
         if self._native is None:
-            raise ValueError(f"batch {self._index} has been handed on: it has no fields any more")
+            raise ValueError(f"batch {self._index} was passed on: it has no fields any more")
         return self._native
 
-    # Their use is noted: a batch that was filled without them depends on the batches before it.
+    # Their use is noted. A batch that was filled without them depends on the batches before it.
     @property
     def index(self) -> int:
         self._is_index_used = True
@@ -168,8 +168,7 @@ class WorkerBatch(Fields):
             self._let_go(name, frame)
 
     def _unwritten(self) -> list[str]:
-        """The fields whose array was not asked for: each array is writable. A batch without rows has no
-        elements to be written."""
+        """The fields whose array was not requested. A batch without rows has no elements to be written."""
         return [name for name in self._names if name not in self._views] if self._rows else []
 
     def _end(self) -> None:
@@ -189,9 +188,9 @@ class _Batches:
         self._batch: WorkerBatch | None = None
         self._is_over = False
         self._keeper: _Keeper | None = None  # None: the loop has not called keep_state
-        self._first_state: bytes | None = None  # from before the first batch
-        self._last_state: bytes | None = None  # which a loop that is called again takes up
-        self._is_new = False  # and has not yet done so
+        self._first_state: bytes | None = None  # before the first batch
+        self._last_state: bytes | None = None  # a loop that is called again continues from it
+        self._is_new = False  # the loop was called again, and its state is not restored yet
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._no_field(name))
@@ -212,7 +211,7 @@ class _Batches:
         return self
 
     def __next__(self) -> WorkerBatch:
-        self.hand_on(sys._getframe(1))
+        self.pass_on(sys._getframe(1))
         if not self._native.next():
             self._is_over = True
             raise StopIteration
@@ -238,14 +237,14 @@ class _Batches:
         """
         if not self._rules.has_state:
             raise TypeError("this loop keeps a state: decorate it with tn.worker(schema, has_state=True)")
-        self._keep(_Keeper(state, restore, begins_anew=True))
+        self._keep(_Keeper(state, restore, begins_again=True))
 
     def _keep(self, keeper: _Keeper) -> None:
         self._keeper = keeper
-        self._is_new = keeper.begins_anew and self._last_state is not None
+        self._is_new = keeper.begins_again and self._last_state is not None
 
     def _bring_state(self) -> None:
-        """To what the open batch is filled from."""
+        """Restores the state from which the open batch is filled."""
         keeper = self._keeper
         if keeper is None:
             raise TypeError(
@@ -279,8 +278,8 @@ class _Batches:
             )
         self._native.ignore_index()
 
-    def hand_on(self, frame: FrameType | None) -> None:
-        """``frame`` runs the loop: what only its variables name is no view that lives on."""
+    def pass_on(self, frame: FrameType | None) -> None:
+        """Passes the open batch on. ``frame`` runs the loop; views that only its variables name are ended."""
         batch = self._batch
         if batch is None:
             return
@@ -314,11 +313,11 @@ class _Batches:
         self._native.answer(code, text)
 
     def _save_state_at_end(self, code: int, text: str) -> str:
-        """After a failure, or after the end of a loop, which begins anew in the next epoch."""
+        """After a failure, or after the end of a loop, which begins again in the next epoch."""
         keeper = self._keeper
         if keeper is None:
             return text
-        if code == _core.END_OF_EPOCH and keeper.begins_anew and self._first_state is not None:
+        if code == _core.END_OF_EPOCH and keeper.begins_again and self._first_state is not None:
             self._last_state = None
             self._native.set_state(self._first_state)
             return text
@@ -344,15 +343,22 @@ class _Keeper(NamedTuple):
 
     state: Callable[[], Any]
     restore: Callable[[Any], Any]
-    begins_anew: bool  # a further call of the loop begins in the first state
+    begins_again: bool  # a further call of the loop begins in the first state
 
 
 class Rules(NamedTuple):
-    """What the loop of a worker has to keep to."""
+    """The rules for the loop of a worker."""
 
-    check: bool = False  # a batch of which a field was not written is an error
-    batches: int | None = None  # of an epoch, whose end the loop does not decide
+    check: bool = False  # a batch is an error if a field of it was not written
+    batches: int | None = None  # of an epoch. None: the loop decides where an epoch ends
     has_state: bool = False
+
+    def result_of(self, error: BaseException) -> tuple[int, str]:
+        """Code and text of a fill that raised. StopIteration ends the epoch, unless its end is given."""
+        is_stop = isinstance(error, StopIteration)
+        if is_stop and self.batches is None:
+            return _core.END_OF_EPOCH, ""
+        return -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
 
     def early_end_text(self, index: int) -> str:
         return (
@@ -395,9 +401,7 @@ def run(
         except BaseException as error:
             if isinstance(error, (SystemExit, GeneratorExit)) and batches.has_ended():
                 return
-            is_stop = isinstance(error, StopIteration)
-            if not is_stop or rules.batches is not None:
-                code, text = -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
+            code, text = rules.result_of(error)
             error.__traceback__ = None
             del error
         if not batches.has_open() and not native.next():
@@ -420,8 +424,8 @@ class Inline:
         self._feed = weakref.ref(feed)
 
     def interrupt(self, error: BaseException) -> None:
-        """Ctrl-C and the like are the consumer's. The epoch ends, so that the batch is neither skipped nor
-        filled again."""
+        """KeyboardInterrupt and other exceptions that are no Exception are raised in the consumer. The epoch
+        ends, so that the batch is neither skipped nor filled again."""
         if isinstance(error, Exception):
             return
         self._interrupt = error
@@ -438,15 +442,11 @@ class Inline:
         try:
             batch = batches.open()
             self._loop.fill(batch)
-            batches.hand_on(sys._getframe())
+            batches.pass_on(sys._getframe())
         except BaseException as error:
             self.interrupt(error)
-            code, text = _core.END_OF_EPOCH, ""
-            is_stop = isinstance(error, StopIteration)
-            if not is_stop or self._rules.batches is not None:
-                code, text = -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
             del batch
-            batches.fail(code, text)
+            batches.fail(*self._rules.result_of(error))
 
     def raise_interrupt(self) -> None:
         error, self._interrupt = self._interrupt, None
@@ -457,7 +457,7 @@ class Inline:
 def _run_thread(
     native: NativeWorker, schema: Schema, function: Callable[..., Any], setup: Any, rules: Rules
 ) -> None:
-    """A thread cannot be replaced: an error that ends its loop is reported for each requested batch."""
+    """A thread cannot be replaced. So an error that ends its loop is reported for each requested batch."""
     try:
         run(native, schema, function, setup, rules)
     except BaseException as error:
@@ -520,7 +520,7 @@ class Workers:
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
         if self._context is None:
-            # Here, where the constructor of the feed reports a failure: it needs a file descriptor.
+            # It needs a file descriptor. Here, so that the constructor of the feed raises if there is none.
             native = NativeWorker(link, self._schema)
             thread = threading.Thread(
                 target=_run_thread,
@@ -537,16 +537,16 @@ class Workers:
             name=f"tenon-worker-{worker}",
             daemon=True,
         )
-        # The feed's thread that calls this blocks all signals, which children would inherit; a fork server
-        # would hear of no child's end.
+        # The thread of the feed that calls this blocks all signals. Children would inherit that, and a fork
+        # server would not get SIGCHLD.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.pid is not None
-        # Else the exit of any child that this process forks would end the workers, as it ends the children
-        # that multiprocessing lists there; the feed ends its own.
+        # At exit, a forked child would end the processes that multiprocessing lists there. The feed ends its
+        # workers itself.
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         self._processes[process.pid] = process
         return int(process.pid)
@@ -560,7 +560,7 @@ class Workers:
         return -code if code < 0 else (code & 0xFF) << 8
 
     def join(self, timeout: float) -> int:
-        """Waits for threads. How many are busy, and left behind."""
+        """Waits for threads. Returns the number of those that are busy, and are abandoned."""
         deadline = time.monotonic() + timeout
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
@@ -572,7 +572,7 @@ _has_registered = False
 
 
 def _close_feeds_before_processes_end() -> None:
-    # At exit multiprocessing ends its children; feeds are closed before, or they would start them again.
+    # At exit, multiprocessing ends its children. Feeds are closed before that, or they would start new ones.
     global _has_registered
     if _has_registered:
         return
@@ -626,7 +626,7 @@ class Worker:
 
 
 class _Undecorated:
-    """The function beneath a decorated one. Pickled by the name, which finds the decorated one."""
+    """The function that a `Worker` wraps. It is pickled by its name, which is that of the `Worker`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -646,7 +646,7 @@ def _find(module: str, name: str) -> _Undecorated:
     for part in name.split("."):
         found = getattr(found, part)
     if not isinstance(found, Worker):
-        raise TypeError(f"{module}.{name} is no longer what tn.worker has made")
+        raise TypeError(f"{module}.{name} is not decorated by tn.worker any more")
     return _Undecorated(found)
 
 
@@ -714,7 +714,7 @@ class EachBatch:
     def keep_state_of(self, batches: _Batches) -> None:
         if self.has_state:
             function: Any = self._function
-            batches._keep(_Keeper(function.state, function.restore, begins_anew=False))
+            batches._keep(_Keeper(function.state, function.restore, begins_again=False))
 
     def __call__(self, batches: Any) -> None:
         self.keep_state_of(batches)
@@ -731,7 +731,7 @@ def name_of(function: Any) -> str:
 
 
 def refuse_generators(function: Any, name: str, hint: str) -> None:
-    """A call of these runs nothing of their body."""
+    """Functions whose call does not run their body."""
     for called in (function, inspect.getattr_static(type(function), "__call__", None)):
         if inspect.iscoroutinefunction(called):
             kind = "a coroutine function"
@@ -745,9 +745,9 @@ def refuse_generators(function: Any, name: str, hint: str) -> None:
 
 
 def refuse_result(result: Any, name: str, hint: str) -> None:
-    """What it returns would be lost."""
+    """Raises TypeError for a result other than None, which would be lost."""
     if result is None:
         return
     if inspect.iscoroutine(result):
-        result.close()  # which else warns that it was not awaited
+        result.close()  # or it warns that it was not awaited
     raise TypeError(f"{name} returned {type(result).__name__}, which is not used. Return None; {hint}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `DataLoader` is made of: PyTorch's parts where it is installed, else those of `plain`. The import of
-this module imports PyTorch."""
+"""The base classes of a `DataLoader`: those of PyTorch if it is installed, else those of `plain`. The import
+of this module imports PyTorch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .._core import NDArray
 
 
 def in_hand(array: NDArray) -> NDArray:
-    """An array that gives views without a lease: of a shared one a copy."""
+    """The array, or a copy of a shared one, whose views would need a lease."""
     return array.copy() if array.shared else array
 
 

@@ -37,9 +37,9 @@ _NONE, _SKIPPED = object(), object()
 _ON_ERROR_RAISE, _ON_STARVED_COPY = 0, 1
 
 
-class Answers(Progress):
-    """With workers. A mark is from where a worker can go on: the place of the answer that it came with, and
-    its pickle. What the worker has answered since is made again and dropped."""
+class AnswerProgress(Progress):
+    """With workers. A mark says from where a worker can continue: the number of the answer that brought it,
+    and its pickle. Answers since then are made again and dropped."""
 
     def __init__(self, loader: Any, former: Progress | None = None) -> None:
         super().__init__(loader, former)
@@ -49,13 +49,13 @@ class Answers(Progress):
         self.base_seed = 0
         self.received = 0  # answers by the consumer
         self.ahead: collections.deque[Any] = collections.deque()  # indices that are not answered yet
-        self.marks: list[tuple[int, bytes] | None] = [None] * self._num_workers  # None: not told yet
+        self.marks: list[tuple[int, bytes] | None] = [None] * self._num_workers  # None: not known yet
         self.again: list[list[Any]] = [[] for _ in range(self._num_workers)]  # indices answered since
         self.exhausted: set[int] = set()
-        self.peek: Any = None  # weak: tells marks that have not been told yet
+        self.peek: Any = None  # weak: gets marks that are not known yet
 
     def restore_dataset(self, loader: Any, state: dict[str, Any]) -> None:
-        """It is in the workers."""
+        """Does nothing: the dataset is in the workers."""
 
     def receive(self, mark: bytes) -> None:
         """The next answer."""
@@ -117,7 +117,7 @@ class Answers(Progress):
 
 
 class _Source(Workers):
-    """Processes that are not replaced: the requests that one has received are gone with it."""
+    """Starts processes. One that ends is not replaced: the requests that it had received are lost."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -142,11 +142,11 @@ class _Source(Workers):
 class Processes(Quick):
     """With worker processes: one feed, closed at the end of its epoch, or with the loader if it persists."""
 
-    make_progress = Answers
+    make_progress = AnswerProgress
 
     _is_in_step = False  # True in `next`, where it does not wait: the steps of a batch are not one
 
-    def __init__(self, loader: Any, progress: Answers, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, loader: Any, progress: AnswerProgress, state: dict[str, Any] | None = None) -> None:
         self.is_closed = True  # for __del__, when the next lines raise
         super().__init__(loader if state is None or state["is_first_epoch"] else _WithoutSeed(loader))
         progress.iterate(self, self._sampler_iter)
@@ -196,7 +196,7 @@ class Processes(Quick):
         self._number = -1
         self._begin(progress, is_new=state is None)
 
-    def _go_on_sampler(self, progress: Answers, state: dict[str, Any]) -> None:
+    def _go_on_sampler(self, progress: AnswerProgress, state: dict[str, Any]) -> None:
         if self._is_iterable():
             progress.restore_counts(state)
         elif state["is_finished"]:
@@ -220,7 +220,7 @@ class Processes(Quick):
 
     def _begin_again(self, loader: Any, first_iter: bool) -> None:
         self._native.end()
-        progress = Answers(loader, self.progress)
+        progress = AnswerProgress(loader, self.progress)
         progress.is_first_epoch = False
         progress.base_seed = self._base_seed
         super()._reset(loader, first_iter)
@@ -231,7 +231,7 @@ class Processes(Quick):
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """What an interrupt, but no other exception, leaves half done."""
+        """A step that is incomplete after an interrupt, but not after other exceptions."""
         self._is_in_step = True
         try:
             yield
@@ -245,7 +245,7 @@ class Processes(Quick):
         """The processes that run."""
         return list(self._source._processes.values())
 
-    def _begin(self, progress: Answers, *, is_new: bool = True) -> None:
+    def _begin(self, progress: AnswerProgress, *, is_new: bool = True) -> None:
         self.progress = progress
         progress.peek = weakref.ref(self)
         self._drop_requests()
@@ -262,7 +262,7 @@ class Processes(Quick):
         for _ in range(self._ahead):
             self._send()
         while self._persistent_workers and self._sent < first + self._num_workers:
-            self._request(work.SKIP)  # each worker begins the epoch, and tells from where
+            self._request(work.SKIP)  # so each worker begins the epoch, and sends its mark
 
     def _is_iterable(self) -> bool:
         return bool(self._dataset_kind == Kind.Iterable)
@@ -290,7 +290,7 @@ class Processes(Quick):
             work.drop_index(self._requests.popleft())
 
     def look_ahead(self) -> None:
-        """Takes answers until each worker has told the mark of the start of the epoch."""
+        """Takes answers until each worker has sent the mark of the start of the epoch."""
         marks = self.progress.marks
         while None in marks and not self.is_closed and self._received + len(self._peeked) < self._sent:
             worker = (self._received + len(self._peeked)) % self._num_workers
@@ -353,8 +353,8 @@ class Processes(Quick):
         return torch.utils.data._utils.pin_memory.pin_memory(data, self._pin_memory_device)
 
     def _take(self) -> None:
-        """Waits for the next answer. No interrupt comes between the feed and the deque: no code of Python
-        runs there."""
+        """Waits for the next answer. An interrupt cannot lose it between the feed and the deque: no Python
+        code runs there."""
         try:
             self._peeked.extend(itertools.islice(self._batches, 1))
         except TimeoutError:
@@ -406,7 +406,7 @@ def _parts_of(batch: _core.Batch) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 class _WithoutSeed:
-    """A loader whose iterator draws no seed for workers from its generators: it has one."""
+    """A loader whose iterator draws the seed of workers from another generator: the seed is known."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -416,7 +416,7 @@ class _WithoutSeed:
         return getattr(self._loader, name)
 
 
-def _task(loader: Any, progress: Answers) -> work.Task:
+def _task(loader: Any, progress: AnswerProgress) -> work.Task:
     return work.Task(
         dataset=loader.dataset,
         is_iterable=loader._dataset_kind == Kind.Iterable,
@@ -441,7 +441,7 @@ def _error_of(answer: bytes) -> BaseException:
 
 
 class _Text(str):
-    """Shown as it is also by KeyError, which shows the repr of its argument."""
+    """A text whose repr is the text: KeyError shows the repr of its argument."""
 
     __slots__ = ()
 

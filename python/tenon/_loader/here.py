@@ -27,7 +27,7 @@ _is_profiled: Any = None if torch is None else torch.autograd._profiler_enabled
 
 
 class Quick(BaseIterator):
-    """Marks batches for a profiler only where one runs: that costs as much as a small batch."""
+    """Marks batches for a profiler only if one runs: a mark costs as much as a small batch."""
 
     def __next__(self) -> Any:
         if self._IterableDataset_len_called is not None or (_is_profiled is not None and _is_profiled()):
@@ -37,7 +37,7 @@ class Quick(BaseIterator):
         return data
 
 
-class Place(Progress):
+class HereProgress(Progress):
     """Without workers."""
 
     fetcher: Any = None
@@ -62,9 +62,9 @@ class Place(Progress):
 
 
 class Here(Quick, SingleProcessIterator):
-    make_progress = Place
+    make_progress = HereProgress
 
-    def __init__(self, loader: Any, progress: Place, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, loader: Any, progress: HereProgress, state: dict[str, Any] | None = None) -> None:
         super().__init__(loader)
         self.progress = progress
         progress.fetcher = self._dataset_fetcher
@@ -127,7 +127,7 @@ class Here(Quick, SingleProcessIterator):
         return data
 
     def __del__(self) -> None:
-        """The loader keeps the place, but only an iterator that says where it is."""
+        """The loader keeps the progress, and the iterator of the dataset only if that has a state."""
         fetcher = getattr(self, "_dataset_fetcher", None)
         if fetcher is not None and not is_stateful(getattr(fetcher, "dataset_iter", None)):
             fetcher.dataset_iter = None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the batches of a `DataLoader` travel: tensors and arrays in the slot, one after the other, and the rest
-of the batch as a pickle that refers to them. What does not fit goes into shared arrays of its own."""
+"""Batches of a `DataLoader` in a slot: tensors and arrays, one after the other, and the rest of the batch as
+a pickle that refers to them. What does not fit is in shared arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALIGNMENT = 64
 
 
 def commit_nothing(nbytes: int) -> None:
-    """For memory that is there."""
+    """For memory that is committed already."""
 
 
 class Writer(pickle.Pickler):
@@ -77,7 +77,7 @@ class Writer(pickle.Pickler):
         return result
 
     def let_go(self) -> None:
-        """Gives a copy to stacked tensors that code of the user's keeps, since the slot is handed on."""
+        """Copies stacked tensors that the user's code keeps, since the slot is passed on."""
         while self._stacked:
             result = self._stacked.popitem()[1][0]
             is_kept = sys.getrefcount(result) > 2  # the variable here, and the argument
@@ -85,12 +85,12 @@ class Writer(pickle.Pickler):
                 result.data = result.detach().clone()
 
     def pack(self, data: Any) -> bytes:
-        """What tells the consumer where to find the batch."""
+        """Writes the batch. Returns what `Reader` needs to find it."""
         self.dump(data)
         return self.put(self._stream.getbuffer())
 
     def put(self, data: Any) -> bytes:
-        """What tells the consumer where to find the bytes."""
+        """Writes bytes. Returns what `bytes_of` needs to find them."""
         place, memory = self._take(len(data))
         memory[...] = np.frombuffer(data, np.uint8)
         return pickle.dumps((place, len(data)))
@@ -113,7 +113,7 @@ class Writer(pickle.Pickler):
         return "array", place, array.dtype.str, shape, is_fortran
 
     def _take(self, nbytes: int) -> tuple[int | bytes, Any]:
-        """Room for so many bytes: where it is, for the consumer, and the bytes."""
+        """Takes room for bytes. Returns its place, for the consumer, and the room."""
         if nbytes == 0:
             return 0, self._memory[:0]
         start = -(-self.used // ALIGNMENT) * ALIGNMENT
@@ -127,7 +127,7 @@ class Writer(pickle.Pickler):
 
 
 class Reader(pickle.Unpickler):
-    """Gives a batch back, its tensors and arrays where they lie: writable, and none a view of another."""
+    """Reads a batch. Its tensors and arrays lie in the slot, are writable, and are no views of each other."""
 
     def __init__(self, memory: _core.NDArray, attachment: bytes) -> None:
         self._memory = memory
@@ -163,7 +163,7 @@ class Reader(pickle.Unpickler):
 
 
 def bytes_of(memory: _core.NDArray, attachment: bytes) -> bytes:
-    """A copy of what `Writer.put` has put there."""
+    """A copy of the bytes that `Writer.put` has written."""
     return bytes(_bytes_at(memory, *pickle.loads(attachment)).numpy())
 
 
@@ -204,7 +204,7 @@ def _is_dense(shape: Any, stride: Any) -> bool:
 
 
 def stacks(tensors: Any) -> bool:
-    """Whether they are plain, and alike; else stacking them is left to PyTorch, with its errors."""
+    """Whether they are plain, with one dtype and shape. PyTorch stacks others, or raises its error."""
     first = tensors[0]
     return all(
         type(one) is torch.Tensor and _is_plain(one) and one.dtype is first.dtype and one.shape == first.shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.utils.data` gives to a `DataLoader`, for where PyTorch is not installed."""
+"""The parts of `torch.utils.data` that a `DataLoader` uses, for programs without PyTorch."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Endless:
 
 
 class Kind:
-    """Of a dataset."""
+    """The kinds of datasets."""
 
     Map = 0
     Iterable = 1
 
 
 class Fetcher:
-    """Takes the samples of a batch from a dataset, in whatever process."""
+    """Takes the samples of a batch from a dataset, in this process or in a worker."""
 
     def __init__(self, dataset: Any, is_iterable: bool, auto_collation: bool, drop_last: bool) -> None:
         self.dataset = dataset

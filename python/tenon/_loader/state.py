@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of a `DataLoader` in an epoch, and the way back to it.
+"""The position of a `DataLoader` in an epoch: how it is saved and restored.
 
 A state holds the states of the random generators twice: at the start of the epoch and now. Samplers, datasets
 and their iterators with ``state_dict`` and ``load_state_dict`` are asked for their states. A sampler or an
-iterable dataset without them is run again from the start of the epoch, with its random numbers. What shows
-that this gave something else raises.
+iterable dataset without them is run again from the start of the epoch, with its random numbers. If its
+results show that they differ from those of the first run, an error is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEAD = 64  # elements of a list that show whether it was shuffled
 
 
 def is_stateful(thing: Any) -> bool:
-    """The weights of a module are not its place."""
+    """Whether it can save its position. The weights of a module are no position."""
     try:
         if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
             return False
@@ -97,7 +97,7 @@ def _generators(loader: Any) -> dict[str, Any]:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """That of the indices, and those that it wraps."""
+    """The sampler of the indices, and those that it wraps."""
     found = [loader._index_sampler]
     for part in found:  # which grows
         for name, value in _attributes(part).items():
@@ -163,12 +163,12 @@ def _has_sampler_states(state: dict[str, Any]) -> bool:
 
 
 def own(index: Any) -> Any:
-    """An index that a sampler or a dataset may change later."""
+    """A copy of an index, which a sampler or a dataset may change later."""
     return list(index) if type(index) is list else index
 
 
 def _is_number(value: Any) -> bool:
-    """Or a short tuple of them: what can be set again."""
+    """Whether it is a number, or a short tuple of numbers, which can be set again."""
     import numpy as np
 
     kinds = (int, float, str, type(None), np.generic)
@@ -187,7 +187,7 @@ def _head(value: Any, arrays: tuple[Any, ...]) -> list[Any] | None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """False only where they can be compared."""
+    """Whether they are equal. True if they cannot be compared."""
     try:
         return bool(one == other)
     except Exception:
@@ -310,7 +310,8 @@ class Progress:
             )
 
     def check_draws(self, start: dict[str, Any], state: dict[str, Any], name: str) -> None:
-        """What was run again had the random numbers of the first run if it drew none, or nothing else did."""
+        """Raises if what was run again, and other code, both drew from a generator: then it had other numbers
+        than in the first run."""
         for generator, after in states_of(self.generators).items():
             then = state["now"].get(generator)
             if not _same(start.get(generator), after) and not _same(after, then):
@@ -345,7 +346,7 @@ def is_before(state: dict[str, Any]) -> bool:
 
 
 def arguments(loader: Any) -> dict[str, Any]:
-    """Those without which a state has another meaning."""
+    """The arguments on which the meaning of a state depends."""
     return {
         "num_workers": loader.num_workers,
         "batch_size": loader.batch_size,

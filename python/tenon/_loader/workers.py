@@ -28,7 +28,7 @@ from .state import (
 )
 
 ATTACHMENT_NBYTES = 1 << 14
-INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array: few may fill no pipe
+INDEX_NBYTES = 1 << 11  # larger ones lie in a shared array, so that a few do not fill a pipe
 LOOK_SECONDS = 2.0  # between two looks whether the consumer's process is there
 NO_MORE = 1 << 62  # an epoch after all others
 BATCH, FAILURE, EXHAUSTED, MARKED = b"B", b"F", b"E", b"M"  # the first byte of an attachment
@@ -52,14 +52,14 @@ class Task(NamedTuple):
 
 
 class Loop:
-    """The loop of a worker. A failure is handed on in place of its batch, and the loop goes on."""
+    """The loop of a worker. A failure is passed on in place of its batch, and the loop continues."""
 
     def __init__(self, task: Task, pipes: list[Any]) -> None:
         self._task = task
         self._pipes = pipes  # to each worker, for (epoch, request)
-        self._message: tuple[int, bytes] | None = None  # received, and not dealt with
+        self._message: tuple[int, bytes] | None = None  # received, and not answered
         self._epoch = -1
-        self._told_epoch = 0  # the consumer knows the start of the first one
+        self._told_epoch = 0  # the consumer knows the mark of the start of epoch 0
         self._init_failure: bytes | None = None
         self._begin = b""  # the mark of the start of an epoch, not sent yet
         self._marked = time.monotonic()
@@ -188,7 +188,7 @@ class Loop:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """They have views of the slot."""
+    """Drops tracebacks, whose frames have views of the slot."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
@@ -246,8 +246,7 @@ def load_index(request: bytes) -> Any:
 
 
 def drop_index(request: bytes) -> None:
-    """Of an index that no worker will take any more, or has taken: else the array that it may lie in lives as
-    long as this process."""
+    """Frees the shared array of an index that no worker will take. Else it lives as long as this process."""
     if request[:1] == b"P":
         with contextlib.suppress(FileNotFoundError, ValueError):  # it was taken
             load_index(request)

@@ -2,6 +2,7 @@
 """For every test of shared arrays: it leaves no process and no file."""
 
 import contextlib
+import os
 
 import pytest
 from other_process import SECONDS, Other, files_of_tenon
@@ -41,3 +42,9 @@ def other():
 def another():
     with Other() as process:
         yield process
+
+
+@pytest.fixture
+def name(request):
+    """Of this test in this process."""
+    return f"test-{os.getpid()}-{abs(hash(request.node.name))}"
