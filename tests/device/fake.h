@@ -190,6 +190,11 @@ void note_problem(const std::string& text);
 Stream* find_stream(Context* context, CUstream handle);
 uint64_t this_thread();
 CUresult submit(Stream& stream, Work work);
+// What a synchronizing call on the stream, or work on the legacy stream, does to a capture; its error.
+CUresult spoil_capture_of(Stream& stream);
+// The streams that the legacy stream of the context is ordered with.
+bool is_ordered_with_legacy(const Stream& stream, const Context& context);
+inline constexpr std::chrono::microseconds kPollOtherProcesses{200};
 // Makes the event one of several processes.
 CUresult share_event(Event& event);
 void fail_context(Context& context, CUresult error);

@@ -353,9 +353,3 @@ TEST_F(FakeCuda, KernelsRunInTheOrderOfTheirStream) {
 
 }  // namespace
 }  // namespace tenon::fake
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  return RUN_ALL_TESTS();
-}
