@@ -28,6 +28,11 @@ int64_t own_stream(tenon_device device);
 // New memory on the device in C order, with the elements cast to dtype.
 Array copied_on(const Array& source, DType dtype, tenon_device device);
 
+// The array itself; of memory on a device a copy on the host.
+inline Array on_host(const Array& array) {
+  return is_on_device(array) ? copied_on(array, array.dtype(), {TENON_CPU, 0}) : array;
+}
+
 // The description of memory on a device by NumPy's convention for CUDA, version 3, as a dict.
 nb::object cuda_array_interface(const Array& array);
 
