@@ -42,10 +42,11 @@ nb::object copyto(const Array& self, nb::object other) {
 
 // In C order.
 nb::object to_bytes(const Array& self) {
+  const Array source = on_host(self);
   Turn turn;
-  turn.uses(self, Access::kRead);
+  turn.uses(source, Access::kRead);
   turn.begin("tobytes");
-  const Array array = self.is_contiguous() ? self : copied(self);
+  const Array array = source.is_contiguous() ? source : copied(source);
   return owned(PyBytes_FromStringAndSize(static_cast<const char*>(array.data()),
                                          static_cast<Py_ssize_t>(array.nbytes())));
 }

@@ -102,7 +102,8 @@ def test_arrays_go_to_devices_and_come_back(seed):
             assert tn.zeros((2, 2), "i8", device).to("cpu").tolist() == [[0, 0], [0, 0]]
             assert tn.full(3, 7, "u1", device).to("cpu").tolist() == [7, 7, 7]
             assert tn.ones_like(a).device == a.device
-            assert a.copy().device == a.device
+            assert device == "cuda_host" or a.copy().device == a.device
+            assert a.tolist() == x.tolist() and a.item(1, 2) == 6.0 and a.tobytes() == x.tobytes()
             a[1:] = -1
             a[0, :2] = np.array([5, 6], "f4")
             assert a.to("cpu").tolist() == [[5, 6, 2, 3]] + [[-1] * 4] * 2
@@ -125,8 +126,7 @@ def test_what_the_host_cannot_do_is_an_error_with_a_way_out():
     run(
         """
         a = tn.zeros(4, device="cuda")
-        for use in (lambda: np.asarray(a), lambda: a.tolist(), lambda: memoryview(a), lambda: float(a[0]),
-                    lambda: a + 1, lambda: a.numpy(), lambda: a.tobytes()):
+        for use in (lambda: np.asarray(a), lambda: memoryview(a), lambda: a + 1, lambda: a.numpy()):
             try:
                 use()
             except (BufferError, ValueError) as error:
