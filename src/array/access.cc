@@ -115,6 +115,21 @@ void HostView::open(const Array& array, Access access, const char* site, bool ma
   open(array.storage(), array.extent(), access, site, may_weaken, &array);
 }
 
+void HostView::open_on(device::Device& device, device::Stream stream, const Array& array, Access access,
+                       const char* site) {
+  view_.device = &device;
+  view_.stream = stream;
+  open(array.storage(), array.extent(), access, site, false, &array);
+}
+
+bool HostView::close(Request& rest) noexcept {
+  Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
+  if (storage == nullptr) return false;
+  impl::close_view(view_, rest);
+  storage->release();
+  return true;
+}
+
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
   view_.home = &storage.home();

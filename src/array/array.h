@@ -93,6 +93,8 @@ Ref<Array> as_readonly(Array& array);
 
 // Elements: array/assign.cc.
 void copy_to(const Array& src, Array& dst);
+// src as copy_to broadcasts it to dst. Fails as that for what can be seen before the copy.
+Ref<Array> copy_source(const Array& src, const Array& dst);
 void fill(Array& dst, const void* value, DType value_dtype);
 Ref<Array> copy(const Array& array, DType dtype);
 Ref<Array> copy(const Array& array, DType dtype, tenon_device device);

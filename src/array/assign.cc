@@ -44,7 +44,7 @@ void check_writable(const Array& dst) {
 }
 
 // Packed elements know no strides: bytes are copied as they are.
-void copy_packed(const Array& src, Array& dst) {
+void check_packed(const Array& src, const Array& dst) {
   if (src.dtype() != dst.dtype() || src.desc().itemsize != dst.desc().itemsize) {
     throw_no_cast(src.dtype(), dst.dtype());
   }
@@ -52,6 +52,10 @@ void copy_packed(const Array& src, Array& dst) {
     throw_error(Code::kValue, "packed ", src.dtype().name(), " elements do not broadcast: shape ",
                 shape_text(src.shape()), " differs from ", shape_text(dst.shape()));
   }
+}
+
+void copy_packed(const Array& src, Array& dst) {
+  check_packed(src, dst);
   if (src.is_on_device() || dst.is_on_device()) return copy_with_device(src, dst);
   if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
 }
@@ -74,6 +78,16 @@ void fill_with_cast(const Array& dst, const void* value, DType value_dtype) {
 }
 
 }  // namespace
+
+Ref<Array> copy_source(const Array& src, const Array& dst) {
+  check_writable(dst);
+  if (src.is_byte_sized() && dst.is_byte_sized()) {
+    if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
+    return broadcast(*without_surplus_axes(src, dst), dst.shape());
+  }
+  check_packed(src, dst);
+  return Ref<Array>::share(&const_cast<Array&>(src));
+}
 
 void copy_to(const Array& src, Array& dst) {
   check_writable(dst);

@@ -151,11 +151,6 @@ bool has_same_elements(const Array& a, const Array& b) noexcept {
       "or copy it on the host");
 }
 
-// Whether the driver has calls for it.
-bool has_calls(const Array& src, const Array& dst) {
-  return has_same_elements(src, dst) && !calls_for(loop_over(dst, src)).empty();
-}
-
 // The caller sleeps until the stream has come so far. Memory is in use until then, so nothing interrupts it.
 Status sleep_until(device::Event& event) noexcept {
   const Status early = event.query();
@@ -164,39 +159,41 @@ Status sleep_until(device::Event& event) noexcept {
   return event.synchronise();
 }
 
-// Runs submit() on a stream after what the arrays wait for, and waits for its end.
-template <class Submit>
-void run_on(Device& device, Lane lane, std::initializer_list<const Array*> arrays, const char* doing,
-            Submit submit) {
-  const Ref<device::Event> end = device.make_event(device.stream(lane));
-  Status status = device::kOk;
-  {
-    const Device::Current current(device);
-    for (const Array* array : arrays) {
-      if (status == device::kOk) status = wait_until_born(device, device.stream(lane), *array);
-    }
+// What a call of this thread does on a stream.
+class StreamCall {
+ public:
+  StreamCall(Device& device, Lane lane)
+      : device_(device), stream_(device.stream(lane)), end_(device.make_event(stream_)) {}
+
+  void uses(const Array& array, Access access) { add_events_of(array, access, nullptr, &events_); }
+
+  // Runs submit() after what the arrays wait for, and waits for its end.
+  template <class Submit>
+  void run(const char* doing, Submit submit) {
+    const Device::Current current(device_);
+    Status status = wait_for(device_, stream_, events_);
     if (status == device::kOk) status = submit();
     // Also after a failure: what was submitted before it uses the memory.
-    Status ended = device.record(*end);
-    if (ended == device::kOk) ended = sleep_until(*end);
+    Status ended = device_.record(*end_);
+    if (ended == device::kOk) ended = sleep_until(*end_);
     if (status == device::kOk) status = ended;
+    if (status != device::kOk)
+      throw device_.error_of(status, concat(doing, " ", device::text_of(device_.id())));
   }
-  if (status != device::kOk) throw device.error_of(status, concat(doing, " ", device::text_of(device.id())));
-}
+
+ private:
+  Device& device_;
+  const device::Stream stream_;
+  const Ref<device::Event> end_;
+  Events events_;
+};
 
 void run_copy(const Array& src, const Array& dst) {
   const DeviceCopy copy(src, dst);
-  run_on(copy.device(), copy.lane(), {&src, &dst}, "copy elements on", [&] { return copy.submit(); });
-}
-
-// Elements of both on the host.
-void copy_on_host(const Array& src, const Array& dst) {
-  DimBuffer src_strides;
-  DimBuffer dst_strides;
-  for (int64_t stride : src.strides()) src_strides.push(stride * static_cast<int64_t>(src.desc().itemsize));
-  for (int64_t stride : dst.strides()) dst_strides.push(stride * static_cast<int64_t>(dst.desc().itemsize));
-  copy_elements({dst.data(), dst.dtype(), dst.desc().ndim, dst.desc().shape, dst_strides.values.data()},
-                {src.data(), src.dtype(), src.desc().ndim, src.desc().shape, src_strides.values.data()});
+  StreamCall call(copy.device(), copy.lane());
+  call.uses(src, Access::kRead);
+  call.uses(dst, Access::kWrite);
+  call.run("copy elements on", [&] { return copy.submit(); });
 }
 
 uint32_t padding_of(const Array& array) noexcept { return array.desc().flags & TENON_SUBBYTE_PADDED; }
@@ -291,9 +288,34 @@ Status DeviceCopy::submit() const noexcept {
   return device::kOk;
 }
 
-Status wait_until_born(Device& device, device::Stream stream, const Array& array) noexcept {
-  device::Event* const born = array.storage().memory().born;
-  return born != nullptr ? device.wait(stream, *born) : device::kOk;
+void add_events_of(const Array& array, Access access, const View* self, Events* events) {
+  if (!array.is_on_device()) return;
+  Storage& storage = array.storage();
+  if (device::Event* const born = storage.memory().born) events->push_back(Ref<device::Event>::share(born));
+  for (const UsedStream& used : streams_of_views(storage.home(), access, array.extent(), self)) {
+    Ref<device::Event> now = used.device->record_foreign(used.stream, used.thread != this_thread_id());
+    if (now) events->push_back(std::move(now));
+  }
+}
+
+Status wait_for(Device& device, device::Stream stream, const Events& events) noexcept {
+  for (const Ref<device::Event>& event : events) {
+    if (const Status s = device.wait(stream, *event)) return s;
+  }
+  return device::kOk;
+}
+
+bool can_copy_on_device(const Array& src, const Array& dst) {
+  return has_same_elements(src, dst) && !calls_for(loop_over(dst, src)).empty();
+}
+
+void copy_on_host(const Array& src, const Array& dst) {
+  DimBuffer src_strides;
+  DimBuffer dst_strides;
+  for (int64_t stride : src.strides()) src_strides.push(stride * static_cast<int64_t>(src.desc().itemsize));
+  for (int64_t stride : dst.strides()) dst_strides.push(stride * static_cast<int64_t>(dst.desc().itemsize));
+  copy_elements({dst.data(), dst.dtype(), dst.desc().ndim, dst.desc().shape, dst_strides.values.data()},
+                {src.data(), src.dtype(), src.desc().ndim, src.desc().shape, src_strides.values.data()});
 }
 
 void copy_with_device(const Array& src, const Array& dst) {
@@ -304,7 +326,7 @@ void copy_with_device(const Array& src, const Array& dst) {
     run_copy(src, *between);
     return run_copy(*between, dst);
   }
-  if (has_calls(src, dst)) return run_copy(src, dst);
+  if (can_copy_on_device(src, dst)) return run_copy(src, dst);
   if (dst.is_on_device()) {
     const Ref<Array> between = Array::create(dst.dtype(), dst.shape(), padding_of(dst));
     copy_on_host(src, *between);
@@ -320,7 +342,9 @@ void fill_on_device(const Array& dst, const std::byte* value) {
   if (dst.size() == 0) return;
   const FillCalls fill(dst, value);
   Device& device = Device::of(dst.desc().device);
-  run_on(device, Lane::kOnDevice, {&dst}, "fill elements on", [&] { return fill.submit(device); });
+  StreamCall call(device, Lane::kOnDevice);
+  call.uses(dst, Access::kWrite);
+  call.run("fill elements on", [&] { return fill.submit(device); });
 }
 
 }  // namespace tenon::impl

@@ -8,6 +8,7 @@
 
 #include "array/array.h"
 #include "device/device.h"
+#include "exec/op.h"
 
 namespace tenon::impl {
 
@@ -37,10 +38,24 @@ class DeviceCopy {
 // done on the host where src or dst lies there. Fails as DeviceCopy.
 void copy_with_device(const Array& src, const Array& dst);
 
+// Whether a DeviceCopy does it. Requires that src has the shape of dst.
+bool can_copy_on_device(const Array& src, const Array& dst);
+// Elements of arrays on the host.
+void copy_on_host(const Array& src, const Array& dst);
+
 // dst[...] = *value, which has the dtype of dst. Requires: a call of this thread holds dst.
 void fill_on_device(const Array& dst, const std::byte* value);
 
-// Streams of this device that will use the array wait until its memory may be used.
-device::Status wait_until_born(device::Device& device, device::Stream stream, const Array& array) noexcept;
+// Adds the moments from which on a stream may use the array, beside what stands in its queue: its memory is
+// there, and the streams on which open views use the bytes have come so far as now. Fails as Device::record.
+void add_events_of(const Array& array, Access access, const View* self, Events* events);
+
+// The stream waits for all of them. The device must be current.
+device::Status wait_for(device::Device& device, device::Stream stream, const Events& events) noexcept;
+
+// Pushes the op dst[...] = src. name: null: "copy". Null: refused, as the conflict says. Fails as copy_to and
+// Engine::push, and where work of the host would have to follow that of a device.
+Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, const char* site,
+                  Conflict* conflict);
 
 }  // namespace tenon::impl

@@ -7,8 +7,10 @@
 #include <cstring>
 #include <memory>
 
-#include "array/array.h"
+#include "array/access.h"
+#include "array/device_copy.h"
 #include "capi/boundary.h"
+#include "device/completions.h"
 #include "tenon/tenon.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
@@ -66,7 +68,7 @@ void tenon_device_statistics_get(tenon_device_statistics* out) {
   out->pinned_nbytes = now.pinned_nbytes;
   out->registered_nbytes = now.registered_nbytes;
   out->events = now.events;
-  out->submitted = 0;
+  out->submitted = device::Completions::instance().pending();
 }
 
 tenon_status tenon_array_copy_on(tenon_array* array, tenon_dtype dtype, tenon_device device,
@@ -77,23 +79,26 @@ tenon_status tenon_array_copy_on(tenon_array* array, tenon_dtype dtype, tenon_de
   });
 }
 
-tenon_status tenon_push_copy(tenon_array* src, tenon_array* dst, const tenon_copy_options*, tenon_op**,
-                             tenon_error* error) {
+tenon_status tenon_push_copy(tenon_array* src, tenon_array* dst, const tenon_copy_options* options,
+                             tenon_op** out, tenon_error* error) {
   return guarded(error, [&] {
-    not_null(src, "src");
-    not_null(dst, "dst");
-    throw_error(Code::kInternal, "copies cannot be pushed yet: use tenon_array_copy_to");
+    Array& source = *unwrap(not_null(src, "src"));
+    Array& target = *unwrap(not_null(dst, "dst"));
+    tenon_copy_options given{};
+    given.on_conflict = TENON_CONFLICT_RAISE;
+    if (options != nullptr) {
+      check_struct_size(options->struct_size, sizeof *options, "tenon_copy_options");
+      given = *options;
+    }
+    Conflict conflict;
+    Ref<Op> op =
+        push_copy(source, target, on_host_from(given.on_conflict), given.name, given.site, &conflict);
+    if (!op) {
+      const bool is_source = conflict.part != nullptr && conflict.part->home == &source.storage().home();
+      throw_conflict(conflict, "push a copy of", is_source ? &source : &target);
+    }
+    if (out != nullptr) *out = reinterpret_cast<tenon_op*>(op.detach());
   });
-}
-
-tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t, const char* site,
-                                      DLManagedTensorVersioned** out, tenon_error* error) {
-  return tenon_array_to_dlpack(array, flags, site, out, error);
-}
-
-tenon_status tenon_array_to_dlpack_legacy_on(tenon_array* array, uint32_t flags, int64_t, const char* site,
-                                             DLManagedTensor** out, tenon_error* error) {
-  return tenon_array_to_dlpack_legacy(array, flags, site, out, error);
 }
 
 tenon_status tenon_device_stream(tenon_device id, int64_t* out, tenon_error* error) {

@@ -257,8 +257,25 @@ Ref<Event> Device::record(Stream stream) {
   return event;
 }
 
+bool Device::is_capturing(Stream stream) {
+  const Current current(*this);
+  bool is_capturing = false;
+  if (const Status s = driver_.is_capturing(stream, &is_capturing))
+    throw error_of(s, concat("ask for the state of a stream of ", text_of(id_)));
+  return is_capturing;
+}
+
+Ref<Event> Device::record_foreign(Stream stream, bool is_of_other_thread) {
+  // No handle names the stream of another thread, but the legacy stream waits for all of those.
+  if (is_of_other_thread && stream == driver_.stream_of(2)) stream = driver_.stream_of(1);
+  if (is_capturing(stream)) return {};
+  return record(stream);
+}
+
 Status Device::wait(Stream stream, Event& event) noexcept {
-  if (event.is_done() || (event.stream() == stream && &event.device() == this)) return kOk;
+  // The handle of another library's stream may be that of a new one meanwhile.
+  const bool is_own = std::ranges::find(streams_, stream) != streams_.end();
+  if (event.is_done() || (is_own && event.stream() == stream && &event.device() == this)) return kOk;
   return driver_.wait(stream, event.handle_);
 }
 

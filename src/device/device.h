@@ -115,6 +115,11 @@ class Device {
   // only be recorded or released. Fails as record. The device must be current for the second.
   Ref<Event> make_event(Stream stream);
   Status record(Event& event) noexcept { return driver_.record(event.handle_, event.stream_); }
+  // What a stream of another library has been given so far, unless it is being captured: then null. The
+  // stream of a thread (number 2) is the caller's, or (is_of_other_thread) another one's. Fails as record.
+  Ref<Event> record_foreign(Stream stream, bool is_of_other_thread);
+  bool is_capturing(Stream stream);
+
   // The stream waits for the event, unless that is done or of the same stream. The device must be current.
   Status wait(Stream stream, Event& event) noexcept;
 

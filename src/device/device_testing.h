@@ -8,8 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "device/device.h"
 #include "fake_cuda.h"
 #include "tenon/dlpack.h"
 #include "tenon/tenon.h"
@@ -54,6 +57,7 @@ class DeviceTest : public testing::Test {
   }
   void SetUp() override {
     fake_cuda_fail(nullptr, 0, 0);
+    while (statistics().submitted != 0) std::this_thread::yield();  // of an earlier test
     fake_cuda_reset_counts();
   }
   void TearDown() override {
@@ -64,6 +68,13 @@ class DeviceTest : public testing::Test {
   }
 
   tenon_error error = TENON_ERROR_INIT;
+
+  // Calls of the fake driver, which need a current device.
+  template <class... Parameters, class... Arguments>
+  static int on(tenon_device id, int (*function)(Parameters...), Arguments... arguments) {
+    const device::Device::Current current(device::Device::of(id));
+    return function(arguments...);
+  }
 
   void expect(tenon_status wanted, tenon_status got, const char* text) {
     EXPECT_EQ(wanted, got) << error.message;

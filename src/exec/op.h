@@ -10,6 +10,7 @@
 
 #include "base/ref.h"
 #include "base/trace.h"
+#include "device/completions.h"
 #include "exec/executor.h"
 #include "sync/requests.h"
 #include "sync/wait.h"
@@ -56,6 +57,14 @@ class Op final : public Request, public Task {
   // ever.
   void fail_without_return(Ref<Failure> failure) noexcept;
 
+  // For the body of an op on a stream (Request::kOnStream), instead of complete() or fail(): its work has
+  // been submitted, and ends with the event of completion, which lives until the op is done. Other ops on
+  // streams go on. completion->done is called when the body has returned and the event has come, and ends the
+  // op: by end_submitted(), and not before those whose events this one's stream has waited for.
+  void submit(device::Completion* completion) noexcept;
+  // status: of the event. What the op reads may hold no value meanwhile: then it has failed in the same way.
+  void end_submitted(device::Status status) noexcept;
+
   // Waits until it is done; without a deadline it runs it here if it is ready and no other thread does.
   // False: the conflict says why.
   bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
@@ -73,6 +82,9 @@ class Op final : public Request, public Task {
 
   const char* op_name() const noexcept { return name; }
   uint64_t number() const noexcept override { return number_; }
+  device::Event* event() const noexcept override {
+    return submitted_ != nullptr ? submitted_->event.get() : nullptr;
+  }
 
   void retain(uint64_t n = 1) noexcept { refs_.increment(n); }
   void release(uint64_t n = 1) noexcept;
@@ -130,6 +142,8 @@ class Op final : public Request, public Task {
   // Of the thread that runs the body, then of the one that finishes the op.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;
+  // Written by the body before its parts are submitted, then constant.
+  device::Completion* submitted_ = nullptr;
 
   // Shared.
   std::atomic<uint32_t> state_{kQueued};

@@ -5,9 +5,12 @@
 // for all views, leases and calls wait for the bound views of others (request.h).
 //
 // Two ways of counting. While every part covers all of the memory, the granted ones are a run at the front,
-// and three words say what may be next. The first part that covers a part of the memory, or that has to wait
-// for views, makes the queue a counted one until it is empty: each part then counts the ones that it waits
-// for.
+// and three words say what may be next. The first part that covers a part of the memory, that has to wait for
+// views or whose work is on a stream makes the queue a counted one until it is empty: each part then counts
+// the ones that it waits for.
+//
+// Work on a stream: a part whose work has been submitted does not keep other parts of such work from being
+// granted, because their stream waits for its event. All others wait until it has left the queue.
 //
 // A caller that holds a view does not wait for parts that wait for that view: its own part is put before
 // the first of them.
@@ -36,7 +39,8 @@ struct FailedRange {
 // Threads: the lock guards everything but what is marked as shared. Nothing here waits, allocates or calls
 // other code: requests that become ready are put on the caller's list.
 // Invariants: among unfinished parts that conflict, only the first is granted, but for parts that act
-// under another one of the same actor; a part that waits, waits for an earlier part or for the host.
+// under another one of the same actor and for work on streams behind submitted parts; a part that waits,
+// waits for an earlier part or for the host.
 class Queue {
  public:
   SpinLock lock;
@@ -83,6 +87,11 @@ class Queue {
   // Takes a part out, granted or not, and grants what it was in the way of. Views that were taken under it
   // become the host's; under a lease also bound. True if there is such a view.
   bool remove(RequestPart* part, ReadyList* ready) noexcept;
+
+  // The work of a granted part, which is on a stream, has been submitted: grants what waits only for this.
+  void mark_submitted(RequestPart* part, ReadyList* ready) noexcept;
+  // Puts a submitted part before all others, for work that was there before them.
+  void insert_submitted(RequestPart* part, ReadyList* ready) noexcept;
 
   // The granted part of this actor, or of the op that runs in this thread, that overlaps with extent: the
   // innermost that allows the access if there is one. Null: none overlaps.
@@ -132,6 +141,8 @@ class Queue {
                                  const Extent& extent) const noexcept;
   // The first part that conflicts, or null.
   RequestPart* first_conflict(Access access, const Extent& extent) const noexcept;
+  // The same without those that are submitted.
+  RequestPart* first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept;
   // Both parts cover all of the memory.
   bool are_whole(const RequestPart& a, const RequestPart& b) const noexcept {
     return is_whole(a) && is_whole(b);
@@ -180,6 +191,10 @@ class Queue {
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
   }
+  static bool waits_for(const RequestPart& later, const RequestPart& earlier) noexcept {
+    return conflicts(later, earlier) && !(earlier.is_submitted && later.request->is_on_stream());
+  }
+  void note_traits(const RequestPart& part, ReadyList* ready) noexcept;
   // No view is in the way of this part, whose turn among the parts has come.
   bool views_allow(const RequestPart& part) const noexcept {
     return views_ == nullptr || view_in_the_way(part) == nullptr;

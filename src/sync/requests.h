@@ -6,6 +6,8 @@
 // requests over the same queues stand in the same order in all of them.
 #pragma once
 
+#include <vector>
+
 #include "base/error.h"
 #include "sync/queue.h"
 #include "sync/request.h"
@@ -83,6 +85,31 @@ Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept
 
 // Takes back an open view. Any thread.
 void close_view(View& view) noexcept;
+
+// Work on streams ------------------------------------------------------------------------------------------
+
+// The work of a granted request, which is on a stream, has been submitted, and its event is the end of it.
+void mark_submitted(Request& request) noexcept;
+
+// Takes back an open view whose memory a stream still uses: the one part of rest, which is on a stream and
+// has no owner, stands in its place until it is released.
+void close_view(View& view, Request& rest) noexcept;
+
+// Adds the events of submitted parts for which the stream of a granted request has to wait. Throws
+// std::bad_alloc.
+using Events = std::vector<Ref<device::Event>>;
+void add_events_before(const Request& request, Events* events);
+// The same for a view that has been opened on a stream.
+void add_events_before(const View& view, Events* events);
+
+// The streams on which open views use these bytes, but for those of `self` (may be null). Throws
+// std::bad_alloc.
+struct UsedStream {
+  device::Device* device;
+  device::Stream stream;
+  uint32_t thread;  // that opened the view
+};
+std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent& extent, const View* self);
 
 // A view or a lease that was taken under one of the request's parts lives.
 bool has_views(const Request& request) noexcept;
