@@ -52,6 +52,11 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           Code::kLeaseConflict, what,
           ": another array was imported over the same bytes, or uses them unchecked; drop that one "
           "first");
+    case Conflict::Reason::kOnDevice:
+      return make_error(Code::kBuffer, what, ": its memory is on ",
+                        array != nullptr ? device::text_of(array->storage().memory().device) : "a device",
+                        ", which the host cannot access: copy it to the host, a.to(\"cpu\"), or hand it to a "
+                        "framework, a.torch()");
     case Conflict::Reason::kInBody:
       return make_error(Code::kLeaseConflict, what, ": the body of an op may not wait");
     case Conflict::Reason::kWaitsForHost:

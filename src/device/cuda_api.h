@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the CUDA driver API that Tenon uses, declared by hand: types, constants and the type of each
-// function. Nothing here links to CUDA; cuda.cc finds the functions at run time. Names, values and layouts are
-// those of the driver's ABI ("CUDA Driver API", NVIDIA; 64-bit, LP64).
+// function. Nothing here links to CUDA; cuda.cc finds the functions at run time. Names, values and layouts
+// are those of the driver's ABI ("CUDA Driver API", NVIDIA; 64-bit, LP64).
 #pragma once
 
 #include <cstddef>
@@ -104,6 +104,9 @@ using CUstreamCaptureStatus = int;
 inline constexpr CUstreamCaptureStatus CU_STREAM_CAPTURE_STATUS_NONE = 0;
 inline constexpr CUstreamCaptureStatus CU_STREAM_CAPTURE_STATUS_ACTIVE = 1;
 inline constexpr CUstreamCaptureStatus CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2;
+
+// Calls of a thread in this mode do not break the capture of a graph on another stream.
+inline constexpr int CU_STREAM_CAPTURE_MODE_RELAXED = 2;
 
 // For cuGetProcAddress: the variants whose stream 0 is the legacy stream.
 inline constexpr uint64_t CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1;
@@ -264,6 +267,7 @@ inline constexpr int kCudaAbi = 11020;
 
 // Functions that a driver may lack: null in the table then.
 #define TENON_CUDA_OPTIONAL_FUNCTIONS(X)                                                                 \
+  X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, CUresult(int* mode))           \
   X(cuMemAllocAsync, cuMemAllocAsync, CUresult(CUdeviceptr* address, size_t nbytes, CUstream stream))    \
   X(cuMemFreeAsync, cuMemFreeAsync, CUresult(CUdeviceptr address, CUstream stream))                      \
   X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, CUresult(CUmemoryPool* pool, CUdevice device)) \

@@ -57,6 +57,7 @@ Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
     spare_storages_.size() < kSpare ? recycle(spare_storages_, storage) : delete storage;
     throw;
   }
+  set_kind(*region, memory);
   storage->memory_ = memory;
   storage->heap_nbytes_ = heap_nbytes;
   storage->home_.store(region, std::memory_order_relaxed);
@@ -90,7 +91,10 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
                         kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
                         kept->release();
                       }};
+  storage->memory_.device = of.memory().device;
+  storage->memory_.born = of.memory().born;
   storage->heap_nbytes_ = 0;
+  set_kind(*region, of.memory());
   storage->home_.store(region, std::memory_order_relaxed);
   link(storage, region);
   ++storages_;
@@ -140,6 +144,14 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   link(&storage, &gone_);
   heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
   return true;
+}
+
+// One address belongs to the host or to a device, whatever is made of it.
+void KnownMemory::set_kind(Region& region, const Memory& memory) noexcept {
+  const bool is_on_device = device::is_device_memory(memory.device);
+  if (region.is_plain() != is_on_device) return;
+  const std::scoped_lock lock(region.lock);
+  region.set_memory(is_on_device ? Queue::Memory::kDevice : Queue::Memory::kHost);
 }
 
 void KnownMemory::link(Storage* storage, Region* region) noexcept {

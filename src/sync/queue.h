@@ -52,9 +52,12 @@ class Queue {
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
-  // The queue of memory that is not there any more: each request is refused.
-  void set_gone() noexcept { is_gone_ = true; }
-  bool is_gone() const noexcept { return is_gone_; }
+  // What kind of memory it is. Gone: it was moved out, so each request is refused. On a device: the host can
+  // neither read nor write it, so that views are refused that are not on a stream.
+  enum class Memory : uint8_t { kHost, kDevice, kGone };
+  void set_memory(Memory memory) noexcept { memory_ = memory; }
+  bool is_gone() const noexcept { return memory_ == Memory::kGone; }
+  bool is_plain() const noexcept { return memory_ == Memory::kHost; }
   // Of memory that other processes use, too (gate.h); null: of all other. Stays while a part or view with a
   // grant stands here: their owners may ask for it without the lock.
   Gate* gate() const noexcept { return gate_; }
@@ -218,7 +221,7 @@ class Queue {
   uint32_t holders_ = 0;      // parts that hold memory
   uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
-  bool is_gone_ = false;
+  Memory memory_ = Memory::kHost;
   // Means something only in a queue that is not counted.
   RequestPart* first_waiting_ = nullptr;
   uint32_t active_readers_ = 0;

@@ -408,7 +408,8 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
 
 // With the lock of the queue.
 Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
-  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (!queue.is_plain()) [[unlikely]]
+    return refuse(conflict, queue.is_gone() ? Conflict::Reason::kMoved : Conflict::Reason::kOnDevice, {});
   if (view.extent.end == 0) {  // no byte: nothing is in its way
     queue.add_view(&view, nullptr);
     return Appended::kGranted;

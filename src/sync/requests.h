@@ -36,6 +36,7 @@ struct Conflict {
     kMoved,         // the memory was moved out
     kHeld,          // it cannot be moved out: it is held
     kShared,        // it cannot be moved out: another import uses the same bytes
+    kOnDevice,      // the host cannot read or write the memory
     kTimeout,
     kDeadlock,
     kInterrupted,
