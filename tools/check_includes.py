@@ -14,7 +14,7 @@ from pathlib import Path
 import check_imports
 
 # Folders of src, from the bottom up: each may include those before it, and the public headers.
-LAYERS = ("base", "sync", "exec", "memory", "array", "ipc", "data", "trace", "capi")
+LAYERS = ("base", "device", "sync", "exec", "memory", "array", "ipc", "data", "trace", "capi")
 SEES = {layer: set(LAYERS[:i]) for i, layer in enumerate(LAYERS)}
 SEES["trace"] = {"base"}
 
@@ -26,10 +26,11 @@ PUBLIC = {
     "plugin.h": {"request.h", "version.h"},
     "plugin.hpp": {"plugin.h"},
     "core.h": {"version.h"},
+    "device.h": {"core.h"},
     "feed.h": {"core.h", "request.h"},
     "share.h": {"core.h", "feed.h"},
     "trace.h": {"core.h"},
-    "tenon.h": {"core.h", "feed.h", "share.h", "trace.h"},
+    "tenon.h": {"core.h", "device.h", "feed.h", "share.h", "trace.h"},
     "tenon.hpp": {"version.h", "tenon.h", "dlpack.h"},
     "share.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "field.hpp": {"tenon.h", "tenon.hpp"},

@@ -107,7 +107,7 @@ typedef struct tenon_device {
   int32_t id;
 } tenon_device;
 
-enum { TENON_CPU = 1, TENON_CUDA_HOST = 3, TENON_ROCM_HOST = 11, TENON_CUDA_MANAGED = 13 };
+enum { TENON_CPU = 1, TENON_CUDA = 2, TENON_CUDA_HOST = 3, TENON_ROCM_HOST = 11, TENON_CUDA_MANAGED = 13 };
 
 /* The dtype with this name: "float32", "f4", "bool", "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", ...
  * Fails with TENON_ERR_TYPE for unknown names. */

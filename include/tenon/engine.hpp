@@ -497,6 +497,24 @@ Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span
 
 }  // namespace detail
 
+// Queues the op to[...] = from, and returns at once. Where a device takes part, the copy is made on a stream.
+// Fails as tenon_push_copy.
+inline Op push_copy(const PushOptions& options, const Array& from, const Array& to) {
+  const detail::Site site(options.where);
+  tenon_copy_options copy{};
+  copy.struct_size = sizeof copy;
+  copy.on_conflict = static_cast<int32_t>(options.on_conflict);
+  copy.name = options.name;
+  copy.site = site.text();
+  tenon_op* op = nullptr;
+  call(tenon_push_copy, from.get(), to.get(), static_cast<const tenon_copy_options*>(&copy), &op);
+  return Op::steal(op);
+}
+inline Op push_copy(const Array& from, const Array& to,
+                    std::source_location where = std::source_location::current()) {
+  return push_copy(PushOptions{.name = "copy", .where = where}, from, to);
+}
+
 // Queues body as an op with the given uses of arrays, and returns at once. body is called once, on a thread
 // of the engine, unless memory that it reads has failed. It is always destroyed once, before the op is done.
 // Parameters of body: none; or for each use a View (of const elements if the op only reads) or a const

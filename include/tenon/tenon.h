@@ -23,6 +23,7 @@
 #define TENON_TENON_H_
 
 #include "tenon/core.h"
+#include "tenon/device.h"
 #include "tenon/feed.h"
 #include "tenon/share.h"
 #include "tenon/trace.h"

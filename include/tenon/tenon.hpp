@@ -202,6 +202,31 @@ constexpr DType dtype_of() noexcept {
   return DTypeOf<std::remove_cv_t<T>>::value;
 }
 
+// Where memory lies: the CPU by default. See tenon/device.h.
+class Device {
+ public:
+  constexpr Device() noexcept = default;
+  constexpr Device(tenon_device value) noexcept : value_(value) {}  // NOLINT(google-explicit-constructor)
+  // "cpu", "cuda:0", "cuda", "cuda_host".
+  Device(const char* name) {
+    call(tenon_device_from_name, name, &value_);
+  }  // NOLINT(google-explicit-constructor)
+
+  constexpr operator tenon_device() const noexcept { return value_; }  // NOLINT(google-explicit-constructor)
+  std::string name() const {
+    char buffer[64];
+    tenon_device_name(value_, buffer, sizeof buffer);
+    return buffer;
+  }
+
+  friend constexpr bool operator==(Device a, Device b) noexcept {
+    return a.value_.type == b.value_.type && a.value_.id == b.value_.id;
+  }
+
+ private:
+  tenon_device value_{TENON_CPU, 0};
+};
+
 // ------------------------------------------------------------------- parameters of functions
 
 // A shape as an argument: {2, 3}, a vector, a span. It refers to its source, so do not store it.
@@ -341,15 +366,19 @@ class Array {
   explicit operator bool() const noexcept { return handle_ != nullptr; }
 
   // New memory in C order, aligned to at least 64 bytes.
-  static Array empty(Shape shape, DType dtype = {}) { return create(shape, dtype, 0); }
-  static Array zeros(Shape shape, DType dtype = {}) { return create(shape, dtype, TENON_ZEROED); }
-  template <class T>
-  static Array empty(Shape shape) {
-    return create(shape, dtype_of<T>(), 0);
+  static Array empty(Shape shape, DType dtype = {}, Device device = {}) {
+    return create(shape, dtype, 0, device);
+  }
+  static Array zeros(Shape shape, DType dtype = {}, Device device = {}) {
+    return create(shape, dtype, TENON_ZEROED, device);
   }
   template <class T>
-  static Array zeros(Shape shape) {
-    return create(shape, dtype_of<T>(), TENON_ZEROED);
+  static Array empty(Shape shape, Device device = {}) {
+    return create(shape, dtype_of<T>(), 0, device);
+  }
+  template <class T>
+  static Array zeros(Shape shape, Device device = {}) {
+    return create(shape, dtype_of<T>(), TENON_ZEROED, device);
   }
 
   // Existing memory in C order, which must outlive every array on it. const elements: read-only.
@@ -399,6 +428,7 @@ class Array {
   const tenon_array_desc& desc() const noexcept { return *tenon_array_describe(handle_); }
   void* data() const noexcept { return desc().data; }
   DType dtype() const noexcept { return desc().dtype; }
+  Device device() const noexcept { return desc().device; }
   int32_t ndim() const noexcept { return desc().ndim; }
   int64_t size() const noexcept { return desc().size; }
   uint64_t nbytes() const noexcept { return desc().nbytes; }
@@ -484,6 +514,11 @@ class Array {
   Array copy(DType dtype) const {
     return made([&](auto out) { call(tenon_array_copy, handle_, dtype, out); });
   }
+  // New memory on the device.
+  Array to(Device device) const { return to(device, dtype()); }
+  Array to(Device device, DType dtype) const {
+    return made([&](auto out) { call(tenon_array_copy_on, handle_, dtype, tenon_device(device), out); });
+  }
   void copy_to(const Array& destination) const { call(tenon_array_copy_to, handle_, destination.handle_); }
   template <class T>
   void fill(const T& value) const {
@@ -518,6 +553,13 @@ class Array {
     call(tenon_array_to_dlpack, handle_, flags, site, &tensor);
     return tensor;
   }
+  // The same for a consumer that uses memory on a device on a stream: 1, 2, a handle or TENON_STREAM_NONE.
+  DLManagedTensorVersioned* to_dlpack_on(int64_t stream, uint32_t flags = 0,
+                                         const char* site = nullptr) const {
+    DLManagedTensorVersioned* tensor = nullptr;
+    call(tenon_array_to_dlpack_on, handle_, flags, stream, site, &tensor);
+    return tensor;
+  }
   DLManagedTensor* to_dlpack_legacy(uint32_t flags = 0, const char* site = nullptr) const {
     DLManagedTensor* tensor = nullptr;
     call(tenon_array_to_dlpack_legacy, handle_, flags, site, &tensor);
@@ -541,9 +583,9 @@ class Array {
     make(&array.handle_);
     return array;
   }
-  static Array create(Shape shape, DType dtype, uint32_t flags) {
+  static Array create(Shape shape, DType dtype, uint32_t flags, Device device) {
     return made([&](auto out) {
-      call(tenon_array_create, dtype, shape.ndim(), shape.data(), tenon_device{TENON_CPU, 0}, flags, out);
+      call(tenon_array_create, dtype, shape.ndim(), shape.data(), tenon_device(device), flags, out);
     });
   }
   template <class T>

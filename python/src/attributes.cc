@@ -2,6 +2,7 @@
 //
 // The attributes of an NDArray.
 #include "callbacks.h"
+#include "devices.h"
 #include "dtype.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -44,9 +45,11 @@ PyObject* get_strides(PyObject*, const tenon_array_desc& d) {
   return tuple_of(d.strides, d.ndim, byte_factor(d));
 }
 PyObject* get_dtype(PyObject*, const tenon_array_desc& d) { return dtype_object(d.dtype).release().ptr(); }
-PyObject* get_device(PyObject*, const tenon_array_desc&) {
-  static Name cpu("cpu");
-  return Py_NewRef(cpu.get());
+PyObject* get_device(PyObject*, const tenon_array_desc& d) { return device_name(d.device).release().ptr(); }
+PyObject* get_cuda_interface(PyObject* self, const tenon_array_desc& d) {
+  if (is_on_device(d.device)) return cuda_array_interface(share(self)).release().ptr();
+  raise(PyExc_AttributeError, "'tenon.NDArray' object on '%S' has no attribute '__cuda_array_interface__'",
+        device_name(d.device).ptr());
 }
 PyObject* get_ndim(PyObject*, const tenon_array_desc& d) { return PyLong_FromLong(d.ndim); }
 PyObject* get_size(PyObject*, const tenon_array_desc& d) { return PyLong_FromLongLong(d.size); }
@@ -83,7 +86,11 @@ void add_attributes(Parts& parts) {
           attribute<get_strides>("strides",
                                  "Bytes from one element to the next along each axis, as NumPy counts."),
           attribute<get_dtype>("dtype", "The type of the elements, a tenon.dtype."),
-          attribute<get_device>("device", "Where the memory is: 'cpu'."),
+          attribute<get_device>("device", "Where the memory is: 'cpu', 'cuda:0' or 'cuda_host' (pinned)."),
+          attribute<get_cuda_interface>("__cuda_array_interface__",
+                                        "The address of memory on a device, version 3. Its consumer orders "
+                                        "its work behind ``stream``; it is\n"
+                                        "not counted as a view. AttributeError elsewhere."),
           attribute<get_ndim>("ndim", "The number of axes."),
           attribute<get_size>("size", "The number of elements."),
           attribute<get_nbytes>("nbytes", "Bytes of all elements, without the gaps of strides."),

@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "buffer_calls.h"
 #include "callbacks.h"
+#include "devices.h"
 #include "ending_threads.h"
 #include "errors.h"
 #include "frames.h"
@@ -176,9 +177,11 @@ void take_lease(WithBlock& block, const Array& array, const char* site) {
   }
 }
 
-// Opens the view under the lease. Returns a new reference.
+// Opens the view under the lease. Returns a new reference. On a device the view is an array, for from_dlpack of
+// a framework.
 PyObject* open(WithBlock& block, const Array& array) {
   try {
+    if (is_on_device(array)) return wrap(block.is_write ? array : array.readonly());
     RootedView views = rooted_numpy_view(array, !block.is_write, block.site);
     block.root = views.root.release().ptr();
     block.view = views.view.release().ptr();

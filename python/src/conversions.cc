@@ -4,6 +4,7 @@
 #include <complex>
 
 #include "callbacks.h"
+#include "devices.h"
 #include "dtype.h"
 #include "elements.h"
 #include "methods.h"
@@ -29,7 +30,7 @@ DType wide_type_of(DType dtype) {
 
 // Contiguous elements of a wide type.
 struct WideElements {
-  explicit WideElements(const Array& source) : array(copied(source, wide_type_of(source.dtype()))) {}
+  explicit WideElements(const Array& source) : array(copied(on_host(source), wide_type_of(source.dtype()))) {}
 
   nb::object at(int64_t i) const {
     const void* const data = array.data();

@@ -33,12 +33,16 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
 
 }  // namespace
 
-nb::object versioned_capsule(const Array& array, uint32_t flags) {
-  return capsule_of(array.to_dlpack(flags, current_site()), kVersionedName, free_versioned);
+nb::object versioned_capsule(const Array& array, uint32_t flags, int64_t stream) {
+  DLManagedTensorVersioned* tensor = nullptr;
+  call(tenon_array_to_dlpack_on, array.get(), flags, stream, current_site(), &tensor);
+  return capsule_of(tensor, kVersionedName, free_versioned);
 }
 
-nb::object legacy_capsule(const Array& array, uint32_t flags) {
-  nb::object capsule = capsule_of(array.to_dlpack_legacy(flags, current_site()), kLegacyName, free_legacy);
+nb::object legacy_capsule(const Array& array, uint32_t flags, int64_t stream) {
+  DLManagedTensor* tensor = nullptr;
+  call(tenon_array_to_dlpack_legacy_on, array.get(), flags, stream, current_site(), &tensor);
+  nb::object capsule = capsule_of(tensor, kLegacyName, free_legacy);
   const bool is_for_read = (flags & TENON_EXPORT_FOR_READ) != 0;
   check_python(PyCapsule_SetContext(capsule.ptr(), is_for_read ? &for_read : &for_write));
   return capsule;

@@ -3,6 +3,7 @@
 // NDArray as a producer of DLPack: __dlpack__, __dlpack_device__ and MXNet's verbs. Source of the rules:
 // https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
 #include "arguments.h"
+#include "devices.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
 #include "ndarray.h"
@@ -14,27 +15,36 @@ namespace {
 
 bool is_given(PyObject* argument) { return argument != nullptr && argument != Py_None; }
 
-void check_device(PyObject* wanted, tenon_device own) {
+// True: the consumer asks for a copy on the host of memory on a device.
+bool wants_host(PyObject* wanted, tenon_device own) {
   const Pair device = pair_from(wanted, "dl_device");
-  const bool is_own = device.first == own.type && device.second == own.id;
-  const bool is_cpu = device.first == TENON_CPU && device.second == 0;
-  if (!is_own && !is_cpu) {
-    raise(PyExc_BufferError, "the array is in host memory and cannot be exported to device (%lld, %lld)",
-          static_cast<long long>(device.first), static_cast<long long>(device.second));
-  }
+  if (device.first == own.type && device.second == own.id) return false;
+  if (device.first == TENON_CPU && device.second == 0) return is_on_device(own);
+  raise(PyExc_BufferError, "the array is on '%S' and cannot be exported to device (%lld, %lld)",
+        device_name(own).ptr(), static_cast<long long>(device.first), static_cast<long long>(device.second));
 }
 
 PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
   static FastParameters<4> parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
   const auto [stream, max_version, dl_device, copy] = parameters.parse(arguments, n, keywords);
-  if (is_given(stream))
+  const tenon_device device = desc_of(self).device;
+  const bool to_host = is_given(dl_device) && wants_host(dl_device, device);
+  if (is_given(stream) && (to_host || !is_on_device(device)))
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
-  if (is_given(dl_device)) check_device(dl_device, desc_of(self).device);
   const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").first >= 1;
-  const bool is_copy = is_given(copy) && flag_from(copy, "copy", ", or None");
-  const Array array = is_copy ? copied(share(self)) : share(self);
+  const bool may_copy = !is_given(copy) || flag_from(copy, "copy", ", or None");
+  if (to_host && !may_copy) {
+    raise(PyExc_BufferError, "the array is on '%S': without a copy it cannot be exported to the CPU",
+          device_name(device).ptr());
+  }
+  const bool is_copy = to_host || (is_given(copy) && may_copy);
+  Array array = share(self);
+  if (is_copy) array = copied_on(array, array.dtype(), to_host ? tenon_device{TENON_CPU, 0} : device);
   const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
-  return (is_versioned ? versioned_capsule(array, flags) : legacy_capsule(array, flags)).release().ptr();
+  const int64_t order = is_on_device(array) ? stream_from(stream) : TENON_STREAM_NONE;
+  return (is_versioned ? versioned_capsule(array, flags, order) : legacy_capsule(array, flags, order))
+      .release()
+      .ptr();
 }
 
 PyObject* dlpack_device(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
@@ -68,12 +78,21 @@ void add_dlpack_methods(Parts& parts) {
               "Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot "
               "say that an\n"
               "array is read-only: for such an array that is a BufferError, unless ``copy=True``.\n\n"
+              "For memory on a device, ``stream`` is the consumer's: work on it that follows runs after what "
+              "was "
+              "submitted to the\n"
+              "array before. None and 1: the legacy default stream; 2: that of the thread; -1: no order; "
+              "else a "
+              "handle.\n\n"
               "Raises\n------\n"
-              "BufferError\n    The array cannot be exported as asked.\nValueError\n    ``stream`` is not "
-              "None.\n"),
-          fast_method<dlpack_device>("__dlpack_device__",
-                                     "__dlpack_device__($self)\n--\n\n"
-                                     "Device type and number as DLPack counts them: (1, 0).\n"),
+              "BufferError\n    The array cannot be exported as asked.\nValueError\n    ``stream`` is 0, or "
+              "is "
+              "given for memory of the host.\n"),
+          fast_method<dlpack_device>(
+              "__dlpack_device__",
+              "__dlpack_device__($self)\n--\n\n"
+              "Device type and number as DLPack counts them: (1, 0) is 'cpu', (2, 1) is "
+              "'cuda:1'.\n"),
           fast_method<to_dlpack_for_read>(
               "to_dlpack_for_read",
               "to_dlpack_for_read($self)\n--\n\n"

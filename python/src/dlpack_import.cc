@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "arguments.h"
+#include "devices.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
 #include "exchange_table.h"
@@ -28,8 +29,8 @@ constexpr const char* kDocumentation =
     "Parameters\n----------\n"
     "x : object with __dlpack__, or a DLPack capsule\n"
     "    A capsule is consumed. NumPy arrays keep their flags: both sides may write.\n"
-    "device : {None, 'cpu'}\n"
-    "    'cpu': the producer copies memory that the host cannot read.\n"
+    "device : str or None\n"
+    "    'cpu': the producer copies memory that the host cannot read. Another device must be that of x.\n"
     "copy : bool or None\n"
     "    True: new memory. False: BufferError where the producer would copy. None: the producer decides.\n"
     "writable : bool or None\n"
@@ -167,12 +168,27 @@ bool is_set(nb::handle object, const char* name) {
   raise(PyExc_BufferError, "the tensor cannot be exported: %s", text.substr(0, text.find('\n')).c_str());
 }
 
-// Empty if the table fails without an error.
+// Empty if the table fails without an error, and for memory on a device, for which __dlpack__ takes a stream.
 Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy) {
   DLManagedTensorVersioned* tensor = nullptr;
   const int result = exchange.table->managed_tensor_from_py_object_no_sync(object.ptr(), &tensor);
   if (PyErr_Occurred() != nullptr) nb::raise_python_error();
-  return result != 0 || tensor == nullptr ? Array() : import_versioned(tensor, may_copy);
+  if (result != 0 || tensor == nullptr) return {};
+  if (tensor->dl_tensor.device.device_type == kDLCUDA) {
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    return {};
+  }
+  return import_versioned(tensor, may_copy);
+}
+
+// The stream for memory of this object on a device; None elsewhere, and where the object does not say where its
+// memory is.
+nb::object stream_for(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return nb::none();
+  const nb::object device = object.attr("__dlpack_device__")();
+  const Pair pair = pair_from(device.ptr(), "what __dlpack_device__() returns");
+  if (pair.first != TENON_CUDA) return nb::none();
+  return nb::int_(own_stream({TENON_CUDA, static_cast<int32_t>(pair.second)}));
 }
 
 nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
@@ -182,12 +198,16 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
   nb::dict keywords;
   keywords["max_version"] = nb::handle(version);
   if (!may_copy) keywords["copy"] = false;
-  if (to_host) keywords["dl_device"] = nb::make_tuple(static_cast<int>(TENON_CPU), 0);
+  if (to_host) {
+    keywords["dl_device"] = nb::make_tuple(static_cast<int>(TENON_CPU), 0);
+  } else if (const nb::object stream = stream_for(object); !stream.is_none()) {
+    keywords["stream"] = stream;
+  }
   try {
     return method(**keywords);
   } catch (nb::python_error& error) {
     // A producer of a version before DLPack 1.0 takes no keywords, and does not copy.
-    if (!error.matches(PyExc_TypeError) || !may_copy || to_host) throw;
+    if (!error.matches(PyExc_TypeError) || !may_copy || to_host || keywords.contains("stream")) throw;
   }
   return method();
 }
@@ -224,19 +244,26 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   static FastParameters<4> parameters("from_dlpack", {"x", "device", "copy", "writable"}, 1, 1);
   const auto [x, device, copy, writable] = parameters.parse(arguments, n, keywords);
   const bool has_device = device != nullptr && device != Py_None;
-  if (has_device && !(PyUnicode_Check(device) && PyUnicode_CompareWithASCIIString(device, "cpu") == 0)) {
-    raise(PyExc_ValueError, "device is %R: arrays live on 'cpu'", device);
-  }
+  const tenon_device wanted_device = has_device ? device_from(device) : tenon_device{TENON_CPU, 0};
   const std::optional<bool> wanted = copy != nullptr ? flag_or_none_from(copy, "copy") : std::nullopt;
   const bool may_copy = wanted.value_or(true);
   const std::optional<bool> is_writable =
       writable != nullptr ? flag_or_none_from(writable, "writable") : std::nullopt;
   Array array = is_ndarray(x) ? share(x) : share_numpy(x);
   if (!array) {
-    const bool to_host = has_device && !PyCapsule_CheckExact(x) && needs_host_copy(x);
+    const bool to_host =
+        has_device && !is_on_device(wanted_device) && !PyCapsule_CheckExact(x) && needs_host_copy(x);
     array = import_dlpack(x, may_copy, to_host, is_writable.value_or(false));
   }
-  if (wanted.value_or(false)) array = copied(array);
+  if (has_device && (is_on_device(array) || is_on_device(wanted_device)) &&
+      !are_equal(array.desc().device, wanted_device)) {
+    if (!may_copy || is_on_device(wanted_device)) {
+      raise(PyExc_ValueError, "the array is on '%S': copy it with tn.from_dlpack(x).to(%R)",
+            device_name(array.desc().device).ptr(), device);
+    }
+    array = copied_on(array, array.dtype(), wanted_device);
+  }
+  if (wanted.value_or(false)) array = copied_on(array, array.dtype(), array.desc().device);
   if (is_writable == true && array.is_readonly()) refuse_write();
   if (is_writable == false) array = array.readonly();
   return wrap(std::move(array));

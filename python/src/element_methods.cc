@@ -4,6 +4,7 @@
 #include "array_call.h"
 #include "assignment.h"
 #include "callbacks.h"
+#include "devices.h"
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "elements.h"
@@ -41,17 +42,20 @@ nb::object copyto(const Array& self, nb::object other) {
 
 // In C order.
 nb::object to_bytes(const Array& self) {
+  const Array source = on_host(self);
   ArrayCall call;
-  call.uses(self, Access::kRead);
+  call.uses(source, Access::kRead);
   call.begin("tobytes");
-  const Array array = self.is_contiguous() ? self : copied(self);
+  const Array array = source.is_contiguous() ? source : copied(source);
   return owned(PyBytes_FromStringAndSize(static_cast<const char*>(array.data()),
                                          static_cast<Py_ssize_t>(array.nbytes())));
 }
 
 nb::object to_device(const Self& self, nb::handle device) {
-  check_device_name(device);
-  return self.object;
+  const Array array = self.array();
+  const tenon_device wanted = device_from(device);
+  if (are_equal(wanted, array.desc().device)) return self.object;
+  return nb::cast(copied_on(array, array.dtype(), wanted));
 }
 
 }  // namespace
@@ -79,7 +83,12 @@ void add_element_methods(nb::module_&) {
       "fill", [](const Array& self, nb::handle value) { assign(self, value); }, nb::arg("value"),
       nb::sig("def fill(self, value: Any) -> None"), "``a[...] = value``.\n");
   def_method("to", to_device, nb::arg("device"), nb::sig("def to(self, device: str) -> NDArray"),
-             "The array on a device; on 'cpu' the array itself. Raises ValueError for others.\n");
+             "The elements in new memory on a device: 'cpu', 'cuda', 'cuda:1' or 'cuda_host' (pinned). On "
+             "the same device "
+             "the array itself.\n\n"
+             "Returns when the copy is done; ``tn.push(tn.copy, a, tn.out(b))`` does not wait.\n\n"
+             "Raises\n------\nValueError\n    There is no such device.\n"
+             "FileNotFoundError\n    There is no CUDA driver.\nMemoryError\n    The device is full.\n");
   def_method("__copy__", [](const Array& self) { return copied(self); });
   def_method("__deepcopy__", [](const Array& self, nb::handle) { return copied(self); }, nb::arg("memo"));
   def_method(

@@ -5,6 +5,7 @@
 
 #include "array_call.h"
 #include "buffer_calls.h"
+#include "devices.h"
 
 namespace tenon::python {
 namespace {
@@ -34,6 +35,7 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
 }  // namespace
 
 Array copied(const Array& source, DType dtype) {
+  if (is_on_device(source)) return copied_on(source, dtype, source.desc().device);
   return run("copyto", &source, nullptr, [&] { return source.copy(dtype); });
 }
 
@@ -50,12 +52,6 @@ void fill_elements(const Array& destination, const void* value, DType dtype) {
   check_writable(destination);
   run("fill", nullptr, &destination,
       [&] { call(tenon_array_fill, destination.get(), value, static_cast<tenon_dtype>(dtype)); });
-}
-
-void check_device_name(nb::handle device) {
-  if (PyUnicode_Check(device.ptr()) == 0 || PyUnicode_CompareWithASCIIString(device.ptr(), "cpu") != 0) {
-    raise(PyExc_ValueError, "device is %R: arrays live on 'cpu'", device.ptr());
-  }
 }
 
 }  // namespace tenon::python

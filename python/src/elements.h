@@ -7,7 +7,7 @@
 
 namespace tenon::python {
 
-// New memory in C order.
+// New memory in C order, on the device of source.
 Array copied(const Array& source, DType dtype);
 inline Array copied(const Array& source) { return copied(source, source.dtype()); }
 
@@ -19,8 +19,5 @@ void fill_elements(const Array& destination, const void* value, DType dtype);
 
 // Throws ValueError when array is read-only.
 void check_writable(const Array& array);
-
-// Throws ValueError for other devices than 'cpu'.
-void check_device_name(nb::handle device);
 
 }  // namespace tenon::python

@@ -7,6 +7,7 @@
 
 #include "array_call.h"
 #include "callbacks.h"
+#include "devices.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
 #include "exchange_table.h"
@@ -131,6 +132,9 @@ nb::object tensor_of(const Array& self, bool trust, nb::handle type, FindSite fi
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
   const Array array = self.is_readonly() && !trust ? copied(self) : self;
+  if (is_on_device(array)) {  // PyTorch calls __dlpack__ with its current stream
+    return torch_module().attr("from_dlpack")(nb::cast(array));
+  }
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
   const Exchange exchange = exchange_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (exchange.table == nullptr) {

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "devices.h"
 #include "errors.h"
 #include "ndarray.h"
 #include "sites.h"
@@ -13,13 +14,16 @@ namespace {
 constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 
-// Our side of the table. None of these may throw; none synchronises anything: host memory has no streams.
+// Our side of the table. None of these may throw, and none waits for a stream: consumers use memory on a device
+// on the stream that current_work_stream() gives, behind which the export has put what was submitted before.
 
 int export_object(void* object, DLManagedTensorVersioned** out) noexcept {
   return guarded([&] {
     auto* const array = static_cast<PyObject*>(object);
     if (!is_ndarray(array)) raise(PyExc_TypeError, "the exchange table of NDArray was given %R", array);
-    call(tenon_array_to_dlpack, array_of(array), 0u, current_site(), out);
+    const tenon_device device = desc_of(array).device;
+    const int64_t stream = is_on_device(device) ? own_stream(device) : TENON_STREAM_NONE;
+    call(tenon_array_to_dlpack_on, array_of(array), 0u, stream, current_site(), out);
     return 0;
   });
 }
@@ -51,12 +55,16 @@ int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
 }
 
 int current_work_stream(DLDeviceType type, int32_t id, void** out) noexcept {
-  if (type != kDLCPU) {
-    PyErr_Format(PyExc_BufferError, "Tenon has no stream on device (%d, %d)", static_cast<int>(type), id);
-    return -1;
-  }
-  *out = nullptr;
-  return 0;
+  return guarded([&] {
+    *out = nullptr;
+    const tenon_device device{type, id};
+    if (is_on_device(device)) {
+      *out = reinterpret_cast<void*>(own_stream(device));
+    } else if (type != kDLCPU) {
+      raise(PyExc_BufferError, "Tenon has no stream on device (%d, %d)", static_cast<int>(type), id);
+    }
+    return 0;
+  });
 }
 
 DLPackExchangeAPI own_table = {

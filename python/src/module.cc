@@ -52,6 +52,7 @@ NB_MODULE(core, module) {
   add_exchange_methods(module);
   add_exchange_table(module);
   add_memory(module);
+  add_devices(module);
   add_share(module);
   add_trace(module);
   add_from_numpy(module);

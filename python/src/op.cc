@@ -10,6 +10,7 @@
 
 #include "buffer_calls.h"
 #include "callbacks.h"
+#include "devices.h"
 #include "fork_gate.h"
 #include "methods.h"
 #include "numpy_lend.h"
@@ -99,20 +100,6 @@ void run(void* context, tenon_op* op) {
   } catch (...) {
     tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
   }
-}
-
-// The NumPy array that was given to from_numpy() counts as a view of ordinary code while anything refers to
-// it.
-void check_original(const tenon_use& use, const char* name) {
-  auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
-  PyObject* const original = original_of(node);
-  const bool writes = use.access == TENON_WRITE;
-  if (original == nullptr || !is_used_elsewhere(original, writes)) return;
-  throw Error(
-      TENON_ERR_LEASE_CONFLICT,
-      std::string("op '") + name + "' " + (writes ? "writes" : "reads") +
-          " memory of a NumPy array x that was given to from_numpy() and is still referred to, or a base of "
-          "it");
 }
 
 // A failure that no caller has seen, until it is reported under the GIL. Made by any thread.
@@ -253,6 +240,14 @@ void Uses::add(Array array, Access access, uint32_t flags) {
 
 NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
               Renewals& renewals) {
+  for (const tenon_use& use : uses) {
+    const tenon_device device = tenon_array_describe(use.array)->device;
+    if (!is_on_device(device)) continue;
+    raise(PyExc_TypeError,
+          "op '%s' uses an array on '%S', which the host cannot read: push tn.copy from it or to it, or use "
+          "a.torch() in ordinary code",
+          work.name, device_name(device).ptr());
+  }
   work.site = current_site();
   owners::drain();
   if (work.on_conflict != TENON_CONFLICT_IGNORE) {
@@ -263,6 +258,18 @@ NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_p
   call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
   renewals.accept();
   return {op, std::move(result)};
+}
+
+void check_original(const tenon_use& use, const char* name) {
+  auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
+  PyObject* const original = original_of(node);
+  const bool writes = use.access == TENON_WRITE;
+  if (original == nullptr || !is_used_elsewhere(original, writes)) return;
+  throw Error(
+      TENON_ERR_LEASE_CONFLICT,
+      std::string("op '") + name + "' " + (writes ? "writes" : "reads") +
+          " memory of a NumPy array x that was given to from_numpy() and is still referred to, or a base of "
+          "it");
 }
 
 Uses uses_from(const nb::list& rows) {

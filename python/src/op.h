@@ -92,6 +92,10 @@ struct Uses {
   void add(Array array, Access access, uint32_t flags = 0);
 };
 
+// The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it:
+// throws LeaseConflict then. name: of the op.
+void check_original(const tenon_use& use, const char* name);
+
 // (array, is write, is overwrite) of each.
 Uses uses_from(const nb::list& rows);
 

@@ -51,6 +51,11 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       }
       return lease_conflict(
           ": another array was imported over the same bytes, or uses them unchecked; drop that one first");
+    case Conflict::Reason::kOnDevice:
+      return make_error(Code::kBuffer, what, ": its memory is on ",
+                        array != nullptr ? device::text_of(array->storage().memory().device) : "a device",
+                        ", which the host cannot access: copy it to the host, a.to(\"cpu\"), or hand it to a "
+                        "framework, a.torch()");
     case Conflict::Reason::kInBody: return lease_conflict(": the body of an op may not wait");
     case Conflict::Reason::kWaitsForHost:
       return lease_conflict(": it would wait for ", holder,
@@ -105,6 +110,21 @@ HostView::HostView(Storage& storage, Access access) {
 
 void HostView::open(const Array& array, Access access, const char* site, bool may_weaken) {
   open(array.storage(), array.extent(), access, site, may_weaken, &array);
+}
+
+void HostView::open_on(device::Device& device, device::Stream stream, const Array& array, Access access,
+                       const char* site) {
+  view_.device = &device;
+  view_.stream = stream;
+  open(array.storage(), array.extent(), access, site, false, &array);
+}
+
+bool HostView::close(Request& rest) noexcept {
+  Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
+  if (storage == nullptr) return false;
+  impl::close_view(view_, rest);
+  storage->release();
+  return true;
 }
 
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,

@@ -42,7 +42,16 @@ class HostView {
   // under a lease of the caller for reading, it becomes a view for reading. Fails with kLeaseConflict,
   // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
+  // The same for memory on a device that will be used on a stream. It does not wait for what was submitted
+  // before: see add_events_before().
+  // stream: may be null.
+  void open_on(device::Device& device, device::Stream stream, const Array& array, Access access,
+               const char* site);
   void close() noexcept;
+  // The stream still uses the memory: rest stands in the place of the view until it is released. The storage
+  // has to live until then. False: it was closed.
+  bool close(Request& rest) noexcept;
+  const View& view() const noexcept { return view_; }
 
   bool is_open() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
   Access access() const noexcept { return view_.access; }

@@ -29,12 +29,13 @@ uint32_t bits_in_memory(DType dtype, uint32_t flags) {
 void check_device(tenon_device device) {
   switch (device.type) {
     case TENON_CPU:
+    case TENON_CUDA:
     case TENON_CUDA_HOST:
     case TENON_ROCM_HOST:
     case TENON_CUDA_MANAGED: return;
     default:
       throw_error(Code::kBuffer, "memory of device type ", device.type, " (device ", device.id,
-                  ") cannot be read by the host: copy it to the CPU first");
+                  ") is not supported: copy it to the CPU first");
   }
 }
 
@@ -171,10 +172,10 @@ Layout Array::layout() const noexcept {
   return {data(), dtype(), desc_.device, desc_.flags, shape(), strides()};
 }
 
-Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags) {
+Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags, tenon_device device) {
   check_dtype(dtype);
-  return over(Storage::allocate(nbytes_of(dtype, shape, flags), (flags & TENON_ZEROED) != 0), dtype, shape,
-              flags);
+  return over(Storage::allocate(nbytes_of(dtype, shape, flags), (flags & TENON_ZEROED) != 0, device), dtype,
+              shape, flags);
 }
 
 Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags) {
@@ -182,13 +183,14 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   Layout layout;
   layout.data = storage->data();
   layout.dtype = dtype;
+  layout.device = storage->memory().device;
   layout.flags = flags;
   layout.shape = shape;
   layout.strides = strides.dims();
   return make(std::move(storage), layout);
 }
 
-Ref<Array> Array::adopt(const tenon_adoption& adoption) {
+Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
   int64_t size = 0;
   DimBuffer buffer;
   const Layout layout = layout_of(adoption, &size, buffer);
@@ -201,6 +203,8 @@ Ref<Array> Array::adopt(const tenon_adoption& adoption) {
   memory.is_readonly = (adoption.flags & TENON_READONLY) != 0;
   memory.owner = adoption.owner;
   memory.deleter = adoption.deleter;
+  memory.device = layout.device;
+  memory.born = born;
   if (size == 0) {
     memory.extent = memory.data;
     memory.extent_nbytes = 0;
@@ -237,6 +241,7 @@ Ref<Array> Array::alias(const tenon_adoption& adoption) {
 void describe(const Array& array, trace::SpanText& text) noexcept {
   try {
     text << "shape " << shape_text(array.shape()) << " and dtype " << array.dtype().name();
+    if (array.is_on_device()) text << " on " << device::text_of(array.desc().device);
   } catch (const std::bad_alloc&) {
     text << "unknown shape";
   }

@@ -39,14 +39,15 @@ class Array {
   // Requires: the layout's elements lie inside of the storage.
   static Ref<Array> make(Ref<Storage> storage, const Layout& layout);
 
-  // New memory in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kValue, kType, kNoMemory.
-  static Ref<Array> create(DType dtype, Dims shape, uint32_t flags = 0);
+  // New memory in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kValue, kType, and as
+  // Storage::allocate.
+  static Ref<Array> create(DType dtype, Dims shape, uint32_t flags = 0, tenon_device device = {TENON_CPU, 0});
 
   // An array in C order on the first bytes of a storage. Requires: they fit.
   static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
 
-  // tenon_array_adopt and tenon_array_alias (may return null).
-  static Ref<Array> adopt(const tenon_adoption& adoption);
+  // tenon_array_adopt and tenon_array_alias (may return null). born: as Memory::born.
+  static Ref<Array> adopt(const tenon_adoption& adoption, device::Event* born = nullptr);
   static Ref<Array> alias(const tenon_adoption& adoption);
 
   const tenon_array_desc& desc() const noexcept { return desc_; }
@@ -58,6 +59,8 @@ class Array {
   bool is_readonly() const noexcept { return (desc_.flags & TENON_READONLY) != 0; }
   // Each element takes whole bytes: true for all but packed fp4 and fp6.
   bool is_byte_sized() const noexcept { return desc_.itemsize != 0; }
+  // The host cannot read or write the elements.
+  bool is_on_device() const noexcept { return device::is_device_memory(desc_.device); }
   bool is_contiguous() const noexcept { return is_c_contiguous(shape(), strides()); }
   Storage& storage() const noexcept { return *storage_; }
   // The elements fill the bytes that they span, in any order.
@@ -91,7 +94,10 @@ Ref<Array> as_readonly(Array& array);
 
 // Elements: array/assign.cc.
 void copy_to(const Array& src, Array& dst);
+// src as copy_to broadcasts it to dst. Fails as that for what can be seen before the copy.
+Ref<Array> copy_source(const Array& src, const Array& dst);
 void fill(Array& dst, const void* value, DType value_dtype);
 Ref<Array> copy(const Array& array, DType dtype);
+Ref<Array> copy(const Array& array, DType dtype, tenon_device device);
 
 }  // namespace tenon::impl

@@ -4,9 +4,11 @@
 // call the loops of array/elements.h.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "array/access.h"
 #include "array/array.h"
+#include "array/device_copy.h"
 #include "array/elements.h"
 #include "base/error.h"
 
@@ -42,7 +44,7 @@ void check_writable(const Array& dst) {
 }
 
 // Packed elements have no strides, so the bytes are copied.
-void copy_packed(const Array& src, Array& dst) {
+void check_packed(const Array& src, const Array& dst) {
   if (src.dtype() != dst.dtype() || src.desc().itemsize != dst.desc().itemsize) {
     throw_no_cast(src.dtype(), dst.dtype());
   }
@@ -50,6 +52,11 @@ void copy_packed(const Array& src, Array& dst) {
     throw_error(Code::kValue, "packed ", src.dtype().name(), " elements do not broadcast: shape ",
                 shape_text(src.shape()), " differs from ", shape_text(dst.shape()));
   }
+}
+
+void copy_packed(const Array& src, Array& dst) {
+  check_packed(src, dst);
+  if (src.is_on_device() || dst.is_on_device()) return copy_with_device(src, dst);
   if (src.size() > 0) std::memmove(dst.data(), src.data(), src.desc().nbytes);
 }
 
@@ -63,7 +70,23 @@ Ref<Array> without_surplus_axes(const Array& src, const Array& dst) {
   return reshape(*source, src.shape().subspan(leading.size()), TENON_COPY_NEVER);
 }
 
+void fill_with_cast(const Array& dst, const void* value, DType value_dtype) {
+  std::vector<std::byte> element(dst.desc().itemsize);
+  fill_elements({element.data(), dst.dtype(), 0, nullptr, nullptr}, value, value_dtype);
+  fill_on_device(dst, element.data());
+}
+
 }  // namespace
+
+Ref<Array> copy_source(const Array& src, const Array& dst) {
+  check_writable(dst);
+  if (src.is_byte_sized() && dst.is_byte_sized()) {
+    if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
+    return broadcast(*without_surplus_axes(src, dst), dst.shape());
+  }
+  check_packed(src, dst);
+  return Ref<Array>::share(&const_cast<Array&>(src));
+}
 
 void copy_to(const Array& src, Array& dst) {
   check_writable(dst);
@@ -72,6 +95,7 @@ void copy_to(const Array& src, Array& dst) {
   if (!can_cast(src.dtype(), dst.dtype())) throw_no_cast(src.dtype(), dst.dtype());
   const Ref<Array> source = broadcast(*without_surplus_axes(src, dst), dst.shape());
   if (dst.size() == 0) return;
+  if (src.is_on_device() || dst.is_on_device()) return copy_with_device(*source, dst);
   copy_elements(Window(dst).elements(), Window(*source).elements());
 }
 
@@ -85,12 +109,18 @@ void fill(Array& dst, const void* value, DType value_dtype) {
   }
   if (!can_cast(value_dtype, dst.dtype())) throw_no_cast(value_dtype, dst.dtype());
   if (dst.size() == 0) return;
+  if (dst.is_on_device()) return fill_with_cast(dst, value, value_dtype);
   fill_elements(Window(dst).elements(), value, value_dtype);
 }
 
 Ref<Array> copy(const Array& array, DType dtype) {
+  // Copies of pinned and managed memory are plain memory.
+  return copy(array, dtype, array.is_on_device() ? array.desc().device : tenon_device{TENON_CPU, 0});
+}
+
+Ref<Array> copy(const Array& array, DType dtype, tenon_device device) {
   const uint32_t padded = dtype == array.dtype() ? array.desc().flags & TENON_SUBBYTE_PADDED : 0;
-  Ref<Array> result = Array::create(dtype, array.shape(), padded);
+  Ref<Array> result = Array::create(dtype, array.shape(), padded, device);
   copy_to(array, *result);
   return result;
 }

@@ -30,6 +30,19 @@ void* first_element(const DLTensor& tensor) {
   return reinterpret_cast<void*>(address + tensor.byte_offset);
 }
 
+// A tensor on a device, and the moment from which on its memory may be used: the producer has made a stream
+// of Tenon wait for its own.
+template <class Tensor>
+struct OwnedOnDevice {
+  Tensor* tensor;
+  Ref<device::Event> born;
+
+  static void release(void* owner) {
+    const std::unique_ptr<OwnedOnDevice> self(static_cast<OwnedOnDevice*>(owner));
+    delete_tensor<Tensor>(self->tensor);
+  }
+};
+
 // Calls body. Values out of range are errors of the producer of the tensor, not of the caller, so they fail
 // with kBuffer instead of kValue.
 template <class Body>
@@ -55,6 +68,17 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   adoption.shape = dl.shape;
   adoption.strides = dl.strides;
   if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) return known;
+  if (device::is_device_memory(adoption.device)) {
+    device::Device& device = device::Device::of(adoption.device);
+    std::unique_ptr<OwnedOnDevice<Tensor>> owned(
+        new OwnedOnDevice<Tensor>{tensor.get(), device.record(device.stream(device::Lane::kMemory))});
+    adoption.owner = owned.get();
+    adoption.deleter = OwnedOnDevice<Tensor>::release;
+    Ref<Array> array = blame_producer([&] { return Array::adopt(adoption, owned->born.get()); });
+    (void)owned.release();
+    (void)tensor.release();
+    return array;
+  }
   adoption.owner = tensor.get();
   adoption.deleter = delete_tensor<Tensor>;
   Ref<Array> array = blame_producer([&] { return Array::adopt(adoption); });

@@ -161,7 +161,7 @@ TEST(Import, MalformedTensorsAreConsumedWithAnError) {
   EXPECT_TRUE(has_no_dtype([](DLTensor& t) { t.dtype.code = 200; }));
   EXPECT_TRUE(has_no_dtype([](DLTensor& t) { t.dtype.bits = 24; }));
   EXPECT_TRUE(has_no_dtype([](DLTensor& t) { t.dtype.lanes = 0; }));
-  EXPECT_TRUE(fails([](DLTensor& t) { t.device = {kDLCUDA, 0}; }));
+  EXPECT_TRUE(fails([](DLTensor& t) { t.device = {kDLMetal, 0}; }));
 }
 
 // No code touches the memory that such a tensor claims.

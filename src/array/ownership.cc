@@ -36,6 +36,7 @@ Memory move_out(Array& array, const char* site) {
     ~Release() { impl::release(request); }
   } const release{request};
   if (const Ref<Failure> failure = impl::failure_of(request)) throw OpFailure(failure);
+  if (device::Event* const born = storage.memory().born) (void)born->synchronise();
   if (!KnownMemory::instance().take_out(storage, request, site, &conflict)) {
     throw_conflict(conflict, "move", &array);
   }
@@ -66,8 +67,9 @@ Ref<Array> renew(const Array& array) {
       throw_conflict(conflict, "leave the old values of", &array);
     }
   }
+  const tenon_device device = array.is_on_device() ? array.desc().device : tenon_device{TENON_CPU, 0};
   return Array::create(array.dtype(), array.shape(),
-                       (array.desc().flags & TENON_SUBBYTE_PADDED) | TENON_ZEROED);
+                       (array.desc().flags & TENON_SUBBYTE_PADDED) | TENON_ZEROED, device);
 }
 
 Ref<Array> unchecked(const Array& array) {

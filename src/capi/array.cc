@@ -50,11 +50,7 @@ tenon_status tenon_array_create(tenon_dtype dtype, int32_t ndim, const int64_t* 
   return guarded(error, [&] {
     not_null(out, "out");
     check_flags(flags, TENON_ZEROED | TENON_SUBBYTE_PADDED, "tenon_array_create");
-    if (device.type != TENON_CPU || device.id != 0) {
-      throw_error(Code::kValue, "device type ", device.type, ", id ", device.id,
-                  ": arrays are created on the CPU (type 1, id 0)");
-    }
-    *out = wrap(Array::create(dtype, checked_shape(ndim, shape), flags));
+    *out = wrap(Array::create(dtype, checked_shape(ndim, shape), flags, device));
   });
 }
 

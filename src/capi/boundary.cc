@@ -46,6 +46,16 @@ thread_local Ref<Failure> last_failure;
 
 void remember_failure(Ref<Failure> failure) noexcept { last_failure = std::move(failure); }
 
+OnHost on_host_from(int32_t on_conflict) {
+  switch (on_conflict) {
+    case TENON_CONFLICT_RAISE: return OnHost::kRaise;
+    case TENON_CONFLICT_WAIT: return OnHost::kWait;
+    case TENON_CONFLICT_IGNORE: return OnHost::kIgnore;
+    default: break;
+  }
+  throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
+}
+
 Access checked_access(int32_t access) {
   if (access != TENON_READ && access != TENON_WRITE) {
     throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");

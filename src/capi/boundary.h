@@ -11,6 +11,7 @@
 #include "array/array.h"
 #include "base/error.h"
 #include "sync/failure.h"
+#include "sync/requests.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl::capi {
@@ -55,6 +56,9 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 
 // Fails with kValue for anything but TENON_READ and TENON_WRITE.
 Access checked_access(int32_t access);
+
+// Fails with kValue for anything but TENON_CONFLICT_*.
+OnHost on_host_from(int32_t on_conflict);
 
 // Sets the next result of tenon_failure_last() in this thread; null: none.
 void remember_failure(Ref<Failure> failure) noexcept;

@@ -26,6 +26,14 @@ tenon_status consume(Tensor* tensor, uint32_t flags, tenon_array** out, tenon_er
   return status;
 }
 
+void check_stream(int64_t stream) {
+  if (stream > 0 || stream == TENON_STREAM_NONE) return;
+  throw_error(
+      Code::kValue, "stream ", stream,
+      " is none: DLPack has 1 (the legacy default stream), 2 (that of the thread), handles, and -1 for "
+      "no order");
+}
+
 constexpr uint32_t kExportFlags = TENON_EXPORT_FOR_READ | TENON_EXPORT_COPIED;
 
 }  // namespace
@@ -49,6 +57,28 @@ tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, co
     not_null(out, "out");
     check_flags(flags, kExportFlags, "tenon_array_to_dlpack_legacy");
     *out = dlpack::export_legacy(*unwrap(array), flags, site);
+  });
+}
+
+tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t stream, const char* site,
+                                      DLManagedTensorVersioned** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    check_flags(flags, kExportFlags, "tenon_array_to_dlpack_on");
+    check_stream(stream);
+    *out = dlpack::export_versioned(*unwrap(array), flags, site, stream);
+  });
+}
+
+tenon_status tenon_array_to_dlpack_legacy_on(tenon_array* array, uint32_t flags, int64_t stream,
+                                             const char* site, DLManagedTensor** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    check_flags(flags, kExportFlags, "tenon_array_to_dlpack_legacy_on");
+    check_stream(stream);
+    *out = dlpack::export_legacy(*unwrap(array), flags, site, stream);
   });
 }
 

@@ -62,16 +62,6 @@ struct Await {
 Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
 static_assert(sizeof(Await) <= sizeof(tenon_await) && alignof(Await) <= alignof(tenon_await));
 
-OnHost on_host_from(int32_t on_conflict) {
-  switch (on_conflict) {
-    case TENON_CONFLICT_RAISE: return OnHost::kRaise;
-    case TENON_CONFLICT_WAIT: return OnHost::kWait;
-    case TENON_CONFLICT_IGNORE: return OnHost::kIgnore;
-    default: break;
-  }
-  throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
-}
-
 void describe(const tenon_use& use, RequestPart& part) {
   const Array& array = *capi::unwrap(use.array);
   part.home = &array.storage().home();

@@ -151,8 +151,13 @@ Op::Outcome Op::execute() noexcept {
   this_thread.running_request = outer.running_request;
   if (has_ended_in_place_) return {finish(), true};
   trace::mark(span_, number_, trace::kReturned);
+  device::Completion* const submitted = submitted_;  // the op may be gone when it has ended
   // pairs with: Op::end_body, "the body has ended and returned"
-  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
+  if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) {
+    // pairs with: Completions::tell, "the body of an op on a stream has returned"
+    if (submitted != nullptr) submitted->is_armed.store(true, std::memory_order_release);
+    return {};
+  }
   return {finish(), true};
 }
 
@@ -168,6 +173,32 @@ void Op::fail(Ref<Failure> failure) noexcept {
   failure_ = std::move(failure);
   Failures::instance().note(failure_);
   end_body(part);
+}
+
+void Op::submit(device::Completion* completion) noexcept {
+  submitted_ = completion;
+  completion->is_armed.store(false, std::memory_order_relaxed);
+  // First, so that it is told of before those that go on now.
+  if (!device::Completions::instance().add(completion))
+    return end_submitted(completion->event->synchronise());
+  mark_submitted(*this);
+}
+
+void Op::end_submitted(device::Status status) noexcept {
+  if (Ref<Failure> inherited = failure_of(*this)) {
+    failure_ = std::move(inherited);
+    return end_body(1);
+  }
+  if (status == device::kOk) return end_body(1);
+  const device::Device& device = submitted_->event->device();
+  std::string text;
+  try {
+    text = concat("the work of the op on ", device::text_of(device.id()),
+                  " failed: ", device.driver().text_of(status));
+  } catch (const std::bad_alloc&) {
+    // It fails without the reason.
+  }
+  fail(Failure::make(Code::kSystem, text.c_str(), name, site));
 }
 
 void Op::fail_without_return(Ref<Failure> failure) noexcept {

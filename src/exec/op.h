@@ -10,6 +10,7 @@
 
 #include "base/ref.h"
 #include "base/trace.h"
+#include "device/completions.h"
 #include "exec/executor.h"
 #include "sync/requests.h"
 #include "sync/wait.h"
@@ -56,6 +57,14 @@ class Op final : public Request, public Task {
   // destroyed.
   void fail_without_return(Ref<Failure> failure) noexcept;
 
+  // For the body of an op on a stream (Request::kOnStream), instead of complete() or fail(): its work has been
+  // submitted, and ends with the event of completion, which lives until the op is done. Other ops on streams
+  // continue. completion->done is called after the body has returned and the event has come. It ends the op
+  // with end_submitted(), after those ops whose events the stream of this one has waited for.
+  void submit(device::Completion* completion) noexcept;
+  // status: of the event. If memory that the op reads holds no value by now, the op fails in the same way.
+  void end_submitted(device::Status status) noexcept;
+
   // Waits until it is done. Without a deadline, runs it in this thread if it is ready and no other thread
   // runs it. False: the conflict says why.
   bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
@@ -72,6 +81,9 @@ class Op final : public Request, public Task {
   void call_when_done(DoneCall* call) noexcept;
 
   uint64_t number() const noexcept override { return number_; }
+  device::Event* event() const noexcept override {
+    return submitted_ != nullptr ? submitted_->event.get() : nullptr;
+  }
 
   void retain(uint64_t n = 1) noexcept { refs_.increment(n); }
   void release(uint64_t n = 1) noexcept;
@@ -129,6 +141,8 @@ class Op final : public Request, public Task {
   // Used by the thread that runs the body, then by the one that finishes the op.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;
+  // Written by the body before its parts are submitted, then constant.
+  device::Completion* submitted_ = nullptr;
 
   // Shared.
   std::atomic<uint32_t> state_{kQueued};

@@ -61,6 +61,7 @@ void in_parent() {
 // whose loop runs in the parent.
 bool is_void(const Request& request) {
   if (request.is_gated) return true;
+  if (request.is_on_stream()) return true;  // no driver tells the child when it is done
   if (request.kind == HolderKind::kOp || request.missing.load(std::memory_order_relaxed) != 0) return true;
   return !request.is_detached.load(std::memory_order_relaxed) && request.owner.thread != this_thread_id();
 }

@@ -58,6 +58,7 @@ Ref<Storage> KnownMemory::add_to(const Memory& memory, size_t heap_nbytes, MakeR
     keep_spare(storage);
     throw;
   }
+  set_kind(*region, memory);
   storage->memory_ = memory;
   storage->heap_nbytes_ = heap_nbytes;
   storage->home_.store(region, std::memory_order_relaxed);
@@ -77,7 +78,9 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
     kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
     kept->release();
   };
-  const Memory memory{of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, let_go};
+  Memory memory{of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, let_go};
+  memory.device = of.memory().device;
+  memory.born = of.memory().born;
   return add_to(memory, 0, [&] {
     Region* const region = new_region();
     set_extent(region, begin, begin + of.nbytes());
@@ -133,6 +136,14 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   link(&storage, &gone_);
   heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
   return true;
+}
+
+// One address belongs to the host or to a device, whatever is made of it.
+void KnownMemory::set_kind(Region& region, const Memory& memory) noexcept {
+  const bool is_on_device = device::is_device_memory(memory.device);
+  if (region.is_plain() != is_on_device) return;
+  const std::scoped_lock lock(region.lock);
+  region.set_memory(is_on_device ? Queue::Memory::kDevice : Queue::Memory::kHost);
 }
 
 void KnownMemory::link(Storage* storage, Region* region) noexcept {

@@ -66,7 +66,7 @@ class KnownMemory {
  private:
   using Map = std::map<uintptr_t, Region*>;
 
-  KnownMemory() noexcept { gone_.set_gone(); }
+  KnownMemory() noexcept { gone_.set_memory(Queue::Memory::kGone); }
 
   // Holds the lock. After unlocking, its destructor deletes the failures of memory that no longer exists,
   // because that may run code of users.
@@ -91,6 +91,7 @@ class KnownMemory {
   void link(Storage* storage, Region* region) noexcept;
   void unlink_from(Storage* storage, Region* region) noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end, Gate* gate);
+  static void set_kind(Region& region, const Memory& memory) noexcept;
   static size_t idle_slot(uintptr_t begin) noexcept { return begin * 0x9E3779B97F4A7C15u >> 58; }
   void make_idle(Region* region) noexcept;
   void forget_failures(Region* region) noexcept;

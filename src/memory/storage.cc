@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 
 #include "base/error.h"
 #include "memory/known_memory.h"
@@ -28,11 +30,71 @@ void advise_huge_pages(uintptr_t address, size_t nbytes) {
   if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
+// The owner of memory on a device.
+struct DeviceBlock {
+  device::Device& device;
+  void* address;
+  size_t nbytes;
+  Ref<device::Event> born;
+
+  static void release(void* owner) {
+    const std::unique_ptr<DeviceBlock> self(static_cast<DeviceBlock*>(owner));
+    if (self->address != nullptr) self->device.free(self->address, self->nbytes);
+  }
+};
+
+// The owner of pinned memory.
+struct PinnedBlock {
+  void* address;
+  size_t nbytes;
+
+  static void release(void* owner) {
+    const std::unique_ptr<PinnedBlock> self(static_cast<PinnedBlock*>(owner));
+    if (self->address != nullptr) device::free_pinned(self->address, self->nbytes);
+  }
+};
+
+Memory memory_on_device(size_t nbytes, bool is_zeroed, tenon_device id) {
+  device::Device& device = device::Device::of(id);
+  std::unique_ptr<DeviceBlock> block(new DeviceBlock{device, nullptr, nbytes, {}});
+  if (nbytes != 0) block->address = device.allocate(nbytes, is_zeroed, &block->born);
+  auto* const data = static_cast<std::byte*>(block->address);
+  device::Event* const born = block->born.get();
+  return {data, nbytes, data, nbytes, false, block.release(), DeviceBlock::release, nullptr, id, born};
+}
+
+Memory pinned_memory(size_t nbytes, bool is_zeroed, tenon_device id) {
+  std::unique_ptr<PinnedBlock> block(new PinnedBlock{nullptr, nbytes});
+  if (nbytes != 0) block->address = device::allocate_pinned(nbytes);
+  auto* const data = static_cast<std::byte*>(block->address);
+  if (is_zeroed && nbytes != 0) std::memset(data, 0, nbytes);
+  return {data, nbytes, data, nbytes, false, block.release(), PinnedBlock::release, nullptr, id};
+}
+
+Ref<Storage> allocate_elsewhere(size_t nbytes, bool is_zeroed, tenon_device id) {
+  Memory memory;
+  switch (id.type) {
+    case TENON_CUDA: memory = memory_on_device(nbytes, is_zeroed, id); break;
+    case TENON_CUDA_HOST: memory = pinned_memory(nbytes, is_zeroed, id); break;
+    default:
+      throw_error(Code::kValue, "arrays cannot be created on ", device::text_of(id),
+                  ": use 'cpu', 'cuda:N' or 'cuda_host'");
+  }
+  try {
+    return KnownMemory::instance().add(memory, 0);
+  } catch (...) {
+    memory.deleter(memory.owner);
+    throw;
+  }
+}
+
 }  // namespace
 
 // Calls malloc with some more bytes, because aligned_alloc is several times slower for small sizes. For
 // zeroed memory it calls calloc, which gets large blocks from the system without writing to them.
-Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed) {
+Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed, tenon_device device) {
+  if (device.type != TENON_CPU || device.id != 0) [[unlikely]]
+    return allocate_elsewhere(nbytes, is_zeroed, device);
   const size_t alignment = nbytes >= kPageAlignedFrom ? kPage : kAlignment;
   void* owner = nullptr;
   if (nbytes <= PTRDIFF_MAX - kPage) {

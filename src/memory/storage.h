@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/ref.h"
+#include "device/device.h"
 #include "memory/region.h"
 
 namespace tenon::impl {
@@ -26,6 +27,9 @@ struct Memory {
   void* owner = nullptr;
   Deleter deleter = nullptr;
   Gate* gate = nullptr;  // of memory that is shared with other processes
+  tenon_device device{TENON_CPU, 0};
+  // Of device memory: the moment from which on streams may use it; null: at once. It belongs to the owner.
+  device::Event* born = nullptr;
 };
 
 // Counted. Created and recycled by KnownMemory.
@@ -34,8 +38,9 @@ struct Memory {
 // released it, unless the memory has been moved out. A storage with count zero gets no new references.
 class Storage {
  public:
-  // New memory, aligned to 64 bytes, to pages from 1 MiB on. Fails with kNoMemory.
-  static Ref<Storage> allocate(size_t nbytes, bool is_zeroed);
+  // New memory, aligned to 64 bytes, to pages from 1 MiB on (device memory: to 256 bytes). Fails with
+  // kNoMemory, and on a device as Device::of. kValue: no memory can be made there.
+  static Ref<Storage> allocate(size_t nbytes, bool is_zeroed, tenon_device device = {TENON_CPU, 0});
 
   // Takes ownership of the memory. On failure the deleter does not run. Fails with std::bad_alloc, and with
   // kLeaseConflict if the extent bridges regions that are in use.

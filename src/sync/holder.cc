@@ -45,7 +45,7 @@ std::string process_text(const Holder& o) {
 Holder Holder::of(const RequestPart& part) noexcept {
   Holder o;
   const Request& request = *part.request;
-  o.kind = request.is_for_view ? HolderKind::kView : request.kind;
+  o.kind = request.is_for_view() ? HolderKind::kView : request.kind;
   o.access = part.access;
   o.is_granted = part.is_granted && !part.needs_grant;
   o.thread = request.owner.number;

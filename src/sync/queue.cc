@@ -73,16 +73,17 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   part->views = nullptr;
   part->sequence = next_sequence_++;
   part->blockers = 0;
-  part->is_granted = false;
+  part->is_granted = part->is_submitted = false;
   part->is_ahead = false;
   part->holds_memory = part->request->kind == HolderKind::kOp && is_large();
   if (part->holds_memory) count_holder();
   if (part->waits_for_host) note_kept(1);
-  if (part->request->is_for_view) ++view_requests_;
+  if (part->request->traits != 0) [[unlikely]]
+    note_traits(*part, ready);
   if (!is_counted_ && (!is_whole(*part) || part->waits_for_host || bound_views_ != 0)) begin_counting(ready);
   if (is_counted_) {
     for (const RequestPart* e = head_; e != nullptr; e = e->next)
-      part->blockers += conflicts(*part, *e) ? 1 : 0;
+      part->blockers += waits_for(*part, *e) ? 1 : 0;
     link_behind(part, tail_);
     if (part->blockers != 0 || !views_allow(*part)) return false;
     mark_granted(part);
@@ -98,19 +99,25 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   return false;
 }
 
+// Of a part that is put in.
+void Queue::note_traits(const RequestPart& part, ReadyList* ready) noexcept {
+  if (part.request->is_for_view()) ++view_requests_;
+  if (part.request->is_on_stream() && !is_counted_) begin_counting(ready);
+}
+
 bool Queue::insert_before(RequestPart* part, RequestPart* place) noexcept {
   part->queue = this;
   part->views = nullptr;
   part->holds_memory = false;
   part->sequence = place->sequence;
   part->blockers = 0;
-  part->is_granted = false;
+  part->is_granted = part->is_submitted = false;
   part->is_ahead = true;
   ++ahead_;
-  if (part->request->is_for_view) ++view_requests_;
-  for (const RequestPart* e = head_; e != place; e = e->next) part->blockers += conflicts(*part, *e) ? 1 : 0;
+  if (part->request->is_for_view()) ++view_requests_;
+  for (const RequestPart* e = head_; e != place; e = e->next) part->blockers += waits_for(*part, *e) ? 1 : 0;
   for (RequestPart* e = place; e != nullptr; e = e->next) {
-    if (conflicts(*part, *e)) ++(e->is_granted ? part : e)->blockers;
+    if (waits_for(*part, *e)) ++(e->is_granted ? part : e)->blockers;
   }
   link_behind(part, place->previous);
   if (part->blockers != 0 || !views_allow(*part)) return false;
@@ -122,8 +129,8 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
   part->queue = this;
   part->views = nullptr;
   part->holds_memory = false;
-  part->is_ahead = false;
-  if (part->request->is_for_view) ++view_requests_;
+  part->is_ahead = part->is_submitted = false;
+  if (part->request->is_for_view()) ++view_requests_;
   part->sequence = under->sequence;
   part->blockers = 0;
   if (!is_counted_ && !is_whole(*part)) begin_counting(ready);
@@ -141,7 +148,7 @@ bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
   if (part->holds_memory) uncount_holder();
   if (part->waits_for_host) note_kept(-1);
   if (part->is_ahead) --ahead_;
-  if (part->request->is_for_view) --view_requests_;
+  if (part->request->is_for_view()) --view_requests_;
   const Moved moved = part->views != nullptr ? move_views_to_host(part) : Moved{};
   if (is_counted_) {
     grant_behind(*part, next, ready);
@@ -164,8 +171,32 @@ bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
 // next: the part behind the removed one. A part before it waits for it only if it was inserted later.
 void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept {
   for (RequestPart* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
-    if (e->is_granted || !conflicts(removed, *e)) continue;
+    if (e->is_granted || !waits_for(*e, removed)) continue;
     if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  }
+}
+
+void Queue::mark_submitted(RequestPart* part, ReadyList* ready) noexcept {
+  for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
+    if (e->is_granted || !e->request->is_on_stream() || !conflicts(*part, *e)) continue;
+    if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  }
+  part->is_submitted = true;
+}
+
+void Queue::insert_submitted(RequestPart* part, ReadyList* ready) noexcept {
+  if (!is_counted_) begin_counting(ready);
+  part->queue = this;
+  part->views = nullptr;
+  part->holds_memory = false;
+  part->is_ahead = false;
+  part->sequence = 0;
+  part->blockers = 0;
+  part->is_submitted = true;
+  link_behind(part, nullptr);
+  mark_granted(part);
+  for (RequestPart* e = part->next; e != nullptr; e = e->next) {
+    if (!e->is_granted && waits_for(*e, *part)) ++e->blockers;
   }
 }
 
@@ -187,7 +218,7 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
     if (e->is_granted) continue;
     e->blockers = 0;
     for (const RequestPart* earlier = head_; earlier != e; earlier = earlier->next) {
-      e->blockers += conflicts(*e, *earlier) ? 1 : 0;
+      e->blockers += waits_for(*e, *earlier) ? 1 : 0;
     }
     if (e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
@@ -289,7 +320,7 @@ const View* Queue::first_writer(const Extent& extent) const noexcept {
 
 const RequestPart* Queue::view_request(Access access, const Extent& extent) const noexcept {
   const RequestPart* e = view_requests_ != 0 ? head_ : nullptr;
-  while (e != nullptr && !(e->request->is_for_view && in_conflict(access, extent, e->access, e->extent)))
+  while (e != nullptr && !(e->request->is_for_view() && in_conflict(access, extent, e->access, e->extent)))
     e = e->next;
   return e;
 }
@@ -326,7 +357,7 @@ bool Queue::is_kept(const RequestPart& part, Actor actor, bool is_host) const no
     if (!v->is_bound && in_conflict(v->access, v->extent, part.access, part.extent)) return true;
   }
   for (const RequestPart* e = view_requests_ != 0 ? part.previous : nullptr; e != nullptr; e = e->previous) {
-    if (e->request->is_for_view && in_conflict(e->access, e->extent, part.access, part.extent)) return true;
+    if (e->request->is_for_view() && in_conflict(e->access, e->extent, part.access, part.extent)) return true;
   }
   return false;
 }
@@ -387,6 +418,12 @@ RequestPart* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
 RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
   RequestPart* e = head_;
   while (e != nullptr && !in_conflict(access, extent, e->access, e->extent)) e = e->next;
+  return e;
+}
+
+RequestPart* Queue::first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept {
+  RequestPart* e = head_;
+  while (e != nullptr && (e->is_submitted || !in_conflict(access, extent, e->access, e->extent))) e = e->next;
   return e;
 }
 

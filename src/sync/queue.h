@@ -5,9 +5,12 @@
 // for all views; leases and calls wait for the bound views of other actors (request.h).
 //
 // The queue has two modes. While every part covers all of the memory, the granted parts are at the front, and
-// three words tell which part may be granted next. The first part that covers only some of the memory, or
-// that must wait for views, makes the queue counted until it is empty: each part then counts the parts that
-// it waits for.
+// three words tell which part may be granted next. The first part that covers only some of the memory, that
+// must wait for views, or whose work is on a stream, makes the queue counted until it is empty: each part then
+// counts the parts that it waits for.
+//
+// A part whose work has been submitted to a stream does not keep other parts of such work from being granted,
+// because their stream waits for its event. All other parts wait until it has left the queue.
 //
 // A caller that holds a view does not wait for parts that wait for that view: its own part is inserted before
 // the first of them.
@@ -36,7 +39,8 @@ struct FailedRange {
 // Threads: the lock guards everything that is not marked as shared. No function waits, allocates or calls
 // other code: requests that become ready are put on the caller's list.
 // Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
-// under another part of the same actor; a waiting part waits for an earlier part or for the host.
+// under another part of the same actor and for work on streams behind submitted parts; a waiting part waits
+// for an earlier part or for the host.
 class Queue {
  public:
   SpinLock lock;
@@ -52,9 +56,12 @@ class Queue {
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
-  // The queue of memory that was moved out: each request is refused.
-  void set_gone() noexcept { is_gone_ = true; }
-  bool is_gone() const noexcept { return is_gone_; }
+  // The kind of memory. Gone: it was moved out, so each request is refused. On a device: the host can neither
+  // read nor write it, so views that are not on a stream are refused.
+  enum class Memory : uint8_t { kHost, kDevice, kGone };
+  void set_memory(Memory memory) noexcept { memory_ = memory; }
+  bool is_gone() const noexcept { return memory_ == Memory::kGone; }
+  bool is_plain() const noexcept { return memory_ == Memory::kHost; }
   // The gate of memory that is shared with other processes (gate.h); null: not shared. Constant while a part
   // or view with a grant is here, so that its owner may read it without the lock.
   Gate* gate() const noexcept { return gate_; }
@@ -80,6 +87,11 @@ class Queue {
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
   // it become views of the host; those of a lease also become bound. True if there is such a view.
   bool remove(RequestPart* part, ReadyList* ready) noexcept;
+
+  // The work of a granted part has been submitted to a stream: grants the parts that wait only for this.
+  void mark_submitted(RequestPart* part, ReadyList* ready) noexcept;
+  // Inserts a submitted part before all others, for work that was submitted before they came.
+  void insert_submitted(RequestPart* part, ReadyList* ready) noexcept;
 
   // The granted part of this actor, or of the op that runs in this thread, that overlaps extent: the
   // innermost one that allows the access if there is one. Null: none overlaps.
@@ -129,6 +141,8 @@ class Queue {
                                  const Extent& extent) const noexcept;
   // The first part that conflicts, or null.
   RequestPart* first_conflict(Access access, const Extent& extent) const noexcept;
+  // The same without those that are submitted.
+  RequestPart* first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept;
   // Both parts cover all of the memory.
   bool are_whole(const RequestPart& a, const RequestPart& b) const noexcept {
     return is_whole(a) && is_whole(b);
@@ -178,6 +192,10 @@ class Queue {
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
   }
+  static bool waits_for(const RequestPart& later, const RequestPart& earlier) noexcept {
+    return conflicts(later, earlier) && !(earlier.is_submitted && later.request->is_on_stream());
+  }
+  void note_traits(const RequestPart& part, ReadyList* ready) noexcept;
   // No view is in the way of this part, which waits for no other part.
   bool views_allow(const RequestPart& part) const noexcept {
     return views_ == nullptr || view_in_the_way(part) == nullptr;
@@ -219,7 +237,7 @@ class Queue {
   uint32_t holders_ = 0;      // parts that hold memory
   uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
-  bool is_gone_ = false;
+  Memory memory_ = Memory::kHost;
   // Used only while the queue is not counted.
   RequestPart* first_waiting_ = nullptr;
   uint32_t active_readers_ = 0;

@@ -9,6 +9,7 @@
 
 #include "base/access.h"
 #include "base/spin_lock.h"
+#include "device/device.h"
 #include "sync/actor.h"
 #include "tenon/core.h"
 
@@ -66,6 +67,7 @@ struct RequestPart {
   bool is_overwriting = false;  // it acts under a part that writes every byte
   bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
   bool holds_memory = false;    // of an op, on memory that is not small
+  bool is_submitted = false;    // its work is on a stream and ends with the event of the request
   uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   Request* request = nullptr;
   Queue* queue = nullptr;
@@ -100,6 +102,11 @@ struct View {
   GrantId grant = kNoGrant;   // in a gated queue
   Actor actor;                // the thread that opened it; for a bound view the owner of its lease
   int64_t opened_ms = 0;
+
+  // Set before it is opened. Of a view whose memory is used on a stream; null: the host uses it. Without a
+  // stream: its users order their work themselves.
+  device::Device* device = nullptr;
+  device::Stream stream = nullptr;
 };
 
 // The kind of user that holds memory or waits for it.
@@ -130,6 +137,9 @@ class Request {
   // The number of an op; 0 for other requests.
   virtual uint64_t number() const noexcept { return 0; }
 
+  // The end of work on a stream, if parts are submitted; constant from then on until it is released.
+  virtual device::Event* event() const noexcept { return nullptr; }
+
   // Keep an op alive for a moment; called with the lock of a queue. Other requests are kept alive by the code
   // that waits for them.
   virtual void hold() noexcept {}
@@ -144,7 +154,12 @@ class Request {
   const HolderKind kind;            // kOp, kLease or kCall
   bool heeds_host = false;          // an op that must not run beside conflicting views of the host
   bool ignores_dead_owner = false;  // it accepts bytes whose writer died
-  bool is_for_view = false;         // a call that opens a view as soon as it is granted
+  // kForView: a call that opens a view as soon as it is granted. kOnStream: it uses its memory on a stream, so
+  // it does not wait for parts that are submitted.
+  enum Trait : uint8_t { kForView = 1, kOnStream = 2 };
+  uint8_t traits = 0;
+  bool is_for_view() const noexcept { return (traits & kForView) != 0; }
+  bool is_on_stream() const noexcept { return (traits & kOnStream) != 0; }
 
   // Set by append(): some of its parts are on memory that is shared with other processes.
   bool is_gated = false;

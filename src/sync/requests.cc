@@ -390,10 +390,10 @@ Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** 
   return Appended::kGranted;
 }
 
-// True if a view of ordinary code must wait: for a part of another actor, granted or not, or for a view that
-// is bound to another actor.
-bool must_take_turn(const Queue& queue, const View& view) noexcept {
-  if (queue.first_conflict(view.access, view.extent) != nullptr) return true;
+// True if a view of ordinary code must wait: for a part of another actor, granted or not (conflict), or for a
+// view that is bound to another actor.
+bool must_take_turn(const Queue& queue, const View& view, const RequestPart* conflict) noexcept {
+  if (conflict != nullptr) return true;
   return queue.bound_conflict(view.access, view.extent) != nullptr &&
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
@@ -409,9 +409,29 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   return *has ? Appended::kGranted : refuse(conflict, Conflict::Reason::kNoPossession, {});
 }
 
+// Of memory on a device. Submitted parts are not in the way: the stream of the view waits for them.
+Appended try_open_on_stream(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
+  RequestPart* under = nullptr;
+  if (view.extent.end != 0) {
+    const Appended checked = find_own_part(queue, view, may_weaken, &under, conflict);
+    if (checked != Appended::kGranted) return checked;
+    if (under == nullptr) {
+      if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
+      if (must_take_turn(queue, view, queue.first_unsubmitted_conflict(view.access, view.extent)))
+        return Appended::kWaiting;
+    }
+  }
+  queue.add_view(&view, under);
+  return Appended::kGranted;
+}
+
 // Requires the lock of the queue.
 Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
-  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (!queue.is_plain()) [[unlikely]] {
+    if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+    if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
+    return try_open_on_stream(queue, view, may_weaken, conflict);
+  }
   if (view.extent.end == 0) {  // a view without bytes never waits
     queue.add_view(&view, nullptr);
     return Appended::kGranted;
@@ -433,7 +453,8 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict)
       if (checked != Appended::kGranted) return checked;
     }
   }
-  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views()) && must_take_turn(queue, view)) {
+  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views()) &&
+      must_take_turn(queue, view, queue.first_conflict(view.access, view.extent))) {
     return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
@@ -465,6 +486,100 @@ void close_view(View& view) noexcept {
     queue.gate()->leave(std::exchange(view.grant, kNoGrant), view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);
+}
+
+void mark_submitted(Request& request) noexcept {
+  ReadyList ready;
+  for (RequestPart& e : request.parts) {
+    if (!e.is_appended) continue;
+    const std::scoped_lock lock(e.queue->lock);
+    if (e.is_queued) e.queue->mark_submitted(&e, &ready);
+  }
+  if (!ready.is_empty()) notify(ready);
+}
+
+void close_view(View& view, Request& rest) noexcept {
+  ReadyList ready;
+  Queue& queue = *view.queue;
+  RequestPart& part = rest.parts[0];
+  part.home = view.home;
+  part.extent = view.extent;
+  part.access = view.access;
+  part.request = &rest;
+  part.is_appended = true;
+  queue.lock.lock();
+  queue.insert_submitted(&part, &ready);
+  queue.remove_view(&view, &ready);
+  queue.lock.unlock();
+  if (!ready.is_empty()) notify(ready);
+}
+
+namespace {
+
+// The events of submitted parts from first backwards that conflict with the access. No memory is allocated
+// under the lock, which is tried again if there are more than were expected.
+template <class First>
+void add_events(Queue& queue, Access access, const Extent& extent, const Request* self, First first,
+                Events* events) {
+  size_t room = 8;
+  while (true) {
+    events->reserve(events->size() + room);
+    size_t found = 0;
+    const std::scoped_lock lock(queue.lock);
+    const auto visit = [&](auto&& use) {
+      for (const RequestPart* e = first(); e != nullptr; e = e->previous) {
+        if (e->is_submitted && e->request != self && in_conflict(access, extent, e->access, e->extent))
+          use(*e);
+      }
+    };
+    visit([&](const RequestPart&) { ++found; });
+    if (found > room) {
+      room = found;
+      continue;
+    }
+    visit([&](const RequestPart& e) { events->push_back(Ref<device::Event>::share(e.request->event())); });
+    return;
+  }
+}
+
+}  // namespace
+
+void add_events_before(const Request& request, Events* events) {
+  for (const RequestPart& e : request.parts) {
+    if (!e.is_appended) continue;
+    add_events(*e.queue, e.access, e.extent, &request, [&e] { return e.previous; }, events);
+  }
+}
+
+void add_events_before(const View& view, Events* events) {
+  const auto last = [&view] {
+    const RequestPart* e = view.queue->first();
+    while (e != nullptr && e->next != nullptr) e = e->next;
+    return e;
+  };
+  add_events(*view.queue, view.access, view.extent, nullptr, last, events);
+}
+
+std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent& extent, const View* self) {
+  std::vector<UsedStream> streams;
+  size_t room = 4;
+  while (true) {
+    streams.reserve(room);
+    size_t found = 0;
+    Queue& queue = lock_home(home);
+    const auto visit_list = [&](const View* v) {
+      for (; v != nullptr; v = v->next) {
+        if (v == self || v->stream == nullptr || !in_conflict(v->access, v->extent, access, extent)) continue;
+        if (found++ < room) streams.push_back({v->device, v->stream, v->actor.thread});
+      }
+    };
+    visit_list(queue.first_view());
+    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) visit_list(e->views);
+    queue.lock.unlock();
+    if (found <= room) return streams;
+    streams.clear();
+    room = found;
+  }
 }
 
 Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {

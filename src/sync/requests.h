@@ -6,6 +6,8 @@
 // requests over the same queues have the same order in all of them.
 #pragma once
 
+#include <vector>
+
 #include "base/error.h"
 #include "sync/queue.h"
 #include "sync/request.h"
@@ -36,6 +38,7 @@ struct Conflict {
     kMoved,         // the memory was moved out
     kHeld,          // it cannot be moved out: it is in use
     kShared,        // it cannot be moved out: another import uses the same bytes
+    kOnDevice,      // the host cannot read or write the memory
     kTimeout,
     kDeadlock,
     kInterrupted,
@@ -83,6 +86,31 @@ Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept
 
 // Closes an open view. Any thread.
 void close_view(View& view) noexcept;
+
+// Work on streams.
+
+// The work of a granted request, which is on a stream, has been submitted, and its event is the end of it.
+void mark_submitted(Request& request) noexcept;
+
+// Closes an open view whose memory a stream still uses: the one part of rest, which is on a stream and has no
+// owner, takes its place until rest is released.
+void close_view(View& view, Request& rest) noexcept;
+
+// Adds the events of submitted parts for which the stream of a granted request has to wait. Throws
+// std::bad_alloc.
+using Events = std::vector<Ref<device::Event>>;
+void add_events_before(const Request& request, Events* events);
+// The same for a view that has been opened on a stream.
+void add_events_before(const View& view, Events* events);
+
+// The streams on which open views use these bytes, except the view `self` (may be null). Throws
+// std::bad_alloc.
+struct UsedStream {
+  device::Device* device;
+  device::Stream stream;
+  uint32_t thread;  // that opened the view
+};
+std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent& extent, const View* self);
 
 // True if a view or a lease that was taken under a part of the request still exists.
 bool has_views(const Request& request) noexcept;

@@ -284,7 +284,7 @@ void WaitSpan::open(const WaitNode& node) noexcept {
     const char* site = nullptr;
     if (node.waits_for_all) {
       name << (node.is_pusher ? "wait for room to push" : "wait for all ops");
-    } else if (node.request->is_for_view) {
+    } else if (node.request->is_for_view()) {
       name << "wait to take a view";
       site = node.request->site;
     } else {
@@ -464,7 +464,7 @@ bool open_view(View& view, bool may_weaken, const Deadline& deadline, Conflict* 
     part.extent = view.extent;
     part.access = view.access;
     BlockingRequest turn(HolderKind::kCall, {&part, 1});
-    turn.is_for_view = true;
+    turn.traits = Request::kForView | (view.device != nullptr ? Request::kOnStream : 0);
     turn.site = view.site;
     turn.owner = actor_of_task(0);
     turn.since_ms = coarse_now_ms();

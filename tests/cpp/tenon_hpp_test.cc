@@ -253,4 +253,14 @@ TEST(DLPack, GoesBothWays) {
   EXPECT_EQ(a.views().writers + a.views().readers, 0U);
 }
 
+TEST(Device, HasANameAndIsTheCpuByDefault) {
+  EXPECT_EQ(tenon::Device("cuda").name(), "cuda:0");
+  EXPECT_EQ(status_of([] { (void)tenon::Device("gpu"); }), TENON_ERR_VALUE);
+  const Array a = counted();
+  EXPECT_EQ(a.device(), tenon::Device());
+  const Array b = a.to("cpu");
+  EXPECT_EQ(b.device().name(), "cpu");
+  EXPECT_NE(b.data(), a.data());
+}
+
 }  // namespace

@@ -18,11 +18,6 @@ from .share import create as _create
 Shape = int | Sequence[int]
 
 
-def _check_device(device: str) -> None:
-    if device != "cpu":
-        raise ValueError(f"device is {device!r}: arrays live on 'cpu'")
-
-
 def empty(
     shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
 ) -> NDArray:
@@ -32,7 +27,9 @@ def empty(
     ----------
     shape : int or sequence of ints
     dtype : dtype, str or another dtype
-    device : {'cpu'}
+    device : str
+        'cpu', 'cuda' (the first device), 'cuda:1', or 'cuda_host': host memory that is pinned for the
+        driver. A device needs the CUDA driver; without it, this is a FileNotFoundError.
     shared : bool, str or Shared
         True: other processes of this user can map the memory; the pickle of the array is a handle on it. A
         name: other processes can also `attach` to it. This call allocates all of the memory. The memory
@@ -49,16 +46,14 @@ def empty(
     OSError
         There is no free file descriptor for shared memory.
     """
-    _check_device(device)
-    return _create(shape, dtype, False, shared)
+    return _create(shape, dtype, False, device, shared)
 
 
 def zeros(
     shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
 ) -> NDArray:
     """A new array filled with zeros. Parameters and errors are those of `empty`."""
-    _check_device(device)
-    return _create(shape, dtype, True, shared)
+    return _create(shape, dtype, True, device, shared)
 
 
 def full(
@@ -89,7 +84,7 @@ def ones(
     return full(shape, 1, dtype, device, shared)
 
 
-def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
     """A new array with a copy of the elements of ``data``.
 
     Parameters
@@ -97,6 +92,8 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDA
     data : NDArray, array of another library, buffer, number or nested list
     dtype : dtype, str or another dtype, optional
         Default: the dtype of the data; for numbers and lists, the dtype that NumPy selects.
+    device : str, optional
+        As for `empty`. Default: where the data are.
 
     Returns
     -------
@@ -108,12 +105,12 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDA
     TypeError
         The data are not numbers.
     """
-    _check_device(device)
     source = _core.share(data)
-    return source.astype(source.dtype if dtype is None else dtype)
+    wanted = source.dtype if dtype is None else dtype
+    return source.astype(wanted) if device is None else _core.copy_on(source, wanted, device)
 
 
-def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
+def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
     """``data`` as an array, without a copy if possible.
 
     Parameters
@@ -123,6 +120,8 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> N
         may write (`from_numpy` allows only one). Byte-swapped and unaligned arrays, and lists, are copied.
     dtype : dtype, str or another dtype, optional
         If it differs from the dtype of the data, the elements are copied.
+    device : str, optional
+        As for `empty`. If the data are elsewhere, the elements are copied. Default: where the data are.
 
     Raises
     ------
@@ -131,34 +130,34 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> N
     BufferError
         The library of the data refuses to export them.
     """
-    _check_device(device)
     source = _core.share(data)
-    return source if dtype is None else source.astype(dtype, copy=False)
+    converted = source if dtype is None else source.astype(dtype, copy=False)
+    return converted if device is None else converted.to(device)
 
 
-def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`empty` with the shape of an array, and with its dtype if none is given."""
+def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
+    """`empty` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return empty(like.shape, like.dtype if dtype is None else dtype, device)
+    return empty(like.shape, like.dtype if dtype is None else dtype, device or like.device)
 
 
-def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`zeros` with the shape of an array, and with its dtype if none is given."""
+def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
+    """`zeros` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return zeros(like.shape, like.dtype if dtype is None else dtype, device)
+    return zeros(like.shape, like.dtype if dtype is None else dtype, device or like.device)
 
 
-def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str = "cpu") -> NDArray:
-    """`ones` with the shape of an array, and with its dtype if none is given."""
+def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
+    """`ones` with the shape of an array, and with its dtype and device where none is given."""
     return full_like(prototype, 1, dtype, device)
 
 
 def full_like(
-    prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str = "cpu"
+    prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str | None = None
 ) -> NDArray:
-    """`full` with the shape of an array, and with its dtype if none is given."""
+    """`full` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device)
+    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device or like.device)
 
 
 def arange(
@@ -175,9 +174,8 @@ def arange(
     """
     import numpy as np
 
-    _check_device(device)
     bounds = (start,) if stop is None and step is None else (start, stop, 1 if step is None else step)
-    return asarray(np.arange(*bounds), dtype)
+    return asarray(np.arange(*bounds), dtype, device)
 
 
 def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: DTypeLike | None = None) -> NDArray:

@@ -127,11 +127,15 @@ def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
     return name, flag(shared.huge_pages, "huge_pages"), flag(shared.populate, "populate"), node
 
 
-def create(shape: Any, dtype: DTypeLike, zeroed: bool, shared: bool | str | Shared) -> NDArray:
+def create(shape: Any, dtype: DTypeLike, zeroed: bool, device: str, shared: bool | str | Shared) -> NDArray:
     """New memory, shared or not, for `empty` and `zeros`."""
     options = settings(shared)
-    if options is None:
+    if options is None and device == "cpu":
         return _core.create(shape, dtype, zeroed=zeroed)
+    if options is None:
+        return _core.create_on(shape, dtype, zeroed, device)
+    if device != "cpu":
+        raise ValueError(f"device is {device!r}: shared arrays are on 'cpu'; copy with a.to({device!r})")
     return _core.create_shared(shape, dtype, zeroed, *options)
 
 

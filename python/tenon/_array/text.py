@@ -53,6 +53,8 @@ def array_repr(array: _core.NDArray) -> str:
     moved_at = _core.moved_at(array)
     if moved_at is not None:
         return _summary(array, f"moved to NumPy at {moved_at}")
+    if array.device != "cpu" and not array.device.endswith("host"):
+        return _summary(array, f"device={array.device!r}")
     if array.size == 0:
         return f"{prefix}[], shape={array.shape}, dtype={array.dtype})"
     try:

@@ -16,6 +16,7 @@ from .._core import NDArray
 from .._errors import LeaseConflict
 from .._values import text_for_c
 from .bodies import Body
+from .copies import copy as copy_elements
 from .endings import settle, wait_for_searches
 from .function import CFunction
 from .ops import Op
@@ -197,6 +198,8 @@ class _Work:
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
             promise = _Promise(self._all_uses())
         pairs = list(renewed)
+        if self._is_copy_on_device():
+            return Op(_core.push_copy(*self._arguments, self._name, self._policy), self._name)
         if self._native is not None and promise is None:
             new = {id(array): other for array, other in pairs}
             arguments = [new.get(id(argument), argument) for argument in self._arguments]
@@ -210,6 +213,15 @@ class _Work:
             body = self._body(handles, promise)
             native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
+
+    def _is_copy_on_device(self) -> bool:
+        """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""
+        if self._fn is not copy_elements or len(self._arguments) != 2 or not self._written[1]:
+            return False
+        return any(
+            isinstance(argument, NDArray) and argument.device.startswith("cuda:")
+            for argument in self._arguments
+        ) and all(isinstance(argument, NDArray) for argument in self._arguments)
 
     def _handles(self, renewed: Sequence[tuple[NDArray, NDArray]]) -> dict[int, NDArray]:
         """Arrays of the op by the identity of the caller's arrays, which may get other memory before the op

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "devices.h"
+
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+
+#include "dims.h"
+#include "dtype.h"
+#include "ndarray.h"
+#include "op.h"
+#include "owners.h"
+#include "sites.h"
+#include "values.h"
+
+namespace tenon::python {
+namespace {
+
+Array create_on(nb::object shape, const DTypeLike& dtype, Flag zeroed, nb::handle device) {
+  const Dims dims(shape, "shape");
+  const tenon_device where = device_from(device);
+  const uint32_t flags = zeroed.get("zeroed") ? TENON_ZEROED : 0;
+  tenon_array* array = nullptr;
+  {
+    const nb::gil_scoped_release released;
+    call(tenon_array_create, static_cast<tenon_dtype>(dtype.get()), dims.size(), dims.span().data(), where,
+         flags, &array);
+  }
+  return Array::steal(array);
+}
+
+class NoResult final : public Result {
+ public:
+  nb::object get() const override { return nb::none(); }
+};
+
+NativeOp push_copy(const Array& source, const Array& destination, Text name, int32_t on_conflict) {
+  const std::string op_name = name.get("name");
+  tenon_copy_options options{};
+  options.struct_size = sizeof options;
+  options.on_conflict = on_conflict;
+  options.name = op_name.c_str();
+  options.site = current_site();
+  owners::drain();
+  if (on_conflict != TENON_CONFLICT_IGNORE) {
+    check_original({source.get(), TENON_READ, 0}, options.name);
+    check_original({destination.get(), TENON_WRITE, TENON_OVERWRITE}, options.name);
+  }
+  const auto result = std::make_shared<NoResult>();
+  tenon_op* op = nullptr;
+  call(tenon_push_copy, source.get(), destination.get(), &options, &op);
+  return {op, result};
+}
+
+int32_t device_count() {
+  int32_t count = 0;
+  call(tenon_device_count, TENON_CUDA, &count);
+  return count;
+}
+
+nb::dict device_statistics() {
+  tenon_device_statistics now{};
+  now.struct_size = sizeof now;
+  tenon_device_statistics_get(&now);
+  nb::dict result;
+  result["device_nbytes"] = now.device_nbytes;
+  result["pinned_nbytes"] = now.pinned_nbytes;
+  result["registered_nbytes"] = now.registered_nbytes;
+  result["events"] = now.events;
+  result["submitted"] = now.submitted;
+  return result;
+}
+
+}  // namespace
+
+tenon_device device_from(nb::handle name) {
+  tenon_device device{};
+  call(tenon_device_from_name, text_from(name, "device").c_str(), &device);
+  return device;
+}
+
+nb::object device_name(tenon_device device) {
+  static Name cpu("cpu");
+  if (device.type == TENON_CPU) return nb::borrow(cpu.get());
+  char text[64];
+  tenon_device_name(device, text, sizeof text);
+  return nb::str(text);
+}
+
+int64_t stream_from(PyObject* stream) {
+  constexpr int64_t kLegacyDefault = 1;
+  if (stream == nullptr || stream == Py_None) return kLegacyDefault;
+  const int64_t number = integer_from(stream, "stream");
+  if (number < TENON_STREAM_NONE || number == 0) {
+    raise(PyExc_ValueError,
+          "stream is %lld: it must be None or 1 (the legacy default stream), 2 (the default stream of the "
+          "thread), -1 (no order), or the handle of a stream",
+          static_cast<long long>(number));
+  }
+  return number;
+}
+
+int64_t own_stream(tenon_device device) {
+  int64_t stream = 0;
+  call(tenon_device_stream, device, &stream);
+  return stream;
+}
+
+Array copied_on(const Array& source, DType dtype, tenon_device device) {
+  const nb::gil_scoped_release released;
+  tenon_array* copy = nullptr;
+  call(tenon_array_copy_on, source.get(), static_cast<tenon_dtype>(dtype), device, &copy);
+  return Array::steal(copy);
+}
+
+// The consumer orders its work behind the stream in the dict; it keeps the array itself, and no view is counted.
+nb::object cuda_array_interface(const Array& array) {
+  const tenon_array_desc& desc = array.desc();
+  const int64_t stream = own_stream(desc.device);
+  DLManagedTensorVersioned* ordered = nullptr;  // makes the stream wait for what was submitted before
+  {
+    const nb::gil_scoped_release released;
+    call(tenon_array_to_dlpack_on, array.get(), array.is_readonly() ? TENON_EXPORT_FOR_READ : 0u, stream,
+         nullptr, &ordered);
+    ordered->deleter(ordered);
+  }
+  const nb::object dtype = nb::object(dtype_object(desc.dtype).attr("numpy"));
+  nb::dict result;
+  nb::list shape, strides;
+  for (int32_t i = 0; i < desc.ndim; ++i) {
+    shape.append(desc.shape[i]);
+    strides.append(desc.strides[i] * static_cast<int64_t>(desc.itemsize));
+  }
+  result["shape"] = nb::tuple(shape);
+  result["typestr"] = nb::object(dtype.attr("str"));
+  result["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(desc.data), array.is_readonly());
+  result["strides"] = array.is_contiguous() ? nb::none() : nb::object(nb::tuple(strides));
+  result["stream"] = stream;
+  result["version"] = 3;
+  return result;
+}
+
+void add_devices(nb::module_& module) {
+  module.def("create_on", create_on, nb::arg("shape"), nb::arg("dtype"), nb::arg("zeroed"), nb::arg("device"),
+             nb::sig("def create_on(shape: int | Sequence[int], dtype: DTypeLike, zeroed: bool, device: str) "
+                     "-> NDArray"));
+  module.def(
+      "copy_on",
+      [](const Array& source, const DTypeLike& dtype, nb::handle device) {
+        return copied_on(source, dtype.get(), device_from(device));
+      },
+      nb::arg("source"), nb::arg("dtype"), nb::arg("device"),
+      nb::sig("def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray"));
+  module.def("push_copy", push_copy, nb::arg("source"), nb::arg("destination"), nb::arg("name"),
+             nb::arg("on_conflict"));
+  module.def("device_count", device_count,
+             "The number of CUDA devices that this process sees.\n\n"
+             "Raises\n------\nFileNotFoundError\n    There is no CUDA driver.\n");
+  module.def("device_statistics", device_statistics, nb::sig("def device_statistics() -> dict[str, int]"),
+             "What this process has on devices, for tests and leak checks: device_nbytes, pinned_nbytes, "
+             "registered_nbytes,\nevents, and submitted: the ops and exports whose work on a stream is not "
+             "known to be done.");
+}
+
+}  // namespace tenon::python

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DLPack on streams. The consumer is a stand-in that follows the protocol: kernels of the fake driver on a
+// stream of its own.
+#include <chrono>
+#include <thread>
+
+#include "device/device.h"
+#include "device/device_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+using device::Device;
+using device::Lane;
+using Values = std::vector<int32_t>;
+
+// Adds 1 to each element.
+struct AddOne {
+  uint64_t address;
+  size_t n;
+  static int run(void* argument) {
+    const std::unique_ptr<AddOne> self(static_cast<AddOne*>(argument));
+    Values all(self->n);
+    if (const int error = fake_cuda_read(all.data(), self->address, self->n * 4)) return error;
+    for (int32_t& value : all) ++value;
+    return fake_cuda_write(self->address, all.data(), self->n * 4);
+  }
+};
+
+class Exchange : public DeviceTest {
+ protected:
+  void SetUp() override {
+    DeviceTest::SetUp();
+    Device& device = Device::of(kCuda);
+    const Device::Current current(device);
+    ASSERT_EQ(0, device.driver().create_stream(&stream));
+  }
+  int64_t number() const { return static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)); }
+  DLManagedTensorVersioned* give(tenon_array* array, uint32_t flags = 0) {
+    DLManagedTensorVersioned* tensor = nullptr;
+    EXPECT_EQ(TENON_OK, tenon_array_to_dlpack_on(array, flags, number(), nullptr, &tensor, &error))
+        << error.message;
+    return tensor;
+  }
+  void add_one(const DLManagedTensorVersioned* tensor) {
+    const auto address = reinterpret_cast<uint64_t>(tensor->dl_tensor.data);
+    EXPECT_EQ(0, on(kCuda, fake_cuda_launch, stream, AddOne::run,
+                    new AddOne{address, static_cast<size_t>(tensor->dl_tensor.shape[0])}));
+  }
+  tenon_op* push(tenon_array* src, tenon_array* dst) {
+    tenon_op* op = nullptr;
+    EXPECT_EQ(TENON_OK, tenon_push_copy(src, dst, nullptr, &op, &error)) << error.message;
+    return op;
+  }
+  void finish(tenon_op* op) {
+    EXPECT_EQ(TENON_OK, tenon_op_wait(op, -1, &error)) << error.message;
+    tenon_op_release(op);
+  }
+  static void moment() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
+
+  void* stream = nullptr;  // of the consumer
+};
+
+TEST_F(Exchange, TheTensorSaysTheDeviceAndCountsAsAView) {
+  const Held a = make(kCuda, {4}, kFloat32, TENON_ZEROED);
+  DLManagedTensorVersioned* const tensor = give(a);
+  EXPECT_EQ(kDLCUDA, tensor->dl_tensor.device.device_type);
+  EXPECT_EQ(a.desc().data, tensor->dl_tensor.data);
+  EXPECT_EQ(1u, tenon_array_views(a).writers);
+  tenon_op* op = nullptr;
+  expect(TENON_ERR_LEASE_CONFLICT, tenon_push_copy(counting({4}), a, nullptr, &op, &error), "ordinary code");
+  tensor->deleter(tensor);
+  EXPECT_EQ(0u, tenon_array_views(a).writers);
+}
+
+TEST_F(Exchange, NumbersOfStreamsFollowTheProtocol) {
+  const Held a = make(kCuda, {4}, kFloat32, TENON_ZEROED);
+  DLManagedTensorVersioned* tensor = nullptr;
+  for (const int64_t wrong : {int64_t{0}, int64_t{-2}}) {
+    expect(TENON_ERR_VALUE, tenon_array_to_dlpack_on(a, 0, wrong, nullptr, &tensor, &error), "is none");
+  }
+  for (const int64_t right : {int64_t{-1}, int64_t{1}, int64_t{2}}) {
+    ASSERT_EQ(TENON_OK, tenon_array_to_dlpack_on(a, 0, right, nullptr, &tensor, &error)) << error.message;
+    tensor->deleter(tensor);
+  }
+  DLManagedTensor* legacy = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_to_dlpack_legacy_on(a, 0, 1, nullptr, &legacy, &error)) << error.message;
+  legacy->deleter(legacy);
+  const Held pinned = make(kPinned, {4});
+  ASSERT_EQ(TENON_OK, tenon_array_to_dlpack_on(pinned, 0, 1, nullptr, &tensor, &error)) << error.message;
+  EXPECT_EQ(kDLCUDAHost, tensor->dl_tensor.device.device_type);
+  tensor->deleter(tensor);
+}
+
+// Breaks when the export does not make the stream of the consumer wait for the copy.
+TEST_F(Exchange, TheConsumersStreamWaitsForWhatWasSubmitted) {
+  const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
+  void* const up = Device::of(kCuda).stream(Lane::kToDevice);
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, up));
+  tenon_op* const op = push(counting({3000}), a);
+  DLManagedTensorVersioned* const tensor = give(a);  // waits until it is submitted, and not for its end
+  EXPECT_EQ(0, tenon_op_is_done(op));
+  add_one(tensor);
+  moment();
+  on(kCuda, fake_cuda_resume, up);
+  finish(op);
+  tensor->deleter(tensor);
+  const Values got = values(a);
+  EXPECT_EQ(got[0], 1);
+  EXPECT_EQ(got[2999], 3000);
+}
+
+// Breaks when the end of the export records no event, or later work does not wait for it.
+TEST_F(Exchange, LaterWorkWaitsForWhatTheConsumerHadSubmitted) {
+  const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
+  const Held back = make(kCpu, {3000}, kInt32, TENON_ZEROED);
+  ASSERT_EQ(values(a), Values(3000, 0));
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  DLManagedTensorVersioned* const tensor = give(a);
+  add_one(tensor);
+  tensor->deleter(tensor);
+  EXPECT_EQ(1u, statistics().submitted);
+  tenon_op* const op = push(a, back);
+  tenon_error e = TENON_ERROR_INIT;
+  EXPECT_EQ(TENON_ERR_TIMEOUT, tenon_array_wait(a, TENON_READ, 2'000'000, &e));
+  EXPECT_NE(std::strstr(e.message, "DLPack export"), nullptr) << e.message;
+  moment();
+  EXPECT_EQ(2u, statistics().submitted);
+  EXPECT_EQ(0, tenon_op_is_done(op));
+  on(kCuda, fake_cuda_resume, stream);
+  finish(op);
+  EXPECT_EQ(values(back), Values(3000, 1));
+}
+
+// Breaks when a call of the host does not look at the streams of open views.
+TEST_F(Exchange, CallsOfTheHostComeAfterTheStreamsOfOpenViews) {
+  const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
+  DLManagedTensorVersioned* const tensor = give(a);
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  add_one(tensor);
+  std::thread resumes([this] {
+    moment();
+    on(kCuda, fake_cuda_resume, stream);
+  });
+  EXPECT_EQ(values(a), Values(3000, 1));
+  resumes.join();
+  tensor->deleter(tensor);
+}
+
+TEST_F(Exchange, MemoryIsKeptUntilTheConsumersWorkIsDone) {
+  Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
+  const uint64_t before = statistics().device_nbytes;
+  DLManagedTensorVersioned* const tensor = give(a);
+  a.reset();
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  add_one(tensor);
+  std::thread([tensor] { tensor->deleter(tensor); }).join();
+  moment();
+  EXPECT_EQ(statistics().device_nbytes, before);
+  on(kCuda, fake_cuda_resume, stream);
+  for (int i = 0; i < 10'000 && statistics().device_nbytes == before; ++i)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  EXPECT_EQ(statistics().device_nbytes, before - 4000);
+}
+
+TEST_F(Exchange, AnExportBreaksNoCaptureAndIsRefusedWhereItCannotWork) {
+  const Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
+  ASSERT_EQ(values(a), Values(1000, 0));
+  ASSERT_EQ(0, on(kCuda, fake_cuda_begin_capture, stream, 0));
+  DLManagedTensorVersioned* tensor = give(a);
+  add_one(tensor);
+  tensor->deleter(tensor);
+  EXPECT_EQ(0, on(kCuda, fake_cuda_end_capture, stream, nullptr));
+  void* const up = Device::of(kCuda).stream(Lane::kToDevice);
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, up));
+  tenon_op* const op = push(counting({1000}), a);
+  while (statistics().submitted == 0) moment();
+  ASSERT_EQ(0, on(kCuda, fake_cuda_begin_capture, stream, 0));
+  expect(TENON_ERR_BUFFER, tenon_array_to_dlpack_on(a, 0, number(), nullptr, &tensor, &error),
+         "that captures a graph: work on the array is not done");
+  EXPECT_EQ(0, on(kCuda, fake_cuda_end_capture, stream, nullptr));
+  on(kCuda, fake_cuda_resume, up);
+  finish(op);
+}
+
+TEST_F(Exchange, ImportedMemoryIsUsedAfterTheWorkOfItsProducer) {
+  // The producer has made the stream that it was given wait for its own.
+  Held theirs = make(kCuda, {1000}, kInt32, TENON_ZEROED);
+  ASSERT_EQ(values(theirs), Values(1000, 0));
+  int64_t ours = 0;
+  ASSERT_EQ(TENON_OK, tenon_device_stream(kCuda, &ours, &error));
+  void* const our_stream = reinterpret_cast<void*>(ours);
+  tenon_array* raw = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_unchecked(theirs, &raw, &error));
+  const Held unlisted(raw);
+  const int64_t n = 1000;
+  DLManagedTensorVersioned tensor{};
+  tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  void* memory = nullptr;
+  Ref<device::Event> born;
+  memory = Device::of(kCuda).allocate(4000, true, &born);
+  tensor.dl_tensor.data = memory;
+  tensor.dl_tensor.device = {kDLCUDA, 0};
+  tensor.dl_tensor.ndim = 1;
+  tensor.dl_tensor.dtype = {kDLInt, 32, 1};
+  tensor.dl_tensor.shape = const_cast<int64_t*>(&n);
+  int ended = 0;
+  tensor.manager_ctx = &ended;
+  tensor.deleter = [](DLManagedTensorVersioned* self) { ++*static_cast<int*>(self->manager_ctx); };
+  ASSERT_EQ(0, born->synchronise());
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, our_stream));
+  ASSERT_EQ(0, on(kCuda, fake_cuda_launch, our_stream, AddOne::run,
+                  new AddOne{reinterpret_cast<uint64_t>(memory), 1000}));
+  tenon_array* imported = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_from_dlpack(&tensor, 0, &imported, &error)) << error.message;
+  Held mine(imported);
+  const Held back = make(kCpu, {1000}, kInt32, TENON_ZEROED);
+  tenon_op* const op = push(mine, back);
+  moment();
+  on(kCuda, fake_cuda_resume, our_stream);
+  finish(op);
+  EXPECT_EQ(values(back), Values(1000, 1));
+  mine.reset();
+  EXPECT_EQ(1, ended);
+  Device::of(kCuda).free(memory, 4000);
+}
+
+TEST_F(Exchange, OurOwnMemoryComesBackAsItself) {
+  const Held a = make(kCuda, {4}, kInt32, TENON_ZEROED);
+  DLManagedTensorVersioned* const tensor = give(a);
+  tenon_array* again = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_from_dlpack(tensor, 0, &again, &error)) << error.message;
+  const Held b(again);
+  EXPECT_EQ(a.desc().data, b.desc().data);
+  copy(counting({4}), b);
+  EXPECT_EQ(values(a), (Values{0, 1, 2, 3}));
+}
+
+}  // namespace
+}  // namespace tenon::impl

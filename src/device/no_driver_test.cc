@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Without a driver. Each test is a process of its own, because a process looks for the driver once.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+
+#include "device/device_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+// Runs body in a child, which has not looked for a driver. It returns what it finds wrong.
+std::string in_child(const std::function<std::string()>& body) {
+  int ends[2];
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string wrong = body();
+    (void)!write(ends[1], wrong.data(), wrong.size());
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string wrong;
+  char piece[512];
+  for (ssize_t n = 0; (n = read(ends[0], piece, sizeof piece)) > 0;)
+    wrong.append(piece, static_cast<size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? wrong : wrong + " and died";
+}
+
+std::string error_of_create(tenon_device device, tenon_status wanted) {
+  tenon_array* made = nullptr;
+  const int64_t n = 4;
+  tenon_error e = TENON_ERROR_INIT;
+  const tenon_status got = tenon_array_create(kInt32, 1, &n, device, 0, &made, &e);
+  return got == wanted ? e.message : "another status: " + std::to_string(got) + " " + e.message;
+}
+
+TEST(NoDriver, EachCallSaysWhatWasLookedForAndWhere) {
+  const std::string text = in_child([]() -> std::string {
+    setenv("TENON_CUDA_DRIVER", "/nowhere/libcuda.so", 1);
+    const std::string first = error_of_create(kCuda, TENON_ERR_NOT_FOUND);
+    const std::string second = error_of_create(kPinned, TENON_ERR_NOT_FOUND);
+    return first == second ? first : first + " then " + second;
+  });
+  EXPECT_NE(
+      text.find("there is no CUDA driver: the library '/nowhere/libcuda.so', which TENON_CUDA_DRIVER names"),
+      std::string::npos)
+      << text;
+  EXPECT_NE(text.find("No such file"), std::string::npos) << text;
+}
+
+TEST(NoDriver, ADriverWithoutDevicesOrFunctionsSaysSo) {
+  EXPECT_NE(in_child([] {
+              setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+              setenv("TENON_FAKE_CUDA", "devices=0", 1);
+              return error_of_create(kCuda, TENON_ERR_NOT_FOUND);
+            }).find("does not start: CUDA_ERROR_NO_DEVICE"),
+            std::string::npos);
+  EXPECT_NE(in_child([] {
+              setenv("TENON_CUDA_DRIVER", "libm.so.6", 1);
+              return error_of_create(kCuda, TENON_ERR_NOT_FOUND);
+            }).find("has no function cuInit: a driver of CUDA 11.2 or newer is needed"),
+            std::string::npos);
+}
+
+TEST(NoDriver, DevicesWithoutPoolsAllocateAllTheSame) {
+  EXPECT_EQ("", in_child([]() -> std::string {
+              setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+              setenv("TENON_FAKE_CUDA", "devices=1,pools=0", 1);
+              return error_of_create(kCuda, TENON_OK);
+            }));
+}
+
+}  // namespace
+}  // namespace tenon::impl

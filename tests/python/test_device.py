@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on devices, in programs that open the fake CUDA driver of tests/device. No GPU takes part.
+
+Memory on a fake device faults when the host touches it, copies start late, and a seed draws the order of the
+streams: so a missing wait gives wrong values or ends the program. Each program runs in a process of its own,
+because a driver is opened once.
+"""
+
+import fcntl
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PRELUDE = """
+import ctypes, gc, os, sys, threading, time
+sys.path.insert(0, {peers!r})
+import numpy as np
+import tenon as tn
+from tenon import _core
+import foreign_dlpack as dl
+
+driver = ctypes.CDLL(os.environ.get("TENON_CUDA_DRIVER"), ctypes.RTLD_GLOBAL)
+
+class Stream:
+    \"\"\"A consumer's stream: a non-blocking one of the fake driver. tn has made the context.\"\"\"
+    def __init__(self):
+        context = ctypes.c_void_p()
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert driver.cuCtxPushCurrent_v2(context) == 0
+        handle = ctypes.c_void_p()
+        assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+        self.handle = handle.value
+    def fill(self, taken, value, n):
+        assert driver.cuMemsetD32Async(ctypes.c_ulonglong(taken.data), value, ctypes.c_size_t(n),
+                                       ctypes.c_void_p(self.handle)) == 0
+    def copy(self, target, source, nbytes):
+        assert driver.cuMemcpyAsync(ctypes.c_ulonglong(target), ctypes.c_ulonglong(source),
+                                    ctypes.c_size_t(nbytes), ctypes.c_void_p(self.handle)) == 0
+    def synchronize(self):
+        assert driver.cuStreamSynchronize(ctypes.c_void_p(self.handle)) == 0
+"""
+
+
+@functools.cache
+def fake_driver():
+    """The path of the fake driver: that of the C++ tests, or one that is built here, once for all."""
+    built = ROOT / "build/dev/tests/device/libtenon_fake_cuda.so"
+    if built.exists():
+        return built
+    sources = sorted((ROOT / "tests/device").glob("*.cc"))
+    sources = [path for path in sources if not path.stem.endswith("_test")]
+    library = pathlib.Path(tempfile.gettempdir()) / f"tenon-fake-cuda-{os.getuid()}" / "libtenon_fake_cuda.so"
+    library.parent.mkdir(mode=0o700, exist_ok=True)
+    with (library.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        newest = max(path.stat().st_mtime for path in (ROOT / "tests/device").iterdir())
+        if not library.exists() or library.stat().st_mtime < newest:
+            compiler = os.environ.get("CXX", "c++")
+            options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{ROOT / 'src'}"]
+            subprocess.run([compiler, *options, *sources, "-o", library], check=True)
+    return library
+
+
+def run(program, settings="", driver=None, expect=0):
+    """What the program printed."""
+    code = PRELUDE.format(peers=str(ROOT / "tests/python/peers")) + textwrap.dedent(program)
+    path = str(fake_driver()) if driver is None else driver
+    environment = {**os.environ, "TENON_CUDA_DRIVER": path, "TENON_FAKE_CUDA": f"delay_us=300,{settings}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_arrays_go_to_devices_and_come_back(seed):
+    run(
+        """
+        x = np.arange(12, dtype="f4").reshape(3, 4)
+        for device in ("cuda", "cuda:1", "cuda_host"):
+            a = tn.array(x, device=device)
+            assert a.device == ("cuda:0" if device == "cuda" else device), a.device
+            assert a.to(a.device) is a
+            assert a.to("cpu").tolist() == x.tolist()
+            assert a.T.to("cpu").tolist() == x.T.tolist()
+            assert a[1].to("cpu").tolist() == x[1].tolist()
+            assert a[:, 1:3].to("cpu").tolist() == x[:, 1:3].tolist()
+            assert tn.zeros((2, 2), "i8", device).to("cpu").tolist() == [[0, 0], [0, 0]]
+            assert tn.full(3, 7, "u1", device).to("cpu").tolist() == [7, 7, 7]
+            assert tn.ones_like(a).device == a.device
+            assert device == "cuda_host" or a.copy().device == a.device
+            assert a.tolist() == x.tolist() and a.item(1, 2) == 6.0 and a.tobytes() == x.tobytes()
+            a[1:] = -1
+            a[0, :2] = np.array([5, 6], "f4")
+            assert a.to("cpu").tolist() == [[5, 6, 2, 3]] + [[-1] * 4] * 2
+        first, second = tn.array(x, device="cuda:0"), tn.zeros((3, 4), device="cuda:1")
+        second[...] = first
+        assert second.to("cpu").tolist() == x.tolist()
+        del a, first, second
+        assert _core.device_statistics()["device_nbytes"] == 0, _core.device_statistics()
+        """,
+        f"devices=2,seed={seed}",
+    )
+
+
+def test_the_text_of_an_array_on_a_device_names_the_device_and_reads_nothing():
+    [text] = run("print(repr(tn.zeros((2, 3), device='cuda')))")
+    assert text == "<tenon.NDArray of shape (2, 3), dtype=float32, device='cuda:0'>"
+
+
+def test_what_the_host_cannot_do_is_an_error_with_a_way_out():
+    run(
+        """
+        a = tn.zeros(4, device="cuda")
+        for use in (lambda: np.asarray(a), lambda: memoryview(a), lambda: a + 1, lambda: a.numpy()):
+            try:
+                use()
+            except (BufferError, ValueError) as error:
+                assert "cuda:0" in str(error) and "to('cpu')" in str(error).replace('"', "'"), error
+            else:
+                raise AssertionError(use)
+        try:
+            a.astype("i4")
+        except TypeError as error:
+            assert "cuda:0" in str(error), error
+        else:
+            raise AssertionError
+        for make, kind, text in [
+            (lambda: tn.zeros(4, device="cuda:7"), ValueError, "cuda:7"),
+            (lambda: tn.zeros(4, device="gpu"), ValueError, "gpu"),
+            (lambda: tn.zeros(4, device=0), TypeError, "device"),
+            (lambda: tn.zeros(4, device="cuda", shared=True), ValueError, "shared"),
+            (lambda: tn.zeros(1 << 40, "u1", device="cuda"), MemoryError, "cuda:0"),
+            (lambda: tn.push(np.negative, a, out=tn.out(a)), TypeError, "tn.copy"),
+        ]:
+            try:
+                make()
+            except kind as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+        """
+    )
+
+
+def test_without_a_driver_the_error_says_what_was_looked_for():
+    code = """
+    import tenon as tn
+    try:
+        tn.zeros(3, device="cuda")
+    except FileNotFoundError as error:
+        print(error)
+    assert tn.zeros(3).device == "cpu"
+    """
+    environment = {**os.environ, "TENON_CUDA_DRIVER": "/nowhere/libcuda.so.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert "/nowhere/libcuda.so.1" in done.stdout and "TENON_CUDA_DRIVER" in done.stdout
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_pushed_copies_run_in_order_by_events(seed):
+    run(
+        """
+        n = 1 << 14
+        host = [tn.full(n, i, "i4", "cuda_host") for i in range(3)]
+        there = [tn.empty(n, "i4", f"cuda:{i % 2}") for i in range(4)]
+        back = tn.empty(n, "i4", "cuda_host")
+        for k in range(20):
+            tn.push(tn.copy, host[k % 3], tn.out(there[0]))
+            for i in range(3):
+                tn.push(tn.copy, there[i], tn.out(there[i + 1]))
+            op = tn.push(tn.copy, there[3], tn.out(back))
+            if k % 5 == 4:
+                op.wait()
+                values = set(back.numpy().tolist())
+                assert values == {k % 3}, (k, values)
+        tn.waitall()
+        del op, there
+        gc.collect()
+        assert _core.device_statistics()["submitted"] == 0
+        """,
+        f"devices=2,seed={seed}",
+    )
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_consumer_on_a_stream_and_tenon_take_turns(seed):
+    run(
+        """
+        n = 1 << 14
+        a = tn.zeros(n, "i4", "cuda")
+        stream = Stream()
+        for k in range(1, 8):
+            tn.push(tn.copy, tn.full(n, -k, "i4"), tn.out(a))
+            taken = dl.take(a.__dlpack__(stream=stream.handle, max_version=(1, 3)))
+            assert taken.device == (2, 0)
+            there = tn.empty(n, "i4", "cuda_host")
+            stream.copy(there.data_ptr, taken.data, n * 4)       # sees the pushed copy
+            stream.fill(taken, k, n)
+            taken.release()                                      # before the fill has run
+            assert set(a.to("cpu").tolist()) == {k}
+            stream.synchronize()
+            assert set(there.tolist()) == {-k}, (k, set(there.tolist()))
+        """,
+        f"seed={seed}",
+    )
+
+
+def test_a_tensor_that_lives_is_a_view():
+    run(
+        """
+        a = tn.zeros(8, "i4", "cuda")
+        stream = Stream()
+        taken = dl.take(a.__dlpack__(stream=stream.handle, max_version=(1, 3)))
+        try:
+            tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
+        except tn.LeaseConflict as error:
+            assert "<string>" in str(error)
+        else:
+            raise AssertionError
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a), on_conflict="wait")
+        stream.fill(taken, 5, 8)
+        taken.release()
+        op.wait()
+        assert a.to("cpu").tolist() == [1] * 8
+        """
+    )
+
+
+@pytest.mark.parametrize("stream", ["0", "-2", "1.5"])
+def test_streams_that_the_protocol_does_not_know_are_refused(stream):
+    run(
+        f"""
+        a = tn.zeros(8, device="cuda")
+        try:
+            a.__dlpack__(stream={stream})
+        except (ValueError, TypeError) as error:
+            assert "stream" in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_a_tensor_on_a_device_is_imported_in_order_of_its_stream():
+    run(
+        """
+        a = tn.zeros(8, "i4", "cuda")                    # makes the context
+        stream = Stream()
+        memory = ctypes.c_ulonglong()
+        assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 16)) == 0
+
+        class Producer(dl.Tensor):
+            def __dlpack__(self, *, stream=None, **others):
+                streams.append(stream)
+                event = ctypes.c_void_p()
+                assert driver.cuEventCreate(ctypes.byref(event), 2) == 0
+                assert driver.cuEventRecord(event, ctypes.c_void_p(own.handle)) == 0
+                assert driver.cuStreamWaitEvent(ctypes.c_void_p(stream), event, 0) == 0
+                return self.capsule()
+
+        streams, own = [], stream
+        producer = Producer((1 << 14,), dtype=(dl.INT, 32, 1), data=memory.value, device=(2, 0))
+        class At:
+            data = memory.value
+        own.fill(At, 9, 1 << 14)
+        b = tn.from_dlpack(producer)
+        assert b.device == "cuda:0" and streams[0] not in (None, 0, -1)
+        assert set(b.to("cpu").tolist()) == {9}
+        assert set(tn.from_dlpack(producer, device="cpu", copy=None).tolist()) == {9}
+        del b
+        gc.collect()
+        assert producer.deaths >= 1
+        """
+    )
+
+
+def test_device_tensors_and_the_host_of_dlpack():
+    run(
+        """
+        a = tn.array(np.arange(4.0), device="cuda")
+        taken = dl.take(a.__dlpack__(dl_device=(1, 0), max_version=(1, 3)))
+        assert taken.device == (1, 0) and taken.flags & dl.IS_COPIED
+        assert taken.at(3, kind=ctypes.c_double).value == 3.0
+        taken.release()
+        assert a.__dlpack_device__() == (2, 0)
+        for options in ({"dl_device": (1, 0), "copy": False}, {"dl_device": (2, 5)}):
+            try:
+                a.__dlpack__(max_version=(1, 3), **options)
+            except BufferError as error:
+                assert "cuda:0" in str(error), error
+            else:
+                raise AssertionError(options)
+        pinned = tn.zeros(4, device="cuda_host")
+        assert np.asarray(pinned).tolist() == [0] * 4 and pinned.__dlpack_device__() == (3, 0)
+        interface = a.__cuda_array_interface__
+        assert interface["data"] == (a.data_ptr, False) and interface["shape"] == (4,), interface
+        assert interface["typestr"] == "<f8" and interface["version"] == 3 and interface["stream"] > 2
+        assert not hasattr(pinned, "__cuda_array_interface__")
+        """
+    )
+
+
+def test_leases_of_device_arrays_order_threads():
+    run(
+        """
+        a = tn.zeros(64, "i4", "cuda")
+        with a.write() as v:
+            assert v.device == "cuda:0" and v.writable
+            op = tn.push(tn.copy, tn.ones(64, "i4"), tn.out(a))
+            assert not op.done()
+            v[...] = 3
+            assert set(v.to("cpu").tolist()) == {3}
+        op.wait()
+        with a.read() as v:
+            assert not v.writable and set(v.to("cpu").tolist()) == {1}
+        """
+    )
+
+
+def test_a_copy_that_fails_leaves_no_value_until_it_is_overwritten():
+    run(
+        """
+        a, b = tn.zeros(8, "i4", "cuda"), tn.zeros(8, "i4", "cuda")
+        assert driver.fake_cuda_fail(b"cuMemcpyAsync", ctypes.c_uint64(1), 2) == 0
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
+        later = tn.push(tn.copy, a, tn.out(b))
+        for failed in (op, later):
+            assert "OUT_OF_MEMORY" in str(failed.exception()).upper(), failed.exception()
+        try:
+            a.to("cpu")
+        except tn.OpError:
+            pass
+        else:
+            raise AssertionError
+        a[...] = 4
+        assert set(a.to("cpu").tolist()) == {4}
+        try:
+            tn.waitall()
+        except ExceptionGroup:
+            pass
+        b.clear_error()
+        """
+    )
+
+
+def test_a_forked_child_cannot_use_devices_and_can_end():
+    run(
+        """
+        a = tn.zeros(8, "i4", "cuda")
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
+        child = os.fork()
+        if child == 0:
+            try:
+                tn.zeros(8, device="cuda")
+            except OSError as error:
+                code = 0 if "fork" in str(error) else 1
+            else:
+                code = 2
+            del a
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        op.wait()
+        assert set(a.to("cpu").tolist()) == {1}
+        """
+    )
+
+
+def test_a_program_ends_with_work_on_a_device():
+    run(
+        """
+        arrays = [tn.zeros(1 << 12, "i4", "cuda") for _ in range(20)]
+        for source, target in zip(arrays, arrays[1:]):
+            tn.push(tn.copy, source, tn.out(target))
+        print("end")
+        """
+    )
