@@ -21,7 +21,7 @@ from report import versions
 from .contenders import Reader
 from .parts import PARTS, library
 
-PACKAGES = ("tenon", "numpy", "torch", "spdl", "grain")
+PACKAGES = ("tenon-arrays", "numpy", "torch", "spdl", "grain")
 CHECKED = 4
 # What contenders have filled ahead while others had their turn is taken first, and before the next one has
 # its turn there is time to fill that again.

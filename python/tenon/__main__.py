@@ -89,7 +89,7 @@ def _plot(arguments: argparse.Namespace) -> int:
         from tenon._tools import plot as plot
     except ImportError as error:
         reason = f"it draws with matplotlib, which cannot be used ({error})"
-        print(f'tenon plot: {reason}: pip install "tenon[plot]"', file=sys.stderr)
+        print(f'tenon plot: {reason}: pip install "tenon-arrays[plot]"', file=sys.stderr)
         return 1
     try:
         print(plot.draw_file(arguments.trace, arguments.picture))
