@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/workers.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -649,7 +650,7 @@ std::string Workers::take_report() {
 void Workers::work(int32_t number) noexcept {
   working_for = this;
   Lane& lane = lanes_[static_cast<size_t>(number)];
-  lane.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
+  lane.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   try {
     // What it could not be started for is the failure of its first batch.
     if (processes_ && lane.is_second) (void)processes_->start(number);

@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -87,7 +88,36 @@ def test_another_package_that_requires_tenon_builds_in_isolation(cmake_dir, inde
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     library = tmp_path / "tenon_client/libclient.so"
-    tenon = ctypes.CDLL(os.fspath(Path(cmake_dir).parent.parent / "libtenon.so"))
+    tenon = ctypes.CDLL(os.fspath(Path(cmake_dir).parent.parent / "libtenon.so.0"))
     client = ctypes.CDLL(os.fspath(library))
     client.client_version.restype = tenon.tenon_version.restype = ctypes.c_char_p
     assert client.client_version() == tenon.tenon_version()
+
+
+# These were static before glibc 2.33, so that programs for older ones do not need them.
+ONCE_STATIC = {f"{name}{bits}" for name in ("stat", "fstat", "lstat", "fstatat") for bits in ("", "64")}
+# libstdc++ and src/ipc/timed_lock.cc use these where glibc has them, and others where not.
+OPTIONAL = {"__libc_single_threaded", "pthread_cond_clockwait", "pthread_mutex_clocklock"}
+
+
+def symbols(library, which):
+    """Pairs (name, version) of a shared library: "defined" or "undefined" ones."""
+    text = run("nm", "--dynamic", f"--{which}-only", "--format=posix", library)
+    names = (line.split()[0] for line in text.splitlines())
+    return [re.split("@+", name) for name in names if "@GLIBC_2" in name or "@@GLIBC_2" in name]
+
+
+def test_the_sources_use_no_function_that_is_newer_than_glibc_2_28(cmake_dir):
+    with open("/proc/self/maps") as maps:
+        [libc] = {line.split()[-1] for line in maps if line.rstrip().endswith("/libc.so.6")} or [None]
+    if libc is None or tuple(map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))) < (2, 34):
+        pytest.skip("needs a glibc that has all of its functions in one library, with all of their versions")
+    oldest = {}
+    for name, version in symbols(libc, "defined"):
+        number = tuple(map(int, version.removeprefix("GLIBC_").split(".")))
+        oldest[name] = min(number, oldest.get(name, number))
+    package = Path(cmake_dir).parents[2]
+    for library in (package / "lib/libtenon.so.0", package / "_core.abi3.so"):
+        used = {name for name, _ in symbols(library, "undefined")} - ONCE_STATIC - OPTIONAL
+        assert len(used) > 20
+        assert {name: oldest[name] for name in used if name in oldest and oldest[name] > (2, 28)} == {}
