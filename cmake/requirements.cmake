@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the build needs: Linux on x86-64 or AArch64, and a compiler with std::source_location, which Clang 15 is
-# the first to have with libstdc++.
+# What the build needs: Linux on x86-64 or AArch64, and a compiler with std::source_location. Clang 15 is the
+# first that has it with libstdc++.
 
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SIZEOF_VOID_P EQUAL 8 OR
    NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64|aarch64|arm64)$")
   message(FATAL_ERROR "Tenon supports Linux on x86-64 and AArch64, and this is ${CMAKE_SYSTEM_NAME} on "
-                      "${CMAKE_SYSTEM_PROCESSOR}. It needs futexes, sealed memory files and /proc: use WSL 2 on "
-                      "Windows, and a Linux container on macOS.")
+                      "${CMAKE_SYSTEM_PROCESSOR}. It needs futexes, sealed memory files and /proc: use WSL 2 "
+                      "on Windows, and a Linux container on macOS.")
 endif()
 
 foreach(minimum GNU=11 Clang=15)
