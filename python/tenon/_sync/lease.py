@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gc
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
@@ -18,6 +17,9 @@ from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from .endings import settle
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
+
+if TYPE_CHECKING:
+    import asyncio
 
 Mode = Literal["r", "w"]
 
@@ -226,6 +228,8 @@ async def granted(
 ) -> None:
     """Until a lease that is asked for now is granted to a task: to be checked then, or, of an arena,
     entered."""
+    import asyncio
+
     signal = Signal(lease.report)
 
     def tell() -> None:
@@ -259,6 +263,8 @@ async def granted(
 async def cancelled(lease: NativeLease) -> None:
     """Until a lease that is not wanted any more is not held. It may have been granted by a thread that has
     yet to tell: that needs the GIL. A cancellation meanwhile is raised at the end."""
+    import asyncio
+
     cancellation = None
     while not lease.cancel():
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -54,9 +55,21 @@ def _learner_type(framework: str) -> Any:
         from tenon.demo.torch_learner import TorchLearner
     except ImportError as error:
         if framework == "torch":
-            raise DemoError(f"PyTorch cannot be used ({error}): pip install torch") from None
+            raise DemoError(f"PyTorch cannot be used ({error}): pip install 'tenon-arrays[torch]'") from None
         return _learner_type("numpy")
     return TorchLearner
+
+
+def _openblas(verb: str) -> list[Any]:
+    """The functions that set or get the number of threads of each OpenBLAS that NumPy has loaded."""
+    with open("/proc/self/maps") as maps:
+        paths = sorted({line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line})
+    names = [
+        f"{prefix}openblas_{verb}_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
+    ]
+    libraries = [ctypes.CDLL(path) for path in paths]
+    found = [[getattr(library, name) for name in names if hasattr(library, name)] for library in libraries]
+    return [functions[0] for functions in found if functions]
 
 
 @contextlib.contextmanager
@@ -72,10 +85,15 @@ def _one_compute_thread(framework: str) -> Iterator[None]:
         finally:
             torch.set_num_threads(threads)
     else:
-        import threadpoolctl  # type: ignore[import-untyped]  # comes with scikit-learn
-
-        with threadpoolctl.threadpool_limits(1):
+        setters = _openblas("set")
+        before = [get() for get in _openblas("get")]
+        for set_threads in setters:
+            set_threads(1)
+        try:
             yield
+        finally:
+            for set_threads, count in zip(setters, before, strict=True):
+                set_threads(count)
 
 
 class _Run:
@@ -210,7 +228,7 @@ def _speeds(timings: dict[str, list[float]], loaders: list[str], plan: _Plan) ->
 
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"tenon": tn.__version__, "python": platform.python_version()}
-    for package in ("numpy", "torch", "scikit-learn"):
+    for package in ("numpy", "torch"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
