@@ -21,6 +21,7 @@ from steps import ROOT, VENV, must_run
 
 WHEELS = ROOT / "build/wheel"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 # Prints facts about an interpreter. Fails if it cannot make an environment.
@@ -130,6 +131,7 @@ class Environment:
     def install(self, wheel):
         if self.stamp.get("wheel") == digest([wheel]):
             return
+        self.uninstall()
         options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
         step = f"install the wheel into {self.folder.relative_to(ROOT)}"
         must_run(step, self.python, *PIP, "install", *options, wheel)
@@ -137,10 +139,10 @@ class Environment:
 
     def uninstall(self):
         """Takes the package out: builds load its entry points, and an old or broken one would stop them."""
-        if "wheel" in self.stamp:
+        if self.stamp.get("wheel"):
             self.note(wheel=None)
             step = f"remove the old package from {self.folder.relative_to(ROOT)}"
-            must_run(step, self.python, *PIP, "uninstall", "--quiet", "--yes", "tenon")
+            must_run(step, self.python, *PIP, "uninstall", "--quiet", "--yes", *NAMES)
 
 
 def current_wheel(environment):

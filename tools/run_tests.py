@@ -139,6 +139,18 @@ def other_pythons(report, own):
             pytest(report, f"CPython {version}", environment.python, "-m", "not slow", *SMOKE)
 
 
+def wheel(report, environment):
+    """What package indexes, and users of other CPythons, need of the wheel."""
+    python, file = environment.python, env.current_wheel(environment)
+    report.step("twine check", python, "-m", "twine", "check", "--strict", file)
+    report.step("check-wheel-contents", python, "-m", "check_wheel_contents", file)
+    # Not the wheel: abi3audit fails at lib/libtenon.so, which is a linker script.
+    [extension] = environment.folder.glob("lib/python3*/site-packages/tenon/_core.abi3.so")
+    report.step(
+        "abi3audit", python, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11", extension
+    )
+
+
 def soak(report, environment):
     counts = {"TENON_SOAK": "1"}
     models(report, environment, "--soak")
@@ -166,6 +178,7 @@ def check(report, environment):
     report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", JOBS)
     smoke_under_asan(report, python)
     pytest(report, "slow tests", python, "-m", "slow")
+    wheel(report, environment)
     other_pythons(report, environment.stamp["python"])
     env.prepare("docs")
     report.step(

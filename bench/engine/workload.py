@@ -9,7 +9,7 @@ from timing import summarise
 
 from . import build
 
-PACKAGES = ("tenon",)
+PACKAGES = ("tenon-arrays",)
 WORKERS = (1, 2)
 
 

@@ -9,7 +9,7 @@ from timing import summarise
 
 from . import build
 
-PACKAGES = ("tenon", "numpy", "torch", "apache-tvm-ffi", "nanobind")
+PACKAGES = ("tenon-arrays", "numpy", "torch", "apache-tvm-ffi", "nanobind")
 
 
 def pooled(processes):

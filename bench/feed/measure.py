@@ -21,7 +21,7 @@ from report import versions
 from .contenders import Reader
 from .parts import PARTS, library
 
-PACKAGES = ("tenon", "numpy", "torch", "spdl", "grain")
+PACKAGES = ("tenon-arrays", "numpy", "torch", "spdl", "grain")
 CHECKED = 4
 # Batches that a contender has filled during the turns of others are taken first, and before its next turn it
 # has time to fill them again.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from report import machine, table, versions
 
-PACKAGES = ("tenon", "numpy", "torch")
+PACKAGES = ("tenon-arrays", "numpy", "torch")
 
 
 def run(options):

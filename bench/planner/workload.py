@@ -8,7 +8,7 @@ from pathlib import Path
 
 from report import machine, table, versions
 
-PACKAGES = ("tenon", "torch")
+PACKAGES = ("tenon-arrays", "torch")
 HEADER = [
     "",
     "lower bound, KiB",

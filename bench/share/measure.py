@@ -18,7 +18,7 @@ from . import build, native
 from .cases import CASES, all_peers
 from .participants import ContenderError, Pair, die_with_parent
 
-PACKAGES = ("tenon", "numpy", "torch", "iceoryx2", "ray")
+PACKAGES = ("tenon-arrays", "numpy", "torch", "iceoryx2", "ray")
 TURN_SECONDS = 0.1
 MOST_PER_TURN = 200
 # A peer that takes longer for one exchange skips rounds.

@@ -27,7 +27,7 @@ extern "C" {
 typedef int32_t tenon_status;
 
 /* Append-only. In brackets: the Python exception with the same meaning. */
-enum {
+enum tenon_status_code {
   TENON_OK = 0,
   TENON_ERR_VALUE = 1,           /* an argument has an invalid value [ValueError] */
   TENON_ERR_TYPE = 2,            /* an argument or dtype has the wrong type [TypeError] */
@@ -82,7 +82,7 @@ typedef struct tenon_dtype {
   uint16_t lanes;
 } tenon_dtype;
 
-enum {
+enum tenon_dtype_code {
   TENON_INT = 0,
   TENON_UINT = 1,
   TENON_FLOAT = 2,
@@ -107,7 +107,13 @@ typedef struct tenon_device {
   int32_t id;
 } tenon_device;
 
-enum { TENON_CPU = 1, TENON_CUDA = 2, TENON_CUDA_HOST = 3, TENON_ROCM_HOST = 11, TENON_CUDA_MANAGED = 13 };
+enum tenon_device_type {
+  TENON_CPU = 1,
+  TENON_CUDA = 2,
+  TENON_CUDA_HOST = 3,
+  TENON_ROCM_HOST = 11,
+  TENON_CUDA_MANAGED = 13
+};
 
 /* The dtype with this name: "float32", "f4", "bool", "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", ...
  * Fails with TENON_ERR_TYPE for unknown names. */
@@ -127,7 +133,7 @@ TENON_API tenon_status tenon_dtype_check(tenon_dtype dtype, tenon_error* error);
 
 typedef struct tenon_array tenon_array;
 
-enum {
+enum tenon_array_flags {
   TENON_READONLY = 1 << 0,       /* elements cannot be written through this array */
   TENON_SUBBYTE_PADDED = 1 << 1, /* each sub-byte element takes whole bytes */
   TENON_ZEROED = 1 << 2          /* creation only: all bytes are zero */
@@ -237,7 +243,12 @@ TENON_API uint64_t tenon_array_version(const tenon_array* array);
  *
  * All share the storage of the source and never copy. Only reshape may copy, if the caller allows it. */
 
-enum { TENON_INDEX_AT = 0, TENON_INDEX_SLICE = 1, TENON_INDEX_NEW_AXIS = 2, TENON_INDEX_ELLIPSIS = 3 };
+enum tenon_index_kind {
+  TENON_INDEX_AT = 0,
+  TENON_INDEX_SLICE = 1,
+  TENON_INDEX_NEW_AXIS = 2,
+  TENON_INDEX_ELLIPSIS = 3
+};
 
 /* An omitted slice bound. */
 #define TENON_OMITTED INT64_MIN
@@ -256,7 +267,7 @@ typedef struct tenon_index {
 TENON_API tenon_status tenon_array_index(tenon_array* array, int32_t n, const tenon_index* indices,
                                          tenon_array** out, tenon_error* error);
 
-enum { TENON_COPY_IF_NEEDED = 0, TENON_COPY_NEVER = 1, TENON_COPY_ALWAYS = 2 };
+enum tenon_copy_mode { TENON_COPY_IF_NEEDED = 0, TENON_COPY_NEVER = 1, TENON_COPY_ALWAYS = 2 };
 
 /* The same elements in C order with another shape; one entry may be -1. Fails with VALUE (the sizes differ;
  * with TENON_COPY_NEVER: no strides describe the result). */
@@ -315,7 +326,7 @@ typedef struct tenon_view {
 
 #define TENON_VIEW_INIT {{0}}
 
-enum { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
+enum tenon_access { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
 
 /* access: TENON_READ, TENON_WRITE, or TENON_WRITE_OR_READ, which means read inside of the caller's own read
  * lease, and write otherwise. Waits for ops on the memory that were pushed before. site: the line of the
@@ -365,7 +376,7 @@ typedef struct tenon_lease {
 
 #define TENON_LEASE_INIT {{0}}
 
-enum {
+enum tenon_lease_flags {
   TENON_OVERWRITE = 1 << 0,        /* with TENON_WRITE: every element is written before any is read */
   TENON_IGNORE_OWNER_DIED = 1 << 1 /* for a lease: accept what a dead writer left (share.h) */
 };
@@ -422,8 +433,13 @@ TENON_API int32_t tenon_lease_report(tenon_lease* lease, char* text, size_t size
  * not held. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
-enum { TENON_HOLDER_VIEW = 0, TENON_HOLDER_OP = 1, TENON_HOLDER_LEASE = 2, TENON_HOLDER_CALL = 3 };
-enum { TENON_HOLDER_PROCESS = 4 }; /* another process that uses the memory */
+enum tenon_holder_kind {
+  TENON_HOLDER_VIEW = 0,
+  TENON_HOLDER_OP = 1,
+  TENON_HOLDER_LEASE = 2,
+  TENON_HOLDER_CALL = 3,
+  TENON_HOLDER_PROCESS = 4 /* another process that uses the memory */
+};
 
 /* A holder of the memory of an array, or a waiter for it. */
 typedef struct tenon_holder {
@@ -487,7 +503,7 @@ typedef struct tenon_use {
 } tenon_use;
 
 /* The behaviour if views of ordinary code conflict with an op. */
-enum {
+enum tenon_conflict_policy {
   TENON_CONFLICT_RAISE = 0, /* the push fails with LEASE_CONFLICT, and nothing is queued */
   TENON_CONFLICT_WAIT = 1,  /* the op waits until the views are closed */
   TENON_CONFLICT_IGNORE = 2 /* the caller promises not to use the views before the op is done */
@@ -545,10 +561,11 @@ typedef struct tenon_await {
  * reports the end of the op. Fails with DEADLOCK (the op waits for a lease of this task, directly or through
  * others) and LEASE_CONFLICT (in the body of an op); the declaration is then not made. task: as in
  * tenon_lease_options. */
-TENON_API tenon_status tenon_await_begin(tenon_await* await, tenon_op* op, uint64_t task, tenon_error* error);
-TENON_API void tenon_await_end(tenon_await* await); /* idempotent */
+TENON_API tenon_status tenon_await_begin(tenon_await* awaited, tenon_op* op, uint64_t task,
+                                         tenon_error* error);
+TENON_API void tenon_await_end(tenon_await* awaited); /* idempotent */
 /* As tenon_lease_report, of an await that has begun. \since 0.3 */
-TENON_API int32_t tenon_await_report(tenon_await* await, char* text, size_t size);
+TENON_API int32_t tenon_await_report(tenon_await* awaited, char* text, size_t size);
 
 /* Runs a ready op in this thread. Returns 1 if it ran one, 0 if none is ready, -1 if the engine has
  * threads. */
@@ -636,7 +653,7 @@ TENON_API tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* e
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;
 
-enum {
+enum tenon_export_flags {
   TENON_EXPORT_FOR_READ = 1 << 0, /* the consumer promises to only read: the view counts as a reader, and
                                      the legacy struct may export a read-only array */
   TENON_EXPORT_COPIED = 1 << 1    /* sets IS_COPIED: the array is a copy for this consumer */
@@ -669,7 +686,9 @@ TENON_API tenon_status tenon_array_from_dlpack_legacy(struct DLManagedTensor* te
 
 typedef struct tenon_function tenon_function;
 
-enum { TENON_THREADSAFE = 1 << 0 }; /* several threads may call the function at the same time */
+enum tenon_function_flags {
+  TENON_THREADSAFE = 1 << 0
+}; /* several threads may call the function at the same time */
 
 /* path: a library file, or NULL for a symbol that is already in the process. Fails with NOT_FOUND (library,
  * symbol), VALUE (prototype; the message shows the position of the error). */

@@ -89,7 +89,7 @@ TENON_API void tenon_worker_answer(tenon_worker* worker, int32_t code, const cha
 TENON_API void tenon_worker_leave(tenon_worker* worker);
 
 /* Further flags of tenon_generator. Since 0.6. */
-enum {
+enum tenon_generator_flags {
   /* A batch depends only on its index, seed and epoch, and not on the batches before it. */
   TENON_IS_INDEXED = 1 << 8,
   /* fill writes and restores states, as tenon/request.h says. Each worker has a state of its own, so worker
@@ -151,7 +151,7 @@ typedef struct tenon_feed tenon_feed;
 typedef struct tenon_batch tenon_batch;
 
 /* flags of tenon_feed_options */
-enum {
+enum tenon_feed_flags {
   TENON_PROCESSES = 1 << 0,    /* workers are processes */
   TENON_ROUND_ROBIN = 1 << 1,  /* worker i modulo workers fills the batch at place i; else any */
   TENON_SHARED_SLOTS = 1 << 2, /* the slots lie in a memory file, also if workers are threads */
@@ -165,7 +165,7 @@ enum {
 };
 
 /* The behaviour if a generator fails at a batch, its process ends, or it takes too long. */
-enum {
+enum tenon_on_error {
   TENON_ON_ERROR_RAISE = 0, /* the consumer gets the failure at the batch's position; the epoch ends */
   TENON_ON_ERROR_SKIP = 1,  /* the consumer gets the next batch */
   TENON_ON_ERROR_RETRY = 2  /* the batch is filled again, up to retries times, by a new process or, after a
@@ -173,7 +173,7 @@ enum {
 };
 
 /* The behaviour if the consumer holds every slot and requests another batch. */
-enum {
+enum tenon_on_starved {
   TENON_ON_STARVED_WAIT = 0, /* waits until another thread releases a batch */
   TENON_ON_STARVED_COPY = 1, /* copies batches that would leave the workers no slot */
   TENON_ON_STARVED_GROW = 2, /* adds slots while memory is available */
@@ -263,7 +263,7 @@ TENON_API tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_plac
 TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out,
                                        tenon_error* error);
 
-enum {
+enum tenon_failure_kind {
   TENON_FAILED = 0, /* the generator returned a code */
   TENON_DIED = 1,   /* its process ended */
   TENON_HUNG = 2    /* it took longer than fill_timeout_ns */

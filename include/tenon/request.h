@@ -47,7 +47,7 @@ typedef struct tenon_fill_request {
 } tenon_fill_request;
 
 /* flags of a request */
-enum {
+enum tenon_fill_flags {
   TENON_RESUMED = 1 << 0, /* the feed began this epoch, or an earlier one, at a position that was set */
   /* Before it fills the batch, the generator restores the state whose restore_nbytes bytes are in state. */
   TENON_RESTORE_STATE = 1 << 1,
@@ -55,12 +55,12 @@ enum {
 };
 
 /* notes of a fill */
-enum {
+enum tenon_fill_notes {
   TENON_IGNORED_INDEX = 1 << 0 /* it used neither index nor seed, so the batch depends on earlier batches */
 };
 
 /* Results of fill and prepare that are not failures. */
-enum {
+enum tenon_fill_result {
   TENON_NO_BATCH = -2147483647,     /* there is no batch with this index: the consumer gets the next one */
   TENON_END_OF_EPOCH = -2147483646, /* the epoch ends before this batch */
   TENON_UNWRITTEN = -2147483645     /* of fill: the batch is passed on, but a field was not written */

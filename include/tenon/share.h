@@ -24,7 +24,7 @@ extern "C" {
 
 /* -------------------------------------------------------------------------------- shared arrays */
 
-enum {
+enum tenon_shared_flags {
   TENON_HUGE_PAGES = 1 << 0, /* from the reserved huge page pool; NO_MEMORY if it is empty */
   TENON_POPULATED = 1 << 1   /* maps all pages into this process now */
 };
@@ -189,12 +189,12 @@ TENON_API void tenon_text_free(char* text);
 typedef struct tenon_channel tenon_channel;
 typedef struct tenon_item tenon_item;
 
-enum {
+enum tenon_channel_kind {
   TENON_CHANNEL_QUEUE = 0,     /* each item goes to one consumer, which may write to it */
   TENON_CHANNEL_BROADCAST = 1, /* each item goes to all consumers */
   TENON_CHANNEL_LATEST = 2     /* receivers get the newest item; producers never wait for them */
 };
-enum {
+enum tenon_when_full {
   TENON_WHEN_FULL_WAIT = 0,
   TENON_WHEN_FULL_DROP_OLDEST = 1, /* the oldest item that no consumer has received */
   TENON_WHEN_FULL_RAISE = 2        /* LEASE_CONFLICT */

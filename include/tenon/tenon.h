@@ -17,6 +17,8 @@
  *  - Strings are UTF-8 and end with NUL. No C++ exception crosses this boundary in either direction, so
  *    callbacks must not throw.
  *  - "Fails with VALUE" means that the function returns TENON_ERR_VALUE.
+ *  - A process uses one copy of the library, the one that was loaded first. In another copy, every function
+ *    with an error struct fails with SYSTEM and names the files of both.
  *  - \since gives the C ABI version (tenon/version.h) in which a section appeared.
  */
 #ifndef TENON_TENON_H_

@@ -8,6 +8,10 @@
 #ifndef TENON_TENON_HPP_
 #define TENON_TENON_HPP_
 
+#if __cplusplus < 202002L
+#error "tenon.hpp needs C++20: g++ 11 or clang++ 15 or newer, with -std=c++20"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -123,12 +123,22 @@ int clear_block(PyObject* self) {
   return 0;
 }
 
+// asyncio's _get_running_loop, a new reference. Null: nothing has imported asyncio, or an import has begun.
+PyObject* running_loop_function() {
+  static Name events("asyncio.events");
+  PyObject* const module = PyDict_GetItemWithError(PyImport_GetModuleDict(), events.get());
+  if (module == nullptr) return nullptr;
+  const nb::object function = nb::getattr(nb::handle(module), "_get_running_loop", nb::none());
+  return function.is_none() ? nullptr : Py_NewRef(function.ptr());
+}
+
 // asyncio runs an event loop in this thread.
 bool is_in_event_loop() {
   static PyObject* function = nullptr;
   static PyCFunction direct = nullptr;  // what it calls, if it is a function in C
   if (function == nullptr) {
-    function = nb::object(nb::module_::import_("asyncio.events").attr("_get_running_loop")).release().ptr();
+    function = running_loop_function();
+    if (function == nullptr) return false;
     if (Py_IS_TYPE(function, &PyCFunction_Type) && PyCFunction_GetFlags(function) == METH_NOARGS) {
       direct = PyCFunction_GetFunction(function);
     }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The module tenon._core: refuses interpreters that it is not made for, then adds its parts in order.
+#include <dlfcn.h>
+
 #include <stdexcept>
+#include <string>
 
 #include "callbacks.h"
 #include "dlpack_import.h"
@@ -28,6 +31,25 @@ bool is_loaded = false;  // under the GIL
 
 bool is_main_interpreter() { return PyInterpreterState_GetID(PyInterpreterState_Get()) == 0; }
 
+// Fails unless the loaded library works with this module: an older one, or another copy of it, may have been
+// in the process before.
+void check_library() {
+  uint32_t major = 0;
+  uint32_t minor = 0;
+  tenon_abi_version(&major, &minor);
+  if (major != TENON_ABI_MAJOR || minor < TENON_ABI_MINOR) {
+    Dl_info library{};
+    const bool has_path = dladdr(reinterpret_cast<void*>(&tenon_abi_version), &library) != 0;
+    throw std::runtime_error(std::string(has_path ? library.dli_fname : "libtenon") + " has the C ABI " +
+                             std::to_string(major) + "." + std::to_string(minor) + ", and tenon needs " +
+                             std::to_string(TENON_ABI_MAJOR) + "." + std::to_string(TENON_ABI_MINOR) +
+                             ": import tenon before the module that loads it, or update it");
+  }
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_dtype dtype;
+  if (tenon_dtype_from_name("u1", &dtype, &error) != TENON_OK) throw std::runtime_error(error.message);
+}
+
 }  // namespace
 
 NB_MODULE(core, module) {
@@ -37,6 +59,7 @@ NB_MODULE(core, module) {
         "tenon was imported in this process before, and its native part cannot be loaded a second time: "
         "leave tenon in sys.modules");
   }
+  check_library();
   module.doc() = "The native part of tenon. Use the package tenon, not this module.";
   module.attr("__version__") = tenon_version();
   nb::set_leak_warnings(false);  // dtypes and names are made once and live as long as the process

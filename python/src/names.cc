@@ -38,12 +38,29 @@ bool is_of_class_statement(PyTypeObject* type) {
   return has_flag(type, Py_TPFLAGS_HEAPTYPE) && dealloc_of(type) == class_dealloc();
 }
 
+// asyncio's Future or Task, which are plain, too. Nothing has any of them before asyncio is imported.
+bool is_task(PyTypeObject* type) {
+  static Name name("_asyncio");
+  static PyObject* classes[2] = {};
+  if (classes[0] == nullptr) {
+    PyObject* const module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name.get());
+    if (module == nullptr) return false;
+    const nb::object future = nb::getattr(nb::handle(module), "Future", nb::none());
+    const nb::object task = nb::getattr(nb::handle(module), "Task", nb::none());
+    if (future.is_none() || task.is_none()) return false;  // another thread imports it
+    classes[1] = Py_NewRef(task.ptr());
+    classes[0] = Py_NewRef(future.ptr());
+  }
+  PyObject* const object = reinterpret_cast<PyObject*>(type);
+  return object == classes[0] || object == classes[1];
+}
+
 // Whether instances have only references, and no addresses of the memory of other objects.
 bool is_plain(PyTypeObject* type) {
   while (is_of_class_statement(type)) {
     type = static_cast<PyTypeObject*>(PyType_GetSlot(type, Py_tp_base));
   }
-  return PySet_Contains(plain_types, reinterpret_cast<PyObject*>(type)) == 1;
+  return PySet_Contains(plain_types, reinterpret_cast<PyObject*>(type)) == 1 || is_task(type);
 }
 
 bool is_running(PyObject* generator) {

@@ -14,12 +14,39 @@ import json
 import sys
 from pathlib import Path
 
+CONFIG_OPTIONS = {
+    "--cflags": "the compiler's options for tenon/tenon.h",
+    "--libs": "the linker's options for libtenon, with its run path",
+    "--includedir": "the folder of tenon/tenon.h",
+    "--includes": "the same as --cflags",
+    "--cmakedir": "the folder for find_package(tenon)",
+    "--pkgconfigdir": "the folder of tenon.pc, for PKG_CONFIG_PATH",
+    "--libdir": "the folder of libtenon.so",
+    "--version": "the version of the package",
+}
+
+
+class _Version(argparse.Action):
+    """Prints the version and ends the program."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        import tenon
+
+        print(f"tenon {tenon.__version__}")
+        parser.exit()
+
 
 def _prefix() -> Path:
     """The folder with include/ and lib/: the folder of the extension, also if the package is elsewhere."""
     spec = importlib.util.find_spec("tenon._core")
     if spec is None or spec.origin is None:
-        raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon")
+        raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon-arrays")
     return Path(spec.origin).resolve().parent
 
 
@@ -27,17 +54,23 @@ def _config(arguments: argparse.Namespace) -> int:
     import tenon
 
     prefix = _prefix()
-    folders = {
-        "includes": (prefix / "include", "tenon/tenon.h", "-I"),
-        "cmakedir": (prefix / "lib" / "cmake" / "tenon", "tenonConfig.cmake", ""),
-        "libdir": (prefix / "lib", "libtenon.so", ""),
+    include, lib = prefix / "include", prefix / "lib"
+    cmake, pkgconfig = lib / "cmake" / "tenon", lib / "pkgconfig"
+    answers: dict[str, tuple[str | Path, Path]] = {  # option: what it prints, and a file that must be there
+        "cflags": (f"-I{include}", include / "tenon" / "tenon.h"),
+        "libs": (f"-L{lib} -Wl,-rpath,{lib} -ltenon", lib / "libtenon.so"),
+        "includedir": (include, include / "tenon" / "tenon.h"),
+        "includes": (f"-I{include}", include / "tenon" / "tenon.h"),
+        "cmakedir": (cmake, cmake / "tenonConfig.cmake"),
+        "pkgconfigdir": (pkgconfig, pkgconfig / "tenon.pc"),
+        "libdir": (lib, lib / "libtenon.so"),
     }
-    for name, (folder, file, mark) in folders.items():
+    for name, (answer, file) in answers.items():
         if getattr(arguments, name):
-            if not (folder / file).is_file():
-                print(f"tenon config: {folder / file} is missing; reinstall tenon", file=sys.stderr)
+            if not file.is_file():
+                print(f"tenon config: {file} is missing; reinstall tenon-arrays", file=sys.stderr)
                 return 1
-            print(f"{mark}{folder}")
+            print(answer)
     if arguments.version:
         print(tenon.__version__)
     return 0
@@ -45,7 +78,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from tenon.demo import DemoError, run
-    from tenon.demo.report import table
+    from tenon.demo.report import table, verdict
 
     try:
         result = run(arguments.framework, arguments.workers, arguments.seed, arguments.quick)
@@ -55,6 +88,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     print("\n" + table(result), flush=True)
     if arguments.json:
         print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        print("\n" + verdict(result), flush=True)
     return 0
 
 
@@ -91,7 +126,7 @@ def _plot(arguments: argparse.Namespace) -> int:
         from tenon._tools import plot as plot
     except ImportError as error:
         reason = f"it draws with matplotlib, which cannot be used ({error})"
-        print(f'tenon plot: {reason}: pip install "tenon[plot]"', file=sys.stderr)
+        print(f'tenon plot: {reason}: pip install "tenon-arrays[plot]"', file=sys.stderr)
         return 1
     try:
         print(plot.draw_file(arguments.trace, arguments.picture))
@@ -117,6 +152,7 @@ def _positive(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tenon", description="Array memory lent, not copied.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version of the package")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser(
@@ -153,10 +189,8 @@ def _parser() -> argparse.ArgumentParser:
     plot.set_defaults(call=_plot)
 
     config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
-    config.add_argument("--includes", action="store_true", help="the compiler's option for tenon/tenon.h")
-    config.add_argument("--cmakedir", action="store_true", help="the folder for find_package(tenon)")
-    config.add_argument("--libdir", action="store_true", help="the folder of libtenon.so")
-    config.add_argument("--version", action="store_true", help="the version of the package")
+    for option, text in CONFIG_OPTIONS.items():
+        config.add_argument(option, action="store_true", help=text)
     config.set_defaults(call=_config, parser=config)
     return parser
 
@@ -165,10 +199,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.call is _config and not any(
-        (arguments.includes, arguments.cmakedir, arguments.libdir, arguments.version)
-    ):
-        arguments.parser.error("nothing asked: give --includes, --cmakedir, --libdir or --version")
+    if arguments.call is _config and not any(getattr(arguments, name[2:]) for name in CONFIG_OPTIONS):
+        arguments.parser.error(f"nothing asked: give one of {', '.join(CONFIG_OPTIONS)}")
     try:
         status: int = arguments.call(arguments)
     except KeyboardInterrupt:

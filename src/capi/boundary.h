@@ -10,6 +10,7 @@
 
 #include "array/array.h"
 #include "base/error.h"
+#include "capi/second_copy.h"
 #include "sync/failure.h"
 #include "sync/requests.h"
 #include "tenon/tenon.h"
@@ -69,6 +70,8 @@ tenon_status guarded(tenon_error* error, Body&& body) noexcept {
 #ifdef TENON_FAULT_INJECTION
     if (fault != nullptr) fault();
 #endif
+    if (is_second_copy) [[unlikely]]
+      refuse_second_copy();
     body();
     return TENON_OK;
   } catch (const OpFailure& e) {

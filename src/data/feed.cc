@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -32,6 +31,31 @@ std::string seconds_text(int64_t ns) {
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.1f s", static_cast<double>(ns) / kSecond);
   return buffer;
+}
+
+// As sigabbrev_np, which glibc before 2.32 does not have. "?" for signals that no program dies of by itself.
+const char* signal_name(int32_t signal) noexcept {
+  switch (signal) {
+    case SIGABRT: return "ABRT";
+    case SIGALRM: return "ALRM";
+    case SIGBUS: return "BUS";
+    case SIGFPE: return "FPE";
+    case SIGHUP: return "HUP";
+    case SIGILL: return "ILL";
+    case SIGINT: return "INT";
+    case SIGKILL: return "KILL";
+    case SIGPIPE: return "PIPE";
+    case SIGQUIT: return "QUIT";
+    case SIGSEGV: return "SEGV";
+    case SIGSYS: return "SYS";
+    case SIGTERM: return "TERM";
+    case SIGTRAP: return "TRAP";
+    case SIGUSR1: return "USR1";
+    case SIGUSR2: return "USR2";
+    case SIGXCPU: return "XCPU";
+    case SIGXFSZ: return "XFSZ";
+    default: return "?";
+  }
 }
 
 std::string ticket_text(const Ticket& ticket) {
@@ -294,7 +318,7 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
     case TENON_DIED:
       text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
       if (f.exit_signal != 0) {
-        text += concat("was killed by signal ", f.exit_signal, " (", sigabbrev_np(f.exit_signal),
+        text += concat("was killed by signal ", f.exit_signal, " (", signal_name(f.exit_signal),
                        f.exit_signal == SIGKILL ? "; out of memory?" : "", ")");
       } else {
         text += f.exit_code >= 0 ? concat("ended with exit code ", f.exit_code) : "could not be started";

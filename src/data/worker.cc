@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,7 +132,7 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
 Worker::Received Worker::next(int64_t timeout_ns) {
   if (has_left_) return Received::kOver;
   if (ring_.thread.load(std::memory_order_relaxed) == 0) {
-    ring_.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
+    ring_.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   }
   const Deadline deadline(timeout_ns);
   while (true) {

@@ -22,6 +22,13 @@
 #include "data/generator_call.h"
 #include "data/worker.h"
 
+#ifndef SYS_pidfd_open  // the headers of glibc 2.28 have neither
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
+
 namespace tenon::impl {
 namespace {
 

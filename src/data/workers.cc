@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/workers.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -650,7 +651,7 @@ std::string Workers::take_report() {
 void Workers::work(int32_t number) noexcept {
   working_for = this;
   FillLoop& loop = loops_[static_cast<size_t>(number)];
-  loop.thread.store(static_cast<uint32_t>(gettid()), std::memory_order_relaxed);
+  loop.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   try {
     // If it cannot be started, its first batch fails.
     if (processes_ && loop.is_second) (void)processes_->start(number);

@@ -3,26 +3,39 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from installed import HERE, config, run
 
-HERE = Path(__file__).parent
-
-
-def run(*command, **options):
-    """The output of a command; a failure shows what it printed."""
-    result = subprocess.run(command, capture_output=True, text=True, **options)
-    assert result.returncode == 0, f"{command} gives {result.returncode}:\n{result.stdout}\n{result.stderr}"
-    return result.stdout
+# The build requirements of tests/install/package, and what these require.
+BUILD_PACKAGES = (
+    *("tenon-arrays", "nanobind-backend", "numpy"),
+    *("scikit-build-core", "packaging", "pathspec", "cmake", "ninja"),
+)
 
 
 @pytest.fixture(scope="module")
 def cmake_dir():
-    return run(sys.executable, "-m", "tenon", "config", "--cmakedir").strip()
+    return config("--cmakedir")
+
+
+def repack(distribution, folder):
+    """Makes the wheel of an installed distribution again, without the scripts that pip has generated."""
+    tag = distribution.read_text("WHEEL").split("Tag: ")[1].split()[0]
+    name = distribution.name.replace("-", "_")
+    files = [file for file in distribution.files if file.parts[0] != ".." and file.suffix != ".pyc"]
+    records = [file for file in files if file.name == "RECORD"]
+    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tag}.whl", "w") as archive:
+        for file in files:
+            if file not in records:
+                archive.write(distribution.locate_file(file), str(file))
+        archive.writestr(str(records[0]), "".join(f"{name},,\n" for name in archive.namelist()))
 
 
 def configure(cmake_dir, build, *options):
@@ -45,16 +58,66 @@ def test_another_minor_version_is_refused(cmake_dir, tmp_path, other):
     assert result.returncode != 0 and "not compatible with the version" in result.stderr
 
 
+def build_package(source, index, folder):
+    """What pip prints when it builds a wheel with build isolation, and only the index has packages."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))
+    }
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, source]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """A directory with the wheels that the build of tests/install/package needs, and no others."""
+    folder = tmp_path_factory.mktemp("index")
+    try:
+        for name in BUILD_PACKAGES:
+            repack(metadata.distribution(name), folder)
+    except metadata.PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed here")
+    return folder
+
+
 @pytest.mark.slow
-def test_another_package_builds_against_the_wheel_without_a_path(cmake_dir, tmp_path):
-    pytest.importorskip("scikit_build_core")
-    command = [sys.executable, "-m", "pip", "wheel", HERE / "package", "--no-build-isolation", "--no-deps"]
-    run(*command, "--no-index", "--wheel-dir", tmp_path, f"-Cbuild-dir={tmp_path / 'build'}")
+def test_another_package_that_requires_tenon_builds_in_isolation(cmake_dir, index, tmp_path):
+    done = build_package(HERE / "package", index, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     [wheel] = tmp_path.glob("tenon_client-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     library = tmp_path / "tenon_client/libclient.so"
-    tenon = ctypes.CDLL(os.fspath(Path(cmake_dir).parent.parent / "libtenon.so"))
+    tenon = ctypes.CDLL(os.fspath(Path(cmake_dir).parent.parent / "libtenon.so.0"))
     client = ctypes.CDLL(os.fspath(library))
     client.client_version.restype = tenon.tenon_version.restype = ctypes.c_char_p
     assert client.client_version() == tenon.tenon_version()
+
+
+# These were static before glibc 2.33, so that programs for older ones do not need them.
+ONCE_STATIC = {f"{name}{bits}" for name in ("stat", "fstat", "lstat", "fstatat") for bits in ("", "64")}
+# libstdc++ and src/ipc/timed_lock.cc use these where glibc has them, and others where not.
+OPTIONAL = {"__libc_single_threaded", "pthread_cond_clockwait", "pthread_mutex_clocklock"}
+
+
+def symbols(library, which):
+    """Pairs (name, version) of a shared library: "defined" or "undefined" ones."""
+    text = run("nm", "--dynamic", f"--{which}-only", "--format=posix", library)
+    names = (line.split()[0] for line in text.splitlines())
+    return [re.split("@+", name) for name in names if "@GLIBC_2" in name or "@@GLIBC_2" in name]
+
+
+def test_the_sources_use_no_function_that_is_newer_than_glibc_2_28(cmake_dir):
+    with open("/proc/self/maps") as maps:
+        [libc] = {line.split()[-1] for line in maps if line.rstrip().endswith("/libc.so.6")} or [None]
+    if libc is None or tuple(map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))) < (2, 34):
+        pytest.skip("needs a glibc that has all of its functions in one library, with all of their versions")
+    oldest = {}
+    for name, version in symbols(libc, "defined"):
+        number = tuple(map(int, version.removeprefix("GLIBC_").split(".")))
+        oldest[name] = min(number, oldest.get(name, number))
+    package = Path(cmake_dir).parents[2]
+    for library in (package / "lib/libtenon.so.0", package / "_core.abi3.so"):
+        used = {name for name, _ in symbols(library, "undefined")} - ONCE_STATIC - OPTIONAL
+        assert len(used) > 20
+        assert {name: oldest[name] for name in used if name in oldest and oldest[name] > (2, 28)} == {}

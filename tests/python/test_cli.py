@@ -46,9 +46,19 @@ def demo_without(module, folder, *arguments):
 def test_config_prints_folders_that_hold_the_files():
     assert config("--includes").startswith("-I")
     assert Path(config("--includes").removeprefix("-I"), "tenon", "tenon.h").is_file()
+    assert config("--cflags") == config("--includes") == f"-I{config('--includedir')}"
     assert Path(config("--cmakedir"), "tenonConfig.cmake").is_file()
+    assert Path(config("--pkgconfigdir"), "tenon.pc").is_file()
     assert Path(config("--libdir"), "libtenon.so").is_file()
+    assert f"-L{config('--libdir')}" in config("--libs").split()
     assert config("--version") == tn.__version__
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tenon {tn.__version__}\n"
 
 
 def test_config_answers_several_questions_one_a_line(capsys):
@@ -62,9 +72,8 @@ def test_a_c_program_builds_with_what_config_prints(tmp_path):
     if compiler is None:
         pytest.skip("no C compiler")
     (tmp_path / "client.c").write_text(CLIENT)
-    libdir = config("--libdir")
-    command = [compiler, config("--includes"), "client.c", f"-L{libdir}", f"-Wl,-rpath,{libdir}", "-ltenon"]
-    subprocess.run([*command, "-o", "client"], cwd=tmp_path, check=True)
+    command = [compiler, *config("--cflags").split(), "client.c", *config("--libs").split(), "-o", "client"]
+    subprocess.run(command, cwd=tmp_path, check=True)
     answer = subprocess.run([tmp_path / "client"], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == tn.__version__
 
@@ -97,16 +106,39 @@ def test_demo_with_a_wrong_compiler_names_it():
 
 @pytest.mark.slow
 def test_demo_with_a_failing_compiler_shows_its_command():
-    pytest.importorskip("sklearn")
     message = tenon("demo", "--framework", "numpy", code=1, CC="false").stderr
     assert "digits.c" in message and "failed" in message and "Traceback" not in message
 
 
-def test_demo_without_scikit_learn_says_what_to_install(tmp_path):
-    message = demo_without("sklearn", tmp_path, "--framework", "numpy")
-    assert "pip install scikit-learn" in message and "Traceback" not in message
-
-
 def test_demo_on_torch_without_torch_says_what_to_install(tmp_path):
     message = demo_without("torch", tmp_path, "--framework", "torch")
-    assert "pip install torch" in message and "Traceback" not in message
+    assert "pip install 'tenon-arrays[torch]'" in message and "Traceback" not in message
+
+
+LATE = ("asyncio", "json", "multiprocessing", "ssl", "subprocess", "zipfile")
+
+
+@pytest.mark.parametrize("missing", ["torch", ""])
+def test_the_import_loads_no_module_that_is_seldom_needed(missing):
+    block = f"sys.modules[{missing!r}] = None\n" if missing else ""  # then it loads its loader
+    code = f"""
+import sys, numpy
+{block}before = set(sys.modules)
+import tenon
+print(sorted(({set(LATE)!r} & sys.modules.keys()) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_block_in_a_program_without_asyncio_does_not_load_it():
+    code = """
+import sys, tenon as tn
+a = tn.zeros(3)
+with a.write() as v: v[:] = 1
+with a.read(): pass
+tn.push(lambda x: None, a).wait()
+print("asyncio" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -14,11 +14,11 @@ import pytest
 
 import tenon as tn
 from tenon.copy_meter import why_unavailable
-from tenon.demo.report import OneLine
+from tenon.demo.report import OneLine, verdict
 from tenon.demo.run import ROWS
 from tenon.demo.source import PROTOTYPE, Source, build_library, find_compiler, load_digits
+from tenon.demo.speed import speed
 
-pytest.importorskip("sklearn")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,6 +30,7 @@ NUMBERS = [
     "host_copies_per_batch",
     "page_faults_per_batch",
     "slots",
+    "in_memory_loop_ratio",
 ]
 
 
@@ -56,6 +57,7 @@ def check(result):
     assert result["batch_bytes"] == ROWS * (64 * 4 + 8)
     assert 0 < result["seconds"] < result["total_seconds"]
     assert result["page_faults_per_batch"] <= 5
+    assert result["in_memory_loop_ratio"] > 0
     assert result["versions"]["tenon"] == tn.__version__
     if why_unavailable() is None:
         assert "page-write accounting" in result["host_copies_method"]
@@ -72,13 +74,17 @@ def test_demo_on_torch_reports_every_figure(tmp_path):
     result, done = run_demo(tmp_path, "--framework", "torch")
     check(result)
     assert result["framework"] == "torch"
+    assert result["dataloader_ratio"] > 0
+    assert result["dataloader_reason"] is None
     assert "accuracy on held-out digits" in done.stdout
 
 
 def test_demo_falls_back_to_numpy_and_to_a_line_of_progress(tmp_path):
-    result, done = run_demo(tmp_path, missing=["torch", "tqdm"])
+    result, done = run_demo(tmp_path, missing=["torch", "tqdm", "sklearn", "scipy", "threadpoolctl", "rich"])
     check(result)
     assert result["framework"] == "numpy"
+    assert result["dataloader_ratio"] is None
+    assert "PyTorch" in result["dataloader_reason"]
     assert "800/800" in done.stderr
 
 
@@ -165,6 +171,45 @@ def test_held_out_digits_are_not_trained_on(source):
     assert digits.images.shape == (1437, 1, 8, 8) and digits.held_out_images.shape == (360, 1, 8, 8)
     trained = {image.tobytes() for image in digits.images}
     assert not any(image.tobytes() in trained for image in digits.held_out_images)
+
+
+def test_the_digits_are_those_of_scikit_learn_in_its_split(source):
+    datasets = pytest.importorskip("sklearn.datasets")
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    options = {"test_size": 360, "random_state": 0, "stratify": labels}
+    train, held_out, train_labels, held_out_labels = train_test_split(
+        (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels, **options
+    )
+    digits = source.digits
+    ours = (digits.images, digits.labels, digits.held_out_images, digits.held_out_labels)
+    assert same(ours, (train, train_labels, held_out, held_out_labels))
+
+
+GOOD = {
+    "accuracy": 0.981,
+    "host_copies_per_batch": 0.0,
+    "page_faults_per_batch": 0.1,
+    "in_memory_loop_ratio": 0.95,
+    "dataloader_ratio": None,
+    "quick": False,
+}
+
+
+def test_the_last_line_says_pass_or_each_goal_that_is_missed():
+    assert verdict(GOOD) == verdict(GOOD | {"dataloader_ratio": 1.5}) == "PASS"
+    missed = verdict(GOOD | {"accuracy": 0.96, "dataloader_ratio": 1.0})
+    assert missed == (
+        "MISSED: accuracy on held-out digits is 96.0% (goal: >= 97 %); "
+        "speed / PyTorch's DataLoader is 1.00 (goal: >= 1.5)"
+    )
+    assert "rough" in verdict(GOOD | {"accuracy": 0.96, "quick": True})
+
+
+def test_a_faster_contender_has_a_larger_ratio():
+    timings = {"fast": [1.0, 1.0, 2.0], "slow": [2.0, 3.0, 8.0]}
+    assert speed(timings, "fast", over="slow") == (3.0, [2.0, 4.0])
 
 
 def test_without_tqdm_progress_is_one_line(capsys):

@@ -217,7 +217,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path):
         env={**os.environ, "PYTHONPATH": path},
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("tenon plot: ") and 'pip install "tenon[plot]"' in done.stderr
+    assert done.stderr.startswith("tenon plot: ") and 'pip install "tenon-arrays[plot]"' in done.stderr
     assert not (tmp_path / "out.svg").exists()
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from typing import Any, BinaryIO, Literal
 
 from .. import _core
@@ -119,6 +118,8 @@ def _save_npz(file: File, arrays: dict[str, Any]) -> None:
 
     if isinstance(file, (str, os.PathLike)) and not os.fspath(file).endswith(".npz"):
         file = os.fspath(file) + ".npz"
+    import zipfile
+
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -19,13 +19,12 @@ from .plugin import Plugin
 from .progress import check as _check_progress
 from .resuming import check_can_resume, resume
 from .schema import schema_of
-from .serving import ServedFeed, Server, name_for
-from .serving import check as check_serving
-from .statistics import FeedStatistics, Meter
 from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
 if TYPE_CHECKING:
     from .attached import AttachedFeed
+    from .serving import ServedFeed, Server
+    from .statistics import FeedStatistics
 
 _log = logging.getLogger("tenon")
 
@@ -211,6 +210,9 @@ class Feed(Forms):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: it must be one of {known}")
         _check_progress(progress)
+        from .serving import name_for
+        from .statistics import Meter
+
         self.name = name_for(shared, on_starved)
         self.generator = generator
         self.schema = schema
@@ -335,7 +337,9 @@ class Feed(Forms):
         TenonError
             The feed is already being served, or another thread waits for a batch.
         """
-        check_serving(mode, epochs, consumers)
+        from .serving import ServedFeed, check
+
+        check(mode, epochs, consumers)
         if self._served is None:
             self._served = ServedFeed(self, mode)
         return self._served.serve(mode, epochs, consumers, background)

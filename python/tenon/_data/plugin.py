@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -61,6 +60,8 @@ def plugin(path: str | os.PathLike[str], /, **config: Any) -> Plugin:
     OpError
         The plug-in could not be opened; with the text of the plug-in.
     """
+    import json
+
     library = text_for_c(os.fsdecode(path), "path")
     text = json.dumps(config, ensure_ascii=False, allow_nan=False, default=_plain)
     native = NativePlugin(library, text)

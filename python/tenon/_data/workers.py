@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import multiprocessing
-import multiprocessing.context
 import pickle
 import signal
 import sys
@@ -28,6 +26,8 @@ from .._values import flag
 from .schema import schema_of
 
 if TYPE_CHECKING:
+    import multiprocessing.context
+
     from .feed import Feed
 
 _START_METHODS = ("fork", "spawn", "forkserver")
@@ -507,6 +507,8 @@ class Workers:
         if prepare is not None:
             self.prepare = prepare
         if processes:
+            import multiprocessing.context
+
             if isinstance(processes, str) and processes not in _START_METHODS:
                 raise ValueError(f"processes is {processes!r}: True, False or one of {_START_METHODS}")
             if isinstance(processes, multiprocessing.context.BaseContext):
@@ -545,6 +547,8 @@ class Workers:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.pid is not None
+        import multiprocessing.process
+
         # At exit, a forked child would end the processes that multiprocessing lists there. The feed ends its
         # workers itself.
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]

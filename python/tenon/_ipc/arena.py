@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, described, named
@@ -19,6 +18,9 @@ from .._sync.endings import Views
 from .._sync.lease import TimeLimit, heed_survivors, taken, taken_later
 from .._values import seconds
 from .planner import Plan, plan
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Arena:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
@@ -18,6 +17,9 @@ from .._errors import LeaseEscaped
 from .._sync.endings import Views, settle
 from .._sync.lease import where_views_hang
 from .._values import count
+
+if TYPE_CHECKING:
+    import asyncio
 
 _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
@@ -188,6 +190,8 @@ class Channel:
 
     async def _news(self, mode: Literal["r", "w"]) -> None:
         """Waits until the descriptor is readable."""
+        import asyncio
+
         loop, fd = asyncio.get_running_loop(), self.fileno(mode)
         future = loop.create_future()
         waiting = self._waiting.setdefault((loop, fd), [])

@@ -7,7 +7,6 @@ import collections
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
@@ -162,6 +161,8 @@ class Processes(Quick):
         self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
+        import multiprocessing
+
         context = loader.multiprocessing_context or multiprocessing.get_context()
         schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
         pipes = [context.Pipe(duplex=False) for _ in range(self._num_workers)]

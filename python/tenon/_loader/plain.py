@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import multiprocessing.context
 import os
 import types
 import warnings
@@ -358,6 +356,8 @@ def _context(given: Any, workers: int) -> Any:
             "multiprocessing_context can only be used with multi-process loading (num_workers > 0), "
             f"but got num_workers={workers}"
         )
+    import multiprocessing.context
+
     if isinstance(given, str):
         if given not in multiprocessing.get_all_start_methods():
             raise ValueError(

@@ -8,7 +8,6 @@ until that object is gone.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import collections
 import contextlib
@@ -89,7 +88,6 @@ def _plain_types() -> frozenset[type]:
             *(collections.deque, collections.defaultdict, collections.OrderedDict, functools.partial),
             *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
             *(contextvars.Context, contextvars.ContextVar, contextvars.Token),
-            *(asyncio.Future, asyncio.Task),
         ]
     )
 

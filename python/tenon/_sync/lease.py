@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gc
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
@@ -18,6 +17,9 @@ from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
 from .endings import settle
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
+
+if TYPE_CHECKING:
+    import asyncio
 
 Mode = Literal["r", "w"]
 
@@ -226,6 +228,8 @@ async def granted(
 ) -> None:
     """Requests a lease and waits until it is granted to the task. The caller then checks it or, for an arena,
     enters it."""
+    import asyncio
+
     signal = Signal(lease.report)
 
     def tell() -> None:
@@ -259,6 +263,8 @@ async def granted(
 async def cancelled(lease: NativeLease) -> None:
     """Cancels a lease, and waits until it is not held. The thread that granted it may still wait for the GIL
     to call `tell`. A cancellation meanwhile is raised at the end."""
+    import asyncio
+
     cancellation = None
     while not lease.cancel():
         try:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from asyncio import events
+import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from . import waits
+
+if TYPE_CHECKING:
+    import asyncio
 
 _log = logging.getLogger("tenon")
 
@@ -21,7 +23,13 @@ _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threa
 
 def current_task() -> asyncio.Task[Any] | None:
     """The asyncio task that this thread runs."""
-    return None if events._get_running_loop() is None else asyncio.current_task()
+    events = sys.modules.get("asyncio.events")  # imported by whoever runs a loop
+    running_loop = getattr(events, "_get_running_loop", None)  # None while another thread imports it
+    if running_loop is None or running_loop() is None:
+        return None
+    import asyncio
+
+    return asyncio.current_task()
 
 
 def number_of(task: asyncio.Task[Any] | None) -> int:
@@ -42,6 +50,8 @@ class Signal:
     """
 
     def __init__(self, report: Callable[[bool], str]) -> None:
+        import asyncio
+
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
         self._ask = report
@@ -99,6 +109,8 @@ class Signal:
 
 async def until_empty(find: Callable[[], str]) -> None:
     """Polls until ``find`` returns an empty text. ``find``: what there is to wait for, in words."""
+    import asyncio
+
     timer, pause = waits.ReportTimer(), 0.0
     while found := find():
         if timer.is_due():

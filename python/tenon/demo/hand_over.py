@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts host copies and page faults between the C function's write and the framework's tensor.
+"""What the way from the C function's write to the framework's tensor costs: host copies and page faults.
 
-The interpreter itself writes some hundred pages for each batch of any size. So copies are counted on batches
-of many megabytes, and the pages that the same code writes for batches of one row are subtracted."""
+The interpreter itself writes some hundred pages per batch, whatever the batch holds. So copies are counted on
+batches of many megabytes, and what the same code writes for batches of one row is subtracted.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ Batches = Callable[[tn.Feed], Iterator[Any]]
 
 
 class _OneBatch:
-    """Each call returns the previous batch, takes the next one, and waits until the free slot is filled
-    again.
+    """Per call: gives back the batch before, takes the next one, waits until the free slot is filled again.
 
     So one call covers exactly one fill and one hand-over. Two slots, one worker.
     """
@@ -39,7 +39,7 @@ class _OneBatch:
         if self._change:
             self._held.extend([self._change(field) for field in self._held])
         for _ in range(_LONGEST_FILL // _PAUSE):
-            time.sleep(_PAUSE / 1000)  # seldom, because each look writes to the interpreter's heap
+            time.sleep(_PAUSE / 1000)  # few looks: each writes to the interpreter's heap
             if self._feed.stats().slots_ready > 0:
                 return
         raise TimeoutError(f"the C function has not filled a batch within {_LONGEST_FILL / 1000} s")
@@ -77,7 +77,7 @@ def count_copies(
     source: Source, batches: Batches, copy: Callable[[Any], Any], rows: int, rounds: int
 ) -> tuple[float, float | None, str]:
     """Host copies per batch between the C function's write and what `batches` yields; the same with a `copy`
-    of each array, to check the meter; and the method."""
+    of each array, to check that the meter sees what it should; and the method."""
     reason = why_unavailable()
     if reason is not None:
         method = f"pointer identity: the data's address lies in a slot ({reason})"

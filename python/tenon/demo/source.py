@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's data: scikit-learn's digits, and the C function that draws augmented batches of them."""
+"""The demo's data: the digits in digits.npz, and the C function that draws augmented batches of them."""
 
 from __future__ import annotations
 
@@ -40,25 +40,11 @@ class Digits:
 
 
 def load_digits() -> Digits:
-    """The 1,797 digits of scikit-learn, split the same way at every call.
-
-    Raises
-    ------
-    DemoError
-        scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_digits as load  # type: ignore[import-untyped]
-        from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise DemoError(f"the digits come with scikit-learn ({error}): pip install scikit-learn") from None
-    pixels, labels = load(return_X_y=True)
-    images = (pixels / 16).astype(np.float32).reshape(-1, 1, SIDE, SIDE)
-    parts = train_test_split(
-        images, labels.astype(np.int64), test_size=HELD_OUT, random_state=0, stratify=labels
-    )
-    train, held_out, train_labels, held_out_labels = (np.ascontiguousarray(part) for part in parts)
-    return Digits(train, train_labels, held_out, held_out_labels)
+    """The 1,797 digits that scikit-learn has, too. The last HELD_OUT are a stratified sample."""
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        images = (file["pixels"] / 16).astype(np.float32).reshape(-1, 1, SIDE, SIDE)
+        labels = file["labels"].astype(np.int64)
+    return Digits(images[:-HELD_OUT], labels[:-HELD_OUT], images[-HELD_OUT:], labels[-HELD_OUT:])
 
 
 def find_compiler() -> list[str]:

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 import tenon as tn
-from tenon.demo.numpy_learner import HIDDEN, learning_rate
+from tenon.demo.numpy_learner import learning_rate
 from tenon.demo.source import CLASSES, SIDE
+
+HIDDEN = 128
 
 
 class TorchLearner:

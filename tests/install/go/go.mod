@@ -1,0 +1,3 @@
+module tenon.example/client
+
+go 1.19
