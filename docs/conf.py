@@ -16,7 +16,7 @@ release = version = ".".join(numbers)
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["extensions"]
+exclude_patterns = ["extensions", "static"]
 suppress_warnings = ["ref.python"]  # words of docstrings that several classes have as members
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
@@ -29,5 +29,10 @@ python_maximum_signature_line_length = c_maximum_signature_line_length = cpp_max
 )
 add_module_names = False
 toc_object_entries_show_parents = "hide"
+default_role = "py:obj"
 html_theme = "furo"
+html_theme_options = {"top_of_page_buttons": []}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
 html_title = f"Tenon {release}"

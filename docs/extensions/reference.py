@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of C and C++, and the check that each public name is on a page.
+"""The reference of C and C++, corrections of that of Python, and the check that each name is on a page.
 
 The directive ``tenon-header`` shows a header. After all pages have been read, each public name that is on no
 page is a warning, and warnings fail the build. The names come from sources that the pages are not made of:
@@ -13,6 +13,7 @@ from typing import ClassVar
 from docutils import nodes
 from docutils.statemachine import StringList
 from header_text import FOLDER, Writer, prose, read
+from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
@@ -77,7 +78,30 @@ def check(app, env):
             logger.warning("%s of %s is on no page of docs/reference", name, language)
 
 
+def skip_what_numpy_alone_has(app, what, name, member, skip, options):
+    """NDArray has names of ndarray whose use raises an error that names the way."""
+    return True if member.__doc__ == "Not an attribute of NDArrays." else None
+
+
+def without_self(app, what, name, member, options, signature, result):
+    """The extension's signatures name it."""
+    return re.sub(r"^\(self(?:, )?", "(", signature or "") or None, result
+
+
+def correct(app, doctree):
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node["reftarget"] == "bool":  # in annotations: Python's, and not tn.bool
+            node.replace_self(nodes.Text("bool"))
+    for node in doctree.findall(nodes.literal_block):  # a doctest of a page ends with an empty line
+        if node.rawsource == node.astext():
+            node.rawsource = node.astext().rstrip()
+            node[:] = [nodes.Text(node.rawsource)]
+
+
 def setup(app):
+    app.connect("autodoc-skip-member", skip_what_numpy_alone_has)
+    app.connect("autodoc-process-signature", without_self)
+    app.connect("doctree-read", correct)
     app.add_directive("tenon-header", Header)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
