@@ -19,7 +19,7 @@ ACCESS = re.compile(r"(public|private|protected)\s*:(?!:)")
 RECORD = re.compile(
     r"(typedef )?(requires.*?[ )])?(enum class|enum|class|struct|union)\b ?([\w:<>, ]*?)(?: final)?"
 )
-INITIALIZERS = re.compile(r"\) ?(?:const )?(?:noexcept )?: [\w:]+[({<].*$")
+INITIALIZERS = re.compile(r"(?<=\))((?: noexcept)?) : [\w:]+[({<].*$")
 OPEN_INITIALIZER = re.compile(r"\)[^?]*\s:\s[^?]*[\w>]$", re.S)
 NO_PROSE = re.compile(r"NOLINT|namespace |clang-format|extern \"C\"")
 PART = re.compile(r"(?P<example>(?: {4}.*\n|\n(?= {4}))+)|(?P<text>.+\n(?:(?! {4}| *- ).+\n)*)|\n")
@@ -209,7 +209,7 @@ class Reader:
         self.comment = comment
         if end := re.compile(r"\s*;").match(self.text, self.at):
             self.at = end.end()
-        return self.simple(INITIALIZERS.sub(")", code), owner)
+        return self.simple(INITIALIZERS.sub(r"\1", code), owner)
 
     def record(self, template, record, code, comment):
         is_typedef, requires, kind, name = record.groups()
@@ -279,7 +279,7 @@ def linked(words):
         escaped = re.sub(r"([\\*|<>])", r"\\\1", parts[i])
         escaped = re.sub(r"(?<=\w)_(?!\w)", r"\\_", escaped)
         escaped = PAGE.sub(r"\\ :doc:`/\1`\\ ", escaped)
-        parts[i] = NAME.sub(r"\\ :c:func:`\1`\\ ", escaped)
+        parts[i] = NAME.sub(r"\\ :c:data:`\1`\\ ", escaped)
     for i in range(1, len(parts), 2):
         parts[i] = rf"\ ``{parts[i].strip()}``\ "
     return "".join(parts)

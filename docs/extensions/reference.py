@@ -88,6 +88,19 @@ def without_self(app, what, name, member, options, signature, result):
     return re.sub(r"^\(self(?:, )?", "(", signature or "") or None, result
 
 
+plain_docstrings = {}
+
+
+def keep_plain(app, what, name, member, options, lines):
+    """Napoleon would take what stands before a colon in the docstring of a property for a type."""
+    if what in ("attribute", "data", "property") and not any(line.startswith("---") for line in lines):
+        plain_docstrings[name], lines[:] = lines[:], []
+
+
+def restore_plain(app, what, name, member, options, lines):
+    lines += plain_docstrings.pop(name, [])
+
+
 def correct(app, doctree):
     for node in list(doctree.findall(addnodes.pending_xref)):
         if node["reftarget"] == "bool":  # in annotations: Python's, and not tn.bool
@@ -101,6 +114,8 @@ def correct(app, doctree):
 def setup(app):
     app.connect("autodoc-skip-member", skip_what_numpy_alone_has)
     app.connect("autodoc-process-signature", without_self)
+    app.connect("autodoc-process-docstring", keep_plain, priority=400)  # before Napoleon
+    app.connect("autodoc-process-docstring", restore_plain, priority=600)
     app.connect("doctree-read", correct)
     app.add_directive("tenon-header", Header)
     app.connect("env-check-consistency", check)
