@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `make docs` turns the Markdown files of this folder into HTML. They read well without it."""
+"""How `make docs` turns the pages of this folder into a site. The Markdown pages read well without it."""
 
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -12,9 +13,26 @@ author = "the Tenon authors"
 copyright = author
 release = version = ".".join(numbers)
 
-extensions = ["myst_parser"]
-source_suffix = {".md": "markdown"}
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["extensions", "static"]
+suppress_warnings = ["ref.python"]  # words of docstrings that several classes have as members
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+napoleon_google_docstring = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = c_maximum_signature_line_length = cpp_maximum_signature_line_length = (
+    90
+)
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+default_role = "py:obj"
 html_theme = "furo"
+html_theme_options = {"top_of_page_buttons": []}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
 html_title = f"Tenon {release}"

@@ -13,8 +13,6 @@ from report import machine, plural, table
 from . import chart, goals, parts
 from .parts import FOLDER, PARTS
 
-CHART = Path(__file__).resolve().parents[2] / "docs/feed.svg"
-
 
 def measured(part, options):
     """Name -> seconds in all rounds of all processes, names of those that are absent, versions."""
@@ -95,10 +93,6 @@ def run(options):
             notes.append(f"{PARTS[name].title}: not installed, and left out: {'; '.join(absent)}.")
     speeds = {name: seconds for name, seconds in found.items() if PARTS[name].kind != "first batch"}
     firsts = {name: seconds for name, seconds in found.items() if PARTS[name].kind == "first batch"}
-    drawing = chart.draw(speeds)
-    path = FOLDER / CHART.name if options.quick else CHART
-    path.write_text(drawing)
-    print(f"feed: {path}", file=sys.stderr, flush=True)
     effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds"
     text = [
         f"{machine()}. {versions}. `{options.command}`: {effort}; medians.",
@@ -118,4 +112,8 @@ def run(options):
     for name, seconds in speeds.items():
         text += ["", speed_table(PARTS[name], seconds)]
     text += ["", "### First batch", "", first_table(firsts)]
-    return "\n".join(text)
+    section = "\n".join(text)
+    path = FOLDER / chart.CHART.name if options.quick else chart.CHART
+    path.write_text(chart.draw(section))
+    print(f"feed: {path}", file=sys.stderr, flush=True)
+    return section

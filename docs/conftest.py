@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the files and runs the commands of the tutorial and the how-to guides before their examples run."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+# A block whose first line is a comment with the name of its file.
+FILE = re.compile(r"^```\w+\n((?:/\*|//|!) (\w+\.\w+)(?: \*/)?\n.*?)^```$", re.M | re.S)
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
+
+
+def run_commands(page, folder):
+    text = page.read_text()
+    for content, name in FILE.findall(text):
+        (folder / name).write_text(content)
+    for block in CONSOLE.findall(text):
+        for command, output in COMMAND.findall(block):
+            program = shlex.split(command)[0]
+            if "/" not in program and not shutil.which(program):
+                pytest.skip(f"{page.name} needs {program}")
+            done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, f"{page.name}: {command}\n{done.stderr}"
+            assert done.stdout == output, f"{page.name}: {command}"
+
+
+@pytest.fixture(autouse=True)
+def files_of_the_page(request, tmp_path, monkeypatch):
+    page = request.node.path
+    if page.parent == FOLDER / "howto" or page.name == "tutorial.md":
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+        monkeypatch.chdir(tmp_path)
+        run_commands(page, tmp_path)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart of the site shows the numbers of its page, and its reference has each name of the C ABI."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "bench/feed"), str(ROOT / "docs/extensions")]
+import chart  # noqa: E402
+import header_text  # noqa: E402
+
+TABLES = list(chart.tables(chart.PAGE.read_text()))
+
+
+def test_the_chart_is_drawn_from_the_page():
+    assert len(TABLES) >= 5
+    assert chart.CHART.read_text() == chart.draw(chart.PAGE.read_text()), "run bench/feed/chart.py"
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[title for title, *_ in TABLES])
+def test_a_faster_loader_has_a_longer_bar(table):
+    lines, _ = chart.panel(*table, 0, 0)
+    drawing = "\n".join(lines[2:-1])  # without title and subtitle, and the dashed line
+    widths = [float(width) for width in re.findall(r'<rect .*? width="([\d.]+)"', drawing)]
+    speeds = [chart.number(speed) for speed in re.findall(r'font-size="11" .*?>([\d.,]+)</text>', drawing)]
+    assert len(speeds) >= 4
+    for (slower, shorter), (faster, longer) in zip(
+        sorted(zip(speeds, widths)), sorted(zip(speeds, widths))[1:], strict=False
+    ):
+        assert faster >= slower
+        assert longer >= shorter
+
+
+def documented(declarations):
+    """The names of declarations and of their constants."""
+    for item in declarations:
+        if item.kind == "function":
+            yield re.search(r"(\w+)\(", item.code)[1]
+        elif item.kind == "type":
+            yield (re.search(r"\(\*(\w+)\)", item.code) or re.search(r"(\w+)$", item.code))[1]
+        elif item.kind in ("macro", "enumerator", "struct", "union", "enum"):
+            yield re.match(r"\w*", item.code)[0]
+        yield from documented(item.members)
+
+
+def test_the_reference_has_each_name_of_the_c_abi():
+    names = {
+        name
+        for header in header_text.FOLDER.glob("*.h")
+        for name in documented(header_text.read(header.name)[1])
+    }
+    kinds = r"^(?:macro|enumerator|function|size) (\w+)(?: -?\d+)?$"
+    frozen = set(re.findall(kinds, (ROOT / "tests/abi/frozen.txt").read_text(), re.M))
+    assert len(frozen) > 200
+    assert not frozen - names
