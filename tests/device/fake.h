@@ -33,11 +33,10 @@ inline constexpr CUresult kCaptureIsolation = 905;
 inline constexpr CUresult kCaptureImplicit = 906;
 
 // What the driver has beyond the functions of cuda_api.h.
-#define TENON_FAKE_FUNCTIONS(X)                              \
-  TENON_CUDA_FUNCTIONS(X)                                    \
-  TENON_CUDA_OPTIONAL_FUNCTIONS(X)                           \
-  X(cuGetProcAddress, cuGetProcAddress_v2, GetProcAddressV2) \
-  X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, CUresult(int* mode))
+#define TENON_FAKE_FUNCTIONS(X)    \
+  TENON_CUDA_FUNCTIONS(X)          \
+  TENON_CUDA_OPTIONAL_FUNCTIONS(X) \
+  X(cuGetProcAddress, cuGetProcAddress_v2, GetProcAddressV2)
 
 #define TENON_FAKE_DECLARE(name, exported, ...) \
   extern "C" __attribute__((visibility("default"))) std::type_identity_t<__VA_ARGS__> exported;
@@ -226,6 +225,7 @@ struct CUstream_st {
   bool is_blocking;  // ordered with the legacy stream
   uint64_t priority = 0;
   std::deque<tenon::fake::Work> queue = {};
+  bool is_made = false;  // by cuStreamCreate
   bool is_held = false, is_destroyed = false;
   std::shared_ptr<tenon::fake::Capture> capture = {};
 };

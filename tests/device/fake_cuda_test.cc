@@ -154,11 +154,32 @@ TEST_F(FakeCuda, AWaitIsForTheLastRecordBeforeIt) {
   OK(cuStreamSynchronize(second));
 }
 
-// The two letters that two streams write to one place, over the seeds.
+// A held stream on whose event others wait, so that their work begins when all of it is submitted: what
+// happens is up to the seed alone.
+struct Gate {
+  CUstream held = nullptr;
+  CUevent opened = nullptr;
+
+  explicit Gate(std::initializer_list<CUstream> streams) {
+    cuStreamCreate(&held, CU_STREAM_NON_BLOCKING);
+    cuEventCreate(&opened, CU_EVENT_DISABLE_TIMING);
+    fake_cuda_hold(held);
+    cuEventRecord(opened, held);
+    for (CUstream stream : streams) cuStreamWaitEvent(stream, opened, 0);
+  }
+  void open() {
+    cuEventDestroy_v2(opened);
+    cuStreamDestroy_v2(held);  // ends the hold
+  }
+};
+
+void seed(int number) { fake_cuda_configure(("delay_us=0,seed=" + std::to_string(number)).c_str()); }
+
+// The two letters that two streams write to one place, over the seeds, until all are seen.
 std::set<std::string> outcomes(bool waits) {
   std::set<std::string> seen;
-  for (int seed = 1; seed <= 40; ++seed) {
-    fake_cuda_configure(("delay_us=20,seed=" + std::to_string(seed)).c_str());
+  for (int number = 1; number <= 200 && seen.size() < 4; ++number) {
+    seed(number);
     CUstream first = nullptr, second = nullptr;
     CUevent end = nullptr;
     CUdeviceptr place = 0;
@@ -166,12 +187,12 @@ std::set<std::string> outcomes(bool waits) {
     cuStreamCreate(&second, CU_STREAM_NON_BLOCKING);
     cuEventCreate(&end, CU_EVENT_DISABLE_TIMING);
     cuMemAlloc_v2(&place, 2);
-    for (int half = 0; half < 2; ++half)
-      cuMemsetD8Async(place + static_cast<CUdeviceptr>(half), 'a', 1, first);
+    Gate gate({first, second});
+    for (CUdeviceptr half = 0; half < 2; ++half) cuMemsetD8Async(place + half, 'a', 1, first);
     cuEventRecord(end, first);
     if (waits) cuStreamWaitEvent(second, end, 0);
-    for (int half = 0; half < 2; ++half)
-      cuMemsetD8Async(place + static_cast<CUdeviceptr>(half), 'b', 1, second);
+    for (CUdeviceptr half = 0; half < 2; ++half) cuMemsetD8Async(place + half, 'b', 1, second);
+    gate.open();
     EXPECT_EQ(cuStreamSynchronize(first), CUDA_SUCCESS);
     EXPECT_EQ(cuStreamSynchronize(second), CUDA_SUCCESS);
     std::string result(2, '?');
@@ -196,18 +217,31 @@ TEST_F(FakeCuda, ACopyIsTornByAnEarlyReuseOfItsSource) {
   CUstream fills = stream(), copies = stream();
   CUdeviceptr slot = device(n), out = device(n);
   bool is_torn = false;
-  for (int seed = 1; seed <= 200 && !is_torn; ++seed) {
-    fake_cuda_configure(("delay_us=0,seed=" + std::to_string(seed)).c_str());
+  for (int number = 1; number <= 200 && !is_torn; ++number) {
+    seed(number);
     OK(cuMemsetD8Async(slot, 'a', n, fills));
     OK(cuStreamSynchronize(fills));
+    Gate gate({fills, copies});
     OK(cuMemcpyAsync(out, slot, n, copies));
     OK(cuMemsetD8Async(slot, 'b', n, fills));  // no wait
+    gate.open();
     OK(cuStreamSynchronize(fills));
     OK(cuStreamSynchronize(copies));
     std::string bytes = bytes_at(out, n);
     is_torn = bytes.find('a') != std::string::npos && bytes.find('b') != std::string::npos;
   }
   EXPECT_TRUE(is_torn);
+}
+
+TEST_F(FakeCuda, WorkStartsLate) {
+  fake_cuda_configure("delay_us=1000");
+  CUdeviceptr a = device(1);
+  auto begin = Clock::now();
+  for (int i = 0; i < 100; ++i) {
+    OK(cuMemsetD8Async(a, 'a', 1, kPerThread));
+    OK(cuStreamSynchronize(kPerThread));
+  }
+  EXPECT_GT(Clock::now() - begin, std::chrono::milliseconds(20)) << "of 100 ms on average";
 }
 
 TEST_F(FakeCuda, TheLegacyStreamIsOrderedWithBlockingStreams) {

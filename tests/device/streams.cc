@@ -90,12 +90,16 @@ void end_context(Context& context) {
   fail_context(context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   context.error = CUDA_SUCCESS;
   context.legacy->capture.reset();
+  size_t n_made = std::erase_if(s.streams, [&](const auto& stream) {
+    return stream->context == &context && stream->is_made && !stream->is_destroyed;
+  });
+  s.counts["live.streams"] -= n_made;
   context.of_threads.clear();
   std::erase_if(s.streams, [&](const auto& stream) {
     return stream->context == &context && stream.get() != context.legacy;
   });
-  std::erase_if(s.events, [&](const auto& event) { return event.second->context == &context; });
-  s.counts["live.streams"] = s.counts["live.events"] = 0;
+  auto is_ours = [&](const auto& event) { return event.second->context == &context; };
+  s.counts["live.events"] -= std::erase_if(s.events, is_ours);
   for (auto block = s.blocks.begin(); block != s.blocks.end();) {
     uintptr_t base = (block++)->first;
     if (s.blocks.at(base).device == context.device) drop_block(base);
@@ -137,6 +141,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   TENON_FAKE_CALL(kContext);
   if (flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
   *stream = make_stream(*call.context, flags == CU_STREAM_DEFAULT);
+  (*stream)->is_made = true;
   ++s.counts["live.streams"];
   return CUDA_SUCCESS;
 }
