@@ -50,6 +50,14 @@ class Held {
 
 // Two devices of the fake driver. Other tests of the program may have used them before.
 class DeviceTest : public testing::Test {
+ public:
+  // Calls of the fake driver, which need a current device.
+  template <class... Parameters, class... Arguments>
+  static int on(tenon_device id, int (*function)(Parameters...), Arguments... arguments) {
+    const device::Device::Current current(device::Device::of(id));
+    return function(arguments...);
+  }
+
  protected:
   static void SetUpTestSuite() {
     setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
@@ -68,13 +76,6 @@ class DeviceTest : public testing::Test {
   }
 
   tenon_error error = TENON_ERROR_INIT;
-
-  // Calls of the fake driver, which need a current device.
-  template <class... Parameters, class... Arguments>
-  static int on(tenon_device id, int (*function)(Parameters...), Arguments... arguments) {
-    const device::Device::Current current(device::Device::of(id));
-    return function(arguments...);
-  }
 
   void expect(tenon_status wanted, tenon_status got, const char* text) {
     EXPECT_EQ(wanted, got) << error.message;

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "device/completions.h"
 #include "device/device_testing.h"
 
 namespace tenon::impl {
@@ -74,6 +75,30 @@ TEST(NoDriver, DevicesWithoutPoolsAllocateAllTheSame) {
               setenv("TENON_FAKE_CUDA", "devices=1,pools=0", 1);
               return error_of_create(kCuda, TENON_OK);
             }));
+}
+
+// The thread that waits for events must not keep a process from ending, nor call a driver that has ended.
+TEST(NoDriver, AProcessEndsWhileItsWorkIsNotDone) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+    setenv("TENON_FAKE_CUDA", "devices=1", 1);
+    alarm(60);
+    const int64_t n = 1000;
+    tenon_array* a = nullptr;
+    tenon_array* b = nullptr;
+    tenon_op* op = nullptr;
+    if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(1);
+    if (tenon_array_create(kInt32, 1, &n, kCuda, TENON_ZEROED, &b, nullptr) != TENON_OK) _exit(2);
+    device::Device& device = device::Device::of(kCuda);
+    if (DeviceTest::on(kCuda, fake_cuda_hold, device.stream(device::Lane::kToDevice)) != 0) _exit(3);
+    if (tenon_push_copy(a, b, nullptr, &op, nullptr) != TENON_OK) _exit(4);
+    while (device::Completions::instance().pending() == 0) std::this_thread::yield();
+    std::exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(child, waitpid(child, &status, 0));
+  EXPECT_EQ(0, status);
 }
 
 }  // namespace
