@@ -187,8 +187,8 @@ void take_lease(WithBlock& block, const Array& array, const char* site) {
   }
 }
 
-// Opens the view under the lease. Returns a new reference. On a device the view is an array, for from_dlpack of
-// a framework.
+// Opens the view under the lease. Returns a new reference. On a device the view is an array, for from_dlpack
+// of a framework.
 PyObject* open(WithBlock& block, const Array& array) {
   try {
     if (is_on_device(array)) return wrap(block.is_write ? array : array.readonly());

@@ -114,7 +114,8 @@ Array copied_on(const Array& source, DType dtype, tenon_device device) {
   return Array::steal(copy);
 }
 
-// The consumer orders its work behind the stream in the dict; it keeps the array itself, and no view is counted.
+// The consumer orders its work behind the stream in the dict. It keeps the array itself, and no view is
+// counted.
 nb::object cuda_array_interface(const Array& array) {
   const tenon_array_desc& desc = array.desc();
   const int64_t stream = own_stream(desc.device);

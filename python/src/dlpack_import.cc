@@ -168,7 +168,8 @@ bool is_set(nb::handle object, const char* name) {
   raise(PyExc_BufferError, "the tensor cannot be exported: %s", text.substr(0, text.find('\n')).c_str());
 }
 
-// Empty if the table fails without an error, and for memory on a device, for which __dlpack__ takes a stream.
+// Empty if the table fails without an error, and for memory on a device, for which __dlpack__ takes a
+// stream.
 Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy) {
   DLManagedTensorVersioned* tensor = nullptr;
   const int result = exchange.table->managed_tensor_from_py_object_no_sync(object.ptr(), &tensor);

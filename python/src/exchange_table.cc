@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 
-// Our side of the table. None of these may throw, and none waits for a stream: consumers use memory on a device
-// on the stream that current_work_stream() gives, behind which the export has put what was submitted before.
+// Our side of the table. No function throws or waits for a stream. Consumers use memory on a device on the
+// stream that current_work_stream() returns; the export has made that stream wait for earlier work.
 
 int export_object(void* object, DLManagedTensorVersioned** out) noexcept {
   return guarded([&] {

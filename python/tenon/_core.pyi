@@ -293,16 +293,21 @@ class NDArray:
         Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot say that an
         array is read-only: for such an array that is a BufferError, unless ``copy=True``.
 
+        For memory on a device, ``stream`` is the consumer's: work on it that follows runs after what was submitted to the
+        array before. None and 1: the legacy default stream; 2: that of the thread; -1: no order; else a handle.
+
         Raises
         ------
         BufferError
             The array cannot be exported as asked.
         ValueError
-            ``stream`` is not None.
+            ``stream`` is 0, or is given for memory of the host.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Device type and number as DLPack counts them: (1, 0)."""
+        """
+        Device type and number as DLPack counts them: (1, 0) is 'cpu', (2, 1) is 'cuda:1'.
+        """
 
     def to_dlpack_for_read(self) -> CapsuleType:
         """
@@ -374,7 +379,9 @@ class NDArray:
 
     @property
     def device(self) -> str:
-        """Where the memory is: 'cpu'."""
+        """Where the memory is: 'cpu', 'cuda:0' or 'cuda_host' (pinned)."""
+
+    __cuda_array_interface__: getset_descriptor = ...
 
     @property
     def ndim(self) -> int:
@@ -502,7 +509,18 @@ class NDArray:
 
     def to(self, device: str) -> NDArray:
         """
-        The array on a device; on 'cpu' the array itself. Raises ValueError for others.
+        The elements in new memory on a device: 'cpu', 'cuda', 'cuda:1' or 'cuda_host' (pinned). On the same device the array itself.
+
+        Returns when the copy is done; ``tn.push(tn.copy, a, tn.out(b))`` does not wait.
+
+        Raises
+        ------
+        ValueError
+            There is no such device.
+        FileNotFoundError
+            There is no CUDA driver.
+        MemoryError
+            The device is full.
         """
 
     def __copy__(self) -> NDArray: ...
@@ -783,6 +801,28 @@ def statistics() -> dict[str, int]:
     """
 
 def share(data: Any) -> NDArray: ...
+
+def create_on(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, device: str) -> NDArray: ...
+
+def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray: ...
+
+def push_copy(source: NDArray, destination: NDArray, name: str, on_conflict: int) -> NativeOp: ...
+
+def device_count() -> int:
+    """
+    The number of CUDA devices that this process sees.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no CUDA driver.
+    """
+
+def device_statistics() -> dict[str, int]:
+    """
+    What this process has on devices, for tests and leak checks: device_nbytes, pinned_nbytes, registered_nbytes,
+    events, and submitted: the ops and exports whose work on a stream is not known to be done.
+    """
 
 def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NDArray: ...
 
@@ -1115,8 +1155,8 @@ def from_dlpack(
     ----------
     x : object with __dlpack__, or a DLPack capsule
         A capsule is consumed. NumPy arrays keep their flags: both sides may write.
-    device : {None, 'cpu'}
-        'cpu': the producer copies memory that the host cannot read.
+    device : str or None
+        'cpu': the producer copies memory that the host cannot read. Another device must be that of x.
     copy : bool or None
         True: new memory. False: BufferError where the producer would copy. None: the producer decides.
     writable : bool or None

@@ -6,8 +6,8 @@
 //
 // The queue has two modes. While every part covers all of the memory, the granted parts are at the front, and
 // three words tell which part may be granted next. The first part that covers only some of the memory, that
-// must wait for views, or whose work is on a stream, makes the queue counted until it is empty: each part then
-// counts the parts that it waits for.
+// must wait for views, or whose work is on a stream, makes the queue counted until it is empty: each part
+// then counts the parts that it waits for.
 //
 // A part whose work has been submitted to a stream does not keep other parts of such work from being granted,
 // because their stream waits for its event. All other parts wait until it has left the queue.

@@ -154,8 +154,8 @@ class Request {
   const HolderKind kind;            // kOp, kLease or kCall
   bool heeds_host = false;          // an op that must not run beside conflicting views of the host
   bool ignores_dead_owner = false;  // it accepts bytes whose writer died
-  // kForView: a call that opens a view as soon as it is granted. kOnStream: it uses its memory on a stream, so
-  // it does not wait for parts that are submitted.
+  // kForView: a call that opens a view as soon as it is granted. kOnStream: it uses its memory on a stream,
+  // so it does not wait for parts that are submitted.
   enum Trait : uint8_t { kForView = 1, kOnStream = 2 };
   uint8_t traits = 0;
   bool is_for_view() const noexcept { return (traits & kForView) != 0; }
