@@ -182,8 +182,8 @@ Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy
   return import_versioned(tensor, may_copy);
 }
 
-// The stream for memory of this object on a device; None elsewhere, and where the object does not say where its
-// memory is.
+// The stream for memory of this object on a device. None for memory of the host, and if the object has no
+// __dlpack_device__.
 nb::object stream_for(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack_device__")) return nb::none();
   const nb::object device = object.attr("__dlpack_device__")();

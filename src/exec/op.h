@@ -59,8 +59,8 @@ class Op final : public Request, public Task {
 
   // For the body of an op on a stream (Request::kOnStream), instead of complete() or fail(): its work has
   // been submitted, and ends with the event of completion, which lives until the op is done. Other ops on
-  // streams continue. completion->done is called after the body has returned and the event has come. It ends the op
-  // with end_submitted(), after those ops whose events the stream of this one has waited for.
+  // streams continue. completion->done is called after the body has returned and the event has come. It ends
+  // the op with end_submitted(), after those ops whose events the stream of this one has waited for.
   void submit(device::Completion* completion) noexcept;
   // status: of the event. If memory that the op reads holds no value by now, the op fails in the same way.
   void end_submitted(device::Status status) noexcept;
