@@ -182,14 +182,24 @@ Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy
   return import_versioned(tensor, may_copy);
 }
 
-// The stream for memory of this object on a device. None for memory of the host, and if the object has no
-// __dlpack_device__.
+// The stream for memory of this object on a device. None for memory of the host, for a device that cannot be
+// used here, and if the object does not tell its device: the import checks the tensor.
 nb::object stream_for(nb::handle object) {
-  if (!nb::hasattr(object, "__dlpack_device__")) return nb::none();
-  const nb::object device = object.attr("__dlpack_device__")();
+  static Name name("__dlpack_device__");
+  const nb::object device = nb::steal(PyObject_CallMethodObjArgs(object.ptr(), name.get(), nullptr));
+  if (!device.is_valid()) forget_error();
+  if (!device.is_valid() || PyTuple_Check(device.ptr()) == 0 || PyTuple_Size(device.ptr()) != 2)
+    return nb::none();
+  PyObject* const type = PyTuple_GetItem(device.ptr(), 0);
+  PyObject* const id = PyTuple_GetItem(device.ptr(), 1);
+  if (PyIndex_Check(type) == 0 || PyIndex_Check(id) == 0) return nb::none();
   const Pair pair = pair_from(device.ptr(), "what __dlpack_device__() returns");
-  if (pair.first != TENON_CUDA) return nb::none();
-  return nb::int_(own_stream({TENON_CUDA, static_cast<int32_t>(pair.second)}));
+  if (pair.first != TENON_CUDA || pair.second < 0 || pair.second > INT32_MAX) return nb::none();
+  try {
+    return nb::int_(own_stream({TENON_CUDA, static_cast<int32_t>(pair.second)}));
+  } catch (const Error&) {
+    return nb::none();
+  }
 }
 
 nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {

@@ -59,7 +59,11 @@ int current_work_stream(DLDeviceType type, int32_t id, void** out) noexcept {
     *out = nullptr;
     const tenon_device device{type, id};
     if (is_on_device(device)) {
-      *out = reinterpret_cast<void*>(own_stream(device));
+      try {
+        *out = reinterpret_cast<void*>(own_stream(device));
+      } catch (const Error& e) {
+        raise(PyExc_BufferError, "%s", e.what());
+      }
     } else if (type != kDLCPU) {
       raise(PyExc_BufferError, "Tenon has no stream on device (%d, %d)", static_cast<int>(type), id);
     }

@@ -17,8 +17,8 @@ from ._sync import bodies, endings, holders, lease, ops
 
 def _imported_later(module: str, name: str) -> Any:
     """A function of a module that the first call imports: it needs NumPy, or is seldom called."""
-    find = functools.cache(lambda: getattr(importlib.import_module(module, __package__), name))
-    return lambda *arguments: find()(*arguments)
+    loaded = functools.cache(lambda: importlib.import_module(module, __package__))
+    return lambda *arguments: getattr(loaded(), name)(*arguments)
 
 
 _core.set_callbacks(

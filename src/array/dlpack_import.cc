@@ -55,6 +55,16 @@ Ref<Array> blame_producer(Body body) {
   }
 }
 
+// Fails with kBuffer if the device cannot be used here.
+device::Device& device_of(tenon_device device) {
+  try {
+    return device::Device::of(device);
+  } catch (const Error& e) {
+    throw_error(Code::kBuffer, "the DLPack tensor is on ", device::text_of(device), " (device type ",
+                device.type, "), which cannot be used: ", e.what());
+  }
+}
+
 template <class Tensor>
 Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags) {
   const DLTensor& dl = tensor->dl_tensor;
@@ -69,7 +79,7 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   adoption.strides = dl.strides;
   if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) return known;
   if (device::is_device_memory(adoption.device)) {
-    device::Device& device = device::Device::of(adoption.device);
+    device::Device& device = device_of(adoption.device);
     std::unique_ptr<OwnedOnDevice<Tensor>> owned(
         new OwnedOnDevice<Tensor>{tensor.get(), device.record(device.stream(device::Lane::kMemory))});
     adoption.owner = owned.get();

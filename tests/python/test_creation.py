@@ -47,8 +47,8 @@ def test_memory_that_is_not_there_is_a_memory_error():
 
 
 def test_unknown_devices_and_dtypes_are_refused():
-    with pytest.raises(ValueError, match="cuda"):
-        tn.zeros(2, device="cuda")
+    with pytest.raises(ValueError, match="gpu:0"):
+        tn.zeros(2, device="gpu:0")
     with pytest.raises(TypeError, match="float31"):
         tn.zeros(2, "float31")
     with pytest.raises(TypeError, match="None"):
