@@ -513,8 +513,9 @@ typedef struct tenon_work {
   uint32_t struct_size;
   int32_t on_conflict; /* TENON_CONFLICT_* */
   void* context;
-  /* Called once, on any thread, unless memory that the op reads has failed. It must end the op with
-   * tenon_op_complete or tenon_op_fail, now or later, on any thread. It may not wait for ops or leases. */
+  /* Called once, on any thread. Not called if memory that the op reads holds no value: the op fails then. It
+   * must end the op with tenon_op_complete or tenon_op_fail, now or later, on any thread. It may not wait for
+   * ops or leases. */
   void (*run)(void* context, tenon_op* op);
   void (*drop)(void* context); /* always called once, before the op is done; may be NULL */
   const char* name;            /* copied; may be NULL */

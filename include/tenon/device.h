@@ -95,8 +95,8 @@ TENON_API tenon_status tenon_push_copy(tenon_array* src, tenon_array* dst, const
 
 /* tenon_array_to_dlpack for a consumer that uses the memory on a stream: work on the stream that follows the
  * call runs after the work on the array that was submitted before. For other work the call waits. The
- * deleter waits for nothing: later uses of the array wait for what the consumer has submitted to the stream
- * until then. Arrays on the host ignore the stream. While the stream is captured, the call fails with BUFFER
+ * deleter waits for nothing: later uses of the array wait for all work that the consumer had submitted to the
+ * stream before it called the deleter. Arrays on the host ignore the stream. While the stream is captured, the call fails with BUFFER
  * where it cannot work. Fails as tenon_view_open. */
 TENON_API tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t stream,
                                                 const char* site, struct DLManagedTensorVersioned** out,
@@ -105,9 +105,9 @@ TENON_API tenon_status tenon_array_to_dlpack_legacy_on(tenon_array* array, uint3
                                                        const char* site, struct DLManagedTensor** out,
                                                        tenon_error* error);
 
-/* A stream of the device that a producer can order its work with (the stream of __dlpack__). Arrays that
- * tenon_array_from_dlpack makes of memory on the device are used after the work that this stream has been
- * given by then. Fails as tenon_device_describe. */
+/* A stream of the device that a producer can order its work with (the stream of __dlpack__). Tenon uses
+ * an array that tenon_array_from_dlpack makes of memory on the device only after the work that was on this
+ * stream when the array was made. Fails as tenon_device_describe. */
 TENON_API tenon_status tenon_device_stream(tenon_device device, int64_t* out, tenon_error* error);
 
 /* --------------------------------------------------------------------------- registered memory
