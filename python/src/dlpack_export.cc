@@ -39,7 +39,7 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
   }
   const bool is_copy = to_host || (is_given(copy) && may_copy);
   Array array = share(self);
-  if (is_copy) array = copied_on(array, array.dtype(), to_host ? tenon_device{TENON_CPU, 0} : device);
+  if (is_copy) array = to_host ? on_host(array) : copied(array);
   const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
   const int64_t order = is_on_device(array) ? stream_from(stream) : TENON_STREAM_NONE;
   return (is_versioned ? versioned_capsule(array, flags, order) : legacy_capsule(array, flags, order))
@@ -57,12 +57,12 @@ PyObject* dlpack_device(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject
 
 PyObject* to_dlpack_for_read(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
   if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_read() takes no arguments");
-  return legacy_capsule(share(self), TENON_EXPORT_FOR_READ).release().ptr();
+  return legacy_capsule(share(self), TENON_EXPORT_FOR_READ, stream_from(nullptr)).release().ptr();
 }
 
 PyObject* to_dlpack_for_write(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
   if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_write() takes no arguments");
-  return legacy_capsule(share(self), 0).release().ptr();
+  return legacy_capsule(share(self), 0, stream_from(nullptr)).release().ptr();
 }
 
 }  // namespace

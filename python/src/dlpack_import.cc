@@ -217,10 +217,11 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
   try {
     return method(**keywords);
   } catch (nb::python_error& error) {
-    // A producer of a version before DLPack 1.0 takes no keywords, and does not copy.
-    if (!error.matches(PyExc_TypeError) || !may_copy || to_host || keywords.contains("stream")) throw;
+    // A producer of a version before DLPack 1.0 takes no keywords but the stream, and does not copy.
+    if (!error.matches(PyExc_TypeError) || !may_copy || to_host) throw;
   }
-  return method();
+  if (!keywords.contains("stream")) return method();
+  return method(nb::arg("stream") = keywords["stream"]);
 }
 
 bool needs_host_copy(nb::handle object) {
@@ -266,15 +267,15 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
         has_device && !is_on_device(wanted_device) && !PyCapsule_CheckExact(x) && needs_host_copy(x);
     array = import_dlpack(x, may_copy, to_host, is_writable.value_or(false));
   }
-  if (has_device && (is_on_device(array) || is_on_device(wanted_device)) &&
-      !are_equal(array.desc().device, wanted_device)) {
-    if (!may_copy || is_on_device(wanted_device)) {
+  const bool is_elsewhere = has_device && !are_equal(array.desc().device, wanted_device);
+  if (is_elsewhere && (is_on_device(array) || wanted_device.type != TENON_CPU)) {
+    if (!may_copy || wanted_device.type != TENON_CPU) {
       raise(PyExc_ValueError, "the array is on '%S': copy it with tn.from_dlpack(x).to(%R)",
             device_name(array.desc().device).ptr(), device);
     }
     array = copied_on(array, array.dtype(), wanted_device);
   }
-  if (wanted.value_or(false)) array = copied_on(array, array.dtype(), array.desc().device);
+  if (wanted.value_or(false)) array = copied(array);
   if (is_writable == true && array.is_readonly()) refuse_write();
   if (is_writable == false) array = array.readonly();
   return wrap(std::move(array));

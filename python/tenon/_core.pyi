@@ -381,7 +381,12 @@ class NDArray:
     def device(self) -> str:
         """Where the memory is: 'cpu', 'cuda:0' or 'cuda_host' (pinned)."""
 
-    __cuda_array_interface__: getset_descriptor = ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """
+        The address of memory on a device, version 3. Its consumer orders its work behind ``stream``; it is
+        not counted as a view. AttributeError elsewhere.
+        """
 
     @property
     def ndim(self) -> int:

@@ -151,14 +151,6 @@ bool has_same_elements(const Array& a, const Array& b) noexcept {
       "or copy it on the host");
 }
 
-// The caller sleeps until the stream has come so far. Memory is in use until then, so nothing interrupts it.
-Status sleep_until(device::Event& event) noexcept {
-  const Status early = event.query();
-  if (!event.device().driver().is_pending(early)) return early;
-  const Waiter gives_lock_away;
-  return event.synchronise();
-}
-
 // What a call of this thread does on a stream.
 class StreamCall {
  public:
@@ -288,6 +280,13 @@ Status DeviceCopy::submit() const noexcept {
   return device::kOk;
 }
 
+Status sleep_until(device::Event& event) noexcept {
+  const Status early = event.query();
+  if (!event.device().driver().is_pending(early)) return early;
+  const Waiter gives_lock_away;
+  return event.synchronise();
+}
+
 void add_events_of(const Array& array, Access access, const View* self, Events* events) {
   if (!array.is_on_device()) return;
   Storage& storage = array.storage();
@@ -296,6 +295,8 @@ void add_events_of(const Array& array, Access access, const View* self, Events* 
     Ref<device::Event> now = used.device->record_foreign(used.stream, used.thread != this_thread_id());
     if (now) events->push_back(std::move(now));
   }
+  // Last: an export that ends meanwhile is no view any more, but has left a submitted part.
+  add_events_in(storage.home(), access, array.extent(), events);
 }
 
 Status wait_for(Device& device, device::Stream stream, const Events& events) noexcept {
@@ -310,6 +311,10 @@ bool can_copy_on_device(const Array& src, const Array& dst) {
 }
 
 void copy_on_host(const Array& src, const Array& dst) {
+  if (!dst.is_byte_sized()) {  // packed: in C order, of one dtype
+    std::memmove(dst.data(), src.data(), src.desc().nbytes);
+    return;
+  }
   DimBuffer src_strides;
   DimBuffer dst_strides;
   for (int64_t stride : src.strides()) src_strides.push(stride * static_cast<int64_t>(src.desc().itemsize));

@@ -46,6 +46,9 @@ void copy_on_host(const Array& src, const Array& dst);
 // dst[...] = *value, which has the dtype of dst. Requires: a call of this thread holds dst.
 void fill_on_device(const Array& dst, const std::byte* value);
 
+// The caller sleeps until the event has come. Memory is in use until then, so nothing interrupts the sleep.
+device::Status sleep_until(device::Event& event) noexcept;
+
 // Adds the moments from which on a stream may use the array, beside what stands in its queue: its memory is
 // there, and the streams on which open views use the bytes have come so far as now. Fails as Device::record.
 void add_events_of(const Array& array, Access access, const View* self, Events* events);

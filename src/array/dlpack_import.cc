@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "array/device_copy.h"
 #include "base/error.h"
 
 namespace tenon::impl::dlpack {
@@ -77,7 +78,16 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   adoption.dtype = {dl.dtype.code, dl.dtype.bits, dl.dtype.lanes};
   adoption.shape = dl.shape;
   adoption.strides = dl.strides;
-  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) return known;
+  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) {
+    // The queue knows no work of the producer, so the work that the stream has waited for ends here.
+    if (known->is_on_device()) {
+      device::Device& device = device::Device::of(adoption.device);
+      const Ref<device::Event> ordered = device.record(device.stream(device::Lane::kMemory));
+      if (const device::Status s = sleep_until(*ordered))
+        throw device.error_of(s, "wait for the producer of a tensor on");
+    }
+    return known;
+  }
   if (device::is_device_memory(adoption.device)) {
     device::Device& device = device_of(adoption.device);
     std::unique_ptr<OwnedOnDevice<Tensor>> owned(

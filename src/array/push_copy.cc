@@ -147,6 +147,7 @@ Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, cons
   } else {
     work->plan();
     describe(src, Access::kRead, op->parts[0]);
+    op->parts[0].is_for_host = work->between && !work->first;  // the body casts on the host
     describe(dst, Access::kWrite, op->parts[1]);
   }
   if (work->second) op->traits = Request::kOnStream;

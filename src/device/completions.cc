@@ -18,8 +18,9 @@
 namespace tenon::impl::device {
 namespace {
 
-// So many of the oldest are asked for at a time.
+// So many are asked for at a time, the oldest first, and of one stream so many.
 constexpr int kWindow = 64;
+constexpr int kOfStream = 8;
 constexpr int64_t kShortestNs = 20'000;
 constexpr int64_t kLongestNs = 500'000;
 // How long the end of the process waits for a call that is under way.
@@ -127,7 +128,12 @@ bool Completions::tell() noexcept {
   Completion* all[kWindow];
   Status found[kWindow];
   int n = 0;
-  for (Completion* c = first_; c != nullptr && n < kWindow; c = c->next) all[n++] = c;
+  for (Completion* c = first_; c != nullptr && n < kWindow; c = c->next) {
+    const auto is_of_stream = [c](const Completion* other) {
+      return other->event->stream() == c->event->stream() && &other->event->device() == &c->event->device();
+    };
+    if (std::count_if(all, all + n, is_of_stream) < kOfStream) all[n++] = c;
+  }
   for (int i = n; i-- > 0;) found[i] = all[i]->event->query();
   bool has_told = false;
   for (int i = 0; i < n; ++i) {

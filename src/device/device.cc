@@ -318,7 +318,12 @@ Registration::Registration(void* address, size_t nbytes, bool is_readonly) {
       return;
     }
   }
-  const auto made = registry.ranges.emplace(begin, Registered{end, 1}).first;
+  const auto [made, is_new] = registry.ranges.emplace(begin, Registered{end, 1});
+  if (!is_new) {
+    throw_error(Code::kSystem, "cannot pin ", end - begin, " bytes at ", address_text(address),
+                ": the first ", made->second.end - begin,
+                " of them are pinned already; release that registration first");
+  }
   Status s = kOk;
   {
     const Device::Current current(device, &s);

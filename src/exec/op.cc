@@ -185,7 +185,7 @@ void Op::submit(device::Completion* completion) noexcept {
 }
 
 void Op::end_submitted(device::Status status) noexcept {
-  if (Ref<Failure> inherited = failure_of(*this)) {
+  if (Ref<Failure> inherited = failure_before(*this)) {
     failure_ = std::move(inherited);
     return end_body(1);
   }

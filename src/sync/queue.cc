@@ -178,7 +178,7 @@ void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyLis
 
 void Queue::mark_submitted(RequestPart* part, ReadyList* ready) noexcept {
   for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
-    if (e->is_granted || !e->request->is_on_stream() || !conflicts(*part, *e)) continue;
+    if (e->is_granted || !e->request->is_on_stream() || e->is_for_host || !conflicts(*part, *e)) continue;
     if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
   part->is_submitted = true;
@@ -494,6 +494,7 @@ FailedRange* Queue::heal(const Extent& extent, FailedRange** spare) noexcept {
       FailedRange* const behind = std::exchange(*spare, nullptr);
       behind->extent = {extent.end, bytes.end};
       behind->failure = node->failure;
+      behind->sequence = node->sequence;
       behind->next = std::exchange(node->next, behind);
       bytes.end = extent.begin;
       place = &behind->next;
@@ -504,10 +505,10 @@ FailedRange* Queue::heal(const Extent& extent, FailedRange** spare) noexcept {
   return healed;
 }
 
-Ref<Failure> Queue::failure_in(const Extent& extent) const noexcept {
+Ref<Failure> Queue::failure_in(const Extent& extent, uint64_t before) const noexcept {
   Ref<Failure> first;  // the list is in reverse order
   for (const FailedRange* node = failed_; node != nullptr; node = node->next) {
-    if (node->extent.overlaps(extent)) first = node->failure;
+    if (node->extent.overlaps(extent) && node->sequence < before) first = node->failure;
   }
   return first || !has_failed(extent) ? first : Failure::without_memory();
 }

@@ -34,6 +34,7 @@ struct FailedRange {
   Extent extent;
   Ref<Failure> failure;
   FailedRange* next = nullptr;
+  uint64_t sequence = 0;  // of the part that failed
 };
 
 // Threads: the lock guards everything that is not marked as shared. No function waits, allocates or calls
@@ -182,7 +183,8 @@ class Queue {
   // Removes the failures inside of extent; the caller deletes the nodes without the lock. spare: for a range
   // that is cut in two; set to null if it was used. Without a spare such a range stays as it is.
   FailedRange* heal(const Extent& extent, FailedRange** spare = nullptr) noexcept;
-  Ref<Failure> failure_in(const Extent& extent) const noexcept;
+  // before: only of parts with a smaller sequence number.
+  Ref<Failure> failure_in(const Extent& extent, uint64_t before = UINT64_MAX) const noexcept;
 
   // For a merge: takes the version and the failures of `other`, which has no parts and views.
   void take_over(Queue& other) noexcept;
@@ -193,7 +195,8 @@ class Queue {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
   }
   static bool waits_for(const RequestPart& later, const RequestPart& earlier) noexcept {
-    return conflicts(later, earlier) && !(earlier.is_submitted && later.request->is_on_stream());
+    return conflicts(later, earlier) &&
+           !(earlier.is_submitted && later.request->is_on_stream() && !later.is_for_host);
   }
   void note_traits(const RequestPart& part, ReadyList* ready) noexcept;
   // No view is in the way of this part, which waits for no other part.

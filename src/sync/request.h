@@ -68,6 +68,7 @@ struct RequestPart {
   bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
+  bool is_for_host = false;     // of a request on a stream: the host uses these bytes, so no event suffices
   uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
   Request* request = nullptr;
   Queue* queue = nullptr;

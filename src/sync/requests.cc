@@ -55,6 +55,7 @@ void merge_wholes(std::span<RequestPart> parts) noexcept {
     for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
       if (!parts[k].is_appended || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
       parts[k].is_overwrite &= parts[i].is_overwrite;
+      parts[k].is_for_host |= parts[i].is_for_host;
       if (parts[i].access == Access::kWrite) parts[k].access = Access::kWrite;
       parts[i].is_appended = false;
       break;
@@ -560,6 +561,27 @@ void add_events_before(const View& view, Events* events) {
   add_events(*view.queue, view.access, view.extent, nullptr, last, events);
 }
 
+void add_events_in(Home& home, Access access, const Extent& extent, Events* events) {
+  size_t room = 4;
+  while (true) {
+    events->reserve(events->size() + room);
+    size_t found = 0;
+    Queue& queue = lock_home(home);
+    const auto is_in_way = [&](const RequestPart& e) {
+      return e.is_submitted && in_conflict(access, extent, e.access, e.extent);
+    };
+    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) found += is_in_way(*e) ? 1 : 0;
+    if (found <= room) {
+      for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+        if (is_in_way(*e)) events->push_back(Ref<device::Event>::share(e->request->event()));
+      }
+    }
+    queue.lock.unlock();
+    if (found <= room) return;
+    room = found;
+  }
+}
+
 std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent& extent, const View* self) {
   std::vector<UsedStream> streams;
   size_t room = 4;
@@ -589,13 +611,30 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
   return failure;
 }
 
-Ref<Failure> failure_of(const Request& request) noexcept {
+namespace {
+
+// The failure of the first part for which find(part) returns one, of those that read.
+template <class Find>
+Ref<Failure> first_failure(const Request& request, Find find) noexcept {
   for (const RequestPart& e : request.parts) {
     if (e.is_overwrite || e.is_overwriting || !e.queue->has_failures.load(std::memory_order_relaxed))
       continue;
-    if (Ref<Failure> failure = failure_of(*e.home, e.extent)) return failure;
+    if (Ref<Failure> failure = find(e)) return failure;
   }
   return {};
+}
+
+}  // namespace
+
+Ref<Failure> failure_of(const Request& request) noexcept {
+  return first_failure(request, [](const RequestPart& e) { return failure_of(*e.home, e.extent); });
+}
+
+Ref<Failure> failure_before(const Request& request) noexcept {
+  return first_failure(request, [](const RequestPart& e) {
+    const std::scoped_lock lock(e.queue->lock);
+    return e.queue->failure_in(e.extent, e.sequence);
+  });
 }
 
 void detach(Request& request) noexcept {
@@ -633,7 +672,8 @@ void settle(const Request& request, const Ref<Failure>& failure) noexcept {
     if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
       e.queue->gate()->heal(e.extent);
     }
-    FailedRange* node = failure ? new (std::nothrow) FailedRange{e.extent, failure, nullptr} : nullptr;
+    FailedRange* node =
+        failure ? new (std::nothrow) FailedRange{e.extent, failure, nullptr, e.sequence} : nullptr;
     FailedRange* healed = nullptr;
     const bool may_heal = e.is_overwrite && e.queue->has_failures.load(std::memory_order_relaxed);
     if (failure || may_heal) {

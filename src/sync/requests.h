@@ -103,6 +103,9 @@ void add_events_before(const Request& request, Events* events);
 // The same for a view that has been opened on a stream.
 void add_events_before(const View& view, Events* events);
 
+// The same for a use of these bytes that has no part of its own in the queue.
+void add_events_in(Home& home, Access access, const Extent& extent, Events* events);
+
 // The streams on which open views use these bytes, except the view `self` (may be null). Throws
 // std::bad_alloc.
 struct UsedStream {
@@ -122,6 +125,9 @@ Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept;
 bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept;
 // The failure of the first part that reads bytes without a value; null: there is none.
 Ref<Failure> failure_of(const Request& request) noexcept;
+// The same for a request with submitted parts: only failures of earlier parts count, because later ones may
+// have failed since.
+Ref<Failure> failure_before(const Request& request) noexcept;
 
 // With a failure: the bytes that a granted request writes hold no value. Without: the bytes that it has
 // overwritten hold a value again.

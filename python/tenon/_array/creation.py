@@ -135,16 +135,21 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None
     return converted if device is None else converted.to(device)
 
 
+def _device_of(like: NDArray) -> str:
+    """Of an array that is like another one: pinned memory and managed memory are not asked for by that."""
+    return like.device if like.device.startswith("cuda:") else "cpu"
+
+
 def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
     """`empty` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return empty(like.shape, like.dtype if dtype is None else dtype, device or like.device)
+    return empty(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
 
 
 def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
     """`zeros` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return zeros(like.shape, like.dtype if dtype is None else dtype, device or like.device)
+    return zeros(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
 
 
 def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
@@ -157,7 +162,7 @@ def full_like(
 ) -> NDArray:
     """`full` with the shape of an array, and with its dtype and device where none is given."""
     like = _core.share(prototype)
-    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device or like.device)
+    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device or _device_of(like))
 
 
 def arange(

@@ -20,32 +20,36 @@ from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError
 from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
-from .._sync.lease import Lease
 from .._sync.waits import ReportTimer
 from .._values import count, seconds, text_for_c
 from .epochs import Iteration
 from .forms import Forms
 from .serving import (
-    ENDED_AT,
     EPOCH_AT,
     HAS_BEGUN_AT,
     HEAD,
     IS_CLOSED_AT,
     IS_FILLING_AT,
+    MARK,
+    MARK_AT,
+    NBYTES_AT,
     PLACE_AT,
     ROUND_AT,
-    Head,
-    about_name,
+    WORDS,
+    bytes_of,
+    failure_of,
+    head_name,
     position_of,
+    words_of,
 )
 
 _log = logging.getLogger("tenon")
 
 _LOOK_SECONDS = 0.02
-_SLICE_SECONDS = 1.0  # between two looks whether the server lives, which is no producer between two epochs
+_SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
 _MAKING_SECONDS = 2.0  # that a head may take to be made
 
-# By process and feed. A channel counts a process as one consumer, so a second one would get no part of it.
+# By process and feed: of several in one process, each would take from the others what all are to be told.
 _attached: weakref.WeakValueDictionary[tuple[int, str], AttachedFeed] = weakref.WeakValueDictionary()
 
 
@@ -83,23 +87,23 @@ class AttachedFeed(Forms):
             )
         self.name = name
         self.timeout = timeout
-        about = _find(name, wait)
-        self._head = Head.open(about["head"])
-        self._words = self._head.words
+        self._head, about = _find(name, wait)
+        self._words = words_of(self._head)
         self.schema = Schema({field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]})
         self.batches: int | None = about["batches"]
         self.mode: str = about["mode"]
         self.pid: int = about["pid"]
         self._slots = _Slots(name, about, is_writable=self.mode == "queue")
         self._batch_channel = open_channel(_core.open_array(bytes.fromhex(about["batch_channel"])))
+        self._end_channel = open_channel(_core.open_array(bytes.fromhex(about["end_channel"])))
+        self._seek_channel = open_channel(_core.open_array(bytes.fromhex(about["seek_channel"])))
         self._order: dict[str, int] = about["order"]
         self._position: dict[str, Any] | None = None  # behind the last batch that was delivered here
         self._sequence = -1  # of that batch
         self._has_gap = False  # others have got batches between those that were delivered here
         self._wanted: dict[str, Any] | None = None  # was loaded, and no batch has come since
-        self._round = -1  # of the epoch that comes next here; -1: it has not begun to iterate
-        self._barrier: Lease | None = None  # of the round: a lease
-        self._is_late = False  # it came after the end of the round, and has got nothing of it
+        self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
+        self._notice: Received | None = None
         self._is_over = False
         self._died: OwnerDied | None = None
         self._key = (os.getpid(), name)
@@ -143,13 +147,23 @@ class AttachedFeed(Forms):
             The feed has begun to send, or this consumer has iterated.
         """
         count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
-        if self._round >= 0 or (self._words[HAS_BEGUN_AT] and not self._words[IS_CLOSED_AT]):
+        if self._round is not None or (self._words[HAS_BEGUN_AT] and not self._words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
                 "a new consumer before the feed sends its first batch (serve(consumers=) says how many "
                 "consumers it waits for), or in the feed that is served"
             )
         self._wanted = dict(state)
+
+    def _send_wanted(self) -> None:
+        data = bytes_of(self._wanted or {})
+        with self._seek_channel.loan(timeout=self.timeout) as item:
+            if len(data) > item.state.nbytes:
+                raise ValueError(
+                    f"the state has {len(data)} bytes, and feed {self.name!r} has none or smaller ones"
+                )
+            item.nbytes[...] = len(data)
+            item.state[: len(data)] = memoryview(data)
 
     def _check_wanted(self, is_first: bool) -> None:
         """Whether the epoch has begun where it was wanted."""
@@ -165,6 +179,15 @@ class AttachedFeed(Forms):
                 "that is served"
             )
 
+    def _note_position(self, numbers: list[int], states: Any) -> None:
+        epoch, place, is_indexed, nbytes = numbers
+        if nbytes:
+            self._position = position_of(states.numpy()[:nbytes].tobytes())
+            return
+        self._position = {"epoch": epoch, "next": place} | self._order
+        if not is_indexed:
+            self._position["indexed"] = False
+
     def close(self) -> None:
         """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
         it has received stay valid. Idempotent."""
@@ -176,9 +199,10 @@ class AttachedFeed(Forms):
         live = self._live_epoch()
         if live is not None:
             live._end()
+        self._notice = None
         self._batch_channel.close()
-        if self._barrier is not None:
-            self._barrier.release()
+        self._end_channel.close()
+        self._seek_channel.close()
 
     def __enter__(self) -> AttachedFeed:
         return self
@@ -192,8 +216,8 @@ class AttachedFeed(Forms):
     def __repr__(self) -> str:
         return f"<tenon.AttachedFeed {self.name!r} of process {self.pid}, {self.mode}>"
 
-    def _join(self) -> None:
-        """Enters the round that runs, unless this consumer is in one, and takes its role in the channel."""
+    def _join(self) -> int:
+        """The epoch that this consumer is in. Takes its part in the channels."""
         if self._key is None:
             raise ValueError(f"feed {self.name!r} was closed here")
         if self._died is not None:
@@ -202,74 +226,75 @@ class AttachedFeed(Forms):
             if self._words[IS_CLOSED_AT]:
                 raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
             self._is_over = False
-        if self._round >= 0:
+        if self._round is None:
+            if self._wanted is not None:
+                self._send_wanted()  # before the server sees this consumer
+            # In this order: the notices that come from now on are kept for this process, and what they tell
+            # of is this epoch, or one that ends now, of which something may be left.
+            self._look_for_end()
+            self._round = int(self._words[ROUND_AT])
+            try:
+                self._batch_channel._native.wait(0)
+            except TimeoutError:
+                pass
+        return self._round
+
+    def _look_for_end(self) -> None:
+        if self._notice is not None:
             return
-        if self._wanted is not None:
-            self._head.add_wanted(self._wanted, self.timeout)  # before the server sees this consumer
-        while self._round != self._words[ROUND_AT]:  # else the round has ended before it was entered
-            self._enter(int(self._words[ROUND_AT]))
-        self._is_late = bool(self._words[ENDED_AT] > self._round)
         try:
-            self._batch_channel._native.wait(0)
-        except TimeoutError:
-            pass
+            notice = self._end_channel.recv(timeout=0)
+        except (TimeoutError, EOFError):
+            return
+        except OwnerDied as error:
+            raise self._owner_died(error.pid) from None
+        self._notice = notice
 
-    def _enter(self, number: int) -> None:
-        """Enters a round, and then leaves the one before."""
-        if number != self._round:
-            barrier = self._head.enter(number, "r")
-            if self._barrier is not None:
-                self._barrier.release()
-            self._barrier, self._round = barrier, number
+    def _has_ended(self) -> bool:
+        """Where nothing is left of what was sent before the notice. It may be of an epoch that this consumer
+        came too late for."""
+        if self._notice is not None and self._notice.head.numpy()[0] < self._round:
+            self._notice = None
+        return self._notice is not None
 
-    def _receive(self) -> AttachedBatch | None:
-        """The next batch; None: the epoch is over, or the feed is not served any more."""
+    def _receive(self) -> Received | None:
+        """The next item of the batch channel; None: the epoch is over, or the feed is not served any more."""
         timer = ReportTimer()
         end = None if self.timeout is None else time.monotonic() + self.timeout
         collected = 0  # the oldest generation that was: the young ones first, they take little time
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
-            has_ended, is_closed = self._flags()  # before the look for an item: what was sent comes first
-            is_empty = False
+            is_told, is_closed = self._notice is not None, bool(self._words[IS_CLOSED_AT])
             try:
-                batch = self._batch_of(self._batch_channel.recv(timeout=left))
-                if batch is not None:
-                    return batch
-                continue
+                return self._batch_channel.recv(timeout=left)
             except TimeoutError:
-                pass
+                if is_told and self._has_ended():
+                    return None
+                if is_closed:
+                    self._is_over = True
+                    return None
+                if collected < 2 and self._batch_channel.stats()["in_use"] == self._batch_channel.slots:
+                    is_late = end is not None and time.monotonic() >= end
+                    collected = 2 if collected or is_late else 1
+                    gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
             except OwnerDied as error:
                 raise self._owner_died(error.pid) from None
-            except EOFError:  # no item is left, and no producer
+            except EOFError:
                 if self._key is None:
                     raise ValueError(f"feed {self.name!r} was closed here") from None
-                is_empty = True
-                has_ended, is_closed = self._flags()
-            if has_ended and not self._is_late:
-                return None
-            if is_closed:
-                self._is_over = True
-                return None
-            if has_ended:
-                self._enter(self._round + 1)
-                self._is_late = False
-            if is_empty:
+                self._look_for_end()
+                if self._has_ended():
+                    return None
+                if self._words[IS_CLOSED_AT]:
+                    self._is_over = True
+                    return None
                 continue
-            if not self._slots.is_served():
-                raise self._owner_died(self.pid)
-            if collected < 2 and self._batch_channel.stats()["in_use"] == self._batch_channel.slots:
-                is_late = end is not None and time.monotonic() >= end
-                collected = 2 if collected or is_late else 1
-                gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
+            self._look_for_end()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(self._waiting_text(timer.seconds()))
             if timer.is_due():
                 _log.warning("%s", self._waiting_text(timer.seconds()))
-
-    def _flags(self) -> tuple[bool, bool]:
-        """Whether the round has ended, and whether the feed is not served any more."""
-        return bool(self._words[ENDED_AT] > self._round), bool(self._words[IS_CLOSED_AT])
 
     def _waiting_text(self, seconds: float) -> str:
         slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]
@@ -293,30 +318,28 @@ class AttachedFeed(Forms):
         return self._died
 
     def _end_round(self) -> None:
-        """Goes on to the next round. Raises the failure of this one."""
-        if self._is_over:
+        """Of the epoch that the notice tells of. Raises its failure."""
+        notice, self._notice = self._notice, None
+        if notice is None:
             return
-        failure = self._head.failure()
-        self._position = self._head.end_position(self._order)
+        told, nbytes, *position = notice.head.numpy().tolist()
+        self._note_position(position, notice.state)
         self._has_gap = False
-        self._enter(self._round + 1)
+        text = notice.text.numpy()[:nbytes].tobytes()
+        self._round = told + 1
+        notice.release()
+        del notice
         self._check_wanted(True)
-        if failure is not None:
-            raise failure
+        if text:
+            raise failure_of(text)
 
-    def _batch_of(self, item: Received) -> AttachedBatch | None:
-        """None: it is of a round that had ended before this consumer came."""
+    def _batch_of(self, item: Received) -> AttachedBatch:
         numbers = item.head.numpy().tolist()
-        number, epoch, index, attached, sequence = numbers[:5]
-        if number < self._round:
-            return None
-        self._enter(number)
-        self._is_late = False
+        self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
         self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)
         self._sequence = sequence
-        state = item.state.numpy() if numbers[HEAD - 1] else None
-        self._position = position_of(numbers[5:HEAD], state, self._order)
+        self._note_position(numbers[5:HEAD], item.state)
         attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
         owner = (item, self._slots)
         arrays, k = [], HEAD
@@ -341,9 +364,9 @@ class _Epoch(Iteration):
             self._stop()
         try:
             self._is_in_next = True
-            batch = feed._receive()
-            if batch is not None:
-                return self._convert(batch)
+            item = feed._receive()
+            if item is not None:
+                return self._convert(feed._batch_of(item))
             self._end()
             feed._end_round()
             feed._check_wanted(False)
@@ -355,9 +378,6 @@ class _Epoch(Iteration):
         finally:
             self._is_in_next = False
         raise StopIteration
-
-    def _end(self) -> None:
-        self._feed = None
 
 
 class AttachedBatch(Fields):
@@ -408,16 +428,17 @@ class _Slots:
         import numpy as np
 
         pid, self._at = about["pid"], about["at"]
-        self._path, self._file = f"/proc/{pid}/fd/{about['fd']}", tuple(about["file"])
         try:
-            fd = os.open(self._path, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_CLOEXEC)
+            mode = os.O_RDWR if is_writable else os.O_RDONLY
+            fd = os.open(f"/proc/{pid}/fd/{about['fd']}", mode | os.O_CLOEXEC)
         except OSError as error:
             raise FileNotFoundError(
                 f"the memory of feed {name!r} cannot be opened ({error.strerror}): process {pid}, which "
                 "serves it, has ended, or is not seen from here"
             ) from None
         try:
-            if not self._is_file(os.fstat(fd)):
+            file = os.fstat(fd)
+            if [file.st_dev, file.st_ino] != about["file"]:
                 raise FileNotFoundError(f"process {pid}, which served feed {name!r}, has ended")
             access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -428,27 +449,17 @@ class _Slots:
         self._nbytes: int = about["nbytes"]
         self._is_readonly = not is_writable
 
-    def _is_file(self, file: os.stat_result) -> bool:
-        return (file.st_dev, file.st_ino) == self._file
-
-    def is_served(self) -> bool:
-        """Whether the process that serves the feed still has them."""
-        try:
-            return self._is_file(os.stat(self._path))
-        except OSError:
-            return False
-
     def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:
         address = self._address + place - self._at
         return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
 
 
-def _find(name: str, wait: float) -> dict[str, Any]:
-    """The description of a feed."""
+def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:
+    """The head of a feed, and what it says."""
     began = time.monotonic()
     while True:
         try:
-            array = _core.attach(about_name(name))
+            head = _core.attach(head_name(name))
         except FileNotFoundError:
             if time.monotonic() - began < wait:
                 time.sleep(_LOOK_SECONDS)
@@ -460,20 +471,22 @@ def _find(name: str, wait: float) -> dict[str, Any]:
                     f"no feed is served under the name {name!r} by a process of this user that is seen here"
                 ) from None
             raise ValueError(f"{name!r} is the name of something that is shared, but of no feed") from None
-        about = _read_about(array)
+        about = _read_head(head)
         if about is not None:
-            return about
+            return head, about
         if time.monotonic() - began > wait + _MAKING_SECONDS:
-            raise ValueError(f"{about_name(name)!r} is shared, but is not the head of a feed")
+            raise ValueError(f"{head_name(name)!r} is shared, but is not the head of a feed")
         time.sleep(_LOOK_SECONDS)
 
 
-def _read_about(array: NDArray) -> dict[str, Any] | None:
-    """None: it is not written yet, or is something else."""
-    with array.read() as content:
-        data = content.tobytes()
-    try:
-        found = json.loads(data)
-    except ValueError:
+def _read_head(head: NDArray) -> dict[str, Any] | None:
+    """None: it is not complete."""
+    if head.ndim != 1 or head.itemsize != 1 or head.nbytes < WORDS * 8:
         return None
-    return found if isinstance(found, dict) and "head" in found else None
+    with head.read() as content:
+        data = content.tobytes()
+    words = memoryview(data)[: WORDS * 8].cast("q")
+    if words[MARK_AT] != MARK:
+        return None
+    found: dict[str, Any] = json.loads(data[WORDS * 8 : WORDS * 8 + words[NBYTES_AT]])
+    return found

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds whose batches go to other processes: the side that has the feed. `attached` is the other one.
 
-These are shared in addition to the slots, which lie in a memory file of the feed:
+Four objects are shared in addition to the slots, which lie in a memory file of the feed:
 
 * the *batch channel*, under the name of the feed. Its items contain the positions of batches in the slots.
   The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
-* the *head*: see `Head`.
-* a description of the feed as JSON, with handles of both, in an array under ``<name>.feed``.
+* the *end channel*, a broadcast of one slot. Its item announces the end of an epoch. It can be sent again
+  when every consumer has received it.
+* the *seek channel*, a queue from consumers to the server, with the states that
+  `AttachedFeed.load_state_dict` got. The server reads it before the first batch.
+* the *head*, an array under ``<name>.feed``: a description of the feed, and numbers that only the server
+  writes.
 
-A *round* is one epoch that is served. At its end, the server writes into the head how it has ended, and
-closes its end of the batch channel. A consumer that finds no item left then reads the head. Each consumer
-holds a read lease of the barrier of its round, and takes that of the next round before it releases this one.
-So the server begins the next round when it gets a write lease of the barrier of this one.
+Each item of the batch channel and of the end channel has the position of the feed after it, so a consumer
+knows what it has been delivered.
+
+At the end of an epoch the server sends the item of the end channel and closes its end of the batch channel. A
+consumer that waits there, while no item is left, then receives from the end channel. The server opens the
+batch channel again when all consumers have done so.
 """
 
 from __future__ import annotations
@@ -25,15 +31,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._array.creation import zeros
 from .._core import NDArray
-from .._errors import LeaseConflict, OpError, TenonError
+from .._errors import LeaseConflict, OpError, OwnerDied, TenonError
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
-from .._sync.lease import Lease
 from .._sync.waits import ReportTimer
 from .epochs import Epoch
 from .forms import itself
@@ -44,22 +49,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tenon")
 
 MODES = ("queue", "broadcast")
-WORDS = 12
+MARK = 0x64656573  # of a head that is complete
+WORDS = 8
 (
+    MARK_AT,
     ROUND_AT,
-    ENDED_AT,  # rounds that have ended, all of whose batches were sent
     IS_CLOSED_AT,
     IS_FILLING_AT,
+    NBYTES_AT,
     HAS_BEGUN_AT,  # the first batch is being made; where it began:
     EPOCH_AT,
     PLACE_AT,
-    FAILURE_NBYTES_AT,  # of the last round that has ended; 0: it has not failed
-    POSITION_AT,  # at its end: 4 words
-) = range(WORDS - 3)
-FAILURE_NBYTES = 16384
+) = range(WORDS)
+TEXT_NBYTES = 16384  # of a failure
 HEAD = 9  # numbers of an item of the batch channel before those of its fields
 
+SEEKS = 64  # states that consumers have loaded, and that the server has not read
 _LOOK_SECONDS = 0.02
+_SUFFIX = ".feed"
 
 _numbers = itertools.count()
 
@@ -81,13 +88,13 @@ def name_for(shared: bool | str, on_starved: str) -> str | None:
         )
     if on_starved not in ("wait", "raise"):
         raise ValueError(
-            f"on_starved is {on_starved!r}: a shared feed cannot copy or add slots, as others map them"
+            f"on_starved is {on_starved!r}, and the feed is shared: it keeps to its slots, as others map them"
         )
     return f"feed-{os.getpid()}-{next(_numbers)}" if shared is True else shared
 
 
 def check(mode: str, epochs: int | None, consumers: int) -> None:
-    """Checks the arguments of `Feed.serve`."""
+    """Of `Feed.serve`."""
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
     if epochs is not None and epochs < 0:
@@ -96,93 +103,8 @@ def check(mode: str, epochs: int | None, consumers: int) -> None:
         raise ValueError(f"consumers is {consumers}: it must be a count")
 
 
-def about_name(name: str) -> str:
-    return name + ".feed"
-
-
-class Head:
-    """What a served feed shares with its consumers in addition to its batches: arrays without names.
-
-    Only the server writes ``words``, and failure and state at the end of a round, without a lease. Consumers
-    write the states that they have loaded, under a lease. There are two barriers, for rounds with an even and
-    with an odd number.
-    """
-
-    def __init__(self, arrays: dict[str, NDArray]) -> None:
-        self._arrays = arrays
-        self.words = arrays["words"].unchecked().numpy()
-        self._failure = arrays["failure"].unchecked().numpy()
-        self._state = arrays["state"].unchecked().numpy()
-        self._wanted = arrays["wanted"]
-
-    @classmethod
-    def create(cls, state_nbytes: int) -> Head:
-        sizes = {"failure": FAILURE_NBYTES, "state": state_nbytes, "barriers": 2}
-        sizes["wanted"] = 8 + 2 * (state_nbytes + 1)  # for a length and two lines
-        arrays = {name: zeros(size, "u1", shared=True) for name, size in sizes.items()}
-        return cls({"words": zeros(WORDS, "i8", shared=True), **arrays})
-
-    @classmethod
-    def open(cls, handles: dict[str, str]) -> Head:
-        return cls({name: _core.open_array(bytes.fromhex(handle)) for name, handle in handles.items()})
-
-    def handles(self) -> dict[str, str]:
-        return {name: _core.send_array(array).hex() for name, array in self._arrays.items()}
-
-    def enter(self, number: int, mode: Literal["r", "w"], timeout: float | None = None) -> Lease:
-        """A lease of the barrier of a round, which any thread may release."""
-        at = number % 2
-        return Lease(self._arrays["barriers"][at : at + 1], mode, timeout, "ignore").detach()
-
-    def put_end(self, failure: OpError | None, position: dict[str, Any]) -> None:
-        """Ends the round. The consumers see it before the batch channel is closed."""
-        data = b"" if failure is None else describe(failure)
-        self._failure[: len(data)] = memoryview(data)
-        self.words[FAILURE_NBYTES_AT] = len(data)
-        self.words[POSITION_AT:] = put_position(position, self._state)
-        self.words[ENDED_AT] = self.words[ROUND_AT] + 1
-
-    def failure(self) -> OpError | None:
-        data = self._failure[: int(self.words[FAILURE_NBYTES_AT])].tobytes()
-        return failure_of(data) if data else None
-
-    def end_position(self, order: dict[str, int]) -> dict[str, Any]:
-        numbers = self.words[POSITION_AT:].tolist()
-        return position_of(numbers, self._state, order)
-
-    def add_wanted(self, state: dict[str, Any], timeout: float | None) -> None:
-        """Notes a state that a consumer has loaded, unless another one has loaded it, too. Of different ones,
-        two are kept. Fails with ValueError: it is too large."""
-        data = bytes_of(state)
-        if len(data) > len(self._state):
-            raise ValueError(
-                f"the state has {len(data)} bytes, and the feed has room for {len(self._state)}: it has no "
-                "states, or smaller ones"
-            )
-        with self._wanted.write(timeout=timeout, on_owner_died="ignore") as content:
-            found = _read_lines(content)
-            if data not in found and len(found) < 2:
-                _write_lines(content, [*found, data])
-
-    def take_wanted(self) -> list[dict[str, Any]]:
-        """The states that were noted since the last call."""
-        with self._wanted.write(on_owner_died="ignore") as content:
-            found = _read_lines(content)
-            _write_lines(content, [])
-        return [state_of(data) for data in found]
-
-
-def _read_lines(content: Any) -> list[bytes]:
-    found: bytes = content[8 : 8 + int(content[:8].view("i8")[0])].tobytes()
-    return found.splitlines()
-
-
-def _write_lines(content: Any, lines: list[bytes]) -> None:
-    """A process that dies meanwhile leaves no lines."""
-    data = b"\n".join(lines)
-    content[:8] = 0
-    content[8 : 8 + len(data)] = memoryview(data)
-    content[:8].view("i8")[0] = len(data)
+def head_name(name: str) -> str:
+    return name + _SUFFIX
 
 
 class Server:
@@ -211,6 +133,7 @@ class Server:
         self._error: BaseException | None = None
         self._epoch: Epoch | None = None
         self._batch_channel: Channel | None = None
+        self._end_channel: Channel | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the epochs are over.
@@ -233,13 +156,20 @@ class Server:
         have stay valid. Idempotent."""
         if self.is_running:
             with self._sending:
-                self._stop()
+                self._is_closing = True
+                self._served.words[IS_CLOSED_AT] = 1  # first: the channels tell waiting consumers to look
+                for channel in (self._batch_channel, self._end_channel):
+                    if channel is not None:
+                        channel.close()
+            epoch = self._epoch
+            if epoch is not None:
+                epoch._end()
         if self._thread is not None and self._thread is not threading.current_thread():
             self.wait()
 
     @property
     def is_running(self) -> bool:
-        """False in a forked child: its end does not concern the consumers."""
+        """Never in a forked child, whose end is none of the consumers' business."""
         return self._served.server is self and not self._served.is_inherited
 
     def __enter__(self) -> Server:
@@ -263,42 +193,48 @@ class Server:
             self._run()
         except BaseException as error:
             self._error = error
-            _log.error("feed %r is not served any more: %s", self.name, error)
+            _log.error("feed %r is served no more: %s", self.name, error)
 
     def _run(self) -> None:
-        served = self._served
         try:
-            served.withdraw()
-            self._batch_channel = served.open_batch_channel()
+            self._end_channel = self._served.open_end_channel()
+            notice = self._end_channel.loan()
+            self._served.withdraw()
+            self._batch_channel = self._served.open_batch_channel()
             if not self._has_consumers(self._consumers, "its first batch"):
                 return
-            served.seek()
+            self._served.seek()
             while self._wanted is None or self.epochs < self._wanted:
                 failure = self._hand_out()
-                if self._is_closing or not self._end_round(failure):
+                if self._is_closing:  # after each opening: close() has closed those that it saw
                     return
+                next_notice = self._end_epoch(notice, failure)
+                if next_notice is None:
+                    return
+                notice = next_notice
                 self.epochs += 1
-                self._batch_channel = served.open_batch_channel()
+                self._batch_channel = self._served.open_batch_channel()
         except ValueError:
             if not self._is_closing:  # a channel that was closed here
                 raise
         finally:
             if self.is_running:
-                self._stop()
-                served.end_seeking()
-                served.server = None
-                served.reclaim()
+                self._end()
 
-    def _stop(self) -> None:
+    def _end(self) -> None:
         self._is_closing = True
-        self._served.head.words[IS_CLOSED_AT] = 1  # before the close, after which consumers look at it
-        if self._batch_channel is not None:
-            self._batch_channel.close()
+        self._served.words[IS_CLOSED_AT] = 1
         if self._epoch is not None:
             self._epoch._end()
+        for channel in (self._batch_channel, self._end_channel):
+            if channel is not None:
+                channel.close()
+        self._served.end_seeking()
+        self._served.server = None
+        self._served.reclaim()
 
     def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
-        """Waits for a condition. False: the server is to end."""
+        """False: the server is to end."""
         timer = ReportTimer()
         while not is_met():
             time.sleep(_LOOK_SECONDS)
@@ -346,25 +282,38 @@ class Server:
             del batch, loan
         return None
 
-    def _end_round(self, failure: OpError | None) -> bool:
-        """Announces the end, and waits until all consumers have seen it and, of a queue, have received
-        everything. False: the server is to end."""
+    def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
+        """Tells all consumers, and waits until each of them knows. Of a queue, until everything was received.
+
+        The loan for the next time; None: the server is to end.
+        """
         served = self._served
-        assert self._batch_channel is not None
+        assert self._batch_channel is not None and self._end_channel is not None
         if failure is not None:
             _log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
-        served.head.put_end(failure, served.feed.state_dict())
-        self._batch_channel.close()
-        if not self._poll(
-            # In this order: a consumer that receives one of the last batches has entered before.
-            lambda: (self.mode == "broadcast" or served.unread() == 0) and served.have_left(),
-            lambda: (
-                f"its {served.consumers()} consumers to end the epoch: {served.unread()} batches are left"
-            ),
-        ):
-            return False
-        served.head.words[ROUND_AT] += 1
-        return True
+        told = served.words[ROUND_AT]
+        served.words[ROUND_AT] = told + 1  # first: a consumer that attaches now is not in this epoch
+        while True:
+            notice.head[0] = told
+            data = b"" if failure is None else describe(failure)
+            notice.head[1] = len(data)
+            notice.text[: len(data)] = memoryview(data)
+            notice.head[2:] = served.put_position(notice.state)
+            notice.send()
+            self._batch_channel.close()
+            if self.mode == "queue" and not self._poll(
+                lambda: served.consumers() > 0 or served.unread() == 0,
+                lambda: f"a consumer: {served.unread()} batches of the epoch are left",
+            ):
+                return None
+            notice = self._end_channel.loan()
+            if self.mode == "broadcast" or served.unread() == 0:
+                return notice
+            # The consumers that were to receive the rest have left. The next one is told again.
+            time.sleep(_LOOK_SECONDS)
+            if self._is_closing:
+                return None
+            self._batch_channel = served.open_batch_channel()
 
 
 class ServedFeed:
@@ -387,34 +336,48 @@ class ServedFeed:
                 "the feed has 1 slot, and serving needs 2: one to fill while a consumer has the other"
             )
         axes = [len(shape) for _, _, shape in feed.schema.fields]
+        room = max(1, feed._attachment_nbytes)
         states = feed._states_nbytes()
         fields = {
             "head": ("i8", (HEAD + len(axes) + sum(axes),)),
-            "attachment": ("u1", (max(1, feed._attachment_nbytes),)),
+            "attachment": ("u1", (room,)),
             "state": ("u1", (states,)),
         }
-        # Has no role: it is opened for each use, and then closed.
+        # Without ends: they are opened for each use, so that they can leave.
         self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
+        self._end_channel = Channel(
+            {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
+            1,
+            None,
+            "broadcast",
+        )
+        self._seek_channel = Channel({"nbytes": ("i8", ()), "state": ("u1", (states,))}, SEEKS)
         file = os.fstat(fd)
-        self.head = Head.create(states)
-        about = {
-            "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
-            "batches": feed.batches,
-            "mode": mode,
-            "order": feed._order_state(),
-            "pid": self._pid,
-            "fd": fd,
-            "file": (file.st_dev, file.st_ino),
-            "at": at,
-            "nbytes": self._nbytes,
-            "batch_channel": _core.send_array(self._batch_channel._native.memory()).hex(),
-            "head": self.head.handles(),
-        }
-        described = json.dumps(about).encode()
-        self._about = zeros(len(described), "u1", shared=about_name(self.name))
-        with self._about.write() as content:
-            content[...] = memoryview(described)
-            del content
+        about = json.dumps(
+            {
+                "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
+                "batches": feed.batches,
+                "mode": mode,
+                "order": feed._order_state(),
+                "pid": self._pid,
+                "fd": fd,
+                "file": (file.st_dev, file.st_ino),
+                "at": at,
+                "nbytes": self._nbytes,
+                "batch_channel": _core.send_array(self._batch_channel._native.memory()).hex(),
+                "end_channel": _core.send_array(self._end_channel._native.memory()).hex(),
+                "seek_channel": _core.send_array(self._seek_channel._native.memory()).hex(),
+            }
+        ).encode()
+        self._head = zeros(WORDS * 8 + len(about), "u1", shared=head_name(self.name))
+        with self._head.write() as head:
+            head[WORDS * 8 :] = memoryview(about)
+            words = head[: WORDS * 8].view("i8")
+            words[NBYTES_AT] = len(about)
+            words[MARK_AT] = MARK
+            del words, head
+        # One writer, and readers that look when a channel has told them to.
+        self.words = words_of(self._head)
         self._held: dict[int, Any] = {}  # the batch of each item that is under way, by the item's address
         self._mutex = threading.Lock()
 
@@ -426,9 +389,7 @@ class ServedFeed:
             if self.server is not None:
                 raise TenonError(f"feed {self.name!r} is being served already")
             self.server = server
-        words = self.head.words
-        words[ROUND_AT] = words[ENDED_AT]  # the server before may have ended after the end of a round
-        words[IS_CLOSED_AT] = 0
+        self.words[IS_CLOSED_AT] = 0
         if background:
             server._start_thread()
         else:
@@ -436,14 +397,14 @@ class ServedFeed:
         return server
 
     def close(self) -> None:
-        """Ends serving. The name becomes free when no consumer is attached any more."""
+        """Ends what there is of it here: the name is free when no consumer has it any more."""
         server = self.server
         try:
             if server is not None:
                 server.close()
         finally:
             self._held.clear()
-            del self._batch_channel, self._about, self.head
+            del self._batch_channel, self._end_channel, self._seek_channel, self._head, self.words
 
     @property
     def is_inherited(self) -> bool:
@@ -451,7 +412,7 @@ class ServedFeed:
         return os.getpid() != self._pid
 
     def open_batch_channel(self) -> Channel:
-        """A new opening, which has the role of a producer. Not in a broadcast without consumers: there a loan
+        """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan
         takes what the next one is to get."""
         channel = open_channel(self._batch_channel._native.memory())
         try:
@@ -462,19 +423,14 @@ class ServedFeed:
         loan.drop()
         return channel
 
+    def open_end_channel(self) -> Channel:
+        return open_channel(self._end_channel._native.memory())
+
     def consumers(self) -> int:
         return self._batch_channel.stats()["consumers"]
 
     def unread(self) -> int:
         return self._batch_channel.stats()["ready"]
-
-    def have_left(self) -> bool:
-        """Whether all consumers have left the round; waits for a moment."""
-        try:
-            self.head.enter(int(self.head.words[ROUND_AT]), "w", _LOOK_SECONDS).release()
-        except TimeoutError:
-            return False
-        return True
 
     def note_free(self, loan: Loan) -> None:
         """Notes that no consumer has the batch of this slot of the channel any more."""
@@ -501,13 +457,13 @@ class ServedFeed:
     def take(
         self, channel: Channel, take: Callable[..., Any], _: float | None, warn: Callable[[str], object]
     ) -> Any:
-        """As ``take``, the function by which an epoch takes its next batch. Before it waits, it releases the
-        batches that no consumer has any more: the generator may lack slots."""
+        """In the place of ``take``, the function of an epoch. Before it waits, it releases what consumers
+        have let go of: the generator may lack slots."""
         try:
             return take(0.0, warn)
-        except (TimeoutError, LeaseConflict):  # consumers may have released batches
+        except (TimeoutError, LeaseConflict):  # there may be slots that consumers have let go of
             pass
-        self.head.words[IS_FILLING_AT] = 1
+        self.words[IS_FILLING_AT] = 1
         try:
             while True:
                 self.reclaim(channel)
@@ -516,7 +472,7 @@ class ServedFeed:
                 except TimeoutError:  # batches that this process keeps have all slots
                     continue
         finally:
-            self.head.words[IS_FILLING_AT] = 0
+            self.words[IS_FILLING_AT] = 0
 
     def withdraw(self) -> None:
         """Takes back what was sent and not received."""
@@ -530,7 +486,7 @@ class ServedFeed:
 
     def seek(self) -> None:
         """Continues where the consumers have said."""
-        states = self.head.take_wanted()
+        states = self._read_states()
         for state in states:
             if state != states[0]:
                 raise ValueError(
@@ -540,17 +496,43 @@ class ServedFeed:
         if states:
             self.feed.load_state_dict(states[0])
         position = self.feed.state_dict()
-        self.head.words[EPOCH_AT], self.head.words[PLACE_AT] = position["epoch"], position["next"]
-        self.head.words[HAS_BEGUN_AT] = 1
+        self.words[EPOCH_AT], self.words[PLACE_AT] = position["epoch"], position["next"]
+        self.words[HAS_BEGUN_AT] = 1
 
     def end_seeking(self) -> None:
-        self.head.take_wanted()  # which came too late
-        self.head.words[HAS_BEGUN_AT] = 0
+        self._read_states()  # which came too late
+        self.words[HAS_BEGUN_AT] = 0
+
+    def _read_states(self) -> list[dict[str, Any]]:
+        channel = open_channel(self._seek_channel._native.memory())
+        states = []
+        try:
+            while True:
+                try:
+                    item = channel.recv(timeout=0)
+                except OwnerDied:  # of a consumer
+                    continue
+                states.append(position_of(item.state.numpy()[: int(item.nbytes)].tobytes()))
+                item.release()
+                del item
+        except (TimeoutError, EOFError):
+            return states
+        finally:
+            channel.close()
+
+    def put_position(self, field: Any) -> tuple[int, int, int, int]:
+        """The position of the feed, as numbers; with the states of a generator, in the field."""
+        position = self.feed.state_dict()
+        data = bytes_of(position) if "states" in position else b""
+        room = field  # also if there is none: the field counts as written
+        if data:
+            room[: len(data)] = memoryview(data)
+        return position["epoch"], position["next"], position.get("indexed", True), len(data)
 
     def send(self, loan: Loan, batch: Any, sequence: int) -> None:
         data = batch.attachment
-        numbers = [int(self.head.words[ROUND_AT]), batch.epoch, batch.index, len(data), sequence]
-        numbers += put_position(self.feed.state_dict(), loan.state)
+        numbers = [int(self.words[ROUND_AT]), batch.epoch, batch.index, len(data), sequence]
+        numbers += self.put_position(loan.state)
         for array in batch.arrays:
             offset = array.data_ptr - self._memory
             if not 0 <= offset < self._nbytes:
@@ -566,35 +548,25 @@ class ServedFeed:
         loan.send()
 
 
-def put_position(position: dict[str, Any], room: Any) -> tuple[int, int, int, int]:
-    """A position of a feed as numbers for `position_of`; with the states of a generator, its bytes in
-    ``room``."""
-    data = bytes_of(position) if "states" in position else b""
-    room[: len(data)] = memoryview(data)
-    return position["epoch"], position["next"], position.get("indexed", True), len(data)
-
-
-def position_of(numbers: list[int], room: Any, order: dict[str, int]) -> dict[str, Any]:
-    epoch, place, is_indexed, nbytes = numbers
-    if nbytes:
-        return state_of(room[:nbytes].tobytes())
-    return {"epoch": epoch, "next": place} | order | ({} if is_indexed else {"indexed": False})
-
-
 def bytes_of(state: dict[str, Any]) -> bytes:
-    """A state of a feed, for `state_of` in another process."""
+    """A state of a feed, for `position_of` in another process."""
     states = state.get("states")
     if states is None:
         return json.dumps(state).encode()
     return json.dumps(state | {"states": [one and one.hex() for one in states]}).encode()
 
 
-def state_of(data: bytes) -> dict[str, Any]:
+def position_of(data: bytes) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(data)
     if "states" in state:
         state["states"] = [one and bytes.fromhex(one) for one in state["states"]]
         state["ranks"] = tuple(state["ranks"])
     return state
+
+
+def words_of(head: NDArray) -> Any:
+    """The numbers at its beginning."""
+    return head.unchecked().numpy()[: WORDS * 8].view("i8")
 
 
 _ATTRIBUTES = ("op", "kind", "epoch", "index", "worker", "pid", "exit_signal", "exit_code")
@@ -606,7 +578,7 @@ def describe(error: OpError) -> bytes:
     text = str(error)
     while True:
         data = json.dumps({"text": text, "code": error.code, **facts}).encode()
-        if len(data) <= FAILURE_NBYTES:
+        if len(data) <= TEXT_NBYTES:
             return data
         text = text[: len(text) // 2] + " [...]"
 

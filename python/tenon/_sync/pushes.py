@@ -137,7 +137,8 @@ class _Promise:
         self._sums = [
             (array.unchecked(), _checksum(array.unchecked()))
             for array, _, _ in uses
-            if not any(holder[0] == "op" for holder in _core.holders(array))
+            if not array.device.startswith("cuda:")
+            and not any(holder[0] == "op" for holder in _core.holders(array))
         ]
 
     def check(self) -> None:
@@ -198,8 +199,9 @@ class _Work:
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
             promise = _Promise(self._all_uses())
         pairs = list(renewed)
-        if self._is_copy_on_device():
-            return Op(_core.push_copy(*self._arguments, self._name, self._policy), self._name)
+        if self.is_copy_on_device():
+            source, destination = self._arguments
+            return Op(_core.push_copy(source, destination, self._name, self._policy), self._name)
         if self._native is not None and promise is None:
             new = {id(array): other for array, other in pairs}
             arguments = [new.get(id(argument), argument) for argument in self._arguments]
@@ -214,9 +216,9 @@ class _Work:
             native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
 
-    def _is_copy_on_device(self) -> bool:
+    def is_copy_on_device(self) -> bool:
         """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""
-        if self._fn is not copy_elements or len(self._arguments) != 2 or not self._written[1]:
+        if self._fn is not copy_elements or len(self.uses.rows) != 2 or self._written != [False, True]:
             return False
         return any(
             isinstance(argument, NDArray) and argument.device.startswith("cuda:")
@@ -308,7 +310,8 @@ def _submit_or_copy(work: _Work) -> Op:
     try:
         return work.submit()
     except LeaseConflict:
-        pass
+        if work.is_copy_on_device():  # whose memory is not exchanged for other memory
+            raise
     return work.submit(_renewals(work.uses))
 
 
