@@ -17,14 +17,19 @@ constexpr const char* kFunctions[] = {
     "imag", "nonzero", "prod",   "real",   "round",   "squeeze", "std",       "trace",   "var"};
 constexpr const char* kFunctionsOfMore[] = {"argpartition", "clip",         "dot",      "put",
                                             "repeat",       "searchsorted", "swapaxes", "take"};
-constexpr const char* kMembers[] = {"byteswap", "flat", "flatten", "mT", "partition", "sort", "tofile"};
+constexpr const char* kMembers[] = {"flat", "mT"};
+constexpr const char* kMethods[] = {"byteswap", "flatten", "sort"};
+constexpr const char* kMethodsOfMore[] = {"partition", "tofile"};
 
 struct Missing {
   const char* use;  // a format with the name
   std::span<const char* const> names;
 };
-constexpr Missing kMissing[] = {
-    {"np.%s(a)", kFunctions}, {"np.%s(a, ...)", kFunctionsOfMore}, {"np.asarray(a).%s", kMembers}};
+constexpr Missing kMissing[] = {{"np.%s(a)", kFunctions},
+                                {"np.%s(a, ...)", kFunctionsOfMore},
+                                {"np.asarray(a).%s", kMembers},
+                                {"np.asarray(a).%s()", kMethods},
+                                {"np.asarray(a).%s(...)", kMethodsOfMore}};
 
 // Null for the name of another attribute.
 const char* use_of(std::string_view name) noexcept {

@@ -33,7 +33,7 @@ std::string seconds_text(int64_t ns) {
   return buffer;
 }
 
-// As sigabbrev_np, which glibc before 2.32 does not have. "?" for signals that no program dies of by itself.
+// As sigabbrev_np, which glibc before 2.32 does not have. "?" for signals that end no program.
 const char* signal_name(int32_t signal) noexcept {
   switch (signal) {
     case SIGABRT: return "ABRT";
@@ -43,15 +43,20 @@ const char* signal_name(int32_t signal) noexcept {
     case SIGHUP: return "HUP";
     case SIGILL: return "ILL";
     case SIGINT: return "INT";
+    case SIGIO: return "IO";
     case SIGKILL: return "KILL";
     case SIGPIPE: return "PIPE";
+    case SIGPROF: return "PROF";
+    case SIGPWR: return "PWR";
     case SIGQUIT: return "QUIT";
     case SIGSEGV: return "SEGV";
+    case SIGSTKFLT: return "STKFLT";
     case SIGSYS: return "SYS";
     case SIGTERM: return "TERM";
     case SIGTRAP: return "TRAP";
     case SIGUSR1: return "USR1";
     case SIGUSR2: return "USR2";
+    case SIGVTALRM: return "VTALRM";
     case SIGXCPU: return "XCPU";
     case SIGXFSZ: return "XFSZ";
     default: return "?";
