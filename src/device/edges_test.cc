@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order of device memory at its edges: calls under a lease of the caller, casts on the host inside of an op
-// on a stream, failures of later ops, memory that is imported twice, many exports on one slow stream. A kernel
-// on a stream that is held has not run, so a use that does not wait for it sees other values.
+// The order of device memory at its edges: calls under a lease of the caller, casts on the host inside of an
+// op on a stream, failures of later ops, memory that is imported twice, many exports on one slow stream. A
+// kernel on a stream that is held has not run, so a use that does not wait for it sees other values.
 #include <chrono>
 #include <cstdlib>
 #include <memory>
