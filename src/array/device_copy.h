@@ -56,9 +56,8 @@ void add_events_of(const Array& array, Access access, const View* self, Events* 
 // The stream waits for all of them. The device must be current.
 device::Status wait_for(device::Device& device, device::Stream stream, const Events& events) noexcept;
 
-// Pushes the op dst[...] = src. name: null: "copy". Null: refused, as the conflict says. Fails as copy_to and
-// Engine::push, and where work of the host would have to follow that of a device.
-Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, const char* site,
-                  Conflict* conflict);
+// Pushes the op dst[...] = src. name: null: "copy". Fails as copy_to and Engine::push (if there is a
+// conflict, with its error), and where work of the host would have to follow that of a device.
+Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, const char* site);
 
 }  // namespace tenon::impl

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "array/access.h"
 #include "array/device_copy.h"
 #include "array/elements.h"
 #include "base/error.h"
@@ -123,8 +124,7 @@ void describe(const Array& array, Access access, RequestPart& part) {
 
 }  // namespace
 
-Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, const char* site,
-                  Conflict* conflict) {
+Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, const char* site) {
   const Ref<Array> source = copy_source(src, dst);
   const bool is_empty = dst.size() == 0;
   Ref<Op> op = Op::create({nullptr, CopyWork::run, CopyWork::drop}, is_empty ? 1 : 2,
@@ -153,7 +153,11 @@ Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, cons
   if (work->second) op->traits = Request::kOnStream;
   if (trace::is_on()) [[unlikely]]
     op->set_span(begin_span(*op, src, dst));
-  if (!Engine::instance().push(op, on_host, conflict)) return {};
+  Conflict conflict;
+  if (!Engine::instance().push(op, on_host, &conflict)) {
+    const bool is_source = !is_empty && conflict.part == &op->parts[0];
+    throw_conflict(conflict, "push a copy of", is_source ? &src : &dst);
+  }
   discard.op = nullptr;
   return op;
 }

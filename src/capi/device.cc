@@ -90,13 +90,7 @@ tenon_status tenon_push_copy(tenon_array* src, tenon_array* dst, const tenon_cop
       check_struct_size(options->struct_size, sizeof *options, "tenon_copy_options");
       given = *options;
     }
-    Conflict conflict;
-    Ref<Op> op =
-        push_copy(source, target, on_host_from(given.on_conflict), given.name, given.site, &conflict);
-    if (!op) {
-      const bool is_source = conflict.part != nullptr && conflict.part->home == &source.storage().home();
-      throw_conflict(conflict, "push a copy of", is_source ? &source : &target);
-    }
+    Ref<Op> op = push_copy(source, target, on_host_from(given.on_conflict), given.name, given.site);
     if (out != nullptr) *out = reinterpret_cast<tenon_op*>(op.detach());
   });
 }

@@ -168,7 +168,8 @@ TEST_F(Exchange, AnExportBreaksNoCaptureAndIsRefusedWhereItCannotWork) {
   ASSERT_EQ(values(a), Values(1000, 0));
   ASSERT_EQ(0, on(kCuda, fake_cuda_begin_capture, stream, 0));
   DLManagedTensorVersioned* tensor = give(a);
-  add_one(tensor);
+  const AddOne captured{reinterpret_cast<uint64_t>(tensor->dl_tensor.data), 1000};  // does not run
+  EXPECT_EQ(0, on(kCuda, fake_cuda_launch, stream, AddOne::run, const_cast<AddOne*>(&captured)));
   tensor->deleter(tensor);
   EXPECT_EQ(0, on(kCuda, fake_cuda_end_capture, stream, nullptr));
   void* const up = Device::of(kCuda).stream(Lane::kToDevice);

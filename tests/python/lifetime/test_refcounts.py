@@ -89,7 +89,7 @@ FAIL = {
     "in place": lambda x: tn.from_numpy(x).__iadd__(np.zeros(3)),
     "matmul": lambda x: tn.from_numpy(x) @ np.zeros(3),
     "array dtype": lambda x: tn.from_numpy(x).__array__("nothing"),
-    "to": lambda x: tn.from_numpy(x).to("cuda"),
+    "to": lambda x: tn.from_numpy(x).to("gpu"),
 }
 
 
