@@ -141,26 +141,26 @@ def _device_of(like: NDArray) -> str:
 
 
 def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`empty` with the shape of an array, and with its dtype and device where none is given."""
+    """`empty` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
     like = _core.share(prototype)
     return empty(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
 
 
 def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`zeros` with the shape of an array, and with its dtype and device where none is given."""
+    """`zeros` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
     like = _core.share(prototype)
     return zeros(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
 
 
 def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`ones` with the shape of an array, and with its dtype and device where none is given."""
+    """`ones` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
     return full_like(prototype, 1, dtype, device)
 
 
 def full_like(
     prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str | None = None
 ) -> NDArray:
-    """`full` with the shape of an array, and with its dtype and device where none is given."""
+    """`full` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
     like = _core.share(prototype)
     return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device or _device_of(like))
 
