@@ -23,7 +23,7 @@ _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threa
 
 def current_task() -> asyncio.Task[Any] | None:
     """The asyncio task that this thread runs."""
-    events = sys.modules.get("asyncio.events")  # imported by whoever runs a loop
+    events = sys.modules.get("asyncio.events")  # the code that runs a loop has imported it
     running_loop = getattr(events, "_get_running_loop", None)  # None while another thread imports it
     if running_loop is None or running_loop() is None:
         return None
