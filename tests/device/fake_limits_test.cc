@@ -175,10 +175,10 @@ TEST_F(FakeCudaLimits, ACopyThatFailsWhenItRunsEndsItsContextAlone) {
   OK(cuDevicePrimaryCtxRetain(&second, 1));
   CUdeviceptr a = device(8);
   CUstream work = stream();
+  CUevent end = event();  // once the copy has failed, a call that makes an event may report it
   fake_cuda_fail_copy(2, CUDA_ERROR_LAUNCH_FAILED);
   OK(cuMemcpyAsync(a, a + 4, 4, work));
   OK(cuMemcpyAsync(a, a + 4, 4, work)) << "the call itself does not fail";
-  CUevent end = event();
   CUresult recorded = cuEventRecord(end, work);
   EXPECT_TRUE(recorded == CUDA_SUCCESS || recorded == CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(cuEventSynchronize(end), CUDA_ERROR_LAUNCH_FAILED);
