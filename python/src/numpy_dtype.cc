@@ -43,11 +43,11 @@ constexpr std::array<tenon_dtype, NPY_HALF + 1> kByNumber = [] {
 }();
 
 // Types that ml_dtypes registered with NumPy and that were met, by type number.
-struct Registered {
+struct RegisteredDtype {
   int number;
   tenon_dtype dtype;
 };
-std::vector<Registered> registered;
+std::vector<RegisteredDtype> registered;
 
 bool is_from_ml_dtypes(PyArray_Descr* descr) {
   const nb::object module =
@@ -99,7 +99,7 @@ bool dtype_of_numpy(PyArray_Descr* descr, tenon_dtype* out) noexcept {
     return out->bits != 0 && PyArray_ISNBO(descr->byteorder);
   }
   if (number < NPY_USERDEF) return false;
-  for (const Registered& r : registered) {
+  for (const RegisteredDtype& r : registered) {
     if (r.number == number) {
       *out = r.dtype;
       return true;

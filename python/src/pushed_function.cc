@@ -45,7 +45,7 @@ class PushedCall final : public Result {
   tenon_value result_{};
 };
 
-using Context = std::shared_ptr<PushedCall>;
+using CallContext = std::shared_ptr<PushedCall>;
 
 bool is_written(const Uses& uses, const tenon_array* array) {
   for (const tenon_use& use : uses.uses) {
@@ -84,13 +84,13 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
     }
   }
   const auto call = std::make_shared<PushedCall>(function, std::move(values));
-  auto context = std::make_unique<Context>(call);
+  auto context = std::make_unique<CallContext>(call);
   tenon_work work{};
   work.struct_size = sizeof work;
   work.on_conflict = on_conflict;
   work.context = context.get();
-  work.run = [](void* c, tenon_op* op) { (*static_cast<Context*>(c))->run(op); };
-  work.drop = [](void* c) { delete static_cast<Context*>(c); };
+  work.run = [](void* c, tenon_op* op) { (*static_cast<CallContext*>(c))->run(op); };
+  work.drop = [](void* c) { delete static_cast<CallContext*>(c); };
   work.name = name;
   NativeOp op = push(work, uses.uses, call, renewals);
   (void)context.release();

@@ -43,7 +43,7 @@ class HostView {
   // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
   // The same for memory on a device that will be used on a stream. It does not wait for what was submitted
-  // before: see add_events_before().
+  // before: see add_events_in().
   // stream: may be null.
   void open_on(device::Device& device, device::Stream stream, const Array& array, Access access,
                const char* site);

@@ -125,7 +125,7 @@ struct StreamExport {
   // What the consumer submits from now on comes after what uses the memory now.
   void order(Access access) {
     Events events;
-    add_events_before(view.view(), &events);
+    add_events_in(array->storage().home(), access, array->extent(), &events);
     if (!device.is_capturing(stream)) {
       add_events_of(*array, access, &view.view(), &events);
       const device::Device::Current current(device);

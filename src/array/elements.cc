@@ -20,7 +20,7 @@ Loop make_loop(const Elements& dst, const Elements& src) {
   return loop;
 }
 
-bool is_empty(const Elements& elements) {
+bool has_no_elements(const Elements& elements) {
   for (int k = 0; k < elements.ndim; ++k) {
     if (elements.shape[k] == 0) return true;
   }
@@ -97,7 +97,7 @@ void run(const Conversion& conversion, Loop& loop) {
 bool can_cast(DType from, DType to) { return from == to || (kind_of(from) && kind_of(to)); }
 
 void copy_elements(const Kernels& kernels, StreamFrom stream_from, const Elements& dst, const Elements& src) {
-  if (is_empty(dst)) return;
+  if (has_no_elements(dst)) return;
   Loop loop = make_loop(dst, src);
   if (dst.dtype == src.dtype) {
     uint32_t width = split_element(loop, dst.dtype.padded_itemsize());

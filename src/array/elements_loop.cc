@@ -52,7 +52,7 @@ ByteRange src_extent(const Loop& loop, uint32_t width) { return extent<&Axis::sr
 bool may_overlap(const Loop& loop, uint32_t dst_width, uint32_t src_width) {
   const ByteRange dst = dst_extent(loop, dst_width);
   const ByteRange src = src_extent(loop, src_width);
-  if (dst.end <= src.begin || src.end <= dst.begin) return false;
+  if (!dst.overlaps(src)) return false;
   // All elements lie at multiples of one step from their first: do they ever meet?
   int64_t step = 0;
   for (int k = 0; k < loop.ndim; ++k) step = std::gcd(step, std::gcd(loop.axes[k].dst, loop.axes[k].src));

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/bytes.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -34,11 +35,7 @@ struct Loop {
 // smallest, and merges axes that are contiguous in both windows. Requires: no axis of zero steps.
 void normalise(Loop& loop);
 
-// The bytes that a window touches lie in [begin, end).
-struct ByteRange {
-  uintptr_t begin;
-  uintptr_t end;
-};
+// The bytes that a window touches lie in this range.
 ByteRange dst_extent(const Loop& loop, uint32_t width);
 ByteRange src_extent(const Loop& loop, uint32_t width);
 

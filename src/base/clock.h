@@ -16,9 +16,10 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
+inline constexpr int64_t kSecond = 1'000'000'000;
+
 // Requires ns >= 0.
 inline timespec timespec_of(int64_t ns) noexcept {
-  constexpr int64_t kSecond = 1'000'000'000;
   return {static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
 }
 

@@ -9,22 +9,22 @@
 namespace tenon::impl {
 namespace {
 
-using Mark = std::atomic<uint64_t>;
+using WipedCount = std::atomic<uint64_t>;
 
 // Counts the marks of this process and its ancestors: a forked child continues the count of its parent.
 std::atomic<uint64_t> generations{0};
 
 // Null where the kernel cannot clear a page on fork. Never unmapped.
-Mark* wiped_page() noexcept {
-  static Mark* const page = [] {
+WipedCount* wiped_page() noexcept {
+  static WipedCount* const page = [] {
     const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return static_cast<Mark*>(nullptr);
+    if (memory == MAP_FAILED) return static_cast<WipedCount*>(nullptr);
     if (madvise(memory, size, MADV_WIPEONFORK) != 0) {
       munmap(memory, size);
-      return static_cast<Mark*>(nullptr);
+      return static_cast<WipedCount*>(nullptr);
     }
-    return static_cast<Mark*>(memory);
+    return static_cast<WipedCount*>(memory);
   }();
   return page;
 }
@@ -32,7 +32,7 @@ Mark* wiped_page() noexcept {
 }  // namespace
 
 uint64_t ForkMark::current() noexcept {
-  Mark* const page = wiped_page();
+  WipedCount* const page = wiped_page();
   if (page == nullptr) return static_cast<uint64_t>(getpid());
   uint64_t mark = page->load(std::memory_order_relaxed);
   if (mark != 0) return mark;

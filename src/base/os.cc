@@ -23,6 +23,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork_mark.h"
@@ -72,8 +73,6 @@ void check_denied(const char* call, int error) {
   check_denied(call, error);
   throw_error(code, what, ": ", system_text(error));
 }
-
-size_t round_up(size_t value, size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
 
 std::string megabytes(uint64_t nbytes) {
   return concat(nbytes >> 20, ".", (nbytes % (1 << 20)) * 10 >> 20, " MiB");

@@ -16,14 +16,6 @@
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
-namespace {
-
-void copy_text(const std::string& text, char* buffer, size_t size) {
-  buffer[text.copy(buffer, size - 1)] = '\0';
-}
-
-}  // namespace
-
 // Pinned memory, and what keeps it.
 struct tenon_registration {
   device::Registration registration;
@@ -37,8 +29,7 @@ tenon_status tenon_device_from_name(const char* name, tenon_device* out, tenon_e
 }
 
 void tenon_device_name(tenon_device device, char* buffer, size_t size) {
-  if (size == 0) return;
-  buffer[0] = '\0';
+  copy_text("", buffer, size);
   (void)guarded(nullptr, [&] { copy_text(device::text_of(device), buffer, size); });
 }
 

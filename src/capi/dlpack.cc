@@ -20,7 +20,7 @@ tenon_status consume(Tensor* tensor, uint32_t flags, tenon_array** out, tenon_er
     not_null(out, "out");
     check_flags(flags, TENON_READONLY, function);
     is_consumed = true;
-    *out = wrap(import(tensor, flags));
+    *out = capi::wrap(import(tensor, flags));
   });
   if (!is_consumed && tensor != nullptr && tensor->deleter != nullptr) tensor->deleter(tensor);
   return status;

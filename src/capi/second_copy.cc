@@ -21,14 +21,14 @@ constexpr size_t kNameSize = 8;  // a multiple of 4, as notes require
 constexpr char kName[kNameSize] = "Tenon";
 constexpr uint32_t kType = 1;
 
-struct Note {
+struct ElfNote {
   ElfW(Nhdr) head;
   char name[kNameSize];
   uint32_t value;
 };
 
 // The linker puts it into a segment PT_NOTE, which the program headers of a loaded object show.
-alignas(4) __attribute__((section(".note.tenon"), used)) const Note note = {
+alignas(4) __attribute__((section(".note.tenon"), used)) const ElfNote note = {
     {sizeof(kName), sizeof(uint32_t), kType}, {'T', 'e', 'n', 'o', 'n'}, 1};
 
 constexpr size_t rounded_up(size_t value, size_t alignment) {

@@ -20,7 +20,6 @@ namespace {
 
 static_assert(sizeof tenon_feed_failure::text == kMessageSize);
 
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kShortestLook = 1'000'000;
 constexpr int64_t kInlineLook = 5'000'000;
 

@@ -23,7 +23,7 @@ namespace tenon::impl {
 namespace {
 
 // The size of the buffer for error texts.
-constexpr size_t kMessageSize = 512;
+constexpr size_t kPluginMessageSize = 512;
 // A description with more fields than this is a mistake.
 constexpr int32_t kMostFields = 1024;
 
@@ -63,11 +63,11 @@ void put(std::string_view text, char* out, size_t size) {
 class Message {
  public:
   char* data() noexcept { return text_; }
-  static constexpr size_t size() noexcept { return kMessageSize; }
+  static constexpr size_t size() noexcept { return kPluginMessageSize; }
   std::string text() const { return readable(text_); }
 
  private:
-  char text_[kMessageSize] = "";
+  char text_[kPluginMessageSize] = "";
 };
 
 // Calls a function of the table.

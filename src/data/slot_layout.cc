@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/slot_layout.h"
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace tenon::impl {
 namespace {
-
-constexpr uint64_t kPage = 4096;
 
 uint64_t sum(uint64_t a, uint64_t b) {
   uint64_t result = 0;

@@ -10,14 +10,13 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint32_t kLast = UINT32_MAX;
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kPage = 4096;
 
 constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
 constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }

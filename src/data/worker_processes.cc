@@ -32,8 +32,6 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
-
 int pidfd_open(int64_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 // The kernel's, for a process that is not waited for here: as waitpid would give it.

@@ -12,8 +12,6 @@
 namespace tenon::impl {
 namespace {
 
-using Values = std::vector<int32_t>;
-
 Values counted(int32_t n) {
   Values values(static_cast<size_t>(n));
   std::iota(values.begin(), values.end(), 0);

@@ -15,14 +15,14 @@
 namespace tenon::impl::device {
 namespace {
 
-struct Name {
+struct HostName {
   const char* text;
   int32_t type;
 };
-constexpr Name kHostNames[] = {{"cpu", TENON_CPU},
-                               {"cuda_host", TENON_CUDA_HOST},
-                               {"cuda_managed", TENON_CUDA_MANAGED},
-                               {"rocm_host", TENON_ROCM_HOST}};
+constexpr HostName kHostNames[] = {{"cpu", TENON_CPU},
+                                   {"cuda_host", TENON_CUDA_HOST},
+                                   {"cuda_managed", TENON_CUDA_MANAGED},
+                                   {"rocm_host", TENON_ROCM_HOST}};
 
 // Plain counters.
 constinit std::atomic<uint64_t> device_nbytes{0};
@@ -40,27 +40,27 @@ struct Devices {
 };
 
 // Ranges of host memory that are registered, by their begin.
-struct Registered {
+struct RegisteredRange {
   uintptr_t end = 0;
   uint64_t users = 0;
 };
 struct Registry {
   std::mutex lock;
-  std::map<uintptr_t, Registered> ranges;  // guarded by lock
+  std::map<uintptr_t, RegisteredRange> ranges;  // guarded by lock
 };
 
 }  // namespace
 
 std::string text_of(tenon_device device) {
   if (device.type == TENON_CUDA) return concat("cuda:", device.id);
-  for (const Name& name : kHostNames) {
+  for (const HostName& name : kHostNames) {
     if (name.type == device.type) return name.text;
   }
   return concat("device type ", device.type, ", id ", device.id);
 }
 
 tenon_device device_from_text(std::string_view text) {
-  for (const Name& name : kHostNames) {
+  for (const HostName& name : kHostNames) {
     if (text == name.text) return {name.type, 0};
   }
   constexpr std::string_view kCuda = "cuda";
@@ -318,7 +318,7 @@ Registration::Registration(void* address, size_t nbytes, bool is_readonly) {
       return;
     }
   }
-  const auto [made, is_new] = registry.ranges.emplace(begin, Registered{end, 1});
+  const auto [made, is_new] = registry.ranges.emplace(begin, RegisteredRange{end, 1});
   if (!is_new) {
     throw_error(Code::kSystem, "cannot pin ", end - begin, " bytes at ", address_text(address),
                 ": the first ", made->second.end - begin,

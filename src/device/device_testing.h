@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +20,10 @@
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
+
+using device::Device;
+using device::Lane;
+using Values = std::vector<int32_t>;
 
 inline constexpr tenon_device kCpu{TENON_CPU, 0};
 inline constexpr tenon_device kCuda{TENON_CUDA, 0};
@@ -48,13 +54,27 @@ class Held {
   tenon_array* array_ = nullptr;
 };
 
+// A kernel that adds 1 to each element.
+struct AddOne {
+  uint64_t address;
+  size_t n;
+
+  static int run(void* argument) {
+    const std::unique_ptr<AddOne> self(static_cast<AddOne*>(argument));
+    Values all(self->n);
+    if (const int failed = fake_cuda_read(all.data(), self->address, self->n * 4)) return failed;
+    for (int32_t& value : all) ++value;
+    return fake_cuda_write(self->address, all.data(), self->n * 4);
+  }
+};
+
 // Two devices of the fake driver. Other tests of the program may have used them before.
 class DeviceTest : public testing::Test {
  public:
   // Calls of the fake driver, which need a current device.
   template <class... Parameters, class... Arguments>
   static int on(tenon_device id, int (*function)(Parameters...), Arguments... arguments) {
-    const device::Device::Current current(device::Device::of(id));
+    const Device::Current current(Device::of(id));
     return function(arguments...);
   }
 
@@ -69,6 +89,8 @@ class DeviceTest : public testing::Test {
     fake_cuda_reset_counts();
   }
   void TearDown() override {
+    EXPECT_EQ(TENON_OK, tenon_wait_all(-1, &error)) << error.message;
+    while (tenon_failure* const failure = tenon_failures_take()) tenon_failure_release(failure);
     fake_cuda_fail(nullptr, 0, 0);
     char problem[256] = "";
     fake_cuda_last_problem(problem, sizeof problem);
@@ -100,7 +122,7 @@ class DeviceTest : public testing::Test {
     EXPECT_EQ(TENON_OK, tenon_array_copy_to(src, dst, &error)) << error.message;
   }
   // The elements in C order, through a copy on the host.
-  std::vector<int32_t> values(tenon_array* array) {
+  Values values(tenon_array* array) {
     tenon_array* copied = nullptr;
     EXPECT_EQ(TENON_OK, tenon_array_copy_on(array, kInt32, kCpu, &copied, &error)) << error.message;
     if (copied == nullptr) return {};
@@ -125,6 +147,58 @@ class DeviceTest : public testing::Test {
     tenon_device_statistics_get(&now);
     return now;
   }
+  // True when it holds within a minute.
+  template <class Holds>
+  static bool soon(Holds holds) {
+    for (int i = 0; i < 600'000; ++i) {
+      if (holds()) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return holds();
+  }
+  // Long enough for a fault to show itself: what must not run yet would run now.
+  static void moment() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
+};
+
+// With a consumer that has a stream of its own on the first device.
+class ConsumerTest : public DeviceTest {
+ protected:
+  void SetUp() override {
+    DeviceTest::SetUp();
+    Device& device = Device::of(kCuda);
+    const Device::Current current(device);
+    ASSERT_EQ(0, device.driver().create_stream(&stream));
+  }
+
+  int64_t number() const { return static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)); }
+  DLManagedTensorVersioned* exported(tenon_array* array, uint32_t flags = 0) {
+    DLManagedTensorVersioned* tensor = nullptr;
+    EXPECT_EQ(TENON_OK, tenon_array_to_dlpack_on(array, flags, number(), nullptr, &tensor, &error))
+        << error.message;
+    return tensor;
+  }
+  // Launches the kernel on this stream.
+  void add_one(void* work, const void* address, int64_t n) {
+    EXPECT_EQ(0, on(kCuda, fake_cuda_launch, work, AddOne::run,
+                    new AddOne{reinterpret_cast<uint64_t>(address), static_cast<size_t>(n)}));
+  }
+  void add_one(const DLManagedTensorVersioned* tensor) {
+    add_one(stream, tensor->dl_tensor.data, tensor->dl_tensor.shape[0]);
+  }
+  tenon_op* push(tenon_array* src, tenon_array* dst) {
+    tenon_op* op = nullptr;
+    EXPECT_EQ(TENON_OK, tenon_push_copy(src, dst, nullptr, &op, &error)) << error.message;
+    return op;
+  }
+  // The status of the op at its end.
+  tenon_status end(tenon_op* op, int64_t timeout_ns = -1) {
+    const tenon_status status = tenon_op_wait(op, timeout_ns, &error);
+    tenon_op_release(op);
+    return status;
+  }
+  void finish(tenon_op* op) { EXPECT_EQ(TENON_OK, end(op)) << error.message; }
+
+  void* stream = nullptr;
 };
 
 }  // namespace tenon::impl

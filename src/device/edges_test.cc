@@ -3,7 +3,6 @@
 // The order of device memory at its edges: calls under a lease of the caller, casts on the host inside of an
 // op on a stream, failures of later ops, memory that is imported twice, many exports on one slow stream. A
 // kernel on a stream that is held has not run, so a use that does not wait for it sees other values.
-#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -15,51 +14,15 @@
 namespace tenon::impl {
 namespace {
 
-using device::Device;
-using device::Lane;
-using Values = std::vector<int32_t>;
-
-// A kernel that adds one to each element.
-struct AddOne {
-  uint64_t address;
-  size_t n;
-
-  static int run(void* argument) {
-    const std::unique_ptr<AddOne> self(static_cast<AddOne*>(argument));
-    Values all(self->n);
-    if (const int failed = fake_cuda_read(all.data(), self->address, self->n * 4)) return failed;
-    for (int32_t& value : all) ++value;
-    return fake_cuda_write(self->address, all.data(), self->n * 4);
-  }
-};
-
 constexpr int64_t kN = 3000;
 
-class DeviceEdges : public DeviceTest {
+class DeviceEdges : public ConsumerTest {
  protected:
-  void SetUp() override {
-    DeviceTest::SetUp();
-    Device& device = Device::of(kCuda);
-    const Device::Current current(device);
-    ASSERT_EQ(0, device.driver().create_stream(&stream));
-  }
   void TearDown() override {
     if (later.joinable()) later.join();
-    EXPECT_EQ(TENON_OK, tenon_wait_all(-1, &error)) << error.message;
-    while (tenon_failure* const failure = tenon_failures_take()) tenon_failure_release(failure);
-    DeviceTest::TearDown();
+    ConsumerTest::TearDown();
   }
 
-  tenon_op* push(tenon_array* src, tenon_array* dst) {
-    tenon_op* op = nullptr;
-    EXPECT_EQ(TENON_OK, tenon_push_copy(src, dst, nullptr, &op, &error)) << error.message;
-    return op;
-  }
-  tenon_status end(tenon_op* op, int64_t timeout_ns = -1) {
-    const tenon_status status = tenon_op_wait(op, timeout_ns, &error);
-    tenon_op_release(op);
-    return status;
-  }
   void write_lease(tenon_array* array, tenon_lease* lease) {
     tenon_lease_options options{};
     options.struct_size = sizeof options;
@@ -67,26 +30,18 @@ class DeviceEdges : public DeviceTest {
     options.timeout_ns = -1;
     ASSERT_EQ(TENON_OK, tenon_lease_acquire(lease, array, &options, &error)) << error.message;
   }
-  DLManagedTensorVersioned* exported(tenon_array* array) {
-    DLManagedTensorVersioned* tensor = nullptr;
-    EXPECT_EQ(TENON_OK, tenon_array_to_dlpack_on(array, 0, reinterpret_cast<intptr_t>(stream), nullptr,
-                                                 &tensor, &error))
-        << error.message;
-    return tensor;
-  }
-  // On the consumer's stream, which is held.
-  void launch_add_one(uint64_t address) {
+  // The kernel does not run before the stream is resumed.
+  void launch_add_one(const void* address) {
     on(kCuda, fake_cuda_hold, stream);
-    on(kCuda, fake_cuda_launch, stream, AddOne::run, static_cast<void*>(new AddOne{address, kN}));
+    add_one(stream, address, kN);
   }
   void resume_later() {
     later = std::thread([held = stream] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(40));
+      moment();
       on(kCuda, fake_cuda_resume, held);
     });
   }
 
-  void* stream = nullptr;
   std::thread later;
 };
 
@@ -95,7 +50,7 @@ TEST_F(DeviceEdges, CallsUnderALeaseWaitForExportsThatEndedUnderIt) {
   tenon_lease lease = TENON_LEASE_INIT;
   write_lease(a, &lease);
   DLManagedTensorVersioned* const tensor = exported(a);
-  launch_add_one(reinterpret_cast<uint64_t>(a.desc().data));
+  launch_add_one(a.desc().data);
   tensor->deleter(tensor);
   resume_later();
   EXPECT_EQ(values(a), Values(kN, 1));
@@ -107,7 +62,7 @@ TEST_F(DeviceEdges, FillsUnderALeaseRunAfterExportsThatEndedUnderIt) {
   tenon_lease lease = TENON_LEASE_INIT;
   write_lease(a, &lease);
   DLManagedTensorVersioned* const tensor = exported(a);
-  launch_add_one(reinterpret_cast<uint64_t>(a.desc().data));
+  launch_add_one(a.desc().data);
   tensor->deleter(tensor);
   resume_later();
   const int32_t seven = 7;
@@ -125,7 +80,7 @@ TEST_F(DeviceEdges, ACastOnTheHostWaitsForTheCopyIntoItsSource) {
   on(kCuda, fake_cuda_hold, down);
   tenon_op* const first = push(d, h);
   tenon_op* const second = push(h, wide);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for the fault: the cast runs meanwhile
+  moment();
   on(kCuda, fake_cuda_resume, down);
   EXPECT_EQ(TENON_OK, end(first)) << error.message;
   EXPECT_EQ(TENON_OK, end(second)) << error.message;
@@ -169,9 +124,8 @@ TEST_F(DeviceEdges, ASecondImportIsOrderedBehindItsProducer) {
     const Device::Current current(device);
     ASSERT_EQ(0, device.driver().allocate(kN * 4, nullptr, &memory));
   }
-  const auto address = reinterpret_cast<uint64_t>(memory);
   const Values zeros(kN, 0);
-  ASSERT_EQ(0, fake_cuda_write(address, zeros.data(), kN * 4));
+  ASSERT_EQ(0, fake_cuda_write(reinterpret_cast<uint64_t>(memory), zeros.data(), kN * 4));
   static int64_t shape[] = {kN};
   const auto imported = [&] {
     auto* const tensor = new DLManagedTensorVersioned{};
@@ -188,7 +142,7 @@ TEST_F(DeviceEdges, ASecondImportIsOrderedBehindItsProducer) {
   };
   const Held a = imported();
   EXPECT_EQ(values(a), zeros);
-  launch_add_one(address);
+  launch_add_one(memory);
   {  // as a producer does: the stream of Tenon waits for its own
     const Ref<device::Event> produced = device.record(stream);
     const Device::Current current(device);

@@ -2,7 +2,6 @@
 //
 // DLPack on streams. The consumer is a stand-in that follows the protocol: kernels of the fake driver on a
 // stream of its own.
-#include <chrono>
 #include <thread>
 
 #include "device/device.h"
@@ -11,60 +10,11 @@
 namespace tenon::impl {
 namespace {
 
-using device::Device;
-using device::Lane;
-using Values = std::vector<int32_t>;
-
-// Adds 1 to each element.
-struct AddOne {
-  uint64_t address;
-  size_t n;
-  static int run(void* argument) {
-    const std::unique_ptr<AddOne> self(static_cast<AddOne*>(argument));
-    Values all(self->n);
-    if (const int error = fake_cuda_read(all.data(), self->address, self->n * 4)) return error;
-    for (int32_t& value : all) ++value;
-    return fake_cuda_write(self->address, all.data(), self->n * 4);
-  }
-};
-
-class Exchange : public DeviceTest {
- protected:
-  void SetUp() override {
-    DeviceTest::SetUp();
-    Device& device = Device::of(kCuda);
-    const Device::Current current(device);
-    ASSERT_EQ(0, device.driver().create_stream(&stream));
-  }
-  int64_t number() const { return static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)); }
-  DLManagedTensorVersioned* give(tenon_array* array, uint32_t flags = 0) {
-    DLManagedTensorVersioned* tensor = nullptr;
-    EXPECT_EQ(TENON_OK, tenon_array_to_dlpack_on(array, flags, number(), nullptr, &tensor, &error))
-        << error.message;
-    return tensor;
-  }
-  void add_one(const DLManagedTensorVersioned* tensor) {
-    const auto address = reinterpret_cast<uint64_t>(tensor->dl_tensor.data);
-    EXPECT_EQ(0, on(kCuda, fake_cuda_launch, stream, AddOne::run,
-                    new AddOne{address, static_cast<size_t>(tensor->dl_tensor.shape[0])}));
-  }
-  tenon_op* push(tenon_array* src, tenon_array* dst) {
-    tenon_op* op = nullptr;
-    EXPECT_EQ(TENON_OK, tenon_push_copy(src, dst, nullptr, &op, &error)) << error.message;
-    return op;
-  }
-  void finish(tenon_op* op) {
-    EXPECT_EQ(TENON_OK, tenon_op_wait(op, -1, &error)) << error.message;
-    tenon_op_release(op);
-  }
-  static void moment() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
-
-  void* stream = nullptr;  // of the consumer
-};
+class Exchange : public ConsumerTest {};
 
 TEST_F(Exchange, TheTensorSaysTheDeviceAndCountsAsAView) {
   const Held a = make(kCuda, {4}, kFloat32, TENON_ZEROED);
-  DLManagedTensorVersioned* const tensor = give(a);
+  DLManagedTensorVersioned* const tensor = exported(a);
   EXPECT_EQ(kDLCUDA, tensor->dl_tensor.device.device_type);
   EXPECT_EQ(a.desc().data, tensor->dl_tensor.data);
   EXPECT_EQ(1u, tenon_array_views(a).writers);
@@ -99,7 +49,7 @@ TEST_F(Exchange, TheConsumersStreamWaitsForWhatWasSubmitted) {
   void* const up = Device::of(kCuda).stream(Lane::kToDevice);
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, up));
   tenon_op* const op = push(counting({3000}), a);
-  DLManagedTensorVersioned* const tensor = give(a);  // waits until it is submitted, and not for its end
+  DLManagedTensorVersioned* const tensor = exported(a);  // waits until it is submitted, and not for its end
   EXPECT_EQ(0, tenon_op_is_done(op));
   add_one(tensor);
   moment();
@@ -117,7 +67,7 @@ TEST_F(Exchange, LaterWorkWaitsForWhatTheConsumerHadSubmitted) {
   const Held back = make(kCpu, {3000}, kInt32, TENON_ZEROED);
   ASSERT_EQ(values(a), Values(3000, 0));
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
-  DLManagedTensorVersioned* const tensor = give(a);
+  DLManagedTensorVersioned* const tensor = exported(a);
   add_one(tensor);
   tensor->deleter(tensor);
   EXPECT_EQ(1u, statistics().submitted);
@@ -135,7 +85,7 @@ TEST_F(Exchange, LaterWorkWaitsForWhatTheConsumerHadSubmitted) {
 // Breaks when a call of the host does not look at the streams of open views.
 TEST_F(Exchange, CallsOfTheHostComeAfterTheStreamsOfOpenViews) {
   const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
-  DLManagedTensorVersioned* const tensor = give(a);
+  DLManagedTensorVersioned* const tensor = exported(a);
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
   add_one(tensor);
   std::thread resumes([this] {
@@ -150,7 +100,7 @@ TEST_F(Exchange, CallsOfTheHostComeAfterTheStreamsOfOpenViews) {
 TEST_F(Exchange, MemoryIsKeptUntilTheConsumersWorkIsDone) {
   Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
   const uint64_t before = statistics().device_nbytes;
-  DLManagedTensorVersioned* const tensor = give(a);
+  DLManagedTensorVersioned* const tensor = exported(a);
   a.reset();
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
   add_one(tensor);
@@ -158,16 +108,14 @@ TEST_F(Exchange, MemoryIsKeptUntilTheConsumersWorkIsDone) {
   moment();
   EXPECT_EQ(statistics().device_nbytes, before);
   on(kCuda, fake_cuda_resume, stream);
-  for (int i = 0; i < 10'000 && statistics().device_nbytes == before; ++i)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  EXPECT_EQ(statistics().device_nbytes, before - 4000);
+  EXPECT_TRUE(soon([&] { return statistics().device_nbytes == before - 4000; }));
 }
 
 TEST_F(Exchange, AnExportBreaksNoCaptureAndIsRefusedWhereItCannotWork) {
   const Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
   ASSERT_EQ(values(a), Values(1000, 0));
   ASSERT_EQ(0, on(kCuda, fake_cuda_begin_capture, stream, 0));
-  DLManagedTensorVersioned* tensor = give(a);
+  DLManagedTensorVersioned* tensor = exported(a);
   const AddOne captured{reinterpret_cast<uint64_t>(tensor->dl_tensor.data), 1000};  // does not run
   EXPECT_EQ(0, on(kCuda, fake_cuda_launch, stream, AddOne::run, const_cast<AddOne*>(&captured)));
   tensor->deleter(tensor);
@@ -210,8 +158,7 @@ TEST_F(Exchange, ImportedMemoryIsUsedAfterTheWorkOfItsProducer) {
   tensor.deleter = [](DLManagedTensorVersioned* self) { ++*static_cast<int*>(self->manager_ctx); };
   ASSERT_EQ(0, born->synchronise());
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, our_stream));
-  ASSERT_EQ(0, on(kCuda, fake_cuda_launch, our_stream, AddOne::run,
-                  new AddOne{reinterpret_cast<uint64_t>(memory), 1000}));
+  add_one(our_stream, memory, 1000);
   tenon_array* imported = nullptr;
   ASSERT_EQ(TENON_OK, tenon_array_from_dlpack(&tensor, 0, &imported, &error)) << error.message;
   Held mine(imported);
@@ -256,7 +203,7 @@ TEST_F(Exchange, ManagedMemoryIsImportedWithItsTypeAndUsedByTheHost) {
 
 TEST_F(Exchange, OurOwnMemoryComesBackAsItself) {
   const Held a = make(kCuda, {4}, kInt32, TENON_ZEROED);
-  DLManagedTensorVersioned* const tensor = give(a);
+  DLManagedTensorVersioned* const tensor = exported(a);
   tenon_array* again = nullptr;
   ASSERT_EQ(TENON_OK, tenon_array_from_dlpack(tensor, 0, &again, &error)) << error.message;
   const Held b(again);

@@ -17,10 +17,6 @@
 namespace tenon::impl {
 namespace {
 
-using device::Device;
-using device::Lane;
-using Values = std::vector<int32_t>;
-
 // An op, waited for at its end.
 class Pushed {
  public:
@@ -37,12 +33,6 @@ class Pushed {
 
 class Streams : public DeviceTest {
  protected:
-  void TearDown() override {
-    EXPECT_EQ(TENON_OK, tenon_wait_all(-1, &error)) << error.message;
-    while (tenon_failure* const failure = tenon_failures_take()) tenon_failure_release(failure);
-    DeviceTest::TearDown();
-  }
-
   Pushed push(tenon_array* src, tenon_array* dst, int32_t on_conflict = TENON_CONFLICT_RAISE) {
     tenon_copy_options options{};
     options.struct_size = sizeof options;
@@ -72,16 +62,6 @@ class Streams : public DeviceTest {
     void* stream_;
   };
 
-  // True when it holds within a second.
-  template <class Holds>
-  static bool soon(Holds holds) {
-    for (int i = 0; i < 10'000; ++i) {
-      if (holds()) return true;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    return holds();
-  }
-  static void moment() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
   uint64_t submitted() { return statistics().submitted; }
 };
 

@@ -6,13 +6,13 @@
 #include <mutex>
 
 #include "array/access.h"
+#include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/layout.h"
 
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kAlignment = 64;  // of all new memory
 constexpr uint64_t kDataAlignment = 4096;
 constexpr uint64_t kMostLayouts = 1024;
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "ipc/deaths.h"
 #include "ipc/mutex_owner.h"
 #include "ipc/process_lock.h"

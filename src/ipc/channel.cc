@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/ending_pace.h"
 #include "ipc/process_lock.h"

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "base/bytes.h"
 #include "base/one_per_process.h"
 
 namespace tenon::impl {

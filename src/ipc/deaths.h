@@ -7,19 +7,11 @@
 
 #include <cstdint>
 
+#include "base/bytes.h"
 #include "ipc/participant.h"
 
 namespace tenon::impl {
 
-// The bytes begin..end of a block.
-struct ByteRange {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-
-  bool is_empty() const noexcept { return begin >= end; }
-  bool overlaps(const ByteRange& other) const noexcept { return begin < other.end && other.begin < end; }
-  bool contains(const ByteRange& other) const noexcept { return begin <= other.begin && other.end <= end; }
-};
 inline ByteRange range_of(const Grant& grant) noexcept { return {look(grant.begin), look(grant.end)}; }
 
 // Calls visit(grant, word) with each grant of a block that is not free, in all places.

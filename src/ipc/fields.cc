@@ -4,16 +4,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/layout.h"
 
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kMostParts = 4096;
 
-[[noreturn]] void throw_damaged() {
+[[noreturn]] void throw_damaged_fields() {
   throw_error(Code::kValue, "the description of shared memory is damaged");
 }
 
@@ -65,16 +65,16 @@ void Fields::encode(std::string* to) const {
 
 Fields Fields::decode(std::span<const std::byte>* bytes) {
   const uint64_t n = take_number(bytes);
-  if (n == 0 || n > kMostParts) throw_damaged();
+  if (n == 0 || n > kMostParts) throw_damaged_fields();
   Fields fields;
   for (uint64_t i = 0; i < n; ++i) {
     std::string name = take_text(bytes);
     const uint64_t dtype = take_number(bytes);
     const uint64_t ndim = take_number(bytes);
-    if (ndim > kMostAxes) throw_damaged();
+    if (ndim > kMostAxes) throw_damaged_fields();
     std::vector<int64_t> shape;
     for (uint64_t k = 0; k < ndim; ++k) shape.push_back(static_cast<int64_t>(take_number(bytes)));
-    if (std::ranges::any_of(shape, [](int64_t size) { return size < 0; })) throw_damaged();
+    if (std::ranges::any_of(shape, [](int64_t size) { return size < 0; })) throw_damaged_fields();
     fields.add(std::move(name),
                DType(static_cast<int>(dtype & 255), static_cast<int>(dtype >> 8 & 255),
                      static_cast<int>(dtype >> 16 & 65535)),
@@ -104,7 +104,7 @@ void put(std::string* to, std::string_view text) {
 
 uint64_t take_number(std::span<const std::byte>* bytes) {
   uint64_t number = 0;
-  if (bytes->size() < sizeof number) throw_damaged();
+  if (bytes->size() < sizeof number) throw_damaged_fields();
   std::memcpy(&number, bytes->data(), sizeof number);
   *bytes = bytes->subspan(sizeof number);
   return number;
@@ -112,7 +112,7 @@ uint64_t take_number(std::span<const std::byte>* bytes) {
 
 std::string take_text(std::span<const std::byte>* bytes) {
   const uint64_t n = take_number(bytes);
-  if (n > bytes->size() || n > kMostNameBytes) throw_damaged();
+  if (n > bytes->size() || n > kMostNameBytes) throw_damaged_fields();
   std::string text(reinterpret_cast<const char*>(bytes->data()), n);
   *bytes = bytes->subspan(n);
   return text;

@@ -8,7 +8,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr char kMark[8] = {'T', 'N', 'H', 'A', 'N', 'D', 'L', '1'};
+constexpr char kHandleMark[8] = {'T', 'N', 'H', 'A', 'N', 'D', 'L', '1'};
 
 // The part of fixed size, in the byte order of this machine: handles do not go to other machines.
 struct Packed {
@@ -35,7 +35,7 @@ static_assert(sizeof(Packed) == 96);
 
 std::string ArrayHandle::encode() const {
   Packed packed{};
-  std::memcpy(packed.mark, kMark, sizeof kMark);
+  std::memcpy(packed.mark, kHandleMark, sizeof kHandleMark);
   packed.boot = boot;
   packed.pid_namespace = pid_namespace;
   packed.start = sender.start;
@@ -60,7 +60,7 @@ ArrayHandle ArrayHandle::decode(std::span<const std::byte> bytes) {
   Packed packed{};
   if (bytes.size() >= sizeof packed) std::memcpy(&packed, bytes.data(), sizeof packed);
   const auto n = static_cast<size_t>(packed.ndim);
-  if (std::memcmp(packed.mark, kMark, sizeof kMark) != 0 || packed.ndim < 0 || n > kMostAxes ||
+  if (std::memcmp(packed.mark, kHandleMark, sizeof kHandleMark) != 0 || packed.ndim < 0 || n > kMostAxes ||
       bytes.size() != sizeof packed + 2 * n * sizeof(int64_t)) {
     throw_error(Code::kValue, "these ", bytes.size(), " bytes are not a handle of a shared array");
   }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "array/dtype.h"
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/os.h"

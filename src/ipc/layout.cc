@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "array/array.h"
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace tenon::impl {

@@ -24,6 +24,7 @@
 #include <string>
 
 #include "base/access.h"
+#include "base/bytes.h"
 
 namespace tenon::impl {
 
@@ -223,10 +224,6 @@ static_assert(kParticipants < 0xff);
 constexpr size_t kBlockStride = 320;
 
 // The offsets of the parts. The blocks begin and end on a page, the data begin on a huge page.
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t round_up(uint64_t value, uint64_t unit) noexcept {
-  return (value + unit - 1) / unit * unit;
-}
 constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
 // In the page of the header, after it: the blocks from this number on were never used.
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;

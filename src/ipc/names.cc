@@ -17,7 +17,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr char kMark[8] = {'T', 'N', 'N', 'A', 'M', 'E', '0', '1'};
+constexpr char kRecordMark[8] = {'T', 'N', 'N', 'A', 'M', 'E', '0', '1'};
 constexpr const char* kPrefix = "name-";  // so that no name is "." or ".."
 constexpr const char* kVariable = "TENON_RUNTIME_DIR";
 constexpr off_t kSection = 0, kKept = 1;
@@ -124,7 +124,7 @@ os::File open_entry(const os::File& folder, const std::string& entry, int flags)
 std::optional<NameRecord> record_in(const os::File& file) noexcept {
   NameRecord record;
   if (!os::read_at(file, 0, &record, sizeof record)) return std::nullopt;
-  if (std::memcmp(record.mark, kMark, sizeof kMark) != 0) return std::nullopt;
+  if (std::memcmp(record.mark, kRecordMark, sizeof kRecordMark) != 0) return std::nullopt;
   return record;
 }
 
@@ -182,7 +182,7 @@ NameHold NameLock::keep(const SegmentId& segment, int fd) {
   if (!hold) fail(errno, concat("the file '", path_, "' of a name of shared memory cannot be opened"));
   NameRecord record;
   if (const auto before = this->record(); before && before->segment == segment) record = *before;
-  std::memcpy(record.mark, kMark, sizeof kMark);
+  std::memcpy(record.mark, kRecordMark, sizeof kRecordMark);
   record.segment = segment;
   const os::Process self = os::this_process();
   const NameUser own{self.pid, fd, self.start, os::pid_namespace()};

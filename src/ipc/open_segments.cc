@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 

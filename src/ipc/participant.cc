@@ -11,6 +11,7 @@
 #include <bitset>
 #include <cstring>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/deaths.h"

@@ -6,15 +6,15 @@
 #include <iterator>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kGranule = 64 * 1024;
-constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLarge = 1 << 20;  // arrays of at least this size begin on a page
-constexpr uint64_t kKept = uint64_t{256} << 20;
+constexpr uint64_t kKeptNbytes = uint64_t{256} << 20;
 
 uint64_t alignment_of(uint64_t nbytes) noexcept { return nbytes >= kLarge ? kPage : kAlignment; }
 
@@ -172,7 +172,7 @@ bool Pool::reclaim(size_t most) noexcept {
     used_[block].is_awaited = true;
   }
   left_.clear();
-  if (used_nbytes_ != before) trim(kKept);
+  if (used_nbytes_ != before) trim(kKeptNbytes);
   return !awaited_.empty();
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/one_per_process.h"

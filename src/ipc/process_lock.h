@@ -13,6 +13,7 @@
 
 #include <atomic>
 
+#include "base/bytes.h"
 #include "ipc/deaths.h"
 #include "ipc/segment.h"
 #include "sync/gate.h"

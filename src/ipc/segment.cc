@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/deaths.h"

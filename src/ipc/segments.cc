@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/awaited.h"

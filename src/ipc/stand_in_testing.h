@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "exec/cells_testing.h"
 #include "exec/engine.h"

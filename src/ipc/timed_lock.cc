@@ -23,8 +23,8 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kSliceNs = 20'000'000;
-constexpr int64_t kGraceNs = 1'000'000'000;  // for a holder that is not stopped: the sections are short
+constexpr int64_t kLockSliceNs = 20'000'000;
+constexpr int64_t kHolderGraceNs = 1'000'000'000;  // for a holder that is not stopped: the sections are short
 
 // The process that holds the mutex; 0: unknown. glibc's mutexes begin with the word that robust-futexes.rst
 // of the kernel describes. It contains the number of the thread that holds it.
@@ -99,7 +99,7 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
   while (true) {
     const int64_t left = deadline.left_ns();
     const WaitEnd end = waiter.sleep(
-        std::clamp<int64_t>(left, 1'000'000, kSliceNs),
+        std::clamp<int64_t>(left, 1'000'000, kLockSliceNs),
         [&](int64_t ns) { return is_held_ = note(lock_until(mutex_, now_ns() + ns)); },
         [&] { return concat("to ", doing, ": ", os::process_text(holder_of(mutex_)), " holds its lock"); });
     if (is_held_) return;
@@ -108,7 +108,7 @@ TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const cha
     if (deadline.has_passed()) {
       const uint32_t holder = holder_of(mutex_);
       const bool is_stopped = holder != 0 && os::is_stopped(holder);
-      if (is_stopped || left < -kGraceNs) {
+      if (is_stopped || left < -kHolderGraceNs) {
         throw_error(Code::kTimeout, "cannot ", doing, " in the time given: ", os::process_text(holder),
                     " holds its lock", is_stopped ? ": continue or end that process" : "");
       }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/bytes.h"
 #include "ipc/awaited.h"
 #include "ipc/deaths.h"
 #include "ipc/segments.h"

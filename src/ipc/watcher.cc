@@ -16,7 +16,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kSliceNs = 250'000'000;
+constexpr int64_t kDeathSliceNs = 250'000'000;
 constexpr int64_t kShortSliceNs = 20'000'000;  // if there are more lives than words to sleep on
 
 // All watchers of this process.
@@ -121,7 +121,7 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
     }
     words[n++] = {&watch->shared_event_.signals, signals};
   }
-  *timeout_ns = kSliceNs;
+  *timeout_ns = kDeathSliceNs;
   for (Watch* const watch : watches_) {
     bool has_died = false;
     if (!watch->channel_.add_lives(words, &n, &has_died)) *timeout_ns = kShortSliceNs;

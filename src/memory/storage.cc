@@ -7,21 +7,16 @@
 #include <cstring>
 #include <memory>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "memory/known_memory.h"
 
 namespace tenon::impl {
 namespace {
 
-// Aligned for every framework (JAX copies memory that is not aligned to 64 bytes), and backed by huge pages
-// where they pay, because page faults cost more than copies.
-constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kPageAlignedFrom = size_t{1} << 20;
-constexpr size_t kHugePage = size_t{2} << 20;
+// Large memory has huge pages, because page faults cost more than copies.
 constexpr size_t kHugePagesFrom = size_t{4} << 20;
-
-uintptr_t round_up(uintptr_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 void advise_huge_pages(uintptr_t address, size_t nbytes) {
   const uintptr_t begin = round_up(address, kHugePage);

@@ -10,7 +10,7 @@
 namespace tenon::impl {
 namespace {
 
-void copy_text(char* to, size_t size, const char* text) noexcept {
+void copy_name(char* to, size_t size, const char* text) noexcept {
   if (text == nullptr) return;
   const size_t length = std::min(std::strlen(text), size - 1);
   std::memcpy(to, text, length);
@@ -55,8 +55,8 @@ Holder Holder::of(const RequestPart& part) noexcept {
     o.has_owner = o.is_granted && !request.is_detached.load(std::memory_order_relaxed);
   }
   o.extent = part.extent;
-  copy_text(o.name, sizeof o.name, request.name);
-  copy_text(o.site, sizeof o.site, request.site);
+  copy_name(o.name, sizeof o.name, request.name);
+  copy_name(o.site, sizeof o.site, request.site);
   return o;
 }
 
@@ -69,7 +69,7 @@ Holder Holder::of(const View& view) noexcept {
   o.since_ms = view.opened_ms;
   o.has_view = true;
   o.extent = view.extent;
-  copy_text(o.site, sizeof o.site, view.site);
+  copy_name(o.site, sizeof o.site, view.site);
   return o;
 }
 

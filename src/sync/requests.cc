@@ -517,29 +517,27 @@ void close_view(View& view, Request& rest) noexcept {
 
 namespace {
 
-// The events of submitted parts from first backwards that conflict with the access. No memory is allocated
-// under the lock, which is tried again if there are more than were expected.
-template <class First>
-void add_events(Queue& queue, Access access, const Extent& extent, const Request* self, First first,
-                Events* events) {
+// The events of submitted parts before `end` that conflict with the access; null is the end of the queue. No
+// memory is allocated under the lock, which is taken again if there are more parts than were expected.
+void add_events_until(const RequestPart* end, Home& home, Access access, const Extent& extent,
+                      Events* events) {
   size_t room = 8;
   while (true) {
     events->reserve(events->size() + room);
     size_t found = 0;
-    const std::scoped_lock lock(queue.lock);
+    Queue& queue = lock_home(home);
     const auto visit = [&](auto&& use) {
-      for (const RequestPart* e = first(); e != nullptr; e = e->previous) {
-        if (e->is_submitted && e->request != self && in_conflict(access, extent, e->access, e->extent))
-          use(*e);
+      for (const RequestPart* e = queue.first(); e != end; e = e->next) {
+        if (e->is_submitted && in_conflict(access, extent, e->access, e->extent)) use(*e);
       }
     };
     visit([&](const RequestPart&) { ++found; });
-    if (found > room) {
-      room = found;
-      continue;
+    if (found <= room) {
+      visit([&](const RequestPart& e) { events->push_back(Ref<device::Event>::share(e.request->event())); });
     }
-    visit([&](const RequestPart& e) { events->push_back(Ref<device::Event>::share(e.request->event())); });
-    return;
+    queue.lock.unlock();
+    if (found <= room) return;
+    room = found;
   }
 }
 
@@ -547,39 +545,12 @@ void add_events(Queue& queue, Access access, const Extent& extent, const Request
 
 void add_events_before(const Request& request, Events* events) {
   for (const RequestPart& e : request.parts) {
-    if (!e.is_appended) continue;
-    add_events(*e.queue, e.access, e.extent, &request, [&e] { return e.previous; }, events);
+    if (e.is_appended) add_events_until(&e, *e.home, e.access, e.extent, events);
   }
-}
-
-void add_events_before(const View& view, Events* events) {
-  const auto last = [&view] {
-    const RequestPart* e = view.queue->first();
-    while (e != nullptr && e->next != nullptr) e = e->next;
-    return e;
-  };
-  add_events(*view.queue, view.access, view.extent, nullptr, last, events);
 }
 
 void add_events_in(Home& home, Access access, const Extent& extent, Events* events) {
-  size_t room = 4;
-  while (true) {
-    events->reserve(events->size() + room);
-    size_t found = 0;
-    Queue& queue = lock_home(home);
-    const auto is_in_way = [&](const RequestPart& e) {
-      return e.is_submitted && in_conflict(access, extent, e.access, e.extent);
-    };
-    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) found += is_in_way(*e) ? 1 : 0;
-    if (found <= room) {
-      for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
-        if (is_in_way(*e)) events->push_back(Ref<device::Event>::share(e->request->event()));
-      }
-    }
-    queue.lock.unlock();
-    if (found <= room) return;
-    room = found;
-  }
+  add_events_until(nullptr, home, access, extent, events);
 }
 
 std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent& extent, const View* self) {

@@ -100,10 +100,7 @@ void close_view(View& view, Request& rest) noexcept;
 // std::bad_alloc.
 using Events = std::vector<Ref<device::Event>>;
 void add_events_before(const Request& request, Events* events);
-// The same for a view that has been opened on a stream.
-void add_events_before(const View& view, Events* events);
-
-// The same for a use of these bytes that has no part of its own in the queue.
+// The same for a use of these bytes that has no part of its own in the queue, or that is a view.
 void add_events_in(Home& home, Access access, const Extent& extent, Events* events);
 
 // The streams on which open views use these bytes, except the view `self` (may be null). Throws

@@ -7,7 +7,7 @@ namespace tenon::impl {
 namespace {
 
 // Set once, when the binding is loaded.
-WaitHooks hooks;
+WaitHooks installed;
 
 // Each poll may take the lock of the language, so thousands of waiting threads poll less often. A signal
 // wakes its thread at once.
@@ -15,17 +15,17 @@ std::atomic<int64_t> waiters{0};
 
 }  // namespace
 
-void set_wait_hooks(const WaitHooks& new_hooks) noexcept { hooks = new_hooks; }
+void set_wait_hooks(const WaitHooks& new_hooks) noexcept { installed = new_hooks; }
 
-const WaitHooks& wait_hooks() noexcept { return hooks; }
+const WaitHooks& wait_hooks() noexcept { return installed; }
 
 Waiter::Waiter(const Deadline* deadline) noexcept : deadline_(deadline), began_ns_(now_ns()) {
   waiters.fetch_add(1, std::memory_order_relaxed);
-  if (hooks.begin != nullptr) token_ = hooks.begin();
+  if (installed.begin != nullptr) token_ = installed.begin();
 }
 
 Waiter::~Waiter() {
-  if (hooks.end != nullptr) hooks.end(token_);
+  if (installed.end != nullptr) installed.end(token_);
   waiters.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -36,6 +36,8 @@ int64_t Waiter::slice_ns() noexcept {
   return kSliceNs * (1 + waiters.load(std::memory_order_relaxed) / kWaitersPerSlice);
 }
 
-bool Waiter::is_interrupted() const noexcept { return hooks.poll != nullptr && hooks.poll(token_) != 0; }
+bool Waiter::is_interrupted() const noexcept {
+  return installed.poll != nullptr && installed.poll(token_) != 0;
+}
 
 }  // namespace tenon::impl

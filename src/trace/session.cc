@@ -36,7 +36,7 @@ Session& session() noexcept {
   return *one;
 }
 
-void forget_in_child() noexcept {
+void forget_session_in_child() noexcept {
   Session& child = session();
   (void)os::File(std::move(child.file));
   new (&child.lock) std::mutex;
@@ -44,7 +44,7 @@ void forget_in_child() noexcept {
 
 void handle_forks() {
   [[maybe_unused]] static const int handlers =
-      pthread_atfork([] { session().lock.lock(); }, [] { session().lock.unlock(); }, forget_in_child);
+      pthread_atfork([] { session().lock.lock(); }, [] { session().lock.unlock(); }, forget_session_in_child);
 }
 
 // 0, or errno.
