@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "errors.h"
 #include "fields.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -56,26 +57,35 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
-NativeItem* loan(const Channel& channel, Seconds timeout) {
+// The item that tenon_channel_loan or tenon_channel_receive returns. After a timeout the result is null, and
+// the Python error is set: nothing is thrown, because programs poll.
+nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channel, Seconds timeout) {
   const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
   tenon_item* item = nullptr;
-  call(tenon_channel_loan, channel.get(), timeout_ns, current_site(), &item);
-  return new NativeItem(item);
+  tenon_error error;  // as in call(): only what is read below is set
+  error.struct_size = sizeof error;
+  error.op_code = 0;
+  error.message[0] = '\0';
+  const tenon_status status = get(channel.get(), timeout_ns, current_site(), &item, &error);
+  if (status == TENON_OK) return nb::cast(new NativeItem(item), nb::rv_policy::take_ownership);
+  if (status != TENON_ERR_TIMEOUT) detail::throw_reported(status, error);
+  set_error(Error(status, error.message));
+  return {};
+}
+
+nb::object loan(const Channel& channel, Seconds timeout) {
+  return item_from(tenon_channel_loan, channel, timeout);
 }
 
 // None: the channel has ended.
-NativeItem* receive(const Channel& channel, Seconds timeout) {
-  const int64_t timeout_ns = timeout.nanoseconds();
-  owners::drain();
-  tenon_item* item = nullptr;
+nb::object receive(const Channel& channel, Seconds timeout) {
   try {
-    call(tenon_channel_receive, channel.get(), timeout_ns, current_site(), &item);
+    return item_from(tenon_channel_receive, channel, timeout);
   } catch (const Error& error) {
-    if (error.code() == TENON_ERR_CLOSED) return nullptr;
+    if (error.code() == TENON_ERR_CLOSED) return nb::none();
     throw;
   }
-  return new NativeItem(item);
 }
 
 nb::dict statistics(const Channel& channel) {
@@ -125,7 +135,8 @@ void add_channel(nb::module_& module) {
             return nb::make_tuple(options.slots, options.mode, options.when_full);
           },
           nb::sig("def options(self) -> tuple[int, int, int]"))
-      .def("loan", loan, nb::arg("timeout").none())
+      .def("loan", loan, nb::arg("timeout").none(),
+           nb::sig("def loan(self, timeout: float | None) -> NativeItem"))
       .def("receive", receive, nb::arg("timeout").none(),
            nb::sig("def receive(self, timeout: float | None) -> NativeItem | None"))
       .def(

@@ -32,6 +32,25 @@ ChannelPlan plan_in(const tenon_channel_options& options) {
           static_cast<WhenFull>(options.when_full)};
 }
 
+// For calls with which programs poll. attempt() returns false if the timeout is 0 and there is nothing to do.
+// This becomes TIMEOUT without an exception, which would take longer than the rest.
+template <class Attempt>
+tenon_status guarded_poll(tenon_error* error, const char* nothing, Attempt attempt) noexcept {
+  bool has_done = true;
+  const tenon_status status = guarded(error, [&] { has_done = attempt(); });
+  return status != TENON_OK || has_done ? status : report(error, TENON_ERR_TIMEOUT, nothing);
+}
+
+// False: there was none.
+bool give(Ref<Item> item, tenon_item** out) noexcept {
+  if (!item) return false;
+  *out = wrap(std::move(item));
+  return true;
+}
+
+constexpr const char* kNoItem = "no item is ready to be received from the channel";
+constexpr const char* kNoRoom = "no slot of the channel is free to be loaned";
+
 }  // namespace
 
 extern "C" {
@@ -82,10 +101,10 @@ tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i) {
 
 tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                 tenon_item** out, tenon_error* error) {
-  return guarded(error, [&] {
+  return guarded_poll(error, kNoRoom, [&] {
     not_null(channel, "channel");
     not_null(out, "out");
-    *out = wrap(unwrap(channel)->loan(Deadline(timeout_ns), site));
+    return give(unwrap(channel)->loan(Deadline::from_first_look(timeout_ns), site), out);
   });
 }
 
@@ -98,15 +117,17 @@ tenon_status tenon_item_send(tenon_item* item, tenon_error* error) {
 
 tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                    tenon_item** out, tenon_error* error) {
-  return guarded(error, [&] {
+  return guarded_poll(error, kNoItem, [&] {
     not_null(channel, "channel");
     not_null(out, "out");
-    *out = wrap(unwrap(channel)->receive(Deadline(timeout_ns), site));
+    return give(unwrap(channel)->receive(Deadline::from_first_look(timeout_ns), site), out);
   });
 }
 
 tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error) {
-  return guarded(error, [&] { unwrap(not_null(channel, "channel"))->wait_for_item(Deadline(timeout_ns)); });
+  return guarded_poll(error, kNoItem, [&] {
+    return unwrap(not_null(channel, "channel"))->wait_for_item(Deadline::from_first_look(timeout_ns));
+  });
 }
 
 tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, int32_t* out, tenon_error* error) {

@@ -22,6 +22,9 @@ namespace {
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = kMostBlocks - 1;
 constexpr uint32_t kNoSlot = UINT32_MAX;
+constexpr uint64_t kIsEmpty = uint64_t{1} << 32;
+// A process that dies as it takes a role, before it signals, is noticed after this time at the latest.
+constexpr int64_t kLookAtEndsMs = 20;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
   throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
@@ -116,16 +119,22 @@ bool Channel::is_alive(uint32_t p) const noexcept {
          look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
 }
 
-// Requires the mutex, as do all functions from here to try_receive().
+// The participant that this process is now, and its generation.
+uint64_t Channel::taker() const noexcept {
+  const Participant& self = segment_->participant();
+  return uint64_t{self.index()} << 32 | self.place().generation.load(std::memory_order_relaxed);
+}
+
+// Requires the mutex, as do all functions from here to try_receive(), unless they say otherwise.
 void Channel::take_role(ChannelRole role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
-  const uint32_t index = segment_->participant().index();
-  if (index == Participant::kNone) throw_no_place();
+  if (segment_->participant().index() == Participant::kNone) throw_no_place();
   ChannelEnd& end = own_end();
-  const uint32_t generation = segment_->participant().place().generation.load(std::memory_order_relaxed);
-  const uint64_t taker = uint64_t{index} << 32 | generation;
+  const uint64_t taker = this->taker();
+  const auto generation = static_cast<uint32_t>(taker);
   // A forked child has none of its parent's roles.
-  if (roles_taker_.exchange(taker, std::memory_order_relaxed) != taker) {
+  if (roles_taker_.load(std::memory_order_relaxed) != taker) {
+    roles_taker_.store(taker, std::memory_order_relaxed);
     roles_.store(0, std::memory_order_relaxed);
   }
   if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
@@ -227,24 +236,52 @@ uint64_t Channel::least_cursor() const noexcept {
   return least;
 }
 
-// The slot with the oldest item after this one.
+// The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
+uint32_t Channel::slot_of(uint64_t sequence) const noexcept {
+  const uint32_t slot = look(slot_states_[sequence % plan_.slots].slot_of_item);
+  return slot < plan_.slots && look(slot_states_[slot].sequence) == sequence ? slot : kNoSlot;
+}
+
+// The slot with the oldest item after this one. Compares all slots only if it may be older than the last
+// plan_.slots items.
 uint32_t Channel::next_slot(uint64_t after) const noexcept {
+  const uint64_t gone = look(state_->gone_up_to), last = look(state_->last_sequence);
+  const uint64_t begin = std::max(after, gone);
   uint32_t found = kNoSlot;
-  uint64_t least = UINT64_MAX;
-  for (uint32_t i = 0; i < plan_.slots; ++i) {
-    const uint64_t sequence = look(slot_states_[i].sequence);
-    if (sequence <= after || sequence >= least) continue;
-    least = sequence;
-    found = i;
+  uint64_t least = last + 1;
+  if (last - begin <= plan_.slots) {
+    for (uint64_t sequence = begin + 1; sequence <= last && found == kNoSlot; ++sequence) {
+      found = slot_of(sequence);
+      if (found != kNoSlot) least = sequence;
+    }
+  } else {
+    for (uint32_t i = 0; i < plan_.slots; ++i) {
+      const uint64_t sequence = look(slot_states_[i].sequence);
+      if (sequence <= begin || sequence >= least) continue;
+      least = sequence;
+      found = i;
+    }
   }
+  if (after <= gone && least - 1 > gone) publish(state_->gone_up_to, least - 1);
   return found;
 }
 
-// The newest item in a slot; 0: none. state_->last_sequence may be the number of an item that was never sent.
-uint64_t Channel::newest_sequence() const noexcept {
+// The slot with the newest item; kNoSlot: none. state_->last_sequence may be the number of an item that was
+// never sent.
+uint32_t Channel::newest_slot() const noexcept {
+  const uint64_t last = look(state_->last_sequence);
+  for (uint64_t sequence = last; sequence > 0 && last - sequence < plan_.slots; --sequence) {
+    if (const uint32_t slot = slot_of(sequence); slot != kNoSlot) return slot;
+  }
+  uint32_t found = kNoSlot;
   uint64_t newest = 0;
-  for (uint32_t i = 0; i < plan_.slots; ++i) newest = std::max(newest, look(slot_states_[i].sequence));
-  return newest;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t sequence = look(slot_states_[i].sequence);
+    if (sequence <= newest) continue;
+    newest = sequence;
+    found = i;
+  }
+  return found;
 }
 
 // Takes the lease of a slot. False: another process holds it.
@@ -271,11 +308,12 @@ bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
 }
 
 bool Channel::try_to_lend(Item& item, const char* site) {
-  const uint64_t newest = newest_sequence();
+  const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
-  const auto is_spare = [&](uint64_t sequence) {
+  const auto is_spare = [&](uint32_t i) {
+    const uint64_t sequence = look(slot_states_[i].sequence);
     if (sequence == 0) return true;
-    if (plan_.mode == ChannelMode::kLatest) return sequence != newest;
+    if (plan_.mode == ChannelMode::kLatest) return i != newest;
     return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
   };
   const auto try_slot = [&](uint32_t i) {
@@ -286,7 +324,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    if (is_spare(look(slot_states_[i].sequence)) && try_slot(i)) return true;
+    if (is_spare(i) && try_slot(i)) return true;
   }
   // A broadcast without consumers drops the oldest items.
   const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
@@ -306,17 +344,43 @@ bool Channel::try_to_lend(Item& item, const char* site) {
 uint32_t Channel::slot_to_receive() const noexcept {
   const uint64_t cursor = look(own_end().cursor);
   if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
-  const uint64_t newest = newest_sequence();
-  for (uint32_t i = 0; i < plan_.slots && newest > cursor; ++i) {
-    if (look(slot_states_[i].sequence) == newest) return i;
+  const uint32_t newest = newest_slot();
+  return newest != kNoSlot && look(slot_states_[newest].sequence) > cursor ? newest : kNoSlot;
+}
+
+// There is no item, no death and no end to report. signals: of the event, from before the attempt.
+void Channel::note_empty(uint32_t signals) noexcept {
+  const uint32_t self = segment_->participant().index();
+  uint64_t peers[std::size(peers_)]{};
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    if (p != self && look(state_->ends[p].roles) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
   }
-  return kNoSlot;
+  for (size_t i = 0; i < std::size(peers_); ++i) peers_[i].store(peers[i], std::memory_order_relaxed);
+  empty_at_ms_.store(coarse_now_ms(), std::memory_order_relaxed);
+  // pairs with: Channel::is_still_empty, "an attempt that found nothing"
+  empty_at_.store(kIsEmpty | signals, std::memory_order_release);
+}
+
+// An attempt to receive would find nothing, as the last one: the event was not signaled since then, and the
+// processes that had a role are alive. False if unknown. Does not require the mutex.
+bool Channel::is_still_empty() const noexcept {
+  // pairs with: Channel::note_empty, "an attempt that found nothing"
+  if (empty_at_.load(std::memory_order_acquire) != (kIsEmpty | look(state_->items.signals))) return false;
+  if (is_closed_.load(std::memory_order_relaxed) || watch_of(state_->items) != nullptr) return false;
+  // After a fork the child has no role yet.
+  if (segment_->participant().index() == Participant::kNone) return false;
+  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return false;
+  if (coarse_now_ms() - empty_at_ms_.load(std::memory_order_relaxed) > kLookAtEndsMs) return false;
+  bool are_alive = true;
+  visit_bits(peers_, [&](uint32_t p) { are_alive = are_alive && is_alive(p); });
+  return are_alive;
 }
 
 bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   ChannelEnd& end = own_end();
+  const uint32_t signals = look(state_->items.signals);
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
@@ -325,7 +389,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
       item.sequence_ = sequence;
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
       publish(end.cursor, sequence);
-      (void)add(state_->received, uint64_t{1});
+      publish(state_->received, look(state_->received) + 1);
       return true;
     }
   }
@@ -346,6 +410,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
     seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
     throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
   }
+  note_empty(signals);
   return false;
 }
 
@@ -435,16 +500,13 @@ void Channel::throw_timeout(const char* doing) const {
   throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
 }
 
-// Tries until it succeeds: polls the event for a while, then sleeps.
+// Tries until it succeeds: polls the event for a while, then sleeps. False: the deadline left no time.
 template <class Try>
-void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
+bool Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
   uint32_t signals = look(event.signals);
-  if (attempt()) return;
-  if (deadline.has_passed()) {
-    if (!try_once_more(event, attempt)) throw_timeout(doing);
-    return;
-  }
+  if (attempt()) return true;
+  if (deadline.leaves_no_time()) return try_once_more(event, attempt);
   const int64_t began = now_ns();
   const auto has_come = [&] {
     const uint32_t now = look(event.signals);
@@ -452,10 +514,11 @@ void Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadl
   };
   if (SpinBudget::poll(budget.budget_ns(), has_come, false)) {
     budget.note(now_ns() - began);
-    return;
+    return true;
   }
   budget.note(SpinBudget::kInVain);
   sleep_until(event, deadline, doing, attempt);
+  return true;
 }
 
 template <class Try>
@@ -509,8 +572,8 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or create it with more slots");
   }
-  wait(state_->room, loan_budget_, deadline, "lend from", [&] { return try_loan(*item, deadline, site); });
-  return item;
+  const auto attempt = [&] { return try_loan(*item, deadline, site); };
+  return wait(state_->room, loan_budget_, deadline, "lend from", attempt) ? item : Ref<Item>();
 }
 
 void Channel::send(Item& item) {
@@ -523,6 +586,7 @@ void Channel::send(Item& item) {
     if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
+      publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;
     }
@@ -536,13 +600,13 @@ void Channel::send(Item& item) {
 }
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
+  if (deadline.leaves_no_time() && is_still_empty()) return {};
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  wait(state_->items, receive_budget_, deadline, "receive from",
-       [&] { return try_receive(*item, deadline, site); });
-  return item;
+  const auto attempt = [&] { return try_receive(*item, deadline, site); };
+  return wait(state_->items, receive_budget_, deadline, "receive from", attempt) ? item : Ref<Item>();
 }
 
-void Channel::wait_for_item(const Deadline& deadline) {
+bool Channel::wait_for_item(const Deadline& deadline) {
   const auto has_news = [&] {
     const TimedLock lock(state_->mutex, deadline, "receive from the channel");
     take_role(kConsumer);
@@ -550,7 +614,7 @@ void Channel::wait_for_item(const Deadline& deadline) {
     return slot_to_receive() != kNoSlot ||
            look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
   };
-  wait(state_->items, receive_budget_, deadline, "receive from", has_news);
+  return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
 Ref<Array> Item::array(int32_t field) {
@@ -606,11 +670,9 @@ void Channel::close() noexcept {
 // Removes the roles from this opening, without the mutex. True: it was the last opening of the process with
 // some role, which must be ended.
 bool Channel::give_roles() noexcept {
-  Participant& self = segment_->participant();
-  const uint64_t taker = uint64_t{self.index()} << 32 | look(self.place().generation);
   // pairs with: Channel::take_role, "a role of an opening"
   const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
-  if (roles_taker_.load(std::memory_order_relaxed) != taker) return false;
+  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return false;
   bool has_ended = false;
   for (const ChannelRole role : {kProducer, kConsumer}) {
     if ((roles & role) != 0) has_ended |= add(own_end().openings(role), ~0u) == 1;

@@ -66,19 +66,21 @@ class Channel {
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
 
-  // A free slot, with a write lease. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is
-  // free, and when_full is kRaise).
+  // A free slot, with a write lease. Null: the deadline left no time from the beginning, and no slot is free.
+  // Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise).
   Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. Fails with kLeaseEscaped (a view of it still exists: the item is dropped), kValue (not a
   // loan), and, if another process holds the channel's mutex for longer than gate_timeout_ns(), with kTimeout
   // and kInterrupted: then send() may be called again.
   void send(Item& item);
-  // The next item, with a read lease; in a queue with a write lease. Fails with kTimeout, kInterrupted,
-  // kOwnerDied (a producer has died, and no item is left: once for each death), kClosed (the last producer
-  // has closed, and no item is left: once, until there is a producer again).
+  // The next item, with a read lease; in a queue with a write lease. Null: the deadline left no time from the
+  // beginning, and there is no item. Fails with kTimeout, kInterrupted, kOwnerDied (a producer has died, and
+  // no item is left: once for each death), kClosed (the last producer has closed, and no item is left: once,
+  // until there is a producer again).
   Ref<Item> receive(const Deadline& deadline, const char* site);
-  // Waits until receive() would not wait. Fails with kTimeout, kInterrupted.
-  void wait_for_item(const Deadline& deadline);
+  // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
+  // would wait. Fails with kTimeout, kInterrupted.
+  bool wait_for_item(const Deadline& deadline);
 
   // A descriptor for poll(), which is readable while receive() (kRead) or loan() (kWrite) may have something
   // to do. It stays readable until a call of that function with a deadline of 0 finds nothing to do; after
@@ -105,6 +107,7 @@ class Channel {
   ~Channel();
   void open_slots();
   ChannelEnd& own_end() const noexcept;
+  uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
   bool give_roles() noexcept;
   bool is_alive(uint32_t participant) const noexcept;
@@ -117,12 +120,15 @@ class Channel {
   bool has_ended() const noexcept;
   uint32_t count(ChannelRole role) const noexcept;
   uint64_t least_cursor() const noexcept;
-  uint64_t newest_sequence() const noexcept;
+  uint32_t newest_slot() const noexcept;
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
   bool try_receive(Item& item, const Deadline& deadline, const char* site);
+  void note_empty(uint32_t signals) noexcept;
+  bool is_still_empty() const noexcept;
   uint32_t slot_to_receive() const noexcept;
   uint32_t next_slot(uint64_t after) const noexcept;
+  uint32_t slot_of(uint64_t sequence) const noexcept;
   bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
   bool add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
@@ -132,7 +138,7 @@ class Channel {
   bool try_once_more(const SharedEvent& event, Try attempt);
   [[noreturn]] void throw_timeout(const char* doing) const;
   template <class Try>
-  void wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing, Try attempt);
+  bool wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing, Try attempt);
   template <class Try>
   void sleep_until(SharedEvent& event, const Deadline& deadline, const char* doing, Try attempt);
 
@@ -150,6 +156,10 @@ class Channel {
   std::atomic<uint32_t> roles_{0};        // of this opening; added under the mutex
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has added them, and its generation
   std::atomic<bool> is_closed_{false};
+  // The last attempt to receive that found nothing, for is_still_empty(); stored under the mutex.
+  std::atomic<uint64_t> empty_at_{0};  // the signals of the event before it, plus kIsEmpty; 0: none
+  std::atomic<int64_t> empty_at_ms_{0};
+  Mask peers_{};  // the other participants that had a role
   // Created at the first use; owned.
   std::atomic<Watch*> item_watch_{nullptr};
   std::atomic<Watch*> room_watch_{nullptr};

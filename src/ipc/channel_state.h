@@ -8,7 +8,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x324E4E4148434E54;  // "TNCHANN2"
+constexpr uint64_t kChannelMark = 0x334E4E4148434E54;  // "TNCHANN3"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -32,6 +32,8 @@ struct ChannelEnd {
 
 struct alignas(64) ChannelSlot {
   std::atomic<uint64_t> sequence;  // of the item in it; 0: none
+  // Of the last item whose number is this slot's index plus a multiple of the number of slots: its slot.
+  std::atomic<uint32_t> slot_of_item;
 };
 
 struct ChannelState {
@@ -43,6 +45,7 @@ struct ChannelState {
   uint64_t description_nbytes;
   pthread_mutex_t mutex;  // robust (timed_lock.h); guards all following members and the states of the slots
   std::atomic<uint64_t> last_sequence;
+  std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
   std::atomic<uint64_t> deaths;

@@ -191,6 +191,50 @@ TEST(Channel, AProducerWhoseProcessEndsWithoutClosingCountsAsDead) {
   EXPECT_EQ(try_receive(reader), TENON_ERR_OWNER_DIED);
 }
 
+// After a receive that found nothing, the next ones look at less.
+TEST(Channel, APollThatFoundNothingDoesNotHideWhatHappensNext) {
+  for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
+    const std::string name = new_name();
+    const api::Channel reader = make(4, mode, WhenFull::kWait, name);
+    const auto expect_nothing = [&] {
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(try_receive(reader), TENON_ERR_TIMEOUT);
+    };
+    std::string line;
+    Peer one({"steered", name}), two({"steered", name});
+    ASSERT_TRUE(one.hear(&line) && two.hear(&line));
+    expect_nothing();
+    EXPECT_EQ(one.ask("loan"), "ok");
+    expect_nothing();
+    EXPECT_EQ(one.ask("send 1"), "ok 1");
+    EXPECT_EQ(value_of(*reader.receive(0s)), 1);
+    expect_nothing();
+    EXPECT_EQ(two.ask("loan"), "ok");
+    expect_nothing();
+    (void)two.end();
+    EXPECT_EQ(try_receive(reader), TENON_ERR_OWNER_DIED);
+    expect_nothing();
+    EXPECT_EQ(one.ask("reopen"), "ok");
+    EXPECT_EQ(try_receive(reader), TENON_ERR_CLOSED);
+    expect_nothing();
+    reader.close();
+    EXPECT_EQ(try_receive(reader), TENON_ERR_CLOSED);
+  }
+}
+
+// More items wait than a search by their numbers can find at once.
+TEST(Channel, ItemsArriveInOrderBesideAnItemThatIsOlderThanAllSlots) {
+  const std::string name = new_name();
+  const api::Channel channel = make(3, ChannelMode::kBroadcast, WhenFull::kDropOldest, name);
+  const api::Channel late = join(name);
+  (void)try_receive(channel);
+  for (int64_t i = 1; i <= 20; ++i) {
+    put(channel, i);
+    if (i % 5 != 0) continue;
+    for (int64_t wanted = i - 2; wanted <= i; ++wanted) EXPECT_EQ(take(channel), wanted);
+    EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT);
+  }
+}
+
 // A process that replaces a dead producer gets the same place in the segment.
 TEST(Channel, ADeathIsToldAlsoWhereTheNextProducerHasTakenThePlaceOfTheDead) {
   const std::string name = new_name();

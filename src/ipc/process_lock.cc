@@ -166,7 +166,7 @@ void ProcessLock::write_request(const GrantRequest& wanted, GrantId grant, bool 
   store(r.since_ns, coarse_now_ms() * 1'000'000);  // for messages
   store(r.thread, wanted.owner.thread);
   store(r.task_or_dead_pid, static_cast<uint32_t>(wanted.owner.task));
-  set_bit(b.present, self);
+  if (!has_bit(b.present, self)) set_bit(b.present, self);  // it stays as long as this process lives
   const uint32_t seen = observe(b.arrivals_seen);
   const uint64_t brief = is_brief ? GrantState::kBrief : 0;
   announce(r.state, GrantState::make(index_, GrantKind::kArriving, wanted.access) | brief);

@@ -39,20 +39,19 @@ Ref<Channel> make(uint32_t slots, WhenFull when_full = WhenFull::kWait) {
   return Channel::create({&field, 1}, {slots, ChannelMode::kQueue, when_full}, {});
 }
 
-// The code with which an attempt fails; kFine: success.
+// The code with which an attempt fails, kTimeout if it returns null; kFine: success.
 using Outcome = std::optional<Code>;
 constexpr Outcome kFine = std::nullopt;
 template <class Attempt>
 Outcome code_of(Attempt attempt) {
   try {
-    attempt();
+    return attempt() ? kFine : Code::kTimeout;
   } catch (const Error& e) {
     return e.code();
   }
-  return kFine;
 }
 Outcome receive(Channel& channel) {
-  return code_of([&] { (void)channel.receive(Deadline(0), nullptr); });
+  return code_of([&] { return channel.receive(Deadline(0), nullptr); });
 }
 
 void send(Channel& channel) {
@@ -116,11 +115,11 @@ TEST(Watcher, ADescriptorForLoansTellsOfFreeSlots) {
     Ref<Item> held = channel->loan(Deadline(0), nullptr);
     for (int quiet = 0; quiet < 3;) {
       quiet = is_readable(fd, 20) ? 0 : quiet + 1;
-      EXPECT_NE(code_of([&] { (void)channel->loan(Deadline(0), nullptr); }), kFine);
+      EXPECT_NE(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
     }
     held = {};
     EXPECT_TRUE(is_readable(fd, kWatchdogMs));
-    EXPECT_EQ(code_of([&] { (void)channel->loan(Deadline(0), nullptr); }), kFine);
+    EXPECT_EQ(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
   }
 }
 
@@ -144,7 +143,7 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
     });
   }
   threads.emplace_back([&] {
-    const auto wait = [&] { (void)channel->receive(Deadline(1'000'000), nullptr); };
+    const auto wait = [&] { return channel->receive(Deadline(1'000'000), nullptr); };
     for (Outcome code = code_of(wait); code != Code::kClosed; code = code_of(wait)) {
       if (code == kFine) received.fetch_add(1);
     }
@@ -170,7 +169,7 @@ TEST(Watcher, AThreadThatWaitsAndTakesNothingLeavesTheDescriptorReadable) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      while (!has_ended.load()) (void)code_of([&] { channel->wait_for_item(Deadline(0)); });
+      while (!has_ended.load()) (void)code_of([&] { return channel->wait_for_item(Deadline(0)); });
     });
   }
   int received = 0;

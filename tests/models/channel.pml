@@ -4,7 +4,7 @@
 // number, 0: none. A process that uses a slot holds its lock, which has no effect after the death of the
 // process (process_lock.pml models how deaths are noticed). The numbers change under one robust mutex. A
 // process that finds nothing to do announces itself at an event, reads the turn of the event, tries again,
-// and sleeps on the turn and on the life words of the others. Any two of the three processes die, each at any
+// and sleeps on the turn and on the life words of the others. (One that polls reads the same words instead.) Any two of the three processes die, each at any
 // step. The kernel then frees the mutex and wakes one of the processes that sleep on the life word. Nothing
 // else ends a sleep.
 //
