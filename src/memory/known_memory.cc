@@ -146,7 +146,36 @@ void KnownMemory::set_kind(Region& region, const Memory& memory) noexcept {
   region.set_memory(is_on_device ? Queue::Memory::kDevice : Queue::Memory::kHost);
 }
 
+KnownMemory::StorageIndex* KnownMemory::index_of(const Region& region) noexcept {
+  if (indexes_.empty()) [[likely]]
+    return nullptr;
+  const auto indexed = indexes_.find(&region);
+  return indexed != indexes_.end() ? &indexed->second : nullptr;
+}
+
+void KnownMemory::add_to(StorageIndex& index, Storage* storage) {
+  index.by_begin.emplace(address(storage->data()), storage);
+  index.longest = std::max(index.longest, storage->nbytes());
+}
+
+void KnownMemory::index_storages(const Region& region) noexcept {
+  try {
+    StorageIndex index;
+    for (Storage* s = region.storages_; s != nullptr; s = s->next_on_region_) add_to(index, s);
+    indexes_.emplace(&region, std::move(index));
+  } catch (const std::bad_alloc&) {
+    // The next search visits all storages, too.
+  }
+}
+
 void KnownMemory::link(Storage* storage, Region* region) noexcept {
+  if (StorageIndex* const index = index_of(*region)) [[unlikely]] {
+    try {
+      add_to(*index, storage);
+    } catch (const std::bad_alloc&) {
+      indexes_.erase(region);  // the next search visits all storages
+    }
+  }
   storage->previous_on_region_ = nullptr;
   storage->next_on_region_ = region->storages_;
   if (region->storages_ != nullptr) region->storages_->previous_on_region_ = storage;
@@ -157,6 +186,10 @@ void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
   Storage* const previous = storage->previous_on_region_;
   (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
   if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
+  if (StorageIndex* const index = index_of(*region)) [[unlikely]] {
+    index->by_begin.erase({address(storage->data()), storage});
+    if (region->storages_ == nullptr) indexes_.erase(region);
+  }
   if (region->storages_ == nullptr && region != &gone_) make_idle(region);
 }
 
@@ -164,11 +197,26 @@ Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access acce
   const uintptr_t begin = address(data);
   const Section section(*this);
   sweep();
-  const auto region = first_overlap(begin, begin + nbytes);
-  if (region == map_.end()) return {};
-  for (Storage* s = region->second->storages_; s != nullptr; s = s->next_on_region_) {
-    if (s->can_lend(data, nbytes, access) && s->refs_.increment_if_alive()) return Ref<Storage>::adopt(s);
+  const auto overlap = first_overlap(begin, begin + nbytes);
+  if (overlap == map_.end()) return {};
+  const auto lends = [&](Storage* s) {
+    return s->can_lend(data, nbytes, access) && s->refs_.increment_if_alive();
+  };
+  const Region& region = *overlap->second;
+  if (const StorageIndex* const index = index_of(region)) [[unlikely]] {
+    const auto& [by_begin, longest] = *index;
+    for (auto next = by_begin.lower_bound({begin + 1, nullptr}); next != by_begin.begin();) {
+      --next;
+      if (begin + nbytes - next->first > longest) break;  // those before end too early
+      if (lends(next->second)) return Ref<Storage>::adopt(next->second);
+    }
+    return {};
   }
+  size_t visited = 0;
+  for (Storage* s = region.storages_; s != nullptr; s = s->next_on_region_, ++visited) {
+    if (lends(s)) return Ref<Storage>::adopt(s);
+  }
+  if (visited > kUnindexed) index_storages(region);
   return {};
 }
 
@@ -328,6 +376,7 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end, 
   if (gate != nullptr) {
     for (Region* region : regions) region->set_gate(region == kept ? gate : nullptr);
   }
+  for (const Region* region : regions) indexes_.erase(region);
   for (Region* region : regions) {
     if (region == kept) continue;
     Storage* last = region->storages_;

@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/ref.h"
@@ -41,8 +43,7 @@ class KnownMemory {
   // line; lives forever.
   bool take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict);
 
-  // A living storage that contains the bytes and keeps them alive, or null. Searches the storages of the
-  // region, so the cost of an import grows with the number of imports of parts of one memory.
+  // A living storage that contains the bytes and keeps them alive, or null.
   Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
   // The count of the storage has reached zero: the next caller of add or find will unlink it.
@@ -65,6 +66,11 @@ class KnownMemory {
 
  private:
   using Map = std::map<uintptr_t, Region*>;
+  // The storages of a region with many of them, by their first byte.
+  struct StorageIndex {
+    std::set<std::pair<uintptr_t, Storage*>> by_begin;
+    size_t longest = 0;  // no storage in it has more bytes
+  };
 
   KnownMemory() noexcept { gone_.set_memory(Queue::Memory::kGone); }
 
@@ -88,6 +94,9 @@ class KnownMemory {
   Ref<Storage> add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region);
   template <class Visit>
   void for_each_queue(Visit visit);
+  StorageIndex* index_of(const Region& region) noexcept;  // null: it has none
+  static void add_to(StorageIndex& index, Storage* storage);
+  void index_storages(const Region& region) noexcept;
   void link(Storage* storage, Region* region) noexcept;
   void unlink_from(Storage* storage, Region* region) noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end, Gate* gate);
@@ -113,6 +122,9 @@ class KnownMemory {
   SpinLock lock_;
   // Guarded by lock_.
   Map map_;
+  // Of regions in which a search has visited more than kUnindexed storages. Usually empty.
+  static constexpr size_t kUnindexed = 64;
+  std::map<const Region*, StorageIndex> indexes_;
   // Regions without storages that stay in the map for a while, each in the slot of its first byte. If a loop
   // or a feed imports the same memory repeatedly, it finds the region here.
   static constexpr size_t kIdle = 64;

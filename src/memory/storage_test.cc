@@ -9,6 +9,7 @@
 #include <random>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "array/access.h"
@@ -92,6 +93,42 @@ TEST(KnownMemory, FindsNoStorageThatDoesNotKeepItsMemoryOrDoesNotAllowTheAccess)
   const Ref<Storage> readonly = Storage::adopt(memory);
   EXPECT_FALSE(Storage::find(bytes.data() + 50, 50, Access::kWrite));
   EXPECT_EQ(Storage::find(bytes.data() + 50, 50, Access::kRead).get(), readonly.get());
+}
+
+// So many that they are found by an index. Oracle: the list of the parts that live.
+TEST(KnownMemory, FindsPartsOfOneMemoryAmongMany) {
+  constexpr size_t kAll = 4096, kMost = 300;
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(kAll);
+  std::atomic<int> deaths{0};
+  std::vector<Ref<Storage>> living;
+  const auto random_part = [&] {
+    const size_t begin = random() % kAll, most = random() % 20 == 0 ? 500 : 16;
+    return std::pair(bytes.data() + begin, std::min(1 + random() % most, kAll - begin));
+  };
+  for (int round = 0; round < 4; ++round) {
+    while (living.size() < kMost) {
+      const auto [data, nbytes] = random_part();
+      Memory memory = memory_at(data, nbytes, &deaths, count_death);
+      memory.extent = bytes.data();
+      memory.extent_nbytes = kAll;
+      living.push_back(Storage::adopt(memory));
+      const auto [wanted, n] = random_part();
+      const bool is_there = std::any_of(living.begin(), living.end(), [&, at = wanted, n = n](const auto& s) {
+        return s->can_lend(at, n, Access::kWrite);
+      });
+      const Ref<Storage> found = Storage::find(wanted, n, Access::kWrite);
+      ASSERT_EQ(static_cast<bool>(found), is_there);
+      ASSERT_TRUE(!found || found->can_lend(wanted, n, Access::kWrite));
+      if (random() % 4 == 0) living.erase(living.begin() + static_cast<ptrdiff_t>(random() % living.size()));
+    }
+    if (round % 2 == 0) living.erase(living.begin() + 20, living.end());
+    if (round == 1) living.clear();
+  }
+  living.clear();
+  EXPECT_FALSE(Storage::find(bytes.data(), 1, Access::kRead));
 }
 
 TEST(KnownMemory, OverlappingImportsShareARegion) {
