@@ -14,31 +14,30 @@ constexpr bool kMayReuse = false;  // so that the sanitizer sees a use after fre
 constexpr bool kMayReuse = true;
 #endif
 
-// The most blocks that a thread keeps in each of its two lists.
+// The most blocks that a thread keeps in each of its two lists, and that a batch has.
 constexpr int kMostKept = 64;
 
 struct CachedBlock {
-  CachedBlock* next;
+  CachedBlock* next;        // in its batch
+  CachedBlock* next_batch;  // of the first block of a batch in the common list
 };
 
 constinit std::atomic<CachedBlock*> common{nullptr};
 
-void give_to_all(CachedBlock* first, CachedBlock* last) noexcept {
+void give_to_all(CachedBlock* first_batch, CachedBlock* last_batch) noexcept {
   CachedBlock* head = common.load(std::memory_order_relaxed);
   do {
-    last->next = head;
+    last_batch->next_batch = head;
     // pairs with: get_some, "a block that another thread has freed"
-  } while (!common.compare_exchange_weak(head, first, std::memory_order_release, std::memory_order_relaxed));
+  } while (
+      !common.compare_exchange_weak(head, first_batch, std::memory_order_release, std::memory_order_relaxed));
 }
 
-// Takes the common list, keeps the first kMostKept blocks and puts the rest back.
+// Takes the common list, keeps the first batch and puts the rest back.
 CachedBlock* get_some() noexcept {
   // pairs with: give_to_all, "a block that another thread has freed"
   CachedBlock* const first = common.exchange(nullptr, std::memory_order_acquire);
-  CachedBlock* last = first;
-  for (int i = 1; i < kMostKept && last != nullptr; ++i) last = last->next;
-  if (last == nullptr) return first;
-  CachedBlock* const rest = std::exchange(last->next, nullptr);
+  CachedBlock* const rest = first != nullptr ? first->next_batch : nullptr;
   CachedBlock* none = nullptr;
   // pairs with: get_some, "a block that another thread has freed"
   if (rest == nullptr ||
@@ -46,7 +45,7 @@ CachedBlock* get_some() noexcept {
     return first;
   }
   CachedBlock* end = rest;
-  while (end->next != nullptr) end = end->next;
+  while (end->next_batch != nullptr) end = end->next_batch;
   give_to_all(rest, end);
   return first;
 }
@@ -54,22 +53,18 @@ CachedBlock* get_some() noexcept {
 // The blocks of one thread: those that it has freed itself, and those that it took from the common list.
 struct Kept {
   CachedBlock* freed = nullptr;
-  CachedBlock* last_freed = nullptr;
   int n_freed = 0;
   CachedBlock* got = nullptr;
   bool has_ended = false;
 
   void give_freed() noexcept {
-    if (freed != nullptr) give_to_all(std::exchange(freed, nullptr), last_freed);
+    if (CachedBlock* const batch = std::exchange(freed, nullptr)) give_to_all(batch, batch);
     n_freed = 0;
   }
   ~Kept() {
     has_ended = true;
     give_freed();
-    while (got != nullptr) {
-      CachedBlock* const block = std::exchange(got, got->next);
-      give_to_all(block, block);
-    }
+    if (got != nullptr) give_to_all(got, got);
   }
 };
 
@@ -93,8 +88,10 @@ void BlockCache::give(void* memory, size_t size) noexcept {
   if (!kMayReuse || size > kBlock) return ::operator delete(memory);
   auto* const block = static_cast<CachedBlock*>(memory);
   Kept& mine = kept;
-  if (mine.has_ended) return give_to_all(block, block);
-  if (mine.freed == nullptr) mine.last_freed = block;
+  if (mine.has_ended) {
+    block->next = nullptr;
+    return give_to_all(block, block);
+  }
   block->next = std::exchange(mine.freed, block);
   if (++mine.n_freed >= kMostKept) mine.give_freed();
 }
