@@ -177,6 +177,7 @@ def check(report, environment):
     build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)
     report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", JOBS)
     smoke_under_asan(report, python)
+    report.step("types", python, "tools/check_types.py")
     pytest(report, "slow tests", python, "-m", "slow")
     wheel(report, environment)
     other_pythons(report, environment.stamp["python"])

@@ -24,11 +24,13 @@ enum class Callback : size_t {
   kOpErrorOf,
   // Arrays.
   kArrayRepr,
+  kArrayHtml,
   kArrayFormat,
   kReduceArray,
   kArrayCTypes,
   kArrayFunction,
   kToJax,
+  kAsJax,
   kWriteField,
   // Leases, blocks and bodies.
   kLease,

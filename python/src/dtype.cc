@@ -84,6 +84,24 @@ std::optional<DType> dtype_if_any(nb::handle other) {
   return {};
 }
 
+// The other attributes of NumPy's dtypes: libraries read them from an array's dtype, whatever it is.
+constexpr const char* kOfNumpy[] = {"alignment", "base",     "byteorder", "char",  "descr", "fields",
+                                    "hasobject", "isnative", "kind",      "names", "ndim",  "num",
+                                    "subdtype",  "shape",    "str",       "type"};
+
+// AttributeError, so that hasattr() is False, where NumPy has no such dtype.
+nb::object numpy_attribute(DType dtype, const char* name) {
+  try {
+    return nb::object(numpy_dtype_object(dtype).attr(name));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    error.restore();
+    PyErr_Clear();
+  }
+  raise(PyExc_AttributeError, "NumPy has no dtype %s, and so no attribute '%s' of it", dtype.name().c_str(),
+        name);
+}
+
 Py_hash_t hash_of(DType dtype) {
   try {
     return nb::hash(numpy_dtype_object(dtype));
@@ -112,7 +130,7 @@ DType dtype_from(nb::handle source) {
 }
 
 void add_dtype(nb::module_& module) {
-  nb::class_<DType>(
+  nb::class_<DType> type(
       module, "dtype", nb::is_final(),
       "dtype(dtype, /)\n--\n\n"
       "The type of an array's elements.\n\n"
@@ -123,8 +141,8 @@ void add_dtype(nb::module_& module) {
       "    A name ('float32', 'f4', 'bfloat16', 'float8_e4m3fn', 'float4_e2m1fn_x2'), a dtype of another\n"
       "    library, or bool, int, float, complex.\n\n"
       "Raises\n------\n"
-      "TypeError\n    For names and types that arrays cannot have.\n")
-      .def(nb::new_([](DTypeLike source) { return dtype_object(source.get()); }), nb::arg("dtype"))
+      "TypeError\n    For names and types that arrays cannot have.\n");
+  type.def(nb::new_([](DTypeLike source) { return dtype_object(source.get()); }), nb::arg("dtype"))
       .def_prop_ro("name", &DType::name, "The canonical name, as ``'float32'``.")
       .def_prop_ro("code", &DType::code, "The type code of DLPack.")
       .def_prop_ro("bits", &DType::bits, "Bits of one value.")
@@ -159,6 +177,9 @@ void add_dtype(nb::module_& module) {
             return nb::make_tuple(self.type(), nb::make_tuple(self.attr("name")));
           },
           nb::sig("def __reduce__(self) -> tuple[type[dtype], tuple[str]]"));
+  for (const char* name : kOfNumpy) {
+    type.def_prop_ro(name, [name](DType d) { return numpy_attribute(d, name); });
+  }
   for (const char* name : kConstants) module.attr(name) = dtype_object(name);
 }
 

@@ -96,6 +96,9 @@ void add_element_methods(nb::module_&) {
       [](const Self& self, nb::str spec) { return callback(Callback::kArrayFormat)(self.object, spec); },
       nb::arg("spec"), nb::sig("def __format__(self, spec: str, /) -> str"));
   def_method(
+      "_repr_html_", [](const Self& self) { return callback(Callback::kArrayHtml)(self.object); },
+      nb::sig("def _repr_html_(self) -> str"));
+  def_method(
       "__reduce_ex__",
       [](const Self& self, int protocol) { return callback(Callback::kReduceArray)(self.object, protocol); },
       nb::arg("protocol"), nb::sig("def __reduce_ex__(self, protocol: int, /) -> tuple[Any, ...]"));

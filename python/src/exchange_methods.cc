@@ -174,13 +174,16 @@ nb::tuple torch_tensors(const nb::tuple& arrays, bool trust) {
   return nb::tuple(std::move(tensors));
 }
 
+// JAX takes compact elements only, and reads only.
+template <Callback make>
 nb::object to_jax(const Array& self) {
-  // JAX takes compact elements only, and reads only.
   const Array array = self.is_contiguous() ? self : copied(self);
-  return callback(Callback::kToJax)(array);
+  return callback(make)(array);
 }
 
 }  // namespace
+
+nb::object tensor_for_read(const Array& array) { return tensor_of(array, true, tensor_type(), current_site); }
 
 void add_exchange_methods(nb::module_& module) {
   nb::class_<ArrayCall>(module, "ArrayCall",
@@ -218,12 +221,17 @@ void add_exchange_methods(nb::module_& module) {
              "PyTorch does not know read-only memory: a read-only array is copied, unless ``trust`` promises "
              "that the\n"
              "tensor is not written to.\n");
-  def_method("jax", to_jax, nb::sig("def jax(self) -> Any"),
+  def_method("jax", to_jax<Callback::kToJax>, nb::sig("def jax(self) -> Any"),
              "A JAX array on the same memory, which JAX only reads. Writes to this array show in it: make "
              "them before, or\n"
              "pass a copy. An array with gaps or another order of axes is copied.\n\n"
              "Raises\n------\nValueError\n    The elements have 64 bits, and JAX is not set to take them "
              "(``jax_enable_x64``).\n");
+  def_method(
+      "__jax_array__", to_jax<Callback::kAsJax>, nb::sig("def __jax_array__(self) -> Any"),
+      "For functions of JAX: `jax`. But elements of 64 bits that JAX is not set to take are copied and "
+      "cut to 32 bits,\nas JAX does with NumPy's arrays.\n");
+  add_arrow_export();
   def_method(
       "__array__", numpy_array, nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
       nb::sig("def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]"));

@@ -19,6 +19,9 @@ struct Exchange {
 // __dlpack__ or intercept calls.
 Exchange exchange_of(PyTypeObject* type);
 
+// A PyTorch tensor on the memory of an array, for code that does not write to it.
+nb::object tensor_for_read(const Array& array);
+
 // Adds __dlpack_c_exchange_api__ to NDArray.
 void add_exchange_table(nb::module_& module);
 

@@ -18,6 +18,8 @@ constexpr const char* kFunctions[] = {
 constexpr const char* kFunctionsOfMore[] = {"argpartition", "clip",         "dot",      "put",
                                             "repeat",       "searchsorted", "swapaxes", "take"};
 constexpr const char* kMembers[] = {"flat", "mT"};
+// An array that is made from an address would not hold the memory (docs/numpy.md).
+constexpr const char* kInterfaces[] = {"__array_interface__"};
 constexpr const char* kMethods[] = {"byteswap", "flatten", "sort"};
 constexpr const char* kMethodsOfMore[] = {"partition", "tofile"};
 
@@ -25,11 +27,13 @@ struct Missing {
   const char* use;  // a format with the name
   std::span<const char* const> names;
 };
-constexpr Missing kMissing[] = {{"np.%s(a)", kFunctions},
-                                {"np.%s(a, ...)", kFunctionsOfMore},
-                                {"np.asarray(a).%s", kMembers},
-                                {"np.asarray(a).%s()", kMethods},
-                                {"np.asarray(a).%s(...)", kMethodsOfMore}};
+constexpr Missing kMissing[] = {
+    {"np.%s(a)", kFunctions},
+    {"np.%s(a, ...)", kFunctionsOfMore},
+    {"np.asarray(a).%s", kMembers},
+    {"np.asarray(a) in place of a, as in PIL.Image.fromarray(np.asarray(a))", kInterfaces},
+    {"np.asarray(a).%s()", kMethods},
+    {"np.asarray(a).%s(...)", kMethodsOfMore}};
 
 // Null for the name of another attribute.
 const char* use_of(std::string_view name) noexcept {

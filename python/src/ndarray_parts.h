@@ -41,6 +41,7 @@ void add_window_methods(nb::module_& module);
 void add_element_methods(nb::module_& module);
 void add_exchange_methods(nb::module_& module);
 void add_conversion_methods();
+void add_arrow_export();
 void add_devices(nb::module_& module);
 void add_memory(nb::module_& module);
 void add_share(nb::module_& module);

@@ -6,6 +6,8 @@
 #include <cstddef>
 
 #include "array_call.h"
+#include "dlpack_import.h"
+#include "exchange_table.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 
@@ -33,6 +35,17 @@ auto on_views(Apply apply, Operands... operands) {
   return apply(call.view_of(operands).ptr()...);
 }
 
+// NumPy's arrays leave operators with a tensor on their right to PyTorch, which does not know them.
+bool is_tensor(PyObject* object) {
+  return !is_ndarray(object) && !PyFloat_Check(object) && !PyLong_Check(object) &&
+         exchange_of(Py_TYPE(object)).has_grad;
+}
+
+// The operand of an operator in place, which NumPy computes: a tensor as an array on its memory.
+nb::object right_operand(PyObject* object) {
+  return is_tensor(object) ? nb::cast(import_dlpack(object)) : nb::borrow(object);
+}
+
 template <Unary apply, OperatorText name>
 PyObject* unary(PyObject* self) noexcept {
   return guarded([&] { return on_views<name>(apply, self); });
@@ -40,12 +53,18 @@ PyObject* unary(PyObject* self) noexcept {
 
 template <Binary apply, OperatorText name>
 PyObject* binary(PyObject* left, PyObject* right) noexcept {
-  return guarded([&] { return on_views<name>(apply, left, right); });
+  return guarded([&] {
+    if (is_tensor(right)) return apply(tensor_for_read(share(left)).ptr(), right);
+    return on_views<name>(apply, left, right);
+  });
 }
 
 template <Ternary apply, OperatorText name>
 PyObject* ternary(PyObject* left, PyObject* right, PyObject* third) noexcept {
-  return guarded([&] { return on_views<name>(apply, left, right, third); });
+  return guarded([&] {
+    if (is_tensor(right)) return apply(tensor_for_read(share(left)).ptr(), right, third);
+    return on_views<name>(apply, left, right, third);
+  });
 }
 
 // NumPy writes through the view; a result in other memory would be lost, so that is an error.
@@ -63,12 +82,12 @@ PyObject* on_views_in_place(Apply apply, PyObject* self, Operands... operands) {
 
 template <Binary apply, OperatorText name>
 PyObject* in_place(PyObject* self, PyObject* right) noexcept {
-  return guarded([&] { return on_views_in_place<name>(apply, self, right); });
+  return guarded([&] { return on_views_in_place<name>(apply, self, right_operand(right).ptr()); });
 }
 
 template <Ternary apply, OperatorText name>
 PyObject* in_place_ternary(PyObject* self, PyObject* right, PyObject* third) noexcept {
-  return guarded([&] { return on_views_in_place<name>(apply, self, right, third); });
+  return guarded([&] { return on_views_in_place<name>(apply, self, right_operand(right).ptr(), third); });
 }
 
 PyObject* compare(PyObject* left, PyObject* right, int operation) noexcept {

@@ -36,6 +36,7 @@ from ._array.creation import (
 )
 from ._array.exchange import to_dlpack_for_read, to_dlpack_for_write
 from ._array.files import load, save
+from ._array.registrations import register as _register
 from ._array.share import Handle, Shared
 from ._core import (
     Batch,
@@ -100,8 +101,12 @@ from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._sync.ops import Op, wait_all, waitall
 from ._sync.pushes import push
-from ._sync.uses import inout, out, overwrite, read, write
+from ._sync.uses import overwrite, read, write
+from ._sync.uses import overwrite as out
+from ._sync.uses import write as inout  # the names of earlier versions
 from ._typing import DTypeLike
+
+_register()
 
 Tensor = TensorUsage  # the name of earlier versions, which the next one will not have
 

@@ -9,18 +9,21 @@ import numpy
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as _np
 from typing_extensions import CapsuleType
 
 from tenon._array.ctypes import ArrayCTypes
-from tenon._typing import DTypeLike
+from tenon._typing import Block, DTypeLike
 from tenon._array.share import OnOwnerDied
+from tenon._sync.holders import Holder
+from tenon._sync.lease import Lease
 
 __version__: str
 _T = TypeVar("_T")
 _bool: TypeAlias = builtins.bool
+_str: TypeAlias = builtins.str
 _dtype: TypeAlias = dtype
 
 def set_callbacks(callbacks: dict[str, Callable[..., Any]]) -> None:
@@ -47,11 +50,15 @@ class dtype:
         For names and types that arrays cannot have.
     """
 
-    def __init__(self, dtype: DTypeLike) -> None: ...
-
     @property
-    def name(self) -> str:
+    def name(self) -> _str:
         """The canonical name, as ``'float32'``."""
+
+    def __repr__(self) -> _str: ...
+
+    def __str__(self) -> _str: ...
+
+    def __init__(self, dtype: DTypeLike) -> None: ...
 
     @property
     def code(self) -> int:
@@ -85,11 +92,55 @@ class dtype:
 
     def __hash__(self) -> int: ...
 
-    def __repr__(self) -> str: ...
+    def __reduce__(self) -> tuple[builtins.type[_dtype], tuple[_str]]: ...
 
-    def __str__(self) -> str: ...
+    @property
+    def alignment(self) -> int: ...
 
-    def __reduce__(self) -> tuple[type[_dtype], tuple[str]]: ...
+    @property
+    def base(self) -> Any: ...
+
+    @property
+    def byteorder(self) -> _str: ...
+
+    @property
+    def char(self) -> _str: ...
+
+    @property
+    def descr(self) -> Any: ...
+
+    @property
+    def fields(self) -> Any: ...
+
+    @property
+    def hasobject(self) -> _bool: ...
+
+    @property
+    def isnative(self) -> _bool: ...
+
+    @property
+    def kind(self) -> _str: ...
+
+    @property
+    def names(self) -> Any: ...
+
+    @property
+    def ndim(self) -> Any: ...
+
+    @property
+    def num(self) -> int: ...
+
+    @property
+    def subdtype(self) -> Any: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def str(self) -> _str: ...
+
+    @property
+    def type(self) -> Any: ...
 
 bool: dtype = ...
 
@@ -324,7 +375,7 @@ class NDArray:
             The array is read-only.
         """
 
-    def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Any:
+    def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Block:
         """
         ``with a.read() as v:`` reads the array, which is not written meanwhile. ``v`` is a read-only NumPy array. It has
         no elements after the block. Also ``async with``.
@@ -354,7 +405,7 @@ class NDArray:
 
     def write(
         self, overwrite: _bool = False, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None
-    ) -> Any:
+    ) -> Block:
         """
         ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`. If an exception leaves
         the block, the array holds no value until all of it is written.
@@ -532,6 +583,8 @@ class NDArray:
 
     def __deepcopy__(self, memo: object) -> NDArray: ...
 
+    def _repr_html_(self) -> str: ...
+
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]: ...
 
     def __complex__(self) -> complex: ...
@@ -600,6 +653,23 @@ class NDArray:
             The elements have 64 bits, and JAX is not set to take them (``jax_enable_x64``).
         """
 
+    def __jax_array__(self) -> Any:
+        """
+        For functions of JAX: `jax`. But elements of 64 bits that JAX is not set to take are copied and cut to 32 bits,
+        as JAX does with NumPy's arrays.
+        """
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[CapsuleType, CapsuleType]:
+        """
+        The memory for pyarrow, polars and others, which only read it. Writes to this array show in theirs. An array with
+        gaps or another order of axes is copied.
+
+        Raises
+        ------
+        BufferError
+            Arrow has no such elements (bool, complex, bfloat16 and smaller), the array has no axis, or it is on a device.
+        """
+
     def __array__(self, dtype: Any = None, copy: _bool | None = None) -> _np.ndarray[Any, Any]: ...
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any: ...
@@ -608,18 +678,20 @@ class NDArray:
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
 
-    def lease(self, mode: str, timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise') -> Any:
+    def lease(
+        self, mode: Literal["r", "w"], timeout: float | None = None, on_owner_died: OnOwnerDied = 'raise'
+    ) -> Lease:
         """
         A `Lease`, held from this call on. ``timeout`` in seconds; None: as `read`. Raises TimeoutError, DeadlockError,
         OpError, OwnerDied.
         """
 
-    def leases(self) -> list[Any]:
+    def leases(self) -> list[Holder]:
         """
         What holds the memory or waits for it: a list of `Holder`, in the order of the queue, views last.
         """
 
-    def drop_views(self) -> list[Any]:
+    def drop_views(self) -> list[Holder]:
         """
         Drops views that are kept by accident: those in a notebook's ``Out``, in ``sys.last_value``, and in variables of finished
         functions that the traceback of a caught exception keeps. Variables of running code stay as they are.
@@ -671,7 +743,7 @@ class NDArray:
             `tenon.set_lock_timeout` says: the error is not cleared.
         """
 
-    def move_to_numpy(self) -> Any:
+    def move_to_numpy(self) -> _np.ndarray[Any, Any]:
         """
         The elements as a NumPy array that owns the memory from then on: this array, and every other on the same
         memory, raises MovedError. Nothing is copied. Waits for ops that were pushed before.
@@ -908,7 +980,9 @@ def begin_trace(path: bytes, capacity: int) -> None: ...
 
 def end_trace() -> tuple[int, int]: ...
 
-def from_numpy(x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: str = "readonly") -> NDArray:
+def from_numpy(
+    x: _np.ndarray[Any, Any], zero_copy: _bool = True, mode: Literal["readonly", "writable", "move"] = "readonly"
+) -> NDArray:
     """
     The memory of a NumPy array as an NDArray: both see each other's writes.
 

@@ -85,6 +85,10 @@ class OwnerDied(TenonError):
         return str(self.args[0])
 
 
+for _kind in (TenonError, OpError, LeaseConflict, LeaseEscaped, DeadlockError, MovedError, OwnerDied):
+    _kind.__module__ = "tenon"  # tracebacks, pickles and the documentation show the public name
+
+
 def copied(error: BaseException) -> BaseException:
     """A copy of an error, to be raised another time. It does not get the frames of the original."""
     copy = type(error)(*error.args)

@@ -3,10 +3,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy as np
+
     from ._core import dtype
+
+
+class Block(Protocol):
+    """The context manager of `NDArray.read` and `NDArray.write`."""
+
+    def __enter__(self) -> np.ndarray[Any, Any]: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    async def __aenter__(self) -> np.ndarray[Any, Any]: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
 
 # What names an element type: a tenon.dtype, a name, a NumPy dtype or scalar type, a torch.dtype.
 DTypeLike = Union["dtype", str, type, Any]

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._array.creation import asarray, empty
 from ._core import NDArray, from_numpy
@@ -78,7 +78,7 @@ class NDArrayIter(DataIter):
         label: Any = None,
         batch_size: int = 1,
         shuffle: bool = False,
-        last_batch_handle: str = "pad",
+        last_batch_handle: Literal["pad", "discard", "roll_over", "keep"] = "pad",
         data_name: str = "data",
         label_name: str = "softmax_label",
     ) -> None:
@@ -87,15 +87,15 @@ class NDArrayIter(DataIter):
         if last_batch_handle not in _LAST_BATCH:
             raise ValueError(f"last_batch_handle is {last_batch_handle!r}: it must be one of {_LAST_BATCH}")
         super().__init__(batch_size)
-        self.data = _named_arrays(data, data_name)
-        self.label = _named_arrays(label, label_name)
+        self.data: list[tuple[str, NDArray]] = _named_arrays(data, data_name)
+        self.label: list[tuple[str, NDArray]] = _named_arrays(label, label_name)
         if not self.data:
             raise ValueError("there are no data: give an array, or a list or dict of arrays")
-        self.num_data = _count_rows(self.data + self.label)
+        self.num_data: int = _count_rows(self.data + self.label)
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
-        self.provide_data = self._describe(self.data)
-        self.provide_label = self._describe(self.label)
+        self.provide_data: list[DataDesc] = self._describe(self.data)
+        self.provide_label: list[DataDesc] = self._describe(self.label)
         self._order: np.ndarray[Any, Any] | None = None  # None: as they lie
         self._shuffled: np.ndarray[Any, Any] | None = None  # what the last reset applied to the order
         self._rolled_over: np.ndarray[Any, Any] | None = None  # rows of the last epoch, first in this one
@@ -139,7 +139,7 @@ class NDArrayIter(DataIter):
         return max(0, self.cursor + self.batch_size - self._total())
 
     def _begin(self) -> None:
-        self.cursor = -self.batch_size
+        self.cursor: int = -self.batch_size
         if self.shuffle:
             import numpy as np
 
@@ -208,8 +208,8 @@ class FeedIter(BatchIter):
     def __init__(self, feed: Feed) -> None:
         fields = [(name, describe(name, shape, dtype)) for name, dtype, shape in feed.schema.fields]
         super().__init__(fields[0][1].shape[0])
-        self.provide_data = [described for name, described in fields if not is_label(name)]
-        self.provide_label = [described for name, described in fields if is_label(name)]
+        self.provide_data: list[DataDesc] = [described for name, described in fields if not is_label(name)]
+        self.provide_label: list[DataDesc] = [described for name, described in fields if is_label(name)]
         self._feed = feed
         self._epoch: Iterator[DataBatch] | None = None
 

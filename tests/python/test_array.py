@@ -3,6 +3,7 @@
 
 import copy
 import ctypes
+import threading
 import weakref
 
 import numpy as np
@@ -270,6 +271,34 @@ def test_repr_reads_like_the_array():
 @pytest.mark.parametrize("shape", [(1000, 1000), (2,) * 20, (1, 10**6), (10**6, 1), (7, 7, 7, 7)])
 def test_repr_is_short(shape):
     assert len(repr(tn.zeros(shape))) < 20_000
+
+
+def test_html_has_the_facts_and_the_elements():
+    a = tn.array([[1.0, 2.0]], "float32").readonly()
+    assert a._repr_html_() == (
+        "<div><b>tenon.NDArray</b> shape (1, 2), float32, 8 bytes, cpu, read-only"
+        "<pre>tenon.array([[1., 2.]], dtype=float32)</pre></div>"
+    )
+    assert "shared" in tn.zeros(2, shared=True)._repr_html_()
+    assert len(tn.zeros((1000, 1000))._repr_html_()) < 20_000
+
+
+def test_html_is_escaped_and_waits_for_nothing():
+    a = tn.zeros(2)
+    begun, end = threading.Event(), threading.Event()
+
+    def slow(_):
+        begun.set()
+        end.wait()
+
+    op = tn.push(slow, tn.out(a), name="<b>")
+    begun.wait()
+    assert "pending: op &#x27;&lt;b&gt;&#x27;" in a._repr_html_()
+    end.set()
+    op.wait()
+    x = a.move_to_numpy()
+    assert "moved to NumPy at" in a._repr_html_()
+    del x
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,32 @@
 arguments of save and load, functions of ctypes."""
 
 import ctypes
+import pickle
+import traceback
 
 import numpy as np
 import pytest
 
 import tenon as tn
+
+# ----------------------------------------------------------------------------------- names of the exceptions
+
+ERRORS = [kind for kind in vars(tn).values() if isinstance(kind, type) and issubclass(kind, tn.TenonError)]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_exceptions_show_and_pickle_their_public_names(kind):
+    error = kind("reason")
+    assert traceback.format_exception_only(error) == [f"tenon.{kind.__name__}: reason\n"]
+    assert b"_errors" not in pickle.dumps(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == "reason"
+
+
+def test_all_exceptions_are_tested():
+    assert len(ERRORS) == 7
+
 
 # ---------------------------------------------------------------------------- attributes of NumPy's arrays
 

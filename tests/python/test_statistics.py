@@ -78,6 +78,10 @@ def test_a_feed_whose_consumer_starves_is_producer_bound(processes):
         assert stats.verdict == "producer-bound"
         assert stats.total.waits.producer > 0.1 > stats.total.waits.model
         assert repr(feed).endswith(")>") and "producer-bound (" in repr(feed)
+        html = feed._repr_html_()
+        assert html.startswith("<div><b>tenon.Feed</b> of &#x27;fill_slowly&#x27;, 30 batches, ")
+        assert all(f"{name}: {dtype} {shape}" in html for name, dtype, shape in SCHEMA.fields)
+    assert "30 batches" in feed._repr_html_(), "closed"
 
 
 @EITHER

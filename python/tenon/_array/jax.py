@@ -22,13 +22,18 @@ class _ForRead:
         return self._array.__dlpack_device__()
 
 
-def check_width(dtype: _core.dtype, what: str) -> None:
-    """Raises for elements that JAX would silently copy and truncate to 32 bits."""
+def _is_cut(dtype: _core.dtype) -> bool:
+    """Whether JAX would silently copy elements of the dtype and truncate them to 32 bits."""
     import jax
 
-    name = str(dtype)
-    is_wide = name in ("int64", "uint64", "float64", "complex128")
-    if is_wide and not getattr(jax.config, "jax_enable_x64"):  # noqa: B009 - not declared there
+    is_wide = str(dtype) in ("int64", "uint64", "float64", "complex128")
+    return is_wide and not getattr(jax.config, "jax_enable_x64")  # noqa: B009 - not declared there
+
+
+def check_width(dtype: _core.dtype, what: str) -> None:
+    """Raises for elements that JAX would silently copy and truncate to 32 bits."""
+    if _is_cut(dtype):
+        name = str(dtype)
         narrow = name.replace("128", "64") if name.startswith("complex") else name.replace("64", "32")
         raise ValueError(
             f"JAX would cut the elements of {what} from {name} to {narrow}, in a copy: use {narrow}, or call "
@@ -43,3 +48,11 @@ def to_jax(array: _core.NDArray) -> Any:
     check_width(array.dtype, "the array")
 
     return jax.dlpack.from_dlpack(_ForRead(array))
+
+
+def as_jax(array: _core.NDArray) -> Any:
+    """``NDArray.__jax_array__``: as `to_jax`. Elements that JAX would truncate are copied and truncated, as
+    those of a NumPy array are."""
+    import jax.numpy
+
+    return jax.numpy.asarray(array.asnumpy()) if _is_cut(array.dtype) else to_jax(array)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from .. import _core
 from .._core import NDArray
 from .._typing import DTypeLike
 from .._values import INT32_MAX, count, flag, seconds, text_for_c
 
-OnOwnerDied = str | Callable[[Any, Exception], object]
+OnOwnerDied = Literal["raise", "ignore"] | Callable[[Any, Exception], object]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of an array: short for every size. It never raises."""
+"""The text of an array: short for every size. It never raises and never waits."""
 
 from __future__ import annotations
 
+import html
 from math import prod
 
 from .. import _core
@@ -77,6 +78,20 @@ def array_repr(array: _core.NDArray) -> str:
     if text is None:
         return _summary(array, loan)
     return f"{prefix}{text}, dtype={array.dtype}{loan and ', ' + loan})"
+
+
+def array_html(array: _core.NDArray) -> str:
+    """For notebooks: a line of facts, and the text of `array_repr` below it."""
+    facts = [f"shape {array.shape}", str(array.dtype), f"{array.nbytes:,} bytes", array.device]
+    facts += ["shared"] if array.shared else []
+    facts += [] if array.writable else ["read-only"]
+    return html_of("tenon.NDArray", facts, array_repr(array))
+
+
+def html_of(title: str, facts: list[str], text: str) -> str:
+    """Facts and a text as HTML, escaped."""
+    line = ", ".join(html.escape(fact) for fact in facts)
+    return f"<div><b>{html.escape(title)}</b> {line}<pre>{html.escape(text)}</pre></div>"
 
 
 def array_format(array: _core.NDArray, spec: str) -> str:

@@ -89,7 +89,9 @@ class AttachedFeed(Forms):
         self.timeout = timeout
         self._head, about = _find(name, wait)
         self._words = words_of(self._head)
-        self.schema = Schema({field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]})
+        self.schema: Schema = Schema(
+            {field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]}
+        )
         self.batches: int | None = about["batches"]
         self.mode: str = about["mode"]
         self.pid: int = about["pid"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .._array.fields import FieldsLike, checks_fields
 from .._core import Batch, NativeFeed, Schema
+from .._errors import text_of
 from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
 from . import closing
@@ -141,10 +142,10 @@ class Feed(Forms):
         seed: int = 0,
         timeout: float | None = None,
         *,
-        on_error: str = "raise",
+        on_error: Literal["raise", "skip", "retry"] = "raise",
         retries: int = 2,
         fill_timeout: float | None = None,
-        on_starved: str = "wait",
+        on_starved: Literal["wait", "copy", "grow", "raise"] = "wait",
         attachment_nbytes: int = 0,
         state_nbytes: int = 65536,
         progress: Any = None,
@@ -213,12 +214,12 @@ class Feed(Forms):
         from .serving import name_for
         from .statistics import Meter
 
-        self.name = name_for(shared, on_starved)
+        self.name: str | None = name_for(shared, on_starved)
         self.generator = generator
         self.schema = schema
         self._ranks = (rank, world_size)
         self._batches_of_all = batches
-        self.batches = None if batches is None else self._share(batches)
+        self.batches: int | None = None if batches is None else self._share(batches)
         self._shuffle_seed = seed % 2**64 if shuffle else None
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
@@ -489,6 +490,17 @@ class Feed(Forms):
 
     def _name(self) -> str:
         return _name_of(self.generator)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the statistics, and the fields of a batch. It never raises and never waits."""
+        from .._array.text import html_of
+
+        try:
+            facts = [f"of {self._name()!r}", repr(self._meter.look(is_call=False))[1:-1]]
+        except Exception as error:
+            facts = [text_of(error)]
+        lines = [f"{name}: {dtype} {shape}" for name, dtype, shape in self.schema.fields]
+        return html_of("tenon.Feed", facts, "\n".join(lines))
 
     def __repr__(self) -> str:
         counts = repr(self._meter.look(is_call=False))

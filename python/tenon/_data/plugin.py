@@ -28,9 +28,9 @@ class Plugin:
         self._native = native
         self.path = path
         self.config = config
-        self.name = native.name or os.path.basename(path)
-        self.threadsafe = native.threadsafe
-        self.schema = _schema_of(native)
+        self.name: str = native.name or os.path.basename(path)
+        self.threadsafe: bool = native.threadsafe
+        self.schema: Schema | None = _schema_of(native)
 
     def __repr__(self) -> str:
         config = "".join(f", {key}={value!r}" for key, value in self.config.items())

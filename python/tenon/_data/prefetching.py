@@ -54,11 +54,13 @@ class PrefetchingIter(BatchIter):
         rename_data: list[dict[str, str]] | None = None,
         rename_label: list[dict[str, str]] | None = None,
     ) -> None:
-        self.iters = list(iters) if isinstance(iters, (list, tuple)) else [iters]
+        self.iters: list[Any] = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
             raise ValueError("there are no iterators to prefetch from")
-        self.provide_data = _renamed([one.provide_data for one in self.iters], rename_data, "rename_data")
-        self.provide_label = _renamed([one.provide_label for one in self.iters], rename_label, "rename_label")
+        data = [one.provide_data for one in self.iters]
+        label = [one.provide_label for one in self.iters]
+        self.provide_data: list[DataDesc] = _renamed(data, rename_data, "rename_data")
+        self.provide_label: list[DataDesc] = _renamed(label, rename_label, "rename_label")
         super().__init__((self.provide_data + self.provide_label)[0].shape[0])
         self._is_over = False
         self._is_fresh = False  # nothing was taken since reset()

@@ -120,10 +120,10 @@ class Server:
     """
 
     def __init__(self, served: ServedFeed, epochs: int | None, consumers: int) -> None:
-        self.name = served.name
-        self.mode = served.mode
-        self.epochs = 0
-        self.batches = 0
+        self.name: str = served.name
+        self.mode: str = served.mode
+        self.epochs: int = 0
+        self.batches: int = 0
         self._served = served
         self._wanted = epochs
         self._consumers = consumers
@@ -377,7 +377,7 @@ class ServedFeed:
             words[MARK_AT] = MARK
             del words, head
         # One writer, and readers that look when a channel has told them to.
-        self.words = words_of(self._head)
+        self.words: Any = words_of(self._head)
         self._held: dict[int, Any] = {}  # the batch of each item that is under way, by the item's address
         self._mutex = threading.Lock()
 

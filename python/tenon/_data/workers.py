@@ -600,7 +600,7 @@ class PythonGenerator:
         named: dict[str, Any],
         has_state: bool = False,
     ) -> None:
-        self.name = name_of(function)
+        self.name: str = name_of(function)
         self.schema = schema
         self.has_state = has_state
         self._function = function

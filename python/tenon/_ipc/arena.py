@@ -170,6 +170,22 @@ class Arena:
             raise TypeError("only shared arenas can be pickled: make it with shared=True")
         return _open, (memory,)
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the sizes, and the fields of each layout. It never raises and never waits."""
+        from .._array.text import html_of
+
+        try:
+            active = f"in use: {self.active}" if self.active else "not used yet"
+            facts = [f"{self.nbytes:,} bytes", f"{self.total_nbytes:,} side by side", active]
+        except Exception as error:
+            facts = [text_of(error)]
+        lines = [
+            f"{layout}.{name}: {dtype} {shape}"
+            for layout, (_, fields) in self._layouts.items()
+            for name, (dtype, shape) in fields.items()
+        ]
+        return html_of("tenon.Arena", facts, "\n".join(lines))
+
     def __repr__(self) -> str:
         layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in self._layouts.items())
         saved = self.total_nbytes - self.nbytes

@@ -90,9 +90,10 @@ class Channel:
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         self._check = checks_fields()
         self._fields = {field: number for number, (field, _, _) in enumerate(native.fields())}
-        self.slots, mode, when_full = native.options()
-        self.mode = _MODES[mode]
-        self.when_full = _WHEN_FULL[when_full]
+        options = native.options()
+        self.slots: int = options[0]
+        self.mode: str = _MODES[options[1]]
+        self.when_full: str = _WHEN_FULL[options[2]]
 
     @property
     def schema(self) -> dict[str, tuple[_core.dtype, tuple[int, ...]]]:

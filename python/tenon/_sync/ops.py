@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import _core
 from .._core import NativeOp
@@ -14,8 +14,10 @@ from .tasks import Signal, current_task, number_of
 
 _log = logging.getLogger("tenon")
 
+_T_co = TypeVar("_T_co", covariant=True)
 
-class Op:
+
+class Op(Generic[_T_co]):
     """Work that was pushed. In asyncio, ``await op`` returns its result.
 
     Attributes
@@ -51,10 +53,10 @@ class Op:
         if error is not None:
             raise error
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> _T_co:
         """Waits, as `wait` does, and returns the result of the op's function."""
         self.wait(timeout)
-        return self._native.result()
+        return self._native.result()  # type: ignore[no-any-return]
 
     def done(self) -> bool:
         """Whether the op has ended, successfully or not. Does not wait."""
@@ -69,7 +71,7 @@ class Op:
         failure = self._native.failure()
         return None if failure is None else op_error(failure)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _T_co]:
         if not self._native.done():
             task = current_task()
             waiting = self._native.begin_await(number_of(task))

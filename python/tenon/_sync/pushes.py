@@ -9,7 +9,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .. import _core
 from .._core import NDArray
@@ -22,12 +22,14 @@ from .function import CFunction
 from .ops import Op
 from .uses import Use, Uses
 
+_T = TypeVar("_T")
+
 _RAISE, _WAIT, _IGNORE = 0, 1, 2
 _POLICIES = {"raise": _RAISE, "wait": _WAIT, "copy": _RAISE, "ignore": _IGNORE}
 
 
 def push(
-    fn: Callable[..., Any],
+    fn: Callable[..., _T],
     *args: Any,
     reads: Iterable[NDArray] = (),
     writes: Iterable[NDArray] = (),
@@ -36,7 +38,7 @@ def push(
     on_conflict: Literal["raise", "wait", "copy", "ignore"] = "raise",
     host: Literal["idle"] | None = None,
     **keywords: Any,
-) -> Op:
+) -> Op[_T]:
     """Queues a function; a thread of the engine runs it when all of its arrays are available.
 
     Ops that use the same array run in the order in which they were pushed, unless both only read it.
@@ -193,7 +195,7 @@ class _Work:
             self._arguments.append(array)
             self._written.append((is_wrapped and argument.is_write) or id(array) in named)
 
-    def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op:
+    def submit(self, renewed: Sequence[tuple[NDArray, NDArray]] = ()) -> Op[Any]:
         """renewed: pairs of arrays. The first gets the memory of the second when the push is accepted."""
         promise = None
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
@@ -305,7 +307,7 @@ def _check_declared(function: CFunction, arguments: Sequence[Any], uses: Uses) -
             )
 
 
-def _submit_or_copy(work: _Work) -> Op:
+def _submit_or_copy(work: _Work) -> Op[Any]:
     """Pushes work. Outputs that are viewed get new memory. If it fails, nothing has changed."""
     try:
         return work.submit()

@@ -44,9 +44,6 @@ def overwrite(array: NDArray) -> Any:
     return Use(array, is_write=True, is_overwrite=True)
 
 
-inout, out = write, overwrite  # the names of earlier versions
-
-
 class Uses:
     """The uses of arrays by an op: (array, is write, is overwrite)."""
 

@@ -50,9 +50,9 @@ class trace:
         global _running
         name = os.fsencode(text_for_c(os.fsdecode(path), "the path of a trace"))
         capacity = count(capacity, "capacity", 1, 4_194_303)
-        self.path = os.fspath(path)
-        self.events = 0
-        self.lost = 0
+        self.path: str = os.fspath(path)
+        self.events: int = 0
+        self.lost: int = 0
         _core.begin_trace(name, capacity)
         _running = self
 

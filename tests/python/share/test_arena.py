@@ -36,6 +36,13 @@ def test_the_size_is_that_of_the_largest_layout_and_the_saving_is_shown(make_are
     assert repr(arena) == (
         f"<tenon.Arena of {features} bytes, {counts} less than side by side: features: A, B, C; counts: D, E>"
     )
+    html = arena._repr_html_()
+    assert html.startswith(
+        f"<div><b>tenon.Arena</b> {features:,} bytes, {features + counts:,} side by side, not used"
+    )
+    assert "features.A: float32 (1000,)\n" in html and "\ncounts.D: " in html
+    with arena.use("counts"):
+        assert "in use: counts" in arena._repr_html_()
 
 
 @each_arena
