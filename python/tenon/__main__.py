@@ -118,7 +118,8 @@ def _gc(arguments: argparse.Namespace) -> int:
 def _top(arguments: argparse.Namespace) -> int:
     from tenon._tools import top as top
 
-    return top.run(arguments.interval, arguments.once, arguments.json)
+    view = top.View(sort=arguments.sort, filter=arguments.filter)
+    return top.run(arguments.interval, arguments.once, arguments.json, view)
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -175,12 +176,14 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
     gc.set_defaults(call=_gc)
 
-    top = commands.add_parser("top", help="feeds and shared memory, with rates; q ends it")
+    top = commands.add_parser("top", help="feeds and shared memory, with rates; q ends it, ? has help")
     top.add_argument("--once", action="store_true", help="print one frame, after one interval")
     top.add_argument(
         "--json", action="store_true", help="print JSON objects, a line each (docs/statistics.md)"
     )
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
+    top.add_argument("--sort", choices=("none", "name", "rate", "memory"), default="none")
+    top.add_argument("--filter", default="", metavar="TEXT", help="show only feeds and memory with this text")
     top.set_defaults(call=_top)
 
     plot = commands.add_parser("plot", help="draw what tn.trace has written, as SVG or PNG")

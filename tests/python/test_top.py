@@ -24,7 +24,8 @@ import tenon as tn
 from tenon import _core
 from tenon.__main__ import main
 from tenon._tools import terminal as _terminal
-from tenon._tools.top import Top, parts
+from tenon._tools.observers import command_text
+from tenon._tools.top import HELP, Top, View, keys_in, parts
 
 SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))
 SECONDS = 600  # within which all of this is done
@@ -395,14 +396,16 @@ def test_rich_shows_the_words_of_the_plain_text():
         _terminal.Table(("NEVER", "SHOWN"), []),
         "  after",
     ]
-    console.print(_terminal.renderable(shown, is_cut=True))
-    assert console.file.getvalue().split() == " ".join(_terminal.lines(shown)).split()
-    assert "NEVER" not in console.file.getvalue()
-    console.file.truncate(0)
-    console.print(_terminal.renderable(["x" * 150], is_cut=True))
-    assert len(console.file.getvalue().strip("\0\n")) == 100, "cut to the width"
-    console.file.truncate(0)
-    console.print(_terminal.renderable(["x" * 150], is_cut=False))
+    for made in (_terminal.renderable(shown), _terminal.group(_terminal.styled(shown))):
+        console.print(made)
+        assert console.file.getvalue().split() == " ".join(_terminal.lines(shown)).split()
+        console.file.seek(0)
+        console.file.truncate()
+    console.print(_terminal.group(_terminal.styled(["x" * 150])))
+    assert len(console.file.getvalue().strip("\n")) == 100, "cut to the width"
+    console.file.seek(0)
+    console.file.truncate()
+    console.print(_terminal.renderable(["x" * 150]))
     assert console.file.getvalue().count("x") == 150
 
 
@@ -423,3 +426,150 @@ def test_frames_into_a_pipe_end_with_its_reader():
     errors = child.stderr.read()
     assert (child.wait(SECONDS), errors) == (0, b"")
     child.stderr.close()
+
+
+# ------------------------------------------------------------------------------- sorting, filtering, keys
+
+
+def segment(name, nbytes, sent_per_s=None):
+    channel = None if sent_per_s is None else {"damaged": "no", "sent_per_s": sent_per_s}
+    facts = dict.fromkeys(["damaged", "oldest_lease_ns"]) | {"processes": [], "leases": 0, "waiting": 0}
+    about = {"id": name * 4, "name": name, "kind": "array", "file": "f"}
+    return {**facts, **about, "committed_nbytes": nbytes, "channel": channel}
+
+
+FRAME = {
+    "seconds": 1.0,
+    "damaged": None,
+    "feeds": [],
+    "segments": [segment("beta", 10, 3.0), segment("alpha", 30), segment("gamma", 20, 7.0)],
+}
+
+
+def names(view):
+    return [line.split()[0] for line in _terminal.lines(parts(FRAME, view)) if line[:1] in ("a", "b", "g")]
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("none", ["beta", "alpha", "gamma"]),
+        ("name", ["alpha", "beta", "gamma"]),
+        ("memory", ["alpha", "gamma", "beta"]),
+        ("rate", ["gamma", "beta", "alpha"]),
+    ],
+)
+def test_segments_are_sorted(sort, order):
+    assert names(View(sort=sort)) == order
+    view = View()
+    while view.sort != sort:
+        view.press("s", 10)
+    assert names(view) == order
+
+
+def test_a_filter_is_typed_and_shows_what_has_the_text():
+    view = View()
+    for key in keys_in(b"/GAX\x7f"):
+        view.press(key, 10)
+    assert view.is_typing and names(view) == ["gamma"]
+    assert next(parts(FRAME, view)).endswith(", with: GA_")
+    for key in ("q", "s", "backspace", "backspace", "enter"):
+        view.press(key, 10)
+    assert (view.filter, view.sort, view.is_typing) == ("GA", "none", False)
+    view.press("escape", 10)
+    assert names(view) == ["beta", "alpha", "gamma"]
+
+
+def test_keys_are_told_apart():
+    assert keys_in(b"\x1b[Aj\x1b[6~\x1b[1~\x1b[F") == ["up", "j", "page down", "home", "end"]
+    assert keys_in(b"\x1b") == ["escape"]
+    assert keys_in("\u00e9?\r".encode()) == ["\u00e9", "?", "enter"]
+    assert keys_in(b"\x1b[24~\x1b[1;5Cx") == ["x"], "other keys are left out"
+
+
+def test_scrolling_stays_at_the_first_line():
+    view = View()
+    for key, first in (
+        ("down", 1),
+        ("page down", 9),
+        ("up", 8),
+        ("page up", 0),
+        ("k", 0),
+        (" ", 8),
+        ("g", 0),
+    ):
+        view.press(key, 8)
+        assert view.first == first, key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{script}"], "sleeps.py"),
+        (["-u", "-W", "ignore", "{script}", "-m"], "sleeps.py"),
+        (["-Xutf8", "-m", "sleeps"], "-m sleeps"),
+        (["-usm", "sleeps"], "-m sleeps"),
+        (["-c", "import sleeps"], " -c"),
+    ],
+)
+def test_a_process_is_named_by_its_script(tmp_path, arguments, text):
+    script = tmp_path / "sleeps.py"
+    script.write_text("print('ready', flush=True)\nimport sys\nsys.stdin.read()\n")
+    line = [sys.executable, *(argument.format(script=script) for argument in arguments)]
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **ends)
+    with child:
+        assert child.stdout.readline() == b"ready\n"
+        comm = Path(f"/proc/{child.pid}/comm").read_text().strip()
+        assert command_text({"pid": child.pid, "command": comm}).endswith(text)
+        assert command_text({"pid": child.pid, "command": "other"}) == "other"
+    assert command_text({"pid": child.pid, "command": comm}) == comm, "it has ended"
+
+
+@pytest.mark.slow
+def test_keys_change_what_the_terminal_shows(tmp_path):
+    main_end, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (12, 100))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+         "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'top', '--interval', '0.05'])"],
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        env={**environment(tmp_path, True), "COLUMNS": "100", "LINES": "12"},
+    )  # fmt: skip
+    out, end = b"", time.monotonic() + SECONDS
+
+    def until(text):
+        nonlocal out
+        while text.encode() not in out:
+            assert time.monotonic() < end and child.poll() is None, out
+            if select.select([main_end], [], [], 1)[0]:
+                out += os.read(main_end, 65536)
+        out = b""
+
+    arrays = [tn.zeros(4, shared=f"top.{os.getpid()}.{i}") for i in range(6)]
+    try:
+        until("tenon top: ")
+        os.write(main_end, b"s")
+        until(", by name")
+        os.write(main_end, f"/top.{os.getpid()}.5".encode())
+        until(f", with: top.{os.getpid()}.5_")
+        os.write(main_end, b"\r")
+        until(f"top.{os.getpid()}.5  array")
+        os.write(main_end, b"\x1b")
+        until("by name")
+        os.write(main_end, b"?")
+        until(HELP[0])
+        os.write(main_end, b"?G")
+        until(f"top.{os.getpid()}.5  array")
+        os.write(main_end, b"q")
+        while child.poll() is None:
+            assert time.monotonic() < end
+            if select.select([main_end], [], [], 0.05)[0]:
+                out += os.read(main_end, 65536)
+        assert child.returncode == 0, out
+    finally:
+        del arrays
+        child.kill()
+        child.wait()
+        os.close(main_end)
+        os.close(terminal)

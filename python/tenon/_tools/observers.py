@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from .terminal import Table
@@ -80,9 +82,35 @@ def plain(text: str | None) -> str:
 
 
 def process_text(process: Facts) -> str:
-    """For example ``4711 python``, with its state if it is unusual."""
+    """For example ``4711 train.py``, with its state if it is unusual."""
     state = ", stopped" if process["stopped"] else "" if process["alive"] else ", ended"
-    return f"{process['pid']} {plain(process['command'])}{state}"
+    return f"{process['pid']} {command_text(process)}{state}"
+
+
+def command_text(process: Facts) -> str:
+    """The command of a process; of a Python interpreter the script or module that it runs."""
+    command = plain(process["command"])
+    if not command.startswith("python"):
+        return command
+    try:
+        line = Path(f"/proc/{process['pid']}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return command
+    arguments = iter(line.split("\0")[1:])
+    for argument in arguments:
+        if not argument.startswith("-"):
+            return plain(os.path.basename(argument)) if argument else command
+        if argument.startswith("--"):
+            continue
+        for i, option in enumerate(argument[1:], 2):
+            if option == "c":
+                return f"{command} -c"
+            if option in "mWX":  # the next ones have a value, here or in the next argument
+                value = argument[i:] or next(arguments, "")
+                if option == "m":
+                    return f"-m {plain(value)}"
+                break
+    return command
 
 
 def title(segment: Facts) -> str:

@@ -44,8 +44,8 @@ def console() -> Any:
     return None if found.is_dumb_terminal else found
 
 
-def renderable(parts: Parts, *, is_cut: bool) -> Any:
-    """The parts for rich. is_cut: long lines are truncated instead of wrapped."""
+def renderable(parts: Parts) -> Any:
+    """The parts for rich, which wraps long lines."""
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -53,7 +53,7 @@ def renderable(parts: Parts, *, is_cut: bool) -> Any:
     shown: list[Any] = []
     for part in parts:
         if isinstance(part, str):
-            shown.append(Text(part, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold"))
+            shown.append(Text(part, overflow="fold"))
             continue
         table = RichTable(*part.head, box=None, padding=(0, 0, 0, 2), header_style="bold")
         for row in part.rows:
@@ -63,10 +63,26 @@ def renderable(parts: Parts, *, is_cut: bool) -> Any:
     return Group(*shown)
 
 
+def styled(parts: Parts) -> Iterator[Any]:
+    """The lines of the parts for rich, which truncates long ones. Heads of tables are bold."""
+    from rich.text import Text
+
+    for part in parts:
+        head = "bold" if isinstance(part, Table) else ""
+        for i, line in enumerate(lines([part])):
+            yield Text(line, style=head if i == 0 else "", no_wrap=True, overflow="ellipsis")
+
+
+def group(texts: Iterable[Any]) -> Any:
+    from rich.console import Group
+
+    return Group(*texts)
+
+
 def show(parts: Parts) -> None:
     """Prints the parts once."""
     terminal = console()
     if terminal is None:
         print("\n".join(lines(parts)), flush=True)
     else:
-        terminal.print(renderable(parts, is_cut=False))
+        terminal.print(renderable(parts))
