@@ -27,6 +27,7 @@ SUMMARY = re.compile(
 LINTS = ("check_includes.py", "check_imports.py", "check_labels.py", "check_sources.py")
 SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
+SLEEPERS = str(2 * (os.cpu_count() or 1))  # at once, of the C and C++ tests: many of them sleep
 ASAN = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -103,7 +104,8 @@ def build(report, preset, *options):
 
 def pytest(report, name, python, *options, **environment):
     """Several processes at once, each with tests of its own."""
-    command = (python, "-m", "pytest", "-q", "-n", JOBS, "--dist", "worksteal", *options)
+    slowest = ("--durations=50", "--durations-min=1")  # for the log
+    command = (python, "-m", "pytest", "-q", "-n", JOBS, "--dist", "worksteal", *slowest, *options)
     report.step(f"pytest, {name}", *command, **environment)
 
 
@@ -166,7 +168,7 @@ def test(report, environment):
     python = environment.python
     lint(report, environment)
     build(report, "dev", f"-DPython3_EXECUTABLE={python}")
-    report.step("ctest", "ctest", "--preset", "dev", "-j", JOBS)
+    report.step("ctest", "ctest", "--preset", "dev", "-j", SLEEPERS)
     pytest(report, "fast tests", python, "-m", "not slow")
 
 
@@ -175,7 +177,7 @@ def check(report, environment):
     models(report, environment)
     packaged = ("-DTENON_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib", f"-DPython_EXECUTABLE={python}")
     build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)
-    report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", JOBS)
+    report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", SLEEPERS)
     smoke_under_asan(report, python)
     report.step("types", python, "tools/check_types.py")
     pytest(report, "slow tests", python, "-m", "slow")
