@@ -122,8 +122,8 @@ nb::object cuda_array_interface(const Array& array) {
   DLManagedTensorVersioned* ordered = nullptr;  // makes the stream wait for what was submitted before
   {
     const nb::gil_scoped_release released;
-    call(tenon_array_to_dlpack_on, array.get(), array.is_readonly() ? TENON_EXPORT_FOR_READ : 0u, stream,
-         nullptr, &ordered);
+    call(tenon_array_to_dlpack_on, array.get(), array.is_readonly() ? uint32_t{TENON_EXPORT_FOR_READ} : 0u,
+         stream, nullptr, &ordered);
     ordered->deleter(ordered);
   }
   const nb::object dtype = nb::object(dtype_object(desc.dtype).attr("numpy"));

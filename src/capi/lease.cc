@@ -46,13 +46,13 @@ Actor owner_in(const tenon_lease_options& options) {
 }
 
 // Set once, when the language binding is loaded.
-void (*find_views)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
+void (*given_finder)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
 
 void call_finder(const Holder& holder, char* text, size_t size) noexcept {
   tenon_holder described;
   describe(holder, coarse_now_ms(), &described);
-  find_views(&described, reinterpret_cast<const void*>(holder.extent.begin),
-             reinterpret_cast<const void*>(holder.extent.end), text, size);
+  given_finder(&described, reinterpret_cast<const void*>(holder.extent.begin),
+               reinterpret_cast<const void*>(holder.extent.end), text, size);
 }
 
 }  // namespace
@@ -179,7 +179,7 @@ void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
 
 void tenon_set_view_finder(void (*find)(const tenon_holder* holder, const void* begin, const void* end,
                                         char* text, size_t size)) {
-  find_views = find;
+  given_finder = find;
   set_view_finder(find != nullptr ? call_finder : nullptr);
 }
 
