@@ -213,6 +213,7 @@ TEST_F(Stress, WaitAllWaitsForWhatWasPushedBeforeItBesideTheWorkOfOthers) {
   }
   is_over = true;
   other.join();
+  wait_all();  // before the cells go
 }
 
 TEST_F(Stress, APushWaitsAtTheLimitAndGoesOn) {
