@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the project's checks as steps, and ends with the runners' own summary lines.
 
-    run_tests.py test    lints, one build, C and C++ tests, the fast Python tests: at most ten minutes
+    run_tests.py test    lints, one build, C and C++ tests, the fast Python tests
     run_tests.py check   the rest of what must hold before a change lands: sanitizers, models, the slow
                          Python tests (kills, spawned interpreters, many repetitions), other CPythons, docs
     run_tests.py lint    the lints alone

@@ -157,7 +157,7 @@ class DeviceTest : public testing::Test {
     return holds();
   }
   // Long enough for a fault to show itself: what must not run yet would run now.
-  static void moment() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
+  static void moment(int ms = 3) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 };
 
 // With a consumer that has a stream of its own on the first device.

@@ -35,9 +35,16 @@ class DeviceEdges : public ConsumerTest {
     on(kCuda, fake_cuda_hold, stream);
     add_one(stream, address, kN);
   }
+  // An export ends, and its consumer's kernel has not run yet.
+  void export_and_end(tenon_array* array) {
+    DLManagedTensorVersioned* const tensor = exported(array);
+    launch_add_one(tensor->dl_tensor.data);
+    tensor->deleter(tensor);
+    resume_later();
+  }
   void resume_later() {
     later = std::thread([held = stream] {
-      moment();
+      moment(40);
       on(kCuda, fake_cuda_resume, held);
     });
   }
@@ -49,10 +56,7 @@ TEST_F(DeviceEdges, CallsUnderALeaseWaitForExportsThatEndedUnderIt) {
   const Held a = make(kCuda, {kN}, kInt32, TENON_ZEROED);
   tenon_lease lease = TENON_LEASE_INIT;
   write_lease(a, &lease);
-  DLManagedTensorVersioned* const tensor = exported(a);
-  launch_add_one(a.desc().data);
-  tensor->deleter(tensor);
-  resume_later();
+  export_and_end(a);
   EXPECT_EQ(values(a), Values(kN, 1));
   tenon_lease_release(&lease);
 }
@@ -61,10 +65,7 @@ TEST_F(DeviceEdges, FillsUnderALeaseRunAfterExportsThatEndedUnderIt) {
   const Held a = make(kCuda, {kN}, kInt32, TENON_ZEROED);
   tenon_lease lease = TENON_LEASE_INIT;
   write_lease(a, &lease);
-  DLManagedTensorVersioned* const tensor = exported(a);
-  launch_add_one(a.desc().data);
-  tensor->deleter(tensor);
-  resume_later();
+  export_and_end(a);
   const int32_t seven = 7;
   ASSERT_EQ(TENON_OK, tenon_array_fill(a, &seven, kInt32, &error)) << error.message;
   tenon_lease_release(&lease);
@@ -80,7 +81,7 @@ TEST_F(DeviceEdges, ACastOnTheHostWaitsForTheCopyIntoItsSource) {
   on(kCuda, fake_cuda_hold, down);
   tenon_op* const first = push(d, h);
   tenon_op* const second = push(h, wide);
-  moment();
+  moment(20);
   on(kCuda, fake_cuda_resume, down);
   EXPECT_EQ(TENON_OK, end(first)) << error.message;
   EXPECT_EQ(TENON_OK, end(second)) << error.message;

@@ -567,7 +567,7 @@ void run_seeded(uint64_t number) {
 
 TEST(RandomPrograms, OfOnePusherGiveWhatTheSerialOrderGives) {
   if (only_program() != 0) return run_seeded(only_program());
-  const uint64_t count = repeats<uint64_t>(200'000, 3'000, 1'000);
+  const uint64_t count = repeats<uint64_t>(200'000, 10'000, 1'000);
   for (uint64_t number = 1; number <= count && !HasFailure(); ++number) run_seeded(number);
 }
 
@@ -600,7 +600,7 @@ void run_on_pool(uint64_t number) {
 TEST(RandomPrograms, OfSeveralPushersGiveWhatEachGivesAlone) {
   if (only_program() != 0) return run_on_pool(only_program());
   const uint64_t first = std::random_device{}();
-  const uint64_t count = repeats<uint64_t>(20'000, 150, 60);
+  const uint64_t count = repeats<uint64_t>(20'000, 400, 60);
   for (uint64_t n = 0; n < count && !HasFailure(); ++n) run_on_pool(first + n);
 }
 

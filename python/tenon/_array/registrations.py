@@ -5,7 +5,6 @@ else when they are. It imports none of them."""
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.util
 import sys
 import types
 import warnings
@@ -63,13 +62,11 @@ class _Finder:
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in _REGISTER or name in _searched:
+        if name not in _REGISTER:
             return None
-        _searched.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            _searched.discard(name)
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         loader: Any = None if spec is None else spec.loader
         if not hasattr(loader, "exec_module"):
             return spec
@@ -82,9 +79,6 @@ class _Finder:
 
         loader.exec_module = execute_and_register
         return spec
-
-
-_searched: set[str] = set()
 
 
 def register() -> None:

@@ -49,7 +49,7 @@ _LOOK_SECONDS = 0.02
 _SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
 _MAKING_SECONDS = 2.0  # that a head may take to be made
 
-# By process and feed: of several in one process, each would take from the others what all are to be told.
+# By process and feed. A channel counts a process as one consumer, so a second one would get no part of it.
 _attached: weakref.WeakValueDictionary[tuple[int, str], AttachedFeed] = weakref.WeakValueDictionary()
 
 
@@ -219,7 +219,7 @@ class AttachedFeed(Forms):
         return f"<tenon.AttachedFeed {self.name!r} of process {self.pid}, {self.mode}>"
 
     def _join(self) -> int:
-        """The epoch that this consumer is in. Takes its part in the channels."""
+        """The epoch that this consumer is in. Takes the role of a consumer in the channels."""
         if self._key is None:
             raise ValueError(f"feed {self.name!r} was closed here")
         if self._died is not None:
@@ -231,8 +231,8 @@ class AttachedFeed(Forms):
         if self._round is None:
             if self._wanted is not None:
                 self._send_wanted()  # before the server sees this consumer
-            # In this order: the notices that come from now on are kept for this process, and what they tell
-            # of is this epoch, or one that ends now, of which something may be left.
+            # In this order: the channel keeps later notices for this process, so none is missed. A notice may
+            # be of an epoch that ends now, and items of that epoch may be left.
             self._look_for_end()
             self._round = int(self._words[ROUND_AT])
             try:
@@ -253,8 +253,8 @@ class AttachedFeed(Forms):
         self._notice = notice
 
     def _has_ended(self) -> bool:
-        """Where nothing is left of what was sent before the notice. It may be of an epoch that this consumer
-        came too late for."""
+        """Whether the epoch has ended. Requires that no item is left that was sent before the notice. The
+        notice may be of an epoch that ended before this consumer came."""
         if self._notice is not None and self._notice.head.numpy()[0] < self._round:
             self._notice = None
         return self._notice is not None
@@ -320,7 +320,7 @@ class AttachedFeed(Forms):
         return self._died
 
     def _end_round(self) -> None:
-        """Of the epoch that the notice tells of. Raises its failure."""
+        """Ends the epoch of the notice. Raises its failure."""
         notice, self._notice = self._notice, None
         if notice is None:
             return
@@ -373,7 +373,7 @@ class _Epoch(Iteration):
             feed._end_round()
             feed._check_wanted(False)
         except TimeoutError:
-            raise  # the caller may let go of batches, and try again
+            raise  # the caller may release batches, and try again
         except BaseException:
             self._end()
             raise
@@ -457,7 +457,7 @@ class _Slots:
 
 
 def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:
-    """The head of a feed, and what it says."""
+    """The head of a feed, and the description in it."""
     began = time.monotonic()
     while True:
         try:

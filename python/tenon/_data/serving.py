@@ -94,7 +94,7 @@ def name_for(shared: bool | str, on_starved: str) -> str | None:
 
 
 def check(mode: str, epochs: int | None, consumers: int) -> None:
-    """Of `Feed.serve`."""
+    """Checks the arguments of `Feed.serve`."""
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
     if epochs is not None and epochs < 0:
@@ -169,7 +169,7 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Never in a forked child, whose end is none of the consumers' business."""
+        """False in a forked child: its end does not concern the consumers."""
         return self._served.server is self and not self._served.is_inherited
 
     def __enter__(self) -> Server:
@@ -283,7 +283,7 @@ class Server:
         return None
 
     def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
-        """Tells all consumers, and waits until each of them knows. Of a queue, until everything was received.
+        """Announces the end, and waits until all consumers have received it and, of a queue, all batches.
 
         The loan for the next time; None: the server is to end.
         """
@@ -309,7 +309,7 @@ class Server:
             notice = self._end_channel.loan()
             if self.mode == "broadcast" or served.unread() == 0:
                 return notice
-            # The consumers that were to receive the rest have left. The next one is told again.
+            # All consumers have left, and have not received the rest. The next one gets another notice.
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return None
@@ -343,7 +343,7 @@ class ServedFeed:
             "attachment": ("u1", (room,)),
             "state": ("u1", (states,)),
         }
-        # Without ends: they are opened for each use, so that they can leave.
+        # These openings have no role: the channels are opened for each use, and then closed.
         self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
         self._end_channel = Channel(
             {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
@@ -376,7 +376,7 @@ class ServedFeed:
             words[NBYTES_AT] = len(about)
             words[MARK_AT] = MARK
             del words, head
-        # One writer, and readers that look when a channel has told them to.
+        # Only the server writes them. Consumers read them when they have received from a channel.
         self.words: Any = words_of(self._head)
         self._held: dict[int, Any] = {}  # the batch of each item that is under way, by the item's address
         self._mutex = threading.Lock()
@@ -397,7 +397,7 @@ class ServedFeed:
         return server
 
     def close(self) -> None:
-        """Ends what there is of it here: the name is free when no consumer has it any more."""
+        """Ends serving. The name becomes free when no consumer is attached any more."""
         server = self.server
         try:
             if server is not None:
@@ -412,7 +412,7 @@ class ServedFeed:
         return os.getpid() != self._pid
 
     def open_batch_channel(self) -> Channel:
-        """A new opening, which has the part of a producer. Not in a broadcast without consumers: there a loan
+        """A new opening, which has the role of a producer. Not in a broadcast without consumers: there a loan
         takes what the next one is to get."""
         channel = open_channel(self._batch_channel._native.memory())
         try:
@@ -457,11 +457,11 @@ class ServedFeed:
     def take(
         self, channel: Channel, take: Callable[..., Any], _: float | None, warn: Callable[[str], object]
     ) -> Any:
-        """In the place of ``take``, the function of an epoch. Before it waits, it releases what consumers
-        have let go of: the generator may lack slots."""
+        """As ``take``, the function by which an epoch takes its next batch. Before it waits, it releases the
+        batches that no consumer has any more: the generator may lack slots."""
         try:
             return take(0.0, warn)
-        except (TimeoutError, LeaseConflict):  # there may be slots that consumers have let go of
+        except (TimeoutError, LeaseConflict):  # consumers may have released slots
             pass
         self.words[IS_FILLING_AT] = 1
         try:
@@ -475,7 +475,7 @@ class ServedFeed:
             self.words[IS_FILLING_AT] = 0
 
     def withdraw(self) -> None:
-        """Takes back what was sent and not received."""
+        """Takes back the batches that were sent and not received."""
         if self.mode == "queue" and self.unread() > 0:
             channel = open_channel(self._batch_channel._native.memory())
             try:
@@ -485,7 +485,7 @@ class ServedFeed:
                 channel.close()
 
     def seek(self) -> None:
-        """Continues where the consumers have said."""
+        """Restores the state that consumers have loaded."""
         states = self._read_states()
         for state in states:
             if state != states[0]:
