@@ -79,6 +79,7 @@ def test_demo_on_torch_reports_every_figure(tmp_path):
     assert "accuracy on held-out digits" in done.stdout
 
 
+@pytest.mark.slow
 def test_demo_falls_back_to_numpy_and_to_a_line_of_progress(tmp_path):
     result, done = run_demo(tmp_path, missing=["torch", "tqdm", "sklearn", "scipy", "threadpoolctl", "rich"])
     check(result)

@@ -65,6 +65,7 @@ def test_an_exception_that_is_being_handled_is_found():
     assert text.endswith("a frame of the traceback of the ValueError that is being handled")
 
 
+@pytest.mark.slow
 def test_a_cause_of_an_exception_is_found_and_let_go_of():
     a = tn.zeros(4)
     kept = []
@@ -81,6 +82,7 @@ def test_a_cause_of_an_exception_is_found_and_let_go_of():
     fill(a)
 
 
+@pytest.mark.slow
 def test_a_copy_of_variables_that_a_reader_of_the_traceback_made_is_let_go_of_too():
     a = tn.zeros(4)
     try:
@@ -94,6 +96,7 @@ def test_a_copy_of_variables_that_a_reader_of_the_traceback_made_is_let_go_of_to
     assert "v" not in copy
 
 
+@pytest.mark.slow
 def test_the_object_of_an_attribute_error_is_found_named_and_let_go_of():
     a = tn.zeros(4)
     try:
@@ -108,7 +111,10 @@ def test_the_object_of_an_attribute_error_is_found_named_and_let_go_of():
     assert "no_attribute" in str(kept)
 
 
-@pytest.mark.parametrize("name", ["last_value", "last_exc", "last_traceback"])
+@pytest.mark.parametrize(
+    "name",
+    ["last_exc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("last_value", "last_traceback"))],
+)
 def test_the_last_error_of_a_session_is_found_named_and_let_go_of(name):
     a = tn.zeros(4)
     try:
@@ -126,6 +132,7 @@ def test_the_last_error_of_a_session_is_found_named_and_let_go_of(name):
     fill(a)
 
 
+@pytest.mark.slow
 def test_the_last_error_stays_where_it_leads_to_no_view(monkeypatch):
     a = tn.zeros(4)
     x = np.asarray(a)
@@ -138,6 +145,7 @@ def test_the_last_error_stays_where_it_leads_to_no_view(monkeypatch):
     assert x.size == 4
 
 
+@pytest.mark.slow
 def test_the_last_result_of_the_prompt_is_found_named_and_let_go_of():
     a = tn.zeros(4)
     builtins._ = np.asarray(a)
@@ -147,6 +155,7 @@ def test_the_last_result_of_the_prompt_is_found_named_and_let_go_of():
     fill(a)
 
 
+@pytest.mark.slow
 def test_variables_of_code_that_runs_are_left():
     a = tn.zeros(4)
     kept = [np.asarray(a)]
@@ -168,6 +177,7 @@ def test_variables_of_code_that_runs_are_left():
     fill(a)
 
 
+@pytest.mark.slow
 def test_a_suspended_generator_is_named_and_left():
     a = tn.zeros(4)
 
@@ -189,6 +199,7 @@ def test_a_suspended_generator_is_named_and_left():
     fill(a)
 
 
+@pytest.mark.slow
 def test_a_generator_that_has_ended_is_let_go_of():
     a = tn.zeros(4)
 
@@ -207,6 +218,7 @@ def test_a_generator_that_has_ended_is_let_go_of():
     assert kept is not None
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_waits_is_found_by_the_thorough_search():
     a = tn.zeros(4)
 
@@ -226,6 +238,7 @@ def test_a_coroutine_that_waits_is_found_by_the_thorough_search():
     assert text.startswith("variable `x` of hold (")
 
 
+@pytest.mark.slow
 def test_containers_that_no_variable_leads_to_are_found_by_the_thorough_search():
     a = tn.zeros(4)
     module = types.ModuleType("tests_of_views")
@@ -321,6 +334,7 @@ def test_in_a_session_of_python_results_and_errors_are_let_go_of():
     assert answers[4:] == [0, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
 def test_in_ipython_results_and_errors_are_let_go_of(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

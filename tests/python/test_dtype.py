@@ -107,6 +107,7 @@ def test_objects_without_a_type_are_no_values():
         type("Derived", (tn.dtype,), {})
 
 
+@pytest.mark.slow
 def test_the_module_s_attributes_are_its_own():
     """CPython finds those of a module with ``__getattr__`` more slowly, each time: 20 ns for ``tn.zeros``.
     The module has it only until the first use of the class that is made from PyTorch's."""

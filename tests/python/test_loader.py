@@ -548,6 +548,7 @@ def sleeps(i):
     return i
 
 
+@pytest.mark.slow
 def test_timeout():
     batches = iter(tn.DataLoader(Samples(sleeps), num_workers=1, timeout=10))
     next(batches)

@@ -112,14 +112,25 @@ def test_a_loader_goes_on_without_workers(kind):
     assert_goes_on(kind)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "kind",
-    ["shuffled", "noise", "arrays of NumPy", "sampler with a state", "iterated with noise", "own iterator"],
+    [
+        "noise",
+        "iterated with noise",
+        *(
+            pytest.param(kind, marks=SLOW)
+            for kind in ("shuffled", "arrays of NumPy", "sampler with a state", "own iterator")
+        ),
+    ],
 )
 def test_a_loader_goes_on_with_workers(kind):
     assert_goes_on(kind, places=[3], num_workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "dataset with a state", "iterated dataset with a state"])
 def test_a_loader_goes_on_with_workers_that_persist(kind):
     assert_goes_on(kind, places=[0, 3], num_workers=2, persistent_workers=True)
@@ -147,7 +158,13 @@ def test_a_loader_goes_on_from_each_batch(monkeypatch, kind, are_told, options):
     assert_goes_on(kind, **options)
 
 
-@pytest.mark.parametrize("kind", ["noise", "iterated with noise", "iterated dataset with a state"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "noise",
+        *(pytest.param(f"iterated {kind}", marks=SLOW) for kind in ("with noise", "dataset with a state")),
+    ],
+)
 def test_workers_without_a_batch_have_a_state(kind):
     seed(1)
     options = {"num_workers": 3, "persistent_workers": True, "batch_size": 20, "prefetch_factor": 1}
@@ -227,7 +244,7 @@ def told(batches):
             return found
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize(
     "options",
     [{"dataset": Faulty()}, {"dataset": FaultyNumbers()}, {"dataset": Rows(), "sampler": FaultySampler()}],

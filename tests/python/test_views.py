@@ -198,6 +198,7 @@ def test_variables_of_modules_are_looked_at(tmp_path):
     assert done.stdout == "['item 0 of list `KEPT` of module keeper']\n", done.stderr
 
 
+@pytest.mark.slow
 def test_attributes_of_classes_are_found_by_the_thorough_search():
     a = tn.zeros(4)
     Trainer.shared = [np.asarray(a)]
@@ -281,6 +282,7 @@ def test_functions_of_other_threads_run_on_unharmed():
     assert before > 0
 
 
+@pytest.mark.slow
 def test_the_views_of_an_op_that_runs_are_its_own():
     a = tn.ones(4)
     there, go = threading.Event(), threading.Event()
@@ -453,6 +455,7 @@ def test_an_object_that_changes_in_size_is_searched_within_the_limit():
     assert texts(a, True) == [f"item 50000 of list `many` of {here()}"]
 
 
+@pytest.mark.slow
 def test_of_many_views_some_are_named():
     a = tn.zeros(4)
     views = [np.asarray(a)[i % 4 :] for i in range(30_000)]

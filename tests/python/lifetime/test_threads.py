@@ -73,6 +73,7 @@ def uses(a, row, random_number):
     assert (np.asarray(a)[row] == random_number).all()
 
 
+@pytest.mark.slow
 def test_one_array_used_by_all():
     a = tn.zeros((N_THREADS, 64), dtype="int64")
     seed = random.randrange(1 << 30)

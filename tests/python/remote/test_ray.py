@@ -22,6 +22,7 @@ def test_arguments_and_results_arrive_read_only_and_aligned(found):
     assert found["result"] == [False, 0, 7, 7]
 
 
+@pytest.mark.slow
 def test_our_side_copies_nothing(found):
     """Ray writes an object into its store: once, as it does with a NumPy array. To get it writes nothing."""
     if found["put"] is None:
@@ -31,10 +32,12 @@ def test_our_side_copies_nothing(found):
     assert found["get"] == pytest.approx(0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_worker_streams_batches(found):
     assert found["stream"] == [[True, True]] * 5
 
 
+@pytest.mark.slow
 def test_a_shared_array_goes_as_a_handle(found):
     assert found["shared"] == [1, 2, 3]
     assert found["other_process"]

@@ -41,6 +41,7 @@ def test_what_is_not_there_cannot_be_read(make_arena):
         pass
 
 
+@pytest.mark.slow
 @each_arena
 def test_the_arrays_of_a_block_are_its_own(make_arena):
     arena = make_arena()
