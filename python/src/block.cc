@@ -220,27 +220,12 @@ PyObject* enter(PyObject* self, PyObject*) noexcept {
   });
 }
 
-// Whether a variable of the innermost frame refers to the view.
-bool is_variable(PyObject* view) noexcept {
-  const nb::object frame = innermost_frame();
-  return frame.is_valid() && is_held_by_variable(frame, view);
-}
-
-// Whether only the block and at most one variable of its frame refer to the view, and nothing else to its
-// root.
-bool has_lone_view(const WithBlock& block) noexcept {
-  if (block.root == nullptr || Py_REFCNT(block.root) != 2) return false;
-  const Py_ssize_t names = Py_REFCNT(block.view) - 1;
-  return names == 0 || (names == 1 && is_variable(block.view));
-}
-
-// Empties such a view and releases the lease. Returns whether a view continues the lease.
+// Empties a lone view and releases the lease. Returns whether a view continues the lease.
 bool end_quickly(WithBlock& block) noexcept {
   const owners::Collector collector;
-  nb::object root = nb::steal(std::exchange(block.root, nullptr));
-  const nb::object view = nb::steal(std::exchange(block.view, nullptr));
-  empty_numpy_view(view, true, block.site);
-  drop_root(std::move(root));
+  end_lone_view(
+      {nb::steal(std::exchange(block.root, nullptr)), nb::steal(std::exchange(block.view, nullptr))},
+      block.site);
   return tenon_lease_release(block.lease) != 0;
 }
 
@@ -269,7 +254,7 @@ void fail(WithBlock& block, nb::handle error) {
 // error: None, or the exception that ended the block.
 void end(WithBlock& block, nb::handle error) {
   bool lives_on = false;
-  if (error.is_none() && has_lone_view(block)) {
+  if (error.is_none() && block.root != nullptr && is_lone_view(block.view, block.root)) {
     lives_on = end_quickly(block);
   } else {
     lives_on = !end_views(block, error);

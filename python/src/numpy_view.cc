@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "frames.h"
 #include "ndarray.h"
 #include "numpy_api.h"
 #include "owners.h"
@@ -171,14 +172,23 @@ RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* s
   return result;
 }
 
+bool is_lone_view(PyObject* view, PyObject* root, nb::handle frame) noexcept {
+  if (Py_REFCNT(root) != 2) return false;
+  const Py_ssize_t names = Py_REFCNT(view) - 1;
+  if (names != 1) return names == 0;
+  const nb::object user = frame.is_valid() ? nb::borrow(frame) : innermost_frame();
+  return user.is_valid() && is_held_by_variable(user, view);
+}
+
+namespace {
+
+// Ends a root to which nothing else refers. Requires a Collector of the caller.
 void drop_root(nb::object root) noexcept {
   if (!can_be_reused(root)) return;
   tenon_view_close(&view_in(fields_of(root).base));
   fields_of(root).data = reinterpret_cast<char*>(nowhere);
   const nb::object replaced = spare_roots.give(std::move(root));
 }
-
-namespace {
 
 // dtypes for ended arrays: NumPy cannot compute with them, and their text names the line of the block. They
 // are found by the site, a text that is never freed, and are not freed either. Each line has several, used in
@@ -250,6 +260,11 @@ void empty_numpy_view(nb::handle view, bool is_alone, const char* site) {
   if (is_alone) const nb::object released = nb::steal(std::exchange(fields.base, nullptr));
 }
 
+void end_lone_view(RootedView views, const char* site) noexcept {
+  empty_numpy_view(views.view, true, site);
+  drop_root(std::move(views.root));
+}
+
 bool is_used_elsewhere_than_here(nb::handle view) noexcept {
   return Py_REFCNT(view.ptr()) != 1 || Py_REFCNT(fields_of(view).base) != 1;
 }
@@ -267,6 +282,20 @@ namespace {
 void empty_view(nb::handle view, bool is_alone, nb::handle function) {
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
   empty_numpy_view(view, is_alone, function.is_none() ? current_site() : site_of_function(function));
+}
+
+// views: a view and its root. Returns whether it has ended the view; then the list is empty.
+bool end_if_lone(const nb::list& views, nb::handle frame) {
+  PyObject* const view = PyList_GetItem(views.ptr(), 0);
+  PyObject* const root = PyList_GetItem(views.ptr(), 1);
+  if (view == nullptr || root == nullptr) nb::raise_python_error();
+  if (!is_numpy_array(view) || !is_numpy_array(root)) raise(PyExc_TypeError, "views are NumPy arrays");
+  if (!is_lone_view(view, root, frame)) return false;
+  const owners::Collector collector;
+  RootedView rooted{nb::borrow(root), nb::borrow(view)};
+  if (PyList_SetSlice(views.ptr(), 0, 2, nullptr) != 0) nb::raise_python_error();
+  end_lone_view(std::move(rooted), current_site());
+  return true;
 }
 
 nb::list body_arguments(const nb::list& arguments, nb::handle function) {
@@ -292,6 +321,10 @@ void add_numpy_view(nb::module_& module) {
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
              "in which it was valid, or of the function.");
+  module.def("end_if_lone", end_if_lone, nb::arg("views"), nb::arg("frame"),
+             nb::sig("def end_if_lone(views: list[Any], frame: object) -> bool"),
+             "Ends a view if nothing refers to it and its root but the list and at most one variable of the\n"
+             "frame: empties the list and returns True.");
   view_holder_type = reinterpret_cast<PyTypeObject*>(
       owned(PyType_FromModuleAndSpec(module.ptr(), &view_holder_spec, nullptr)).release().ptr());
   module.def("hold_view", view_holder, nb::arg("array"), nb::sig("def hold_view(array: NDArray) -> object"),

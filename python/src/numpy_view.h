@@ -32,8 +32,12 @@ struct RootedView {
 };
 RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site);
 
-// Ends a root to which nothing else refers. Requires a Collector of the caller.
-void drop_root(nb::object root) noexcept;
+// Whether nothing refers to a view and its root but the caller, once each, and at most one variable of the
+// frame to the view; without a frame: of the innermost frame.
+bool is_lone_view(PyObject* view, PyObject* root, nb::handle frame = {}) noexcept;
+
+// Empties such a view, as empty_numpy_view(), and releases the memory. Requires a Collector of the caller.
+void end_lone_view(RootedView views, const char* site) noexcept;
 
 // Makes view an array without elements, with which NumPy cannot compute and whose dtype names site, a text
 // that lives for ever, or null. is_alone: it releases the memory, too. Requires: a NumPy array.

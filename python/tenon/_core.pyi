@@ -801,6 +801,12 @@ def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     in which it was valid, or of the function.
     """
 
+def end_if_lone(views: list[Any], frame: object) -> _bool:
+    """
+    Ends a view if nothing refers to it and its root but the list and at most one variable of the
+    frame: empties the list and returns True.
+    """
+
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
 

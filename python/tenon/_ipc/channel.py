@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
@@ -89,7 +89,8 @@ class Channel:
         # The tasks of each event loop that wait for a descriptor.
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         self._check = checks_fields()
-        self._fields = {field: number for number, (field, _, _) in enumerate(native.fields())}
+        self._names = tuple(field for field, _, _ in native.fields())
+        self._numbers = {field: number for number, field in enumerate(self._names)}
         options = native.options()
         self.slots: int = options[0]
         self.mode: str = _MODES[options[1]]
@@ -121,7 +122,7 @@ class Channel:
             At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
             the channel was opened: the array of a field was not used. The item was dropped and not sent.
         """
-        return Loan(self._native.loan(timeout), self._fields, self._check)
+        return Loan(self._native.loan(timeout), self._names, self._numbers, self._check)
 
     def recv(self, timeout: float | None = None) -> Received:
         """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
@@ -141,7 +142,7 @@ class Channel:
         item = self._native.receive(timeout)
         if item is None:
             raise EOFError("the channel was closed, here or by its last producer, and no item is left")
-        return Received(item, self._fields)
+        return Received(item, self._names, self._numbers)
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
@@ -265,21 +266,27 @@ class Loan(Fields):
 
     _noun = "the item"
     _native: NativeItem
-    _views: Views
-    _unused: set[str]  # fields whose array was not used; empty if that is not checked
+    _numbers: Mapping[str, int]  # empty after the end
+    _views: Views  # of the fields that were used
+    _check: bool  # an item with a field that was not used is not sent
 
-    def __init__(self, native: NativeItem, fields: Mapping[str, int], check: bool) -> None:
-        unused = set(fields) if check else set()
-        self.__dict__.update(_native=native, _views=Views(), _names=tuple(fields), _unused=unused)
-        for field, number in fields.items():
-            self._views.add(field, native.array(number))
+    def __init__(
+        self, native: NativeItem, names: tuple[str, ...], numbers: Mapping[str, int], check: bool
+    ) -> None:
+        self.__dict__.update(_native=native, _names=names, _numbers=numbers, _views=Views(), _check=check)
 
     def _array(self, name: str) -> Any:
-        self._unused.discard(name)
-        return self._views.named[name]
+        number = self._numbers[name]
+        if name in self._views.named:
+            return self._views.named[name]
+        return self._views.add(name, self._native.array(number))
+
+    def _end(self, frame: FrameType) -> bool:
+        self.__dict__["_numbers"] = {}
+        return self._views.end(frame)
 
     def _missing(self, name: object) -> str:
-        if not self._views.named:
+        if not self._numbers:
             return f"the item has no field {name!r} any more: it was sent or dropped"
         return super()._missing(name)
 
@@ -289,20 +296,19 @@ class Loan(Fields):
 
     def drop(self) -> None:
         """Frees the slot without sending it. Idempotent."""
-        self._views.end(sys._getframe(1))
+        self._end(sys._getframe(1))
         self._native.release()
 
-    def _send(self, frame: Any) -> None:
-        if self._unused:
-            unwritten = [name for name in self._names if name in self._unused]
-            self._unused.clear()
-            self._views.end(frame)
+    def _send(self, frame: FrameType) -> None:
+        if self._check and self._numbers and len(self._views.named) < len(self._names):
+            unwritten = [name for name in self._names if name not in self._views.named]
+            self._end(frame)
             self._native.release()
             raise ValueError(
                 unwritten_text("the item", "item", self._names, unwritten) + ". The item was dropped"
             )
         where = ""
-        if not self._views.end(frame):
+        if not self._end(frame):
             del frame
             gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
@@ -320,13 +326,13 @@ class Loan(Fields):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._views.end(sys._getframe(1))
+            self._end(sys._getframe(1))
             self._native.release()
-        elif self._native.sequence() == 0 and self._views.named:
+        elif self._numbers:
             self._send(sys._getframe(1))
 
     def __repr__(self) -> str:
-        return f"<tenon.Loan of {', '.join(self._views.named) or 'an item that was sent or dropped'}>"
+        return f"<tenon.Loan of {', '.join(self._numbers) or 'an item that was sent or dropped'}>"
 
 
 class Received(Fields):
@@ -345,9 +351,9 @@ class Received(Fields):
     _arrays: dict[str, NDArray]
     sequence: int
 
-    def __init__(self, native: NativeItem, fields: Mapping[str, int]) -> None:
+    def __init__(self, native: NativeItem, names: tuple[str, ...], numbers: Mapping[str, int]) -> None:
         self.__dict__.update(
-            _native=native, _names=tuple(fields), _numbers=fields, _arrays={}, sequence=native.sequence()
+            _native=native, _names=names, _numbers=numbers, _arrays={}, sequence=native.sequence()
         )
 
     def _array(self, name: str) -> NDArray:

@@ -112,6 +112,8 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     bool
         Nothing refers to the memory any more.
     """
+    if error is None and frame is not None and _core.end_if_lone(views, frame):
+        return True
     root = views.pop()
     trace = error.__traceback__ if error is not None else None
     is_free = _end_views(views, root, frame, trace, False)
@@ -130,19 +132,21 @@ class Views:
 
     def __init__(self) -> None:
         self.named: dict[str, Any] = {}
-        self._pairs: list[tuple[Any, Any]] = []  # of a view and its root
+        self._pairs: list[list[Any]] = []  # of a view and its root
 
-    def add(self, name: str, array: _core.NDArray) -> None:
+    def add(self, name: str, array: _core.NDArray) -> Any:
+        """Returns the NumPy array of the name."""
         root = array.numpy()
         view = self.named[name] = root[...]
-        self._pairs.append((view, root))
+        self._pairs.append([view, root])
+        return view
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
         """As `end_views`, for all of them. Forgets them."""
         self.named.clear()
         is_free = True
         while self._pairs:
-            is_free &= end_views(list(self._pairs.pop()), frame, error)
+            is_free &= end_views(self._pairs.pop(), frame, error)
         return is_free
 
 
