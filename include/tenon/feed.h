@@ -264,7 +264,7 @@ TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, ten
                                        tenon_error* error);
 
 enum tenon_failure_kind {
-  TENON_FAILED = 0, /* the generator returned a code */
+  TENON_FAILED = 0, /* the generator returned a code; NO_MEMORY: there was none for the slot of the batch */
   TENON_DIED = 1,   /* its process ended */
   TENON_HUNG = 2    /* it took longer than fill_timeout_ns */
 };

@@ -239,9 +239,21 @@ size_t size_of(const File& file) {
   return static_cast<size_t>(status.st_size);
 }
 
+namespace {
+
+bool has_room(const Headroom& room, uint64_t nbytes) {
+  constexpr uint64_t kMargin = uint64_t{32} << 20;  // left for the kernel and for other processes
+  return room.nbytes >= nbytes + std::min(kMargin, nbytes);
+}
+
+}  // namespace
+
+void check_room(size_t nbytes, const std::string& what) {
+  const Headroom room = headroom();
+  if (!has_room(room, nbytes)) throw_no_memory(what, room);
+}
+
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what) {
-  // Left for the kernel and for other processes.
-  constexpr uint64_t kMargin = uint64_t{32} << 20;
   size_t done = 0;
   int error = 0;
   Headroom room;
@@ -249,7 +261,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
     const size_t step = std::min(kStep, nbytes - done);
     room = headroom();
     const uint64_t rest = done == 0 ? nbytes : step;  // first all of it, so that little is committed in vain
-    if (room.nbytes < rest + std::min<uint64_t>(kMargin, rest)) break;
+    if (!has_room(room, rest)) break;
     int result = 0;
     do {
       result = fallocate(file.fd(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step));

@@ -53,6 +53,9 @@ size_t size_of(const File& file);  // fails with kSystem
 // empty then. what: for the message.
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what);
 
+// Whether so much can be committed now, as commit() checks before. Fails with kNoMemory.
+void check_room(size_t nbytes, const std::string& what);
+
 // Frees the memory of a range, which reads as zero from then on.
 void discard(const File& file, size_t offset, size_t nbytes) noexcept;
 

@@ -340,6 +340,10 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
                      worker.empty() ? "" : concat(" in ", worker, ", which was killed"));
       break;
     default:
+      if (!f.was_begun) {
+        text += concat("was not called for ", ticket_text(item.ticket));
+        break;
+      }
       text += concat("returned ", f.code, " at ", ticket_text(item.ticket),
                      worker.empty() ? "" : concat(" in ", worker));
   }

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <functional>
 #include <latch>
 #include <random>
 #include <string>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "array/access.h"
+#include "base/denied_testing.h"
 #include "base/error.h"
 #include "base/repeats_testing.h"
 #include "data/seed.h"
@@ -128,6 +131,51 @@ Ref<Batch> next(Feed& feed) {
   Ref<Batch> batch;
   EXPECT_TRUE(feed.next(-1, batch));
   return batch;
+}
+
+// The result of the program in a forked child; "": it did not end as it should.
+std::string in_child(const std::function<std::string()>& program) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string result = program();
+    _exit(write(ends[1], result.data(), result.size()) == static_cast<ssize_t>(result.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string result(4096, '\0');
+  const ssize_t n = read(ends[0], result.data(), result.size());
+  close(ends[0]);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  result.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return result;
+}
+
+TEST(Feed, ABatchWhoseSlotGetsNoMemoryFails) {
+  if (TENON_UNDER_TSAN) GTEST_SKIP() << "ThreadSanitizer does not support new threads in a forked child";
+  const std::string text = in_child([] {
+    Source source;
+    source.hold_at = 0;
+    tenon_feed_options o = options(1, 2, 3);
+    o.flags |= TENON_SHARED_SLOTS;
+    Feed feed(source.generator(), schema(), o);
+    feed.begin();
+    source.reached.wait();  // slot 0 has its memory, slot 1 has none
+    deny(SYS_fallocate, ENOSPC);
+    source.hold.count_down();
+    if (!is_intact(*next(feed))) return std::string("batch 0 is torn");
+    try {
+      (void)next(feed);
+    } catch (const Error& e) {
+      return concat(feed.failure().code, " ", e.what());
+    }
+    return std::string("batch 1 was filled");
+  });
+  const std::string expected =
+      concat(int{TENON_ERR_NO_MEMORY},
+             " generator 'source' was not called for batch 1 of epoch 0: there is no "
+             "memory for 1 slot of ");
+  EXPECT_EQ(text.substr(0, expected.size()), expected);
 }
 
 TEST(Feed, BatchesArriveInOrderAndWholeForAnyNumberOfWorkers) {

@@ -45,8 +45,12 @@ bool populate(std::byte* memory, size_t nbytes) {
   return true;
 }
 
+std::string slots_text(int32_t count, size_t slot_nbytes) {
+  return concat(count, count == 1 ? " slot of " : " slots of ", slot_nbytes, " bytes");
+}
+
 [[noreturn]] void fail(int32_t count, size_t slot_nbytes, const std::string& reason) {
-  throw_error(Code::kNoMemory, count, " slots of ", slot_nbytes, " bytes: ", reason,
+  throw_error(Code::kNoMemory, slots_text(count, slot_nbytes), ": ", reason,
               "; use fewer slots or smaller batches");
 }
 
@@ -108,7 +112,10 @@ Slots::Slots(const SlotsPlan& plan)
     } else {
       memory_ = reserve(plan, nbytes_);
     }
-    take_memory(0, plan.count);
+    if (plan.is_shared && !plan.is_sparse) {
+      os::check_room(static_cast<size_t>(plan.count) * plan.slot_nbytes,
+                     slots_text(plan.count, plan.slot_nbytes));
+    }
   } catch (...) {
     if (memory_ != nullptr) munmap(memory_, nbytes_);
     sem_destroy(&free_);
@@ -117,21 +124,23 @@ Slots::Slots(const SlotsPlan& plan)
   count_ = made_ = plan.count;
 }
 
-void Slots::take_memory(int32_t first, int32_t count) {
-  if (plan_.is_sparse) return;
-  const auto offset = static_cast<size_t>(data(first) - memory_);
-  const size_t nbytes = static_cast<size_t>(count) * plan_.slot_nbytes;
+void Slots::take_memory(int32_t slot) {
+  Link& link = links_[static_cast<size_t>(slot)];
+  if (link.has_memory || plan_.is_sparse) return;
+  const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
-    os::commit(file_, offset, nbytes, concat(count, " slots of ", plan_.slot_nbytes, " bytes"));
+    os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
+  } else {
+    check_available(1, nbytes);
   }
-  if (!populate(memory_ + offset, nbytes)) fail(count, plan_.slot_nbytes, std::strerror(errno));
+  if (!populate(data(slot), nbytes)) fail(1, nbytes, std::strerror(errno));
+  link.has_memory = true;
 }
 
 // Requires growing_.
 int32_t Slots::make_slot() {
   const int32_t slot = made();
-  if (!plan_.is_sparse) check_available(1, plan_.slot_nbytes);
-  take_memory(slot, 1);
+  take_memory(slot);
   made_.store(slot + 1, std::memory_order_relaxed);
   return slot;
 }

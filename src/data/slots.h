@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one range of memory, which is mapped once and, unless it is sparse, populated then;
-// and the list of free slots. The content of a slot is not known here. Slots that other processes map lie in
-// a memory file; with worker processes, a control part lies before them (request_ring.h).
+// The slots of a feed: one range of addresses, which is mapped once, and the list of free slots. A slot takes
+// its memory before its first fill, or, if it is sparse, where it is written. The content of a slot is not
+// known here. Slots that other processes map lie in a memory file; with worker processes, a control part lies
+// before them (request_ring.h).
 #pragma once
 
 #include <semaphore.h>
@@ -71,6 +72,11 @@ class Slots {
   int32_t try_take() noexcept;
   void give(int32_t slot) noexcept;
 
+  // Takes the memory of a slot, which the caller has taken, before its first use; later calls do nothing. So
+  // the threads that fill take the memory side by side, and a feed begins before all slots have theirs. Fails
+  // with kNoMemory (the message has the numbers).
+  void take_memory(int32_t slot);
+
   // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.
   // Fails with kNoMemory. give_spare() takes the replaced slot when it comes back, or a spare one that was
   // not used.
@@ -104,6 +110,7 @@ class Slots {
     Slots* pool;
     std::atomic<uint32_t> next;
     trace::Span span = trace::kNoSpan;  // of its holder
+    bool has_memory = false;            // guarded by the holder of the slot
   };
 
   explicit Slots(const SlotsPlan& plan);
@@ -112,7 +119,6 @@ class Slots {
   Slots& operator=(const Slots&) = delete;
 
   int32_t pop() noexcept;
-  void take_memory(int32_t first, int32_t count);
   int32_t make_slot();
   void end_span(Link& link) noexcept;
 

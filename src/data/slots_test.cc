@@ -2,8 +2,10 @@
 #include "data/slots.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <set>
@@ -80,6 +82,29 @@ TEST(Slots, MoreMemoryThanThereIsIsAnError) {
       EXPECT_TRUE(e.code() == Code::kNoMemory || e.code() == Code::kValue);
       EXPECT_NE(std::string(e.what()).find(std::to_string(slot_nbytes)), std::string::npos) << e.what();
     }
+  }
+}
+
+TEST(Slots, ASlotTakesItsMemoryWhenItIsFirstUsed) {
+  for (const bool is_shared : {false, true}) {
+    constexpr size_t kPages = 3;
+    SlotsPlan plan{4, kPages * kPage};
+    plan.is_shared = is_shared;
+    const Ref<Slots> slots = Slots::create(plan);
+    const auto resident = [&](int32_t slot) {
+      unsigned char pages[kPages] = {};
+      EXPECT_EQ(mincore(slots->data(slot), sizeof pages * kPage, pages), 0);
+      return std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; });
+    };
+    for (int32_t slot = 0; slot < 4; ++slot) EXPECT_EQ(resident(slot), 0) << slot;
+    const int32_t taken = slots->take();
+    slots->take_memory(taken);
+    for (int32_t slot = 0; slot < 4; ++slot) EXPECT_EQ(resident(slot), slot == taken ? 3 : 0) << slot;
+    slots->data(taken)[0] = std::byte{7};
+    slots->give(taken);
+    EXPECT_EQ(slots->take(), taken);
+    slots->take_memory(taken);  // its content stays
+    EXPECT_EQ(slots->data(taken)[0], std::byte{7});
   }
 }
 

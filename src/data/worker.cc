@@ -76,12 +76,10 @@ Worker::Worker(std::byte* memory, int32_t ring)
       fields_(fields_of(memory)),
       shapes_(fields_of(memory)),
       // What a predecessor was asked, and has not answered, is asked anew.
-      done_(ring_.answered.load(std::memory_order_relaxed)) {
+      done_(ring_.answered.load(std::memory_order_relaxed)),
+      has_pages_((head_.nbytes - head_.slots_at) / head_.layout.slot_nbytes, head_.has_sparse_slots) {
   ring_.has_left.store(0, std::memory_order_relaxed);
   ring_.thread.store(0, std::memory_order_relaxed);
-  // The pages are there: they are entered into this process' table now, not during the first fills.
-  if (head_.has_sparse_slots) return;
-  os::populate(memory + head_.slots_at, static_cast<size_t>(head_.slots) * head_.layout.slot_nbytes, true);
 }
 
 Worker::~Worker() {
@@ -149,6 +147,10 @@ Worker::Received Worker::next(int64_t timeout_ns) {
   }
   const RingRequest& asked = ring_.requests[done_ % kRingEntries];
   std::byte* const slot = memory_ + offset_of(asked.slot);
+  if (!has_pages_[static_cast<size_t>(asked.slot)]) {
+    os::populate(slot, head_.layout.slot_nbytes, true);
+    has_pages_[static_cast<size_t>(asked.slot)] = true;
+  }
   int64_t* shape = head_.layout.shapes(slot);
   for (size_t i = 0; i < fields_.size(); ++i) {
     fields_[i] = slot + head_.places[i].offset;

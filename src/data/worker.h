@@ -63,7 +63,8 @@ class Worker {
   tenon_fill_request request_{};
   std::vector<void*> fields_;
   std::vector<int64_t*> shapes_;
-  uint32_t done_ = 0;  // requests so far
+  uint32_t done_ = 0;            // requests so far
+  std::vector<bool> has_pages_;  // by slot: its pages are in this process' table, as far as they can be
   bool has_request_ = false;
   bool has_left_ = false;  // the ring may be another's by now
   RingRequest ended_{};    // before which an epoch has ended; round 0: none

@@ -229,6 +229,21 @@ bool Workers::prepare(FillLoop& loop, Job& job) {
   return true;
 }
 
+// False: there is none for the slot, and the batch is settled already.
+bool Workers::take_memory(const Job& job) noexcept {
+  TicketFailure failure;
+  failure.code = TENON_ERR_NO_MEMORY;
+  failure.was_begun = false;
+  try {
+    slots_->take_memory(job.slot);
+    return true;
+  } catch (const std::exception& e) {
+    failure.set_message(e.what());
+  }
+  queue_.fail(job.ticket, job.slot, failure);
+  return false;
+}
+
 Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job) {
   const int32_t worker = loop.worker;
   const bool goes_round = impl::goes_round(generator_, options_);
@@ -265,6 +280,7 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
       if (job.restored && *job.restored == known_[static_cast<size_t>(worker)].last) job.restored.reset();
     }
     slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
+    if (!take_memory(job)) continue;
     reset_slot(layout_, *schema_, slots_->data(job.slot));
     if (generator_.prepare == nullptr || prepare(loop, job)) return JobTake::kJob;
   }

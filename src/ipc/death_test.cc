@@ -5,8 +5,6 @@
 // lease.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/denied_testing.h"
 #include "base/error.h"
 #include "ipc/collect.h"
 #include "ipc/peer_testing.h"
@@ -148,20 +147,6 @@ void take_part_in_many(Lines& lines, const std::string& name, int count) {
   const api::Lease a(first, api::Access::kWrite), b(last, api::Access::kWrite);
   lines.say("held");
   sleep_for_ever();
-}
-
-// This system call fails in this process from now on.
-void deny(long number, int error) {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
-  const bool is_set = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-  if (!is_set) throw std::runtime_error("no filter");
 }
 
 // Says "held", or why it cannot use the array.

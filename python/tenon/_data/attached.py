@@ -443,8 +443,9 @@ class _Slots:
             if [file.st_dev, file.st_ino] != about["file"]:
                 raise FileNotFoundError(f"process {pid}, which served feed {name!r}, has ended")
             access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            self._mapping = mmap.mmap(fd, about["nbytes"], flags=flags, prot=access, offset=self._at)
+            self._mapping = mmap.mmap(
+                fd, about["nbytes"], flags=mmap.MAP_SHARED, prot=access, offset=self._at
+            )
         finally:
             os.close(fd)
         self._address: int = np.frombuffer(self._mapping, "u1").ctypes.data
