@@ -10,6 +10,7 @@
 #include "fields.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "numpy_view.h"
 #include "op.h"
 #include "owners.h"
 #include "sites.h"
@@ -22,7 +23,8 @@ namespace {
 // An item, until it is sent or released.
 class NativeItem {
  public:
-  NativeItem(tenon_item* item) noexcept : item_(item) {}
+  // site: of the user's call
+  NativeItem(tenon_item* item, const char* site) noexcept : item_(item), site_(site) {}
   NativeItem(const NativeItem&) = delete;
   NativeItem& operator=(const NativeItem&) = delete;
   ~NativeItem() { release(); }
@@ -33,6 +35,7 @@ class NativeItem {
     call(tenon_item_array, item_, field, &array);
     return Array::steal(array);
   }
+  nb::list view(int32_t field) const { return rooted_pair(array(field), site_); }
   uint64_t sequence() const noexcept { return item_ != nullptr ? tenon_item_sequence(item_) : 0; }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
@@ -46,6 +49,7 @@ class NativeItem {
 
  private:
   tenon_item* item_;
+  const char* site_;
 };
 
 Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full, const std::string& name,
@@ -67,8 +71,9 @@ nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channe
   error.struct_size = sizeof error;
   error.op_code = 0;
   error.message[0] = '\0';
-  const tenon_status status = get(channel.get(), timeout_ns, current_site(), &item, &error);
-  if (status == TENON_OK) return nb::cast(new NativeItem(item), nb::rv_policy::take_ownership);
+  const char* const site = current_site();
+  const tenon_status status = get(channel.get(), timeout_ns, site, &item, &error);
+  if (status == TENON_OK) return nb::cast(new NativeItem(item, site), nb::rv_policy::take_ownership);
   if (status != TENON_ERR_TIMEOUT) detail::throw_reported(status, error);
   set_error(Error(status, error.message));
   return {};
@@ -107,6 +112,7 @@ nb::dict statistics(const Channel& channel) {
 void add_channel(nb::module_& module) {
   nb::class_<NativeItem>(module, "NativeItem", "The native part of an item of a tenon.Channel.")
       .def("array", &NativeItem::array, nb::arg("field"))
+      .def("view", &NativeItem::view, nb::arg("field"), nb::sig("def view(self, field: int) -> list[Any]"))
       .def("sequence", &NativeItem::sequence)
       .def("send", &NativeItem::send)
       .def("release", &NativeItem::release);

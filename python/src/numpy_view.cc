@@ -172,6 +172,15 @@ RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* s
   return result;
 }
 
+nb::list rooted_pair(const Array& array, const char* site) {
+  prepare_numpy_views();
+  RootedView views = rooted_numpy_view(array, false, site);
+  nb::list pair;
+  pair.append(std::move(views.view));
+  pair.append(std::move(views.root));
+  return pair;
+}
+
 bool is_lone_view(PyObject* view, PyObject* root, nb::handle frame) noexcept {
   if (Py_REFCNT(root) != 2) return false;
   const Py_ssize_t names = Py_REFCNT(view) - 1;
@@ -294,7 +303,7 @@ bool end_if_lone(const nb::list& views, nb::handle frame) {
   const owners::Collector collector;
   RootedView rooted{nb::borrow(root), nb::borrow(view)};
   if (PyList_SetSlice(views.ptr(), 0, 2, nullptr) != 0) nb::raise_python_error();
-  end_lone_view(std::move(rooted), current_site());
+  end_lone_view(std::move(rooted), site_at(frame));
   return true;
 }
 
@@ -321,6 +330,10 @@ void add_numpy_view(nb::module_& module) {
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
              "in which it was valid, or of the function.");
+  module.def(
+      "rooted_pair", [](const Array& array) { return rooted_pair(array, current_site()); }, nb::arg("array"),
+      nb::sig("def rooted_pair(array: NDArray) -> list[Any]"),
+      "A new NumPy array over the memory, and its root: arrays that are made from it have this base, too.");
   module.def("end_if_lone", end_if_lone, nb::arg("views"), nb::arg("frame"),
              nb::sig("def end_if_lone(views: list[Any], frame: object) -> bool"),
              "Ends a view if nothing refers to it and its root but the list and at most one variable of the\n"

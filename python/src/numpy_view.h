@@ -31,6 +31,8 @@ struct RootedView {
   nb::object view;
 };
 RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* site);
+// The same as a list of the view and its root, for end_if_lone() in Python.
+nb::list rooted_pair(const Array& array, const char* site);
 
 // Whether nothing refers to a view and its root but the caller, once each, and at most one variable of the
 // frame to the view; without a frame: of the innermost frame.

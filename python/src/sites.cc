@@ -110,8 +110,18 @@ const char* current_site() noexcept {
   return site_and_caller(&caller);
 }
 
+const char* site_at(nb::handle frame) noexcept {
+  const KeepError keep_error;
+  try {
+    return site_from(nb::borrow(frame));
+  } catch (...) {
+    forget_exception();
+    return nullptr;
+  }
+}
+
 const char* site_and_caller(Caller* caller) noexcept {
-  nb::object innermost = innermost_frame();
+  const nb::object innermost = innermost_frame();
   if (!innermost.is_valid()) return nullptr;
   // Usually it is a known line of the program itself: then no error can occur.
   const Position position = Position::of(innermost);
@@ -120,13 +130,7 @@ const char* site_and_caller(Caller* caller) noexcept {
   const bool is_known = place.position == position && !place.is_library;
   Py_DECREF(position.code);
   if (is_known) return place.text;
-  const KeepError keep_error;
-  try {
-    return site_from(std::move(innermost));
-  } catch (...) {
-    forget_exception();
-    return nullptr;
-  }
+  return site_at(innermost);
 }
 
 }  // namespace tenon::python

@@ -20,7 +20,9 @@ struct Caller {
 // The innermost line outside of site-packages and of Python's own library. A text that lives for ever;
 // nullptr where no Python code runs. Requires the GIL; keeps an exception in flight.
 const char* current_site() noexcept;
-// The same, and the position of the innermost frame, in any file.
+// The same, from this frame outwards.
+const char* site_at(nb::handle frame) noexcept;
+// current_site(), and the position of the innermost frame, in any file.
 const char* site_and_caller(Caller* caller) noexcept;
 
 // The line where a function of the user's begins; current_site() for other objects. As above.

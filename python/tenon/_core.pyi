@@ -801,6 +801,11 @@ def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     in which it was valid, or of the function.
     """
 
+def rooted_pair(array: NDArray) -> list[Any]:
+    """
+    A new NumPy array over the memory, and its root: arrays that are made from it have this base, too.
+    """
+
 def end_if_lone(views: list[Any], frame: object) -> _bool:
     """
     Ends a view if nothing refers to it and its root but the list and at most one variable of the
@@ -1314,6 +1319,8 @@ class NativeItem:
     """The native part of an item of a tenon.Channel."""
 
     def array(self, field: int) -> NDArray: ...
+
+    def view(self, field: int) -> list[Any]: ...
 
     def sequence(self) -> int: ...
 

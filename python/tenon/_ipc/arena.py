@@ -262,7 +262,7 @@ class Use:
             for k, name in enumerate(fields):
                 array = self._arena._native.array(index, k)
                 try:
-                    self._views.add(name, array if self._is_write else array.readonly())
+                    self._views.add(name, _core.rooted_pair(array if self._is_write else array.readonly()))
                 except TypeError as error:
                     raise TypeError(f"field {name!r} of layout {self._layout!r}: {error}") from None
         except BaseException:

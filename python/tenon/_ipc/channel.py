@@ -279,7 +279,7 @@ class Loan(Fields):
         number = self._numbers[name]
         if name in self._views.named:
             return self._views.named[name]
-        return self._views.add(name, self._native.array(number))
+        return self._views.add(name, self._native.view(number))
 
     def _end(self, frame: FrameType) -> bool:
         self.__dict__["_numbers"] = {}

@@ -134,11 +134,10 @@ class Views:
         self.named: dict[str, Any] = {}
         self._pairs: list[list[Any]] = []  # of a view and its root
 
-    def add(self, name: str, array: _core.NDArray) -> Any:
-        """Returns the NumPy array of the name."""
-        root = array.numpy()
-        view = self.named[name] = root[...]
-        self._pairs.append([view, root])
+    def add(self, name: str, pair: list[Any]) -> Any:
+        """Takes an array and its root, and returns the array."""
+        view = self.named[name] = pair[0]
+        self._pairs.append(pair)
         return view
 
     def end(self, frame: FrameType | None, error: BaseException | None = None) -> bool:
