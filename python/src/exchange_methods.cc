@@ -16,6 +16,7 @@
 #include "ndarray_parts.h"
 #include "numpy_view.h"
 #include "sites.h"
+#include "tenon/share.hpp"
 #include "values.h"
 
 namespace tenon::python {
@@ -183,7 +184,11 @@ nb::object to_jax(const Array& self) {
 
 }  // namespace
 
-nb::object tensor_for_read(const Array& array) { return tensor_of(array, true, tensor_type(), current_site); }
+nb::object tensor_for_read(const Array& array) {
+  // A view of a shared array needs a lease.
+  const bool is_copied = has_negative_stride(array) || is_shared(array);
+  return tensor_of(is_copied ? copied(array) : array, true, tensor_type(), current_site);
+}
 
 void add_exchange_methods(nb::module_& module) {
   nb::class_<ArrayCall>(module, "ArrayCall",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators and comparisons: NumPy computes them on views of the arrays, in one call. Operators in place
-// write to the array and return it; the others return NumPy's results.
+// Operators and comparisons: NumPy computes them on views of the arrays, in one call, and PyTorch those with
+// a tensor. Operators in place write to the array and return it; the others return NumPy's or PyTorch's
+// results.
 #include <algorithm>
 #include <cstddef>
 
@@ -35,10 +36,16 @@ auto on_views(Apply apply, Operands... operands) {
   return apply(call.view_of(operands).ptr()...);
 }
 
-// NumPy's arrays leave operators with a tensor on their right to PyTorch, which does not know them.
 bool is_tensor(PyObject* object) {
   return !is_ndarray(object) && !PyFloat_Check(object) && !PyLong_Check(object) &&
          exchange_of(Py_TYPE(object)).has_grad;
+}
+
+// PyTorch computes an operator with a tensor, from the array as a tensor.
+bool is_for_torch(PyObject* left, PyObject* right) { return is_tensor(is_ndarray(left) ? right : left); }
+
+nb::object torch_operand(PyObject* object) {
+  return is_ndarray(object) ? tensor_for_read(share(object)) : nb::borrow(object);
 }
 
 // The operand of an operator in place, which NumPy computes: a tensor as an array on its memory.
@@ -54,7 +61,7 @@ PyObject* unary(PyObject* self) noexcept {
 template <Binary apply, OperatorText name>
 PyObject* binary(PyObject* left, PyObject* right) noexcept {
   return guarded([&] {
-    if (is_tensor(right)) return apply(tensor_for_read(share(left)).ptr(), right);
+    if (is_for_torch(left, right)) return apply(torch_operand(left).ptr(), torch_operand(right).ptr());
     return on_views<name>(apply, left, right);
   });
 }
@@ -62,7 +69,7 @@ PyObject* binary(PyObject* left, PyObject* right) noexcept {
 template <Ternary apply, OperatorText name>
 PyObject* ternary(PyObject* left, PyObject* right, PyObject* third) noexcept {
   return guarded([&] {
-    if (is_tensor(right)) return apply(tensor_for_read(share(left)).ptr(), right, third);
+    if (is_for_torch(left, right)) return apply(torch_operand(left).ptr(), torch_operand(right).ptr(), third);
     return on_views<name>(apply, left, right, third);
   });
 }
@@ -95,6 +102,7 @@ PyObject* compare(PyObject* left, PyObject* right, int operation) noexcept {
     const auto apply = [operation](PyObject* a, PyObject* b) {
       return PyObject_RichCompare(a, b, operation);
     };
+    if (is_for_torch(left, right)) return apply(torch_operand(left).ptr(), torch_operand(right).ptr());
     return on_views<"compare">(apply, left, right);
   });
 }

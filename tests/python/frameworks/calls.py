@@ -72,6 +72,7 @@ LIBRARIES = {
             Call("torch.stack([a, a])", instead="torch.stack([a.torch(), a.torch()])"),
             Call("default_collate([a, a])"),
             Call("a + x", "a = tn.ones(4); x = torch.ones(4)"),
+            Call("x < a", "a = tn.ones(4); x = torch.ones(4)"),
             Call("tn.from_dlpack(x)", "x = torch.arange(3.0)"),
             Call("tn.asarray(x)", "x = torch.arange(3.0)"),
         ),

@@ -72,30 +72,38 @@ OPERATORS = [
     operator.pow,
     operator.matmul,
     operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
 ]
 
 
 @pytest.mark.parametrize("operate", OPERATORS)
-@pytest.mark.parametrize("is_readonly", [False, True])
-def test_an_operator_with_a_tensor_gives_a_tensor(operate, is_readonly):
+@pytest.mark.parametrize("kind", ["plain", "readonly", "reversed", "shared"])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_an_operator_with_a_tensor_gives_a_tensor(operate, kind, dtype):
     torch = pytest.importorskip("torch")
-    a, t = tn.array([3.0, 5.0], "f4"), torch.tensor([2.0, 5.0])
+    t = torch.tensor([2, 5], dtype=getattr(torch, dtype))
     before = live.now()
-    left = a.readonly() if is_readonly else a
-    for result, expected in (
-        (operate(left, t), operate(a.copy().torch(), t)),
-        (operate(t, left), operate(t, a.copy().torch())),
-    ):
+    left = tn.empty(2, dtype, shared=kind == "shared")
+    left[...] = [3, 5]
+    left = {"readonly": left.readonly(), "reversed": left[::-1]}.get(kind, left)
+    same = left.copy().torch()
+    for result, expected in ((operate(left, t), operate(same, t)), (operate(t, left), operate(t, same))):
         assert isinstance(result, torch.Tensor)
+        assert result.dtype == expected.dtype
         assert torch.equal(result, expected)
-    del left, result, expected
+    del left, same, result, expected
     assert live.now() == before
 
 
-def test_an_operator_with_a_tensor_keeps_the_gradient():
+@pytest.mark.parametrize("operate", [operator.mul, lambda a, t: t * a])
+def test_an_operator_with_a_tensor_keeps_the_gradient(operate):
     torch = pytest.importorskip("torch")
     t = torch.ones(2, requires_grad=True)
-    (tn.array([3.0, 5.0], "f4") * t).sum().backward()
+    operate(tn.array([3.0, 5.0], "f4"), t).sum().backward()
     assert t.grad.tolist() == [3, 5]
 
 
