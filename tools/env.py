@@ -86,7 +86,10 @@ def digest(paths):
 
 def source_files():
     """The files from which the wheel is built."""
-    files = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")]
+    files = [
+        ROOT / name
+        for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "tools/readme.py")
+    ]
     for folder in ("cmake", "include", "src", "python"):
         files += sorted((ROOT / folder).rglob("*"))
     files = [path for path in files if path.is_file() and "__pycache__" not in path.parts]

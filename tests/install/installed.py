@@ -4,7 +4,11 @@
 import os
 import subprocess
 import sys
+import zipfile
+from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -27,3 +31,26 @@ def compile_c(source, output, *flags):
     strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
     run(os.environ.get("CC", "cc"), *strict, source, "-o", output, *flags)
     return output
+
+
+def repack(distribution, folder):
+    """Makes the wheel of an installed distribution again, without the scripts that pip has generated."""
+    tag = distribution.read_text("WHEEL").split("Tag: ")[1].split()[0]
+    name = distribution.name.replace("-", "_")
+    files = [file for file in distribution.files if file.parts[0] != ".." and file.suffix != ".pyc"]
+    records = [file for file in files if file.name == "RECORD"]
+    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tag}.whl", "w") as archive:
+        for file in files:
+            if file not in records:
+                archive.write(distribution.locate_file(file), str(file))
+        archive.writestr(str(records[0]), "".join(f"{name},,\n" for name in archive.namelist()))
+
+
+def index_of(names, folder):
+    """The folder, with wheels of these distributions for pip's --find-links, and of no others."""
+    try:
+        for name in names:
+            repack(metadata.distribution(name), folder)
+    except metadata.PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed here, so there is no wheel of it")
+    return folder

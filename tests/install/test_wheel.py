@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from installed import HERE, config, run
+from installed import HERE, config, index_of, run
 
 # The build requirements of tests/install/package, and what these require.
 BUILD_PACKAGES = (
@@ -23,19 +23,6 @@ BUILD_PACKAGES = (
 @pytest.fixture(scope="module")
 def cmake_dir():
     return config("--cmakedir")
-
-
-def repack(distribution, folder):
-    """Makes the wheel of an installed distribution again, without the scripts that pip has generated."""
-    tag = distribution.read_text("WHEEL").split("Tag: ")[1].split()[0]
-    name = distribution.name.replace("-", "_")
-    files = [file for file in distribution.files if file.parts[0] != ".." and file.suffix != ".pyc"]
-    records = [file for file in files if file.name == "RECORD"]
-    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tag}.whl", "w") as archive:
-        for file in files:
-            if file not in records:
-                archive.write(distribution.locate_file(file), str(file))
-        archive.writestr(str(records[0]), "".join(f"{name},,\n" for name in archive.namelist()))
 
 
 def configure(cmake_dir, build, *options):
@@ -71,13 +58,7 @@ def build_package(source, index, folder):
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     """A directory with the wheels that the build of tests/install/package needs, and no others."""
-    folder = tmp_path_factory.mktemp("index")
-    try:
-        for name in BUILD_PACKAGES:
-            repack(metadata.distribution(name), folder)
-    except metadata.PackageNotFoundError as error:
-        pytest.skip(f"{error.name} is not installed here")
-    return folder
+    return index_of(BUILD_PACKAGES, tmp_path_factory.mktemp("index"))
 
 
 @pytest.mark.slow
@@ -121,3 +102,9 @@ def test_the_sources_use_no_function_that_is_newer_than_glibc_2_28(cmake_dir):
         used = {name for name, _ in symbols(library, "undefined")} - ONCE_STATIC - OPTIONAL
         assert len(used) > 20
         assert {name: oldest[name] for name in used if name in oldest and oldest[name] > (2, 28)} == {}
+
+
+def test_the_page_on_an_index_has_no_link_that_is_relative():
+    text = metadata.metadata("tenon-arrays").get_payload()
+    assert "# Tenon" in text
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", text) == []

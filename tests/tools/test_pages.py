@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart of the site shows the numbers of its page, and its reference has each name of the C ABI."""
+"""The chart of the site shows the numbers of its page, its reference has each name of the C ABI, and the
+README has links that work in the metadata of the package."""
 
 import re
 import sys
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "bench/feed"), str(ROOT / "docs/extensions")]
+sys.path[:0] = [str(ROOT / "bench/feed"), str(ROOT / "docs/extensions"), str(ROOT / "tools")]
 import chart  # noqa: E402
 import header_text  # noqa: E402
+import readme  # noqa: E402
 
 TABLES = list(chart.tables(chart.PAGE.read_text()))
 
@@ -56,3 +58,28 @@ def test_the_reference_has_each_name_of_the_c_abi():
     frozen = set(re.findall(kinds, (ROOT / "tests/abi/frozen.txt").read_text(), re.M))
     assert len(frozen) > 200
     assert not frozen - names
+
+
+README = (ROOT / "README.md").read_text()
+TARGET = re.compile(r"\]\(([^)]*)\)")
+
+
+def test_the_metadata_have_the_readme_with_links_to_the_repository():
+    project = {"version": "1.2.3", "urls": {"Source": "https://example.org/tenon"}}
+    found = readme.dynamic_metadata({}, project)["readme"]
+    targets = TARGET.findall(found["text"])
+    assert len(targets) == len(TARGET.findall(README)) > 20
+    assert "https://example.org/tenon/raw/v1.2.3/docs/feed.svg" in targets
+    for target in targets:
+        kind, _, path = target.removeprefix("https://example.org/tenon/").partition("/v1.2.3/")
+        assert kind in ("blob", "raw")
+        assert (ROOT / path.partition("#")[0]).exists()
+
+
+def test_without_an_address_the_metadata_have_the_text_of_the_links():
+    text = readme.dynamic_metadata({}, {"version": "1.2.3"})["readme"]["text"]
+    assert TARGET.findall(text) == []
+    assert "![" not in text
+    assert "- The contract: the rules" in text
+    kept = "see [PEP 8](https://peps.python.org/pep-0008/) and [below](#below)"
+    assert readme.absolute(kept) == readme.absolute(kept, "https://example.org/tenon") == kept

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first commands of a new user, one for each step, with an empty home and the tools of the system:
+install, the demo, the examples of the README, and a C program."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from installed import ROOT, index_of, run
+
+pytestmark = pytest.mark.slow
+
+PATH = "/usr/bin:/bin"
+PACKAGES = ("tenon-arrays", "nanobind-backend", "numpy")  # with what ours requires; no others
+GENERATOR = """
+import tenon as tn
+fill = tn.c_function("./libfill.so",
+                     "int fill(float *data, int64_t *label, size_t n, uint64_t seed)", threadsafe=True)
+schema = tn.schema(data=("f4", (64, 4)), label=("i8", (64,)))
+with tn.Feed(fill, schema, workers=2, batches=100) as feed:
+    print(sum(int(batch.label.numpy().sum()) for batch in feed))
+"""
+
+
+class Room:
+    def __init__(self, folder, index):
+        self.home, self.work = folder / "home", folder / "work"
+        self.home.mkdir()
+        self.work.mkdir()
+        self.environment = {
+            "HOME": os.fspath(self.home),
+            "PATH": PATH,
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": os.fspath(index),
+        }
+        self.activate = f". {folder / 'venv/bin/activate'}"
+        run(sys.executable, "-m", "venv", folder / "venv", env=self.environment)
+
+    def shell(self, command):
+        """What a command prints on its standard output, with the virtual environment active."""
+        command = f"{self.activate} && {command}"
+        return run("sh", "-c", command, cwd=self.work, env=self.environment, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """The package is installed in it."""
+    for program in ("cc", "pkg-config"):
+        if shutil.which(program, path=PATH) is None:
+            pytest.skip(f"no {program} in {PATH}")
+    room = Room(tmp_path_factory.mktemp("room"), index_of(PACKAGES, tmp_path_factory.mktemp("index")))
+    room.shell("pip install tenon-arrays")
+    return room
+
+
+def test_the_demo_runs_and_passes(room):
+    lines = room.shell("tenon demo").splitlines()
+    # While other processes take the processors, the race of the loops may be lost.
+    assert lines[-1] == "PASS" or lines[-1].startswith("MISSED: speed / "), "\n".join(lines)
+    assert "(numpy, " in "\n".join(lines)
+
+
+def test_the_examples_of_the_readme_give_what_they_show(room):
+    shutil.copy(ROOT / "README.md", room.work)
+    assert room.shell("python -m doctest README.md") == ""
+
+
+def test_the_generator_of_the_readme_fills_a_feed(room):
+    shutil.copy(ROOT / "examples/fill.c", room.work)
+    room.shell("cc -O3 -shared -fPIC fill.c -o libfill.so")
+    (room.work / "generate.py").write_text(GENERATOR)
+    assert room.shell("python generate.py") == "3200\n"
+
+
+def test_a_c_program_builds_with_pkg_config_and_runs(room):
+    shutil.copy(ROOT / "examples/consume.c", room.work)
+    shutil.copy(ROOT / "examples/fill.c", room.work)
+    flags = "PKG_CONFIG_PATH=$(tenon config --pkgconfigdir) pkg-config --cflags --libs tenon"
+    room.shell(f"cc consume.c $({flags}) -o consume && cc -O3 -shared -fPIC fill.c -o libfill.so")
+    assert "6400" in room.shell("./consume ./libfill.so")
+
+
+def test_nothing_is_left_in_the_home(room):
+    room.shell("tenon --version && tenon ls && python -c 'import tenon'")
+    assert [path.name for path in room.home.iterdir() if path.name != ".cache"] == []
