@@ -1,3 +1,0 @@
-module tenon.example/client
-
-go 1.19
