@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -36,6 +36,13 @@ HOW_TO_RESUME = (
     "and restore(state) of a callable, tn.worker(schema, has_state=True) of a loop"
 )
 _LOOP_HINT = "loop over the batches that it gets, and assign to their fields: batch.x[...] = ..."
+
+
+def _pickle() -> types.ModuleType:
+    """Imported at its first use: the import of the package takes less time without it."""
+    import pickle
+
+    return pickle
 
 
 class WorkerBatch(Fields):
@@ -252,17 +259,17 @@ class _Batches:
                 "the loop over `batches`"
             )
         if self._first_state is None:
-            self._first_state = pickle.dumps(keeper.state())
+            self._first_state = _pickle().dumps(keeper.state())
         wanted = self._native.restored()
         if wanted is None and self._is_new:
             wanted = self._last_state
         self._is_new = False
         if wanted is not None:
-            keeper.restore(pickle.loads(wanted or self._first_state))
+            keeper.restore(_pickle().loads(wanted or self._first_state))
 
     def _save_state(self) -> None:
         assert self._keeper is not None
-        self._last_state = pickle.dumps(self._keeper.state())
+        self._last_state = _pickle().dumps(self._keeper.state())
         self._native.set_state(self._last_state)
 
     def begin_loop(self) -> None:
