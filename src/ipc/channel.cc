@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "base/bytes.h"
@@ -351,7 +352,7 @@ uint32_t Channel::slot_to_receive() const noexcept {
 // There is no item, no death and no end to report. signals: of the event, from before the attempt.
 void Channel::note_empty(uint32_t signals) noexcept {
   const uint32_t self = segment_->participant().index();
-  uint64_t peers[std::size(peers_)]{};
+  uint64_t peers[std::extent_v<Mask>]{};
   for (uint32_t p = 0; p < kParticipants; ++p) {
     if (p != self && look(state_->ends[p].roles) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
   }
