@@ -212,6 +212,24 @@ TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon
                                          const tenon_feed_options* options, tenon_feed** out,
                                          tenon_error* error);
 
+/* How the memory of the slots is copied to a device. Since 0.6. */
+enum tenon_host_memory {
+  TENON_HOST_PAGEABLE = 0,   /* by the driver, from pageable memory */
+  TENON_HOST_REGISTERED = 1, /* directly: the slots are pinned where they lie */
+  TENON_HOST_STAGED = 2      /* through two pinned slots, with a copy on the host */
+};
+
+/* Later batches lie on the device {TENON_CUDA, i}, in a ring of slots >= 2 device slots, or again on the
+ * slots ({TENON_CPU, 0}). The current epoch ends, unless nothing changes. The feed copies batches ahead while
+ * device slots are free: 3 let the next one be copied while the consumer still refers to the previous one. A
+ * slot is filled again after the event of its copy, a device slot is used again when its batch, all arrays
+ * and views, and the work given to their streams before are gone. on_starved means device slots; COPY and
+ * GROW allocate memory on the device. A failed copy is an OP failure (TENON_NOT_COPIED) of tenon_feed_next,
+ * or the arrays hold no value. Fails with VALUE, CLOSED, NO_MEMORY, and as tenon_device_describe; then
+ * batches lie on the slots. Since 0.6. */
+TENON_API tenon_status tenon_feed_use_device(tenon_feed* feed, tenon_device device, int32_t slots,
+                                             tenon_error* error);
+
 /* Begins the next epoch and ends the previous one: undelivered batches are dropped, and delivered batches
  * stay valid. Fails with CLOSED. */
 TENON_API tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error);
@@ -264,9 +282,10 @@ TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, ten
                                        tenon_error* error);
 
 enum tenon_failure_kind {
-  TENON_FAILED = 0, /* the generator returned a code; NO_MEMORY: there was none for the slot of the batch */
-  TENON_DIED = 1,   /* its process ended */
-  TENON_HUNG = 2    /* it took longer than fill_timeout_ns */
+  TENON_FAILED = 0,    /* the generator returned a code; NO_MEMORY: there was none for the batch's slot */
+  TENON_DIED = 1,      /* its process ended */
+  TENON_HUNG = 2,      /* it took longer than fill_timeout_ns */
+  TENON_NOT_COPIED = 3 /* the batch could not be copied to its device; since 0.6 */
 };
 
 /* The last failure that tenon_feed_next returned. */
@@ -325,6 +344,12 @@ typedef struct tenon_feed_statistics {
   int32_t reserved2;
   uint64_t unwritten; /* fills that returned TENON_UNWRITTEN; since 0.5 */
   uint64_t abandoned; /* threads that took longer than fill_timeout_ns and were abandoned; since 0.5 */
+  /* Since 0.6: where batches are delivered. */
+  tenon_device device;
+  int32_t device_slots;      /* 0: batches lie on the slots */
+  int32_t device_slots_held; /* copied to, delivered, or in use by work on a stream */
+  int32_t host_memory;       /* TENON_HOST_*: from where they are copied */
+  int32_t reserved3;
 } tenon_feed_statistics;
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);

@@ -422,6 +422,10 @@ class Feed {
   // Begins the next epoch: for (Batch batch : feed.epoch()). The destructor of the range ends the epoch.
   Epoch epoch();
 
+  // Later batches lie on the device, in a ring of so many device slots; see tenon_feed_use_device.
+  void use_device(tenon_device device, int32_t slots = 3) {
+    call(tenon_feed_use_device, handle_.get(), device, slots);
+  }
   void begin() { call(tenon_feed_begin, handle_.get()); }
   void end() noexcept { tenon_feed_end(handle_.get()); }
   // Sets the epoch and the place in it at which the next epoch begins.

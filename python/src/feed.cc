@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "callbacks.h"
+#include "devices.h"
 #include "dims.h"
 #include "dtype.h"
 #include "feed_parts.h"
@@ -186,8 +187,21 @@ class NativeFeed {
     feed_.reset();
   }
 
-  void begin() { feed_->begin(); }
-  void end() { feed_->end(); }
+  void begin() {
+    const Released released(*this);
+    feed_->begin();
+  }
+  void end() {
+    const Released released(*this);
+    feed_->end();
+  }
+  void use_device(const std::string& name, int32_t slots) {
+    tenon_device device{};
+    call(tenon_device_from_name, name.c_str(), &device);
+    is_on_device_ = device.type == TENON_CUDA;
+    const nb::gil_scoped_release released;
+    feed_->use_device(device, slots);
+  }
 
   // The next batch, or None at the end of the epoch. timeout: seconds; None waits for a generator as long as
   // it takes, but not for ever when the consumer itself holds every slot.
@@ -199,9 +213,7 @@ class NativeFeed {
     error.struct_size = sizeof error;
     tenon_status status = TENON_OK;
     {
-      // A consumer that fills may have to wait for another one that does, which needs the GIL.
-      std::optional<nb::gil_scoped_release> released;
-      if (is_inline_) released.emplace();
+      const Released released(*this);
       status = tenon_feed_next(feed_->get(), 0, &batch, &error);
     }
     if (status == TENON_ERR_TIMEOUT) status = wait(timeout, warn, &batch, &error);
@@ -232,11 +244,15 @@ class NativeFeed {
     }
   }
 
-  tenon_feed_statistics statistics() const { return feed_->statistics(); }
+  tenon_feed_statistics statistics() const {
+    const Released released(*this);
+    return feed_->statistics();
+  }
   const Feed& feed() const noexcept { return *feed_; }
   void seek(uint64_t epoch, uint64_t index) { tenon_feed_seek(feed_->get(), epoch, index); }
   nb::tuple position() const {
     uint64_t epoch = 0, index = 0;
+    const Released released(*this);
     tenon_feed_position(feed_->get(), &epoch, &index);
     return nb::make_tuple(epoch, index);
   }
@@ -246,7 +262,10 @@ class NativeFeed {
   // (epoch, place, the worker of the next batch, whether a batch ignored its index, states by worker)
   nb::tuple state() const {
     tenon_feed_state* taken = nullptr;
-    call(tenon_feed_state_take, feed_->get(), &taken);
+    {
+      const Released released(*this);
+      call(tenon_feed_state_take, feed_->get(), &taken);
+    }
     const std::unique_ptr<tenon_feed_state, ReleaseState> state(taken);
     tenon_feed_place place{};
     place.struct_size = sizeof place;
@@ -280,6 +299,14 @@ class NativeFeed {
   }
 
  private:
+  // Around calls that wait for other consumers, if these may need the GIL: they fill, or push copies to a
+  // device.
+  struct Released {
+    std::optional<nb::gil_scoped_release> released;
+    explicit Released(const NativeFeed& feed) {
+      if (feed.is_inline_ || feed.is_on_device_) released.emplace();
+    }
+  };
   struct ReleaseState {
     void operator()(tenon_feed_state* state) const noexcept { tenon_feed_state_release(state); }
   };
@@ -317,14 +344,19 @@ class NativeFeed {
     while (tenon_feed_report_take(feed_->get(), text, sizeof text) != 0) warn(text);
   }
 
-  // Every slot is in the consumer's hands: no generator can end the wait.
+  // Every slot is in the consumer's hands: no generator, and no work on streams, can end the wait.
   bool is_starved() const {
-    const tenon_feed_statistics now = feed_->statistics();
-    return now.slots_held == now.slots;
+    const tenon_feed_statistics now = statistics();
+    if (now.device_slots == 0) return now.slots_held == now.slots;
+    tenon_device_statistics devices{};
+    devices.struct_size = sizeof devices;
+    tenon_device_statistics_get(&devices);
+    return devices.submitted == 0 && now.device_slots_held == now.device_slots;
   }
 
   nb::tuple names_;
   const bool is_inline_;
+  bool is_on_device_ = false;
   uint32_t flags_ = 0;  // of the generator
   std::unique_ptr<Feed> feed_;
 };
@@ -355,6 +387,12 @@ nb::dict statistics_dict(const NativeFeed& self) {
   d["oldest_epoch"] = s.oldest_epoch;
   d["oldest_index"] = s.oldest_index;
   d["oldest_ns"] = s.oldest_ns;
+  d["device"] = device_name(s.device);
+  d["device_slots"] = s.device_slots;
+  d["device_slots_held"] = s.device_slots_held;
+  d["host_memory"] = s.host_memory == TENON_HOST_REGISTERED ? "registered"
+                     : s.host_memory == TENON_HOST_STAGED   ? "staged"
+                                                            : "pageable";
   return d;
 }
 
@@ -389,7 +427,10 @@ nb::dict failure_dict(const NativeFeed& self) {
   f.struct_size = sizeof f;
   tenon_feed_failure_get(self.feed().get(), &f);
   nb::dict d;
-  d["kind"] = f.kind == TENON_DIED ? "died" : f.kind == TENON_HUNG ? "hung" : "failed";
+  d["kind"] = f.kind == TENON_DIED         ? "died"
+              : f.kind == TENON_HUNG       ? "hung"
+              : f.kind == TENON_NOT_COPIED ? "not copied"
+                                           : "failed";
   d["worker"] = f.worker < 0 ? nb::none() : nb::object(nb::int_(f.worker));
   d["pid"] = f.pid == 0 ? nb::none() : nb::object(nb::int_(f.pid));
   d["exit_signal"] = f.exit_signal == 0 ? nb::none() : nb::object(nb::int_(f.exit_signal));
@@ -521,6 +562,7 @@ void add_feed(nb::module_& module) {
           nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"), nb::arg("shared_slots") = false,
           nb::arg("sparse_slots") = false, nb::arg("shuffle") = false, nb::arg("rank") = 0,
           nb::arg("world_size") = 1, nb::arg("has_state") = false, nb::arg("state_nbytes") = 0)
+      .def("use_device", &NativeFeed::use_device, nb::arg("device"), nb::arg("slots"))
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
       .def("next", &NativeFeed::next, nb::arg("timeout").none(), nb::arg("warn"),
@@ -540,7 +582,7 @@ void add_feed(nb::module_& module) {
       .def("failure", failure_dict, nb::sig("def failure(self) -> dict[str, Any]"))
       .def("worker", worker_dict, nb::arg("worker"),
            nb::sig("def worker(self, worker: int) -> dict[str, int]"))
-      .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, int]"));
+      .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, Any]"));
 }
 
 }  // namespace tenon::python

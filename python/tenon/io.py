@@ -203,14 +203,17 @@ class FeedIter(BatchIter):
     ----------
     feed : Feed
         The caller must close it. Its fields named ``label``, or ending in ``_label``, are the labels.
+    device : str, optional
+        Where the arrays lie, for example "cuda:0"; None: where the feed delivers. See `Feed`.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, device: str | None = None) -> None:
         fields = [(name, describe(name, shape, dtype)) for name, dtype, shape in feed.schema.fields]
         super().__init__(fields[0][1].shape[0])
         self.provide_data: list[DataDesc] = [described for name, described in fields if not is_label(name)]
         self.provide_label: list[DataDesc] = [described for name, described in fields if is_label(name)]
         self._feed = feed
+        self._device = device
         self._epoch: Iterator[DataBatch] | None = None
 
     def reset(self) -> None:
@@ -220,7 +223,7 @@ class FeedIter(BatchIter):
     def iter_next(self) -> bool:
         self.current_batch = None  # its slot is free before the wait for the next one
         if self._epoch is None:
-            self._epoch = iter(self._feed.databatch())
+            self._epoch = iter(self._feed.databatch(self._device))
         self.current_batch = next(self._epoch, None)
         return self.current_batch is not None
 

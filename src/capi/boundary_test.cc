@@ -105,6 +105,7 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_plugin_look),
       ENTRY(tenon_feed_create),
       ENTRY(tenon_feed_begin),
+      ENTRY(tenon_feed_use_device),
       ENTRY(tenon_feed_next),
       ENTRY(tenon_feed_state_take),
       ENTRY(tenon_feed_resume),

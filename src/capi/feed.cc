@@ -89,6 +89,10 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
   });
 }
 
+tenon_status tenon_feed_use_device(tenon_feed* feed, tenon_device device, int32_t slots, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(feed, "feed"))->use_device(device, slots); });
+}
+
 tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error) {
   return guarded(error, [&] { unwrap(not_null(feed, "feed"))->begin(); });
 }

@@ -7,22 +7,6 @@
 namespace tenon::impl {
 namespace {
 
-Ref<Storage> storage_over(Slots& slots, int32_t slot) {
-  Memory memory;
-  memory.data = slots.data(slot);
-  memory.nbytes = slots.slot_nbytes();
-  memory.extent = memory.data;
-  memory.extent_nbytes = memory.nbytes;
-  memory.owner = slots.lend(slot);
-  memory.deleter = Slots::end_loan;
-  try {
-    return Storage::adopt(memory);
-  } catch (...) {
-    Slots::end_loan(memory.owner);
-    throw;
-  }
-}
-
 uint64_t used_nbytes(const SchemaField& field, const int64_t* shape) noexcept {
   return static_cast<uint64_t>(element_count({shape, field.shape.size()}, field.dtype.element_bits())) *
          field.dtype.padded_itemsize();
@@ -50,6 +34,7 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
   arrays_.reserve(schema.fields().size());
   std::vector<int64_t> strides;
   Layout layout;
+  layout.device = storage_->memory().device;
   for_each_field(schema, shapes,
                  [&](const SchemaField& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
                    layout.data = storage_->data() + (is_packed ? packed : field.offset);
@@ -65,10 +50,21 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
 
 Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                        const Ticket& ticket) {
-  Ref<Storage> storage = storage_over(slots, slot);
+  Ref<Storage> storage = slots.lend_storage(slot);
   std::byte* const data = storage->data();
   return Ref<Batch>::adopt(new Batch(schema, std::move(storage), layout.shapes(data), false,
                                      {layout.attachment(data), layout.attached(data)}, ticket));
+}
+
+Ref<Batch> Batch::beside(const Batch& filled, const Schema& schema, Ref<Storage> storage) {
+  std::vector<int64_t> shapes;
+  for (const Ref<Array>& array : filled.arrays_)
+    shapes.insert(shapes.end(), array->shape().begin(), array->shape().end());
+  Ref<Batch> made =
+      Ref<Batch>::adopt(new Batch(schema, std::move(storage), shapes.data(), false, {}, filled.ticket_));
+  made->copied_attachment_.assign(filled.attachment_.begin(), filled.attachment_.end());
+  made->attachment_ = made->copied_attachment_;
+  return made;
 }
 
 Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,

@@ -28,6 +28,10 @@ class Batch {
   static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
                          const Ticket& ticket);
 
+  // The same fields, with no elements yet, on a storage that has room for the fields of the schema. Has a
+  // copy of the attachment. Fails with std::bad_alloc.
+  static Ref<Batch> beside(const Batch& filled, const Schema& schema, Ref<Storage> storage);
+
   const Ticket& ticket() const noexcept { return ticket_; }
   // Null for a field that the schema does not have.
   Ref<Array> array(int32_t field) const noexcept {
@@ -52,6 +56,7 @@ class Batch {
   const Ticket ticket_;
   const Ref<Storage> storage_;
   std::span<const std::byte> attachment_;
+  std::vector<std::byte> copied_attachment_;
   uint64_t nbytes_ = 0;
   std::vector<Ref<Array>> arrays_;  // in schema order
   RefCount refs_;

@@ -62,10 +62,6 @@ const char* signal_name(int32_t signal) noexcept {
   }
 }
 
-std::string ticket_text(const Ticket& ticket) {
-  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
-}
-
 std::string views_text(tenon_view_count views) {
   const uint32_t count = views.readers + views.writers;
   if (count == 0) return "no open view";
@@ -170,22 +166,26 @@ void Feed::check_process() const {
 
 void Feed::begin() {
   check_process();
+  const std::scoped_lock lock(staging_);
+  if (!ahead_.empty()) end_at_consumer();
   workers_->queue().begin();
 }
 
 void Feed::end() {
-  if (!process_.is_child()) workers_->queue().end();
+  if (process_.is_child()) return;
+  const std::scoped_lock lock(staging_);
+  end_at_consumer();
 }
 
 void Feed::seek(uint64_t epoch, uint64_t place) { workers_->queue().seek(epoch, place); }
 
 std::pair<uint64_t, uint64_t> Feed::position() {
-  const FeedPosition position = workers_->queue().position();
+  const FeedPosition position = position_of_consumer();
   return {position.epoch, position.place};
 }
 
 FeedPosition Feed::state() {
-  FeedPosition position = workers_->queue().position();
+  FeedPosition position = position_of_consumer();
   if (!workers_->has_state()) position.states.clear();
   return position;
 }
@@ -241,7 +241,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
   const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
-    if (is_starved()) help_starved();
+    if (is_starved() && !is_on_device_.load(std::memory_order_relaxed)) help_starved();
     int64_t step = timeout_ns == 0 ? 0 : deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);
     if (watches_fill && step != 0) {
       const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
@@ -273,34 +273,46 @@ Ref<Batch> Feed::batch_of(const TicketQueue::Delivery& item) {
   return Batch::copy(*schema_, workers_->layout(), slots, item.slot, item.ticket);
 }
 
+// What next() has found. False: the end of the epoch. Throws the failure of the generator.
+bool Feed::has_batch(TicketQueue::NextBatch outcome, const TicketQueue::Delivery& item) {
+  if (outcome == TicketQueue::NextBatch::kStopped) throw_error(Code::kClosed, "the feed is closed");
+  if (outcome == TicketQueue::NextBatch::kFailure) throw_failure(item);
+  return outcome == TicketQueue::NextBatch::kBatch;
+}
+
+void Feed::throw_failure(const TicketQueue::Delivery& item) {
+  const TicketFailure& f = item.failure;
+  const std::scoped_lock lock(failing_);
+  failure_ = {};
+  failure_.kind = f.kind;
+  failure_.code = f.code;
+  failure_.worker = f.worker;
+  failure_.pid = f.pid;
+  failure_.exit_signal = f.exit_signal;
+  failure_.exit_code = f.exit_code;
+  failure_.epoch = item.ticket.epoch;
+  failure_.index = item.ticket.index;
+  std::memcpy(failure_.text, f.message, sizeof failure_.text);
+  throw Error(Code::kOp, failure_text(item), f.code);
+}
+
+void Feed::note_delivery(const Batch& batch) noexcept {
+  batches_.fetch_add(1, std::memory_order_relaxed);
+  nbytes_.fetch_add(batch.nbytes(), std::memory_order_relaxed);
+}
+
 bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   check_process();
   if (workers_->is_called_by_worker()) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
+  if (const Ref<DeviceBatches> device = device_batches()) return next_on_device(*device, timeout_ns, batch);
   TicketQueue::Delivery item;
   TicketQueue::NextBatch outcome{};
   if (!wait(timeout_ns, item, outcome)) return false;
-  switch (outcome) {
-    case TicketQueue::NextBatch::kLate: return false;
-    case TicketQueue::NextBatch::kStopped: throw_error(Code::kClosed, "the feed is closed");
-    case TicketQueue::NextBatch::kFailure: {
-      const TicketFailure& f = item.failure;
-      const std::scoped_lock lock(failing_);
-      failure_ = {};
-      failure_.kind = f.kind;
-      failure_.code = f.code;
-      failure_.worker = f.worker;
-      failure_.pid = f.pid;
-      failure_.exit_signal = f.exit_signal;
-      failure_.exit_code = f.exit_code;
-      failure_.epoch = item.ticket.epoch;
-      failure_.index = item.ticket.index;
-      std::memcpy(failure_.text, f.message, sizeof failure_.text);
-      throw Error(Code::kOp, failure_text(item), f.code);
-    }
-    case TicketQueue::NextBatch::kEnd: batch = {}; return true;
-    case TicketQueue::NextBatch::kBatch: break;
+  if (!has_batch(outcome, item)) {
+    batch = {};
+    return true;
   }
   workers_->slots().mark(item.slot, trace::kRunning);
   try {
@@ -309,8 +321,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
     workers_->queue().end();
     throw;
   }
-  batches_.fetch_add(1, std::memory_order_relaxed);
-  nbytes_.fetch_add(batch->nbytes(), std::memory_order_relaxed);
+  note_delivery(*batch);
   return true;
 }
 
@@ -358,6 +369,9 @@ tenon_feed_failure Feed::failure() {
 }
 
 std::string Feed::waiting_text() {
+  if (const Ref<DeviceBatches> device = device_batches()) {
+    if (device->ring().lent() == device->ring().count()) return device->held_text();
+  }
   const TicketQueue::Snapshot now = workers_->queue().snapshot();
   if (!now.wanted) return "the batch has just become ready";
   std::string text =
@@ -396,6 +410,13 @@ void Feed::close(int64_t timeout_ns) {
   }
   const std::scoped_lock lock(closing_);
   workers_->dismiss();
+  Ref<DeviceBatches> device;  // ends after staging_: it waits for its copies
+  {
+    const std::scoped_lock staging(staging_);
+    ahead_.clear();
+    device = std::move(device_);
+    is_on_device_.store(false, std::memory_order_relaxed);
+  }
   if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
   const bool have_left = !workers_->is_called_by_worker() && workers_->wait_until_left(timeout_ns);
   for (std::thread& thread : *threads_) {
@@ -444,6 +465,14 @@ tenon_feed_statistics Feed::statistics() {
     s.skipped = now.skipped;
     if (WorkerProcesses* const processes = workers_->processes()) s.restarted = processes->restarts();
     note_oldest(s);
+  }
+  if (const Ref<DeviceBatches> device = device_batches()) {
+    s.device = device->device();
+    s.device_slots = device->ring().count();
+    s.device_slots_held = device->ring().lent();
+    s.host_memory = static_cast<int32_t>(device->host_memory());
+  } else {
+    s.device = {TENON_CPU, 0};
   }
   s.slots_free = std::max(0, s.slots - s.slots_held - s.slots_ready - s.slots_filling);
   return s;

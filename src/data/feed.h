@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A feed: worker threads that run a generator on free slots, and the functions of the consumer. TicketQueue
-// has the order, Slots the memory, Batch the arrays.
+// has the order, Slots the memory, Batch the arrays, DeviceBatches the device slots and the copies to them.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +19,7 @@
 #include "base/fork_mark.h"
 #include "base/ref.h"
 #include "data/batch.h"
+#include "data/device_batches.h"
 #include "data/schema.h"
 #include "data/workers.h"
 #include "tenon/tenon.h"
@@ -32,6 +36,11 @@ class Feed {
   ~Feed();
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
+
+  // Later batches lie on the device (TENON_CUDA), in a ring of so many device slots, or on the slots
+  // (TENON_CPU). Ends the epoch, unless nothing changes. Fails with kValue, kClosed, and as DeviceBatches;
+  // then batches lie on the slots.
+  void use_device(tenon_device device, int32_t slots);
 
   // Fails with kClosed.
   void begin();
@@ -61,6 +70,15 @@ class Feed {
   std::string take_report() { return workers_->take_report(); }
 
  private:
+  // A batch that was taken from the queue, and whose copies to the device are pushed.
+  struct Copied {
+    FeedPosition before;
+    Ticket ticket;
+    Ref<Batch> batch;
+    std::vector<Ref<Op>> copies;
+    std::exception_ptr error;  // why there is no batch
+  };
+
   void check_process() const;
   void start_workers();
   std::string failure_text(const TicketQueue::Delivery& item) const;
@@ -71,6 +89,21 @@ class Feed {
   bool is_starved() const noexcept;
   void help_starved();
   Ref<Batch> batch_of(const TicketQueue::Delivery& item);
+  bool has_batch(TicketQueue::NextBatch outcome, const TicketQueue::Delivery& item);
+  [[noreturn]] void throw_failure(const TicketQueue::Delivery& item);
+  void note_delivery(const Batch& batch) noexcept;
+
+  // On a device: feed_on_device.cc.
+  Ref<DeviceBatches> device_batches();
+  FeedPosition position_of_consumer();
+  void end_at_consumer();
+  bool next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>& batch);
+  void copy_ahead(DeviceBatches& device);
+  std::optional<Copied> take_copied(DeviceBatches& device);
+  bool wait_for_room(DeviceBatches& device, const Deadline& deadline, DeviceBatches::Room& room);
+  DeviceBatches::Room help_starved_device(DeviceBatches& device);
+  void copy_to_device(DeviceBatches& device, DeviceBatches::Room room, int32_t slot, Copied& copied) noexcept;
+  void check_copied(const Copied& copied);
 
   // Constant after construction.
   const ForkMark process_;
@@ -80,6 +113,13 @@ class Feed {
 
   // Shared: plain counters.
   std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};
+
+  std::timed_mutex taking_;  // held in next_on_device(), so that batches come in order; before staging_
+  std::atomic<bool> is_on_device_{false};
+  std::mutex staging_;
+  // Guarded by staging_. One epoch.
+  Ref<DeviceBatches> device_;  // null: batches lie on the slots
+  std::deque<Copied> ahead_;   // of the consumer, in the order of the epoch
 
   std::mutex failing_;
   tenon_feed_failure failure_{};  // guarded by failing_

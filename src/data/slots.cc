@@ -11,12 +11,14 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint32_t kLast = UINT32_MAX;
+constexpr int64_t kLongestSleepNs = 50'000'000;
 
 constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
 constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
@@ -69,7 +71,7 @@ size_t checked_nbytes(const SlotsPlan& plan) {
       __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
     throw_error(Code::kValue, most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
   }
-  if (!plan.is_sparse) check_available(plan.count, plan.slot_nbytes);
+  if (!plan.is_sparse && plan.device.type == TENON_CPU) check_available(plan.count, plan.slot_nbytes);
   return nbytes;
 }
 
@@ -104,29 +106,67 @@ Slots::Slots(const SlotsPlan& plan)
   }
   sem_init(&free_, 0, static_cast<unsigned>(plan.count));
   try {
-    if (plan.is_shared) {
-      const bool has_control = plan.control_nbytes > 0;
-      file_ = os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
-      if (has_control) os::commit(file_, 0, plan.control_nbytes, "the control part of a feed");
-      memory_ = os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
-    } else {
-      memory_ = reserve(plan, nbytes_);
-    }
-    if (plan.is_shared && !plan.is_sparse) {
-      os::check_room(static_cast<size_t>(plan.count) * plan.slot_nbytes,
-                     slots_text(plan.count, plan.slot_nbytes));
-    }
+    make_memory();
   } catch (...) {
-    if (memory_ != nullptr) munmap(memory_, nbytes_);
+    drop_memory();
     sem_destroy(&free_);
     throw;
   }
   count_ = made_ = plan.count;
 }
 
+void Slots::make_memory() {
+  if (plan_.device.type == TENON_CUDA_HOST) {
+    memory_ = static_cast<std::byte*>(device::allocate_pinned(nbytes_));
+  } else if (!is_on_host()) {
+    on_device_ = &device::Device::of(plan_.device);
+    memory_ = static_cast<std::byte*>(on_device_->allocate(nbytes_, false, &born_));
+  } else if (plan_.is_shared) {
+    const bool has_control = plan_.control_nbytes > 0;
+    file_ = os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
+    if (has_control) os::commit(file_, 0, plan_.control_nbytes, "the control part of a feed");
+    memory_ = os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
+    if (plan_.is_sparse) return;
+    os::check_room(static_cast<size_t>(plan_.count) * plan_.slot_nbytes,
+                   slots_text(plan_.count, plan_.slot_nbytes));
+  } else {
+    memory_ = reserve(plan_, nbytes_);
+  }
+}
+
+void Slots::drop_memory() noexcept {
+  if (memory_ == nullptr) return;
+  if (plan_.device.type == TENON_CUDA_HOST) {
+    device::free_pinned(memory_, nbytes_);
+  } else if (!is_on_host()) {
+    on_device_->free(memory_, nbytes_);
+  } else {
+    pins_.clear();
+    munmap(memory_, nbytes_);
+  }
+}
+
+void Slots::pin() {
+  const std::scoped_lock lock(growing_);
+  if (plan_.is_sparse)
+    throw_error(Code::kValue, "sparse slots cannot be pinned: that would take memory for all of them");
+  const size_t nbytes = static_cast<size_t>(made()) * plan_.slot_nbytes;
+  // The driver takes the memory of private slots. That of a file is taken here, where a lack is an error.
+  if (plan_.is_shared) {
+    os::commit(file_, plan_.control_nbytes, nbytes, slots_text(made(), plan_.slot_nbytes));
+  }
+  pins_.reserve(static_cast<size_t>(most() - made()) + 1);
+  pins_.push_back(std::make_unique<device::Registration>(data(0), nbytes, false));
+}
+
+void Slots::unpin() noexcept {
+  const std::scoped_lock lock(growing_);
+  pins_.clear();
+}
+
 void Slots::take_memory(int32_t slot) {
   Link& link = links_[static_cast<size_t>(slot)];
-  if (link.has_memory || plan_.is_sparse) return;
+  if (link.has_memory || plan_.is_sparse || !is_on_host()) return;
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
     os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
@@ -141,6 +181,13 @@ void Slots::take_memory(int32_t slot) {
 int32_t Slots::make_slot() {
   const int32_t slot = made();
   take_memory(slot);
+  if (!pins_.empty()) {
+    try {
+      pins_.push_back(std::make_unique<device::Registration>(data(slot), plan_.slot_nbytes, false));
+    } catch (const std::exception&) {
+      // Copies from this slot are slower.
+    }
+  }
   made_.store(slot + 1, std::memory_order_relaxed);
   return slot;
 }
@@ -171,7 +218,7 @@ void Slots::give_spare(int32_t slot) noexcept {
 }
 
 Slots::~Slots() {
-  munmap(memory_, nbytes_);
+  drop_memory();
   sem_destroy(&free_);
 }
 
@@ -186,6 +233,23 @@ int32_t Slots::try_take() noexcept {
     if (errno != EINTR) return is_awake_.load(std::memory_order_relaxed) ? kOver : kNone;
   }
   return pop();
+}
+
+int32_t Slots::take_for(int64_t timeout_ns) noexcept {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const Deadline deadline(timeout_ns);
+  int32_t slot = try_take();
+  while (slot == kNone && !deadline.has_passed()) {
+    timespec until{};
+    clock_gettime(CLOCK_REALTIME, &until);  // may be set meanwhile: the loop looks at the steady clock
+    const int64_t step = std::clamp<int64_t>(deadline.left_ns(), 0, kLongestSleepNs);
+    const int64_t ns = until.tv_nsec + step;
+    until.tv_sec += static_cast<time_t>(ns / kSecond);
+    until.tv_nsec = static_cast<long>(ns % kSecond);
+    if (sem_timedwait(&free_, &until) == 0) return pop();
+    slot = try_take();
+  }
+  return slot;
 }
 
 // Requires a token of the semaphore.
@@ -235,6 +299,24 @@ void* Slots::lend(int32_t slot) noexcept {
   retain();
   lent_.fetch_add(1, std::memory_order_relaxed);
   return &links_[static_cast<size_t>(slot)];
+}
+
+Ref<Storage> Slots::lend_storage(int32_t slot) {
+  Memory memory;
+  memory.data = data(slot);
+  memory.nbytes = plan_.slot_nbytes;
+  memory.extent = memory.data;
+  memory.extent_nbytes = memory.nbytes;
+  memory.owner = lend(slot);
+  memory.deleter = end_loan;
+  memory.device = plan_.device;
+  memory.born = born_.get();
+  try {
+    return Storage::adopt(memory);
+  } catch (...) {
+    end_loan(memory.owner);
+    throw;
+  }
 }
 
 void Slots::end_loan(void* owner) noexcept {

@@ -3,7 +3,7 @@
 // The slots of a feed: one range of addresses, which is mapped once, and the list of free slots. A slot takes
 // its memory before its first fill, or, if it is sparse, where it is written. The content of a slot is not
 // known here. Slots that other processes map lie in a memory file; with worker processes, a control part lies
-// before them (request_ring.h).
+// before them (request_ring.h). Slots on a device, and pinned ones, are one allocation of the driver.
 #pragma once
 
 #include <semaphore.h>
@@ -11,12 +11,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/trace.h"
+#include "device/device.h"
+#include "memory/storage.h"
 
 namespace tenon::impl {
 
@@ -34,6 +37,8 @@ struct SlotsPlan {
   bool is_shared = false;     // in a memory file
   bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
   size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
+  // TENON_CUDA, TENON_CUDA_HOST: they do not grow, and are neither shared nor sparse.
+  tenon_device device{TENON_CPU, 0};
 };
 
 // Counted: the feed holds one reference, each lent slot another, so that delivered batches outlive the
@@ -42,7 +47,7 @@ struct SlotsPlan {
 // Invariant: the semaphore never counts more than the slots in the list (until wake() ends its use).
 class Slots {
  public:
-  // Fails with kValue (overflow), kNoMemory (the message has the numbers).
+  // Fails with kValue (overflow), kNoMemory (the message has the numbers), and as Device::of.
   static Ref<Slots> create(const SlotsPlan& plan);
 
   // Without the spare ones, and without those that spare ones replace.
@@ -55,6 +60,15 @@ class Slots {
     return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
   }
   bool is_sparse() const noexcept { return plan_.is_sparse; }
+  tenon_device device() const noexcept { return plan_.device; }
+
+  // Pins the memory for the driver where it lies, also that of later slots if the driver lets it: all slots
+  // take their memory then. Fails with kValue (sparse slots), kNoMemory, and as device::Registration; then
+  // nothing is pinned. While it is pinned, nothing else may copy from it in the order of a stream and expect
+  // the driver to have read it at its return.
+  void pin();
+  // Requires that the copies from it are done.
+  void unpin() noexcept;
   std::byte* control() const noexcept { return memory_; }
   // Empty where the memory is not shared.
   const os::File& file() const noexcept { return file_; }
@@ -70,6 +84,8 @@ class Slots {
   int32_t take() noexcept;
   // The same without waiting: also kNone.
   int32_t try_take() noexcept;
+  // The same, and waits so long (>= 0).
+  int32_t take_for(int64_t timeout_ns) noexcept;
   void give(int32_t slot) noexcept;
 
   // Takes the memory of a slot, which the caller has taken, before its first use; later calls do nothing. So
@@ -94,6 +110,9 @@ class Slots {
   // after the last use of the slot; the slot is then free.
   void* lend(int32_t slot) noexcept;
   static void end_loan(void* owner) noexcept;
+  // The same as a storage, whose end is the end of the loan. On failure the slot is free. Fails with
+  // std::bad_alloc.
+  Ref<Storage> lend_storage(int32_t slot);
   // How many slots are lent.
   int32_t lent() const noexcept { return lent_.load(std::memory_order_relaxed); }
 
@@ -119,6 +138,9 @@ class Slots {
   Slots& operator=(const Slots&) = delete;
 
   int32_t pop() noexcept;
+  bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
+  void make_memory();
+  void drop_memory() noexcept;
   int32_t make_slot();
   void end_span(Link& link) noexcept;
 
@@ -127,9 +149,13 @@ class Slots {
   const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
   os::File file_;
   std::byte* memory_ = nullptr;
+  device::Device* on_device_ = nullptr;  // of device memory
+  Ref<device::Event> born_;              // of device memory: see Memory::born
 
   std::mutex growing_;
-  std::vector<int32_t> spares_;  // guarded by growing_
+  // Guarded by growing_.
+  std::vector<int32_t> spares_;
+  std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned
 
   // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
   // that an exchange fails when the slot at the head has been taken and given back meanwhile.

@@ -9,6 +9,10 @@
 
 namespace tenon::impl {
 
+std::string ticket_text(const Ticket& ticket) {
+  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
+}
+
 TicketQueue::TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin, uint32_t feed)
     : slots_(std::move(slots)),
       round_robin_(static_cast<uint64_t>(round_robin)),
@@ -245,6 +249,15 @@ void TicketQueue::end() {
   notify_consumers();
 }
 
+void TicketQueue::end_at(FeedPosition delivered) {
+  const std::scoped_lock lock(mutex_);
+  if (is_active_) end_epoch();
+  states_ = std::move(delivered.states);
+  states_.resize(round_robin_);
+  ignored_index_ = delivered.ignored_index;
+  notify_consumers();
+}
+
 void TicketQueue::stop() {
   const std::scoped_lock lock(mutex_);
   if (is_active_) end_epoch();
@@ -329,6 +342,14 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   uses_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns(), false};
   --ready_count_;
   return NextBatch::kBatch;
+}
+
+TicketQueue::NextBatch TicketQueue::peek() {
+  const std::scoped_lock lock(mutex_);
+  if (is_stopped_) return NextBatch::kStopped;
+  if (!is_settled()) return NextBatch::kLate;
+  if (!is_active_ || deliver_ == end_) return NextBatch::kEnd;
+  return entry(deliver_).state == EntryState::kFailed ? NextBatch::kFailure : NextBatch::kBatch;
 }
 
 bool TicketQueue::has_ready() {

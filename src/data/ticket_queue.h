@@ -35,6 +35,7 @@ struct Ticket {
   uint64_t round = 0;       // the number of begin() calls before: an epoch can begin several times
   bool is_resumed = false;  // behind a position that seek() has set
 };
+std::string ticket_text(const Ticket& ticket);  // "batch 3 of epoch 0"
 
 // The state of a worker's generator after a fill. Null: the one from before its first fill.
 using StateRef = std::shared_ptr<const std::vector<std::byte>>;
@@ -113,6 +114,9 @@ class TicketQueue {
   // Fails with kClosed after stop().
   void begin();
   void end();
+  // The same, as if the consumers had got only what lies before the position, which position() has returned
+  // in this epoch.
+  void end_at(FeedPosition delivered);
   // The epoch that begin() begins, and its place in it. Without states, workers begin with their first ones.
   void seek(uint64_t epoch, uint64_t place);
   void seek(FeedPosition position);
@@ -121,6 +125,8 @@ class TicketQueue {
   FeedPosition position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Delivery& item);
+  // What next(0) would return; it takes nothing.
+  NextBatch peek();
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
   // failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);

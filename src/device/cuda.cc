@@ -213,6 +213,9 @@ class CudaDriver final : public Driver {
   Status wait(Stream stream, EventHandle event) noexcept override {
     return cu_.cuStreamWaitEvent(device::stream_of(stream), event_of(event), CU_EVENT_WAIT_DEFAULT);
   }
+  Status synchronise_stream(Stream stream) noexcept override {
+    return cu_.cuStreamSynchronize(device::stream_of(stream));
+  }
   Status is_capturing(Stream stream, bool* is_capturing) noexcept override {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const Status s = cu_.cuStreamIsCapturing(device::stream_of(stream), &status);

@@ -257,6 +257,12 @@ Ref<Event> Device::record(Stream stream) {
   return event;
 }
 
+Status Device::record(Event& event) noexcept {
+  const Status status = driver_.record(event.handle_, event.stream_);
+  if (status != kOk) (void)driver_.synchronise_stream(event.stream_);
+  return status;
+}
+
 bool Device::is_capturing(Stream stream) {
   const Current current(*this);
   bool is_capturing = false;

@@ -114,7 +114,8 @@ class Device {
   // The same in two steps, so that no work is submitted without an event: an event that is not recorded may
   // only be recorded or released. Fails as record. The device must be current for the second.
   Ref<Event> make_event(Stream stream);
-  Status record(Event& event) noexcept { return driver_.record(event.handle_, event.stream_); }
+  // When it fails, all work that was submitted before is done.
+  Status record(Event& event) noexcept;
   // What a stream of another library has been given so far, unless it is being captured: then null. The
   // stream of a thread (number 2) is the caller's, or (is_of_other_thread) another one's. Fails as record.
   Ref<Event> record_foreign(Stream stream, bool is_of_other_thread);

@@ -147,6 +147,24 @@ class DeviceTest : public testing::Test {
     tenon_device_statistics_get(&now);
     return now;
   }
+  // While it lives, nothing runs on this stream of the device.
+  class Hold {
+   public:
+    explicit Hold(Lane lane, tenon_device id = kCuda) : id_(id), stream_(Device::of(id).stream(lane)) {
+      EXPECT_EQ(0, on(id_, fake_cuda_hold, stream_));
+    }
+    ~Hold() { release(); }
+    void release() {
+      if (void* const held = std::exchange(stream_, nullptr)) {
+        EXPECT_EQ(0, on(id_, fake_cuda_resume, held));
+      }
+    }
+
+   private:
+    const tenon_device id_;
+    void* stream_;
+  };
+
   // True when it holds within a minute.
   template <class Holds>
   static bool soon(Holds holds) {

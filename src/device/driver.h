@@ -97,6 +97,7 @@ class Driver {
 
   virtual Status create_stream(Stream* stream) noexcept = 0;
   virtual Status wait(Stream stream, EventHandle event) noexcept = 0;  // the stream waits, not the caller
+  virtual Status synchronise_stream(Stream stream) noexcept = 0;       // the caller sleeps
   virtual Status is_capturing(Stream stream, bool* is_capturing) noexcept = 0;
   // The stream of a number of the DLPack protocol: 1 the legacy default stream, 2 that of the thread, else a
   // handle.

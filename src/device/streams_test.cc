@@ -44,24 +44,6 @@ class Streams : public DeviceTest {
   }
   void finish(const Pushed& op) { EXPECT_EQ(TENON_OK, op.wait(&error)) << error.message; }
 
-  // While it lives, nothing runs on this stream of the device.
-  class Hold {
-   public:
-    explicit Hold(Lane lane, tenon_device id = kCuda) : id_(id), stream_(Device::of(id).stream(lane)) {
-      EXPECT_EQ(0, on(id_, fake_cuda_hold, stream_));
-    }
-    ~Hold() { release(); }
-    void release() {
-      if (void* const held = std::exchange(stream_, nullptr)) {
-        EXPECT_EQ(0, on(id_, fake_cuda_resume, held));
-      }
-    }
-
-   private:
-    const tenon_device id_;
-    void* stream_;
-  };
-
   uint64_t submitted() { return statistics().submitted; }
 };
 

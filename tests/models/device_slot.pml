@@ -2,11 +2,11 @@
 //
 // Device slots: a feed copies batches from a host slot to device slots on its copy stream, and two consumers use
 // them, each with a stream of its own. The filler fills a free host slot. The loader takes a filled host slot and
-// a free device slot, and submits: a wait for the last view of the device slot, the copy, the record of the copy's
-// event. The completion thread sees the event, completes the op, and frees the host slot. A consumer gets the batch
-// as soon as its copy is submitted. It either makes its stream wait for the copy's event, submits a kernel that
-// reads the batch, and closes the view at once, which records an event; or it waits for the completion of the op
-// and reads the batch on the host. A closed view frees the device slot.
+// a free device slot, and submits the copy and the record of its event. The completion thread sees the event,
+// completes the op, and frees the host slot. A consumer gets the batch as soon as its copy is submitted. It either
+// makes its stream wait for the copy's event, submits a kernel that reads the batch, and closes the view at once,
+// which records an event: the completion thread sees that event, and frees the device slot. Or it waits for the
+// completion of the op, reads the batch on the host, and frees the device slot.
 //
 // A stream runs its work in order. A copy and a kernel have a beginning and an end. Each event is recorded once,
 // so that an event is named by its batch.
@@ -18,8 +18,8 @@
 //
 // NO_COPY_WAIT: the consumer's stream does not wait for the copy's event.
 // variant: NO_COPY_WAIT refuted assertion
-// NO_VIEW_WAIT: the copy stream does not wait for the event of the last view of the device slot.
-// variant: NO_VIEW_WAIT refuted assertion
+// FREE_BEFORE_VIEW: the completion thread frees the device slot without the event of the view.
+// variant: FREE_BEFORE_VIEW refuted assertion
 // CLOSED_WITHOUT_EVENT: the view is closed, and frees the slot, without an event on the consumer's stream.
 // variant: CLOSED_WITHOUT_EVENT refuted assertion
 // EVENT_BEFORE_KERNEL: the event of the view is recorded when the batch is exported, so that it does not cover
@@ -42,11 +42,10 @@
 #define TORN 255
 #define COPY_STREAM CONSUMERS
 
-mtype = { WAIT_COPY, WAIT_VIEW, COPY, KERNEL, RECORD_COPY, RECORD_VIEW };
+mtype = { WAIT_COPY, COPY, KERNEL, RECORD_COPY, RECORD_VIEW };
 
 // Batches are numbered from 1; 0: none.
 byte host[HOST_SLOTS], device[DEVICE_SLOTS];  // the batch in a slot, or TORN
-byte last_view[DEVICE_SLOTS];                 // the batch whose view had the slot last and left an event
 bool copied[BATCHES + 1], viewed[BATCHES + 1];  // events
 bool completed[BATCHES + 1];                    // ops
 bool asleep = false;                            // the completion thread
@@ -55,6 +54,7 @@ chan host_free = [HOST_SLOTS] of { byte };
 chan filled = [HOST_SLOTS] of { byte, byte };           // slot, batch
 chan device_free = [DEVICE_SLOTS] of { byte };
 chan submitted = [BATCHES] of { byte, byte };           // batch, host slot
+chan closed = [BATCHES] of { byte, byte };              // batch, device slot: a view with an event
 chan ready = [DEVICE_SLOTS] of { byte, byte };          // batch, device slot
 chan stream[CONSUMERS + 1] = [8] of { mtype, byte, byte, byte };  // work, batch, device slot, host slot
 
@@ -77,12 +77,6 @@ proctype Loader() {
   :: n < BATCHES ->
     filled?slot, batch;
     device_free?target;
-#ifndef NO_VIEW_WAIT
-    if
-    :: last_view[target] != 0 -> stream[COPY_STREAM]!WAIT_VIEW, last_view[target], 0, 0
-    :: else
-    fi;
-#endif
     stream[COPY_STREAM]!COPY, batch, target, slot;
 #ifdef EVENT_UNRECORDED
     if
@@ -106,30 +100,33 @@ proctype Loader() {
 }
 
 proctype Completions() {
-  byte batch, slot, n = 0;
+  byte batch, slot;
+end:
   do
-  :: n < BATCHES ->
 #ifdef SLEEP_UNLOCKED
-    if
-    :: empty(submitted) -> asleep = true; !asleep
-    :: nempty(submitted)
-    fi;
+  :: empty(submitted) && empty(closed) -> asleep = true;
+end_sleep:
+    !asleep
 #else
-    if
-    :: atomic { empty(submitted) -> asleep = true }; !asleep
-    :: nempty(submitted)
-    fi;
+  :: atomic { empty(submitted) && empty(closed) -> asleep = true };
+end_sleep:
+    !asleep
 #endif
+  :: nempty(submitted) ->
     submitted?batch, slot;
 #ifndef COMPLETION_BEFORE_EVENT
     copied[batch];
 #endif
     completed[batch] = true;
 #ifndef RELEASE_AT_SUBMISSION
-    host_free!slot;
+    host_free!slot
 #endif
-    n++
-  :: else -> break
+  :: nempty(closed) ->
+    closed?batch, slot;
+#ifndef FREE_BEFORE_VIEW
+    viewed[batch];
+#endif
+    device_free!slot
   od
 }
 
@@ -148,20 +145,22 @@ end:
 #endif
       stream[own]!KERNEL, batch, slot, 0;
 #ifdef CLOSED_WITHOUT_EVENT
-      last_view[slot] = 0
+      device_free!slot
 #else
 #ifndef EVENT_BEFORE_KERNEL
       stream[own]!RECORD_VIEW, batch, 0, 0;
 #endif
-      last_view[slot] = batch
+      atomic {
+        closed!batch, slot;
+        asleep = false
+      }
 #endif
     :: true ->
       completed[batch];
       assert(device[slot] == batch);
       assert(device[slot] == batch);
-      last_view[slot] = 0
-    fi;
-    device_free!slot
+      device_free!slot
+    fi
   od
 }
 
@@ -170,7 +169,6 @@ proctype Stream(byte own) {
 end:
   do
   :: stream[own]?WAIT_COPY, batch, _, _ -> copied[batch]
-  :: stream[own]?WAIT_VIEW, batch, _, _ -> viewed[batch]
   :: stream[own]?RECORD_COPY, batch, _, _ -> copied[batch] = true
   :: stream[own]?RECORD_VIEW, batch, _, _ -> viewed[batch] = true
   :: stream[own]?COPY, batch, slot, source ->

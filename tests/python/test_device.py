@@ -165,6 +165,15 @@ def test_without_a_driver_the_error_says_what_was_looked_for():
     except FileNotFoundError as error:
         print(error)
     assert tn.zeros(3).device == "cpu"
+    def fill(batch):
+        batch.data = batch.index
+    schema = tn.schema(data=("f4", (2,)))
+    try:
+        tn.Feed(fill, schema, device="cuda:0")
+    except FileNotFoundError as error:
+        print(error)
+    with tn.Feed(fill, schema, batches=2) as feed:
+        assert len(list(feed)) == 2
     """
     environment = {**os.environ, "TENON_CUDA_DRIVER": "/nowhere/libcuda.so.1"}
     done = subprocess.run(
@@ -174,7 +183,10 @@ def test_without_a_driver_the_error_says_what_was_looked_for():
         env=environment,
         check=True,
     )
-    assert "/nowhere/libcuda.so.1" in done.stdout and "TENON_CUDA_DRIVER" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, lines
+    for line in lines:
+        assert "/nowhere/libcuda.so.1" in line and "TENON_CUDA_DRIVER" in line
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

@@ -15,7 +15,9 @@ class _ForRead:
     def __init__(self, array: _core.NDArray) -> None:
         self._array = array
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        if self._array.device.startswith("cuda:"):  # JAX's stream waits for the work on the array
+            return self._array.__dlpack__(stream=stream)
         return self._array.to_dlpack_for_read()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -39,6 +41,28 @@ def check_width(dtype: _core.dtype, what: str) -> None:
             f"JAX would cut the elements of {what} from {name} to {narrow}, in a copy: use {narrow}, or call "
             "jax.config.update('jax_enable_x64', True)"
         )
+
+
+def device_name(device: Any) -> str:
+    """Tenon's name of a device of JAX, or of what has such a name already. Raises if JAX does not have it."""
+    if device == "cpu":
+        return "cpu"
+    import jax
+
+    if isinstance(device, str):
+        platform, _, place = device.partition(":")
+        try:
+            known = {f"cuda:{one.local_hardware_id}" for one in jax.devices(platform)}
+        except RuntimeError as error:
+            raise ValueError(
+                f"device is {device!r}: JAX {jax.__version__} cannot use it ({error}). "
+                'Install jax[cuda12], or use feed.jax("cpu")'
+            ) from None
+        name = f"cuda:{place or 0}"
+        if name not in known:
+            raise ValueError(f"device is {device!r}: JAX has {sorted(known)}")
+        return name
+    return "cpu" if device.platform == "cpu" else f"cuda:{device.local_hardware_id}"
 
 
 def to_jax(array: _core.NDArray) -> Any:

@@ -111,8 +111,10 @@ class AttachedFeed(Forms):
         self._key = (os.getpid(), name)
         _attached[self._key] = self
 
-    def _iterate(self, convert: Callable[[Any], Any]) -> Iterator[Any]:
-        return _Epoch(self, convert)
+    def _iterate(self, convert: Callable[[Any], Any], device: str | None = None) -> Iterator[Any]:
+        if device is None or device == "cpu":
+            return _Epoch(self, convert)
+        return _Epoch(self, lambda batch: convert(_on_device(batch, device)))
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch that was delivered to this process, as `Feed.state_dict` of the
@@ -421,6 +423,11 @@ class AttachedBatch(Fields):
 
     def __repr__(self) -> str:
         return f"<tenon.AttachedBatch {self.index} of epoch {self.epoch}: {', '.join(self._names)}>"
+
+
+def _on_device(batch: AttachedBatch, device: str) -> AttachedBatch:
+    arrays = tuple(array.to(device) for array in batch.arrays)
+    return AttachedBatch(batch.keys(), arrays, batch.epoch, batch.index, batch.attachment)
 
 
 class _Slots:

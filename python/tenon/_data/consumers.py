@@ -127,8 +127,8 @@ class AsyncEpoch(Epoch):
 
     _waiter: _Waiter | None = None  # for __del__, when __init__ raises
 
-    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
-        super().__init__(feed, convert)
+    def __init__(self, feed: Feed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
+        super().__init__(feed, convert, device)
         self._waiter = _Waiter(self._next)
         self._next = self._waiter.take
 

@@ -69,8 +69,9 @@ class Epoch(Iteration):
 
     _progress: ProgressBar | None = None
 
-    def __init__(self, feed: Feed, convert: Callable[[Batch], Any]) -> None:
+    def __init__(self, feed: Feed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
         self._replace(feed)
+        feed._use_device(feed.device if device is None else device)
         if feed._served is not None and feed._served.server is None:
             feed._served.reclaim()  # batches that consumers in other processes have released since
         feed._native.begin()
@@ -91,6 +92,7 @@ class Epoch(Iteration):
         progress = self._progress
         if progress is not None:
             progress.catch_up()
+        batch = None
         try:
             self._is_in_next = True
             try:
@@ -105,12 +107,8 @@ class Epoch(Iteration):
         except (TimeoutError, LeaseConflict):
             raise  # the caller may let go of batches, and try again
         except OpError as error:
-            error.op = feed._name()
-            failure = feed._native.failure()
-            text = failure.pop("text")
-            if text and text not in str(error):  # the message was cut
-                error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
-            error.__dict__.update(failure)
+            if batch is None:  # else the copy of the batch to its device has failed after its delivery
+                _describe(error, feed)
             self._end()
             raise
         except ValueError:  # closed
@@ -139,6 +137,15 @@ class Epoch(Iteration):
 
     def __del__(self) -> None:
         self._end()
+
+
+def _describe(error: OpError, feed: Feed) -> None:
+    error.op = feed._name()
+    failure = feed._native.failure()
+    text = failure.pop("text")
+    if text and text not in str(error):  # the message was cut
+        error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
+    error.__dict__.update(failure)
 
 
 def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], object]], Batch | None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -121,6 +122,13 @@ class Feed(Forms):
         fill did not use the array of the field, neither by access nor by assignment. Without the check,
         ``feed.stats().unwritten`` counts such batches. None: as the environment says, where
         ``TENON_DEBUG=fields`` and ``TENON_DEBUG=1`` mean True.
+    device : str
+        Where batches are delivered: "cpu", on the slots, or on a device, for example "cuda:0". Then the feed
+        copies filled slots to a ring of device slots, ahead of the consumer, while the consumer works on the
+        batch before. `torch` and `databatch` select another device for their epochs. Not with ``shared``.
+    device_slots : int
+        The number of device slots, at least 2. 3 suffice for a loop that has one batch at a time: one more
+        batch is copied while the loop still refers to the batch before.
 
     Raises
     ------
@@ -154,6 +162,8 @@ class Feed(Forms):
         rank: int = 0,
         world_size: int = 1,
         check: bool | None = None,
+        device: str = "cpu",
+        device_slots: int = 3,
     ) -> None:
         if isinstance(generator, Worker):
             raise TypeError(
@@ -211,6 +221,12 @@ class Feed(Forms):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: it must be one of {known}")
         _check_progress(progress)
+        device_slots = count(device_slots, "device_slots", 2, INT32_MAX)
+        if shared and device != "cpu":
+            raise ValueError(
+                f"device is {device!r}, and the feed is shared: other processes get its slots. Let them copy "
+                "what they need with array.to(device)"
+            )
         from .serving import name_for
         from .statistics import Meter
 
@@ -269,19 +285,37 @@ class Feed(Forms):
             raise
         if self._inline is not None:
             self._inline.belong_to(self)
+        self.device = device
+        self._device_slots = device_slots
+        self._device_in_use = "cpu"
+        try:
+            self._use_device(device)
+        except BaseException:
+            with contextlib.suppress(TimeoutError):
+                self.close()
+            raise
         self._meter = Meter(self._native, schema)
         closing.OPEN.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
         return Epoch(self, itself)
 
-    def _iterate(self, convert: Callable[[Batch], Any]) -> Iterator[Any]:
-        return Epoch(self, convert)
+    def _iterate(self, convert: Callable[[Batch], Any], device: str | None = None) -> Iterator[Any]:
+        return Epoch(self, convert, device)
 
-    def _iterate_in_tasks(self, convert: Callable[[Batch], Any]) -> AsyncIterator[Any]:
+    def _iterate_in_tasks(
+        self, convert: Callable[[Batch], Any], device: str | None = None
+    ) -> AsyncIterator[Any]:
         from .consumers import AsyncEpoch
 
-        return AsyncEpoch(self, convert)
+        return AsyncEpoch(self, convert, device)
+
+    def _use_device(self, device: str) -> None:
+        """Later epochs deliver there."""
+        if device != self._device_in_use:
+            self._device_in_use = "cpu"  # if the call raises
+            self._native.use_device(device, self._device_slots)
+            self._device_in_use = device
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         """One epoch for ``async for``: a batch is awaited without blocking the event loop.

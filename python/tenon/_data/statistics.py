@@ -6,7 +6,7 @@ from __future__ import annotations
 import resource
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._core import NativeFeed, Schema
 
@@ -180,6 +180,15 @@ class FeedStatistics:
         Minor page faults of the whole process since the feed was made, without its worker processes.
     slot_nbytes, memory : int
         The size of a slot in bytes, with alignment; the address of the first slot.
+    device : str
+        Where batches are delivered: "cpu", or for example "cuda:0".
+    device_slots, device_slots_held : int
+        The number of device slots; those that are copied to, that the consumer has, or that work on a stream
+        uses. 0 on the CPU.
+    host_memory : {"registered", "staged", "pageable"}
+        How batches are copied to the device. "registered": directly, because the slots are pinned. "staged":
+        the driver did not pin the slots, so batches go through two pinned slots, with a copy on the host.
+        "pageable": there is no pinned memory either, or batches are not copied to a device.
     """
 
     workers: int
@@ -205,6 +214,10 @@ class FeedStatistics:
     oldest_epoch: int
     oldest_index: int
     oldest_ns: int
+    device: str
+    device_slots: int
+    device_slots_held: int
+    host_memory: str
     page_faults: int
     total: Interval
     recent: Interval
@@ -266,7 +279,8 @@ class Meter:
 
     def _between(self, first: _Mark, last: _Mark) -> Interval:
         def since(name: str) -> int:
-            return max(0, last.counts[name] - first.counts[name])
+            added: int = last.counts[name] - first.counts[name]
+            return max(0, added)
 
         nbytes = since("nbytes")
         return Interval(
@@ -285,7 +299,7 @@ class Meter:
 
 class _Mark(NamedTuple):
     time: float
-    counts: dict[str, int]
+    counts: dict[str, Any]
 
 
 def _ratio(part: float, whole: float) -> float:

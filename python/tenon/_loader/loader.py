@@ -32,7 +32,8 @@ class DataLoader(BaseLoader[_T_co]):
     collate_fn : callable, optional
         Makes a batch from a list of samples. Tensors and arrays in its result are copied to the slot once.
     pin_memory : bool
-        Copies batches to pinned memory if there is an accelerator.
+        Copies batches to pinned memory of PyTorch if there is an accelerator. The slots are not pinned:
+        copies from them with ``non_blocking=True`` would read slots that are filled again.
     timeout : float
         The seconds that a batch may take; 0: no limit.
     worker_init_fn : callable, optional
