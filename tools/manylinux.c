@@ -35,10 +35,14 @@ static struct timespec on_realtime(clockid_t clock, const struct timespec* time)
   struct timespec there, here;
   clock_gettime(clock, &there);
   clock_gettime(CLOCK_REALTIME, &here);
-  long long ns = (time->tv_sec - there.tv_sec + here.tv_sec) * 1000000000LL;
-  ns += time->tv_nsec - there.tv_nsec + here.tv_nsec;
-  here.tv_sec = (time_t)(ns < 0 ? 0 : ns / 1000000000);
-  here.tv_nsec = (long)(ns < 0 ? 0 : ns % 1000000000);
+  long long seconds = (long long)time->tv_sec - there.tv_sec + here.tv_sec;
+  long ns = time->tv_nsec - there.tv_nsec + here.tv_nsec; /* -10^9 < ns < 2 * 10^9 */
+  if (ns < 0 || ns >= 1000000000) {
+    seconds += ns < 0 ? -1 : 1;
+    ns += ns < 0 ? 1000000000 : -1000000000;
+  }
+  here.tv_sec = (time_t)(seconds < 0 ? 0 : seconds);
+  here.tv_nsec = ns;
   return here;
 }
 

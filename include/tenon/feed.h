@@ -282,7 +282,8 @@ TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, ten
                                        tenon_error* error);
 
 enum tenon_failure_kind {
-  TENON_FAILED = 0,    /* the generator returned a code; NO_MEMORY: there was none for the batch's slot */
+  TENON_FAILED = 0,    /* the generator returned a code; NO_MEMORY: there was none for the batch's slot, and
+                          the epoch ends whatever on_error says */
   TENON_DIED = 1,      /* its process ended */
   TENON_HUNG = 2,      /* it took longer than fill_timeout_ns */
   TENON_NOT_COPIED = 3 /* the batch could not be copied to its device; since 0.6 */

@@ -116,6 +116,16 @@ const DLPackExchangeAPI* table_in(nb::handle capsule) {
   return table;
 }
 
+bool is_class_of_torch(nb::handle type) {
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::object torch = modules.attr("get")("torch");
+  const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
+  if (!PyType_Check(tensor.ptr())) return false;
+  const int is_tensor = PyObject_IsSubclass(type.ptr(), tensor.ptr());
+  if (is_tensor < 0) nb::raise_python_error();
+  return is_tensor != 0;
+}
+
 Exchange looked_up(PyTypeObject* type) {
   const nb::handle object(reinterpret_cast<PyObject*>(type));
   Exchange exchange;
@@ -123,6 +133,7 @@ Exchange looked_up(PyTypeObject* type) {
   const nb::object capsule = nb::getattr(object, kAttribute, nb::none());
   if (!capsule.is_none() && may_use_table(type)) exchange.table = table_in(capsule);
   exchange.has_grad = nb::hasattr(object, "requires_grad");
+  exchange.is_torch = exchange.has_grad && is_class_of_torch(object);
   exchange.has_lazy_bits = nb::hasattr(object, "is_conj") && nb::hasattr(object, "is_neg");
   return exchange;
 }

@@ -12,6 +12,7 @@ struct Exchange {
   PyTypeObject* type = nullptr;
   const DLPackExchangeAPI* table = nullptr;  // nullptr: use __dlpack__
   bool has_grad = false;                     // instances have requires_grad, as PyTorch's
+  bool is_torch = false;                     // a class of PyTorch's tensors
   bool has_lazy_bits = false;                // instances have is_conj() and is_neg()
 };
 

@@ -351,7 +351,8 @@ class NativeFeed {
     tenon_device_statistics devices{};
     devices.struct_size = sizeof devices;
     tenon_device_statistics_get(&devices);
-    return devices.submitted == 0 && now.device_slots_held == now.device_slots;
+    if (devices.submitted != 0) return false;
+    return now.device_slots_held == now.device_slots || now.slots_held == now.slots;
   }
 
   nb::tuple names_;

@@ -38,7 +38,7 @@ auto on_views(Apply apply, Operands... operands) {
 
 bool is_tensor(PyObject* object) {
   return !is_ndarray(object) && !PyFloat_Check(object) && !PyLong_Check(object) &&
-         exchange_of(Py_TYPE(object)).has_grad;
+         exchange_of(Py_TYPE(object)).is_torch;
 }
 
 // PyTorch computes an operator with a tensor, from the array as a tensor.

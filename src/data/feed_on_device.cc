@@ -65,7 +65,10 @@ void Feed::end_at_consumer() {
 }
 
 FeedPosition Feed::position_of_consumer() {
-  if (process_.is_child()) return workers_->queue().position();
+  if (process_.is_child()) {  // which has no copy of staging_ that it may lock
+    if (is_on_device_.load(std::memory_order_relaxed)) check_process();
+    return workers_->queue().position();
+  }
   const std::scoped_lock lock(staging_);
   return ahead_.empty() ? workers_->queue().position() : ahead_.front().before;
 }

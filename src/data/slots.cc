@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -23,19 +22,6 @@ constexpr int64_t kLongestSleepNs = 50'000'000;
 constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
 constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
 constexpr uint64_t gives_of(uint64_t head) { return head >> 32; }
-
-// What the kernel would give without swapping; SIZE_MAX when it does not say.
-size_t available_memory() {
-  size_t kilobytes = SIZE_MAX / 1024;
-  if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
-    char line[128];
-    while (std::fgets(line, sizeof line, file) != nullptr) {
-      if (std::sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
-    }
-    std::fclose(file);
-  }
-  return kilobytes * 1024;
-}
 
 // Writes to every page, so that neither workers nor consumers meet a page fault later.
 bool populate(std::byte* memory, size_t nbytes) {
@@ -56,13 +42,8 @@ std::string slots_text(int32_t count, size_t slot_nbytes) {
               "; use fewer slots or smaller batches");
 }
 
-// Populating more than there is would wake the OOM killer instead of failing.
-void check_available(int32_t count, size_t slot_nbytes) {
-  const size_t nbytes = static_cast<size_t>(count) * slot_nbytes, available = available_memory();
-  if (nbytes > available) {
-    fail(count, slot_nbytes, concat(nbytes, " bytes together, but only ", available, " are available"));
-  }
-}
+// Memory of slots that exist and have not taken it yet, of all feeds.
+constinit std::atomic<size_t> promised{0};
 
 size_t checked_nbytes(const SlotsPlan& plan) {
   size_t nbytes = 0;
@@ -71,7 +52,12 @@ size_t checked_nbytes(const SlotsPlan& plan) {
       __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
     throw_error(Code::kValue, most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
   }
-  if (!plan.is_sparse && plan.device.type == TENON_CPU) check_available(plan.count, plan.slot_nbytes);
+  if (!plan.is_sparse && plan.device.type == TENON_CPU) {
+    // Populating more than there is would wake the OOM killer instead of failing.
+    os::check_room(
+        promised.load(std::memory_order_relaxed) + static_cast<size_t>(plan.count) * plan.slot_nbytes,
+        slots_text(plan.count, plan.slot_nbytes));
+  }
   return nbytes;
 }
 
@@ -106,6 +92,10 @@ Slots::Slots(const SlotsPlan& plan)
   }
   sem_init(&free_, 0, static_cast<unsigned>(plan.count));
   try {
+    if (takes_memory()) {
+      promised_ = static_cast<size_t>(plan.count) * plan.slot_nbytes;
+      promised.fetch_add(promised_, std::memory_order_relaxed);
+    }
     make_memory();
   } catch (...) {
     drop_memory();
@@ -135,6 +125,7 @@ void Slots::make_memory() {
 }
 
 void Slots::drop_memory() noexcept {
+  promised.fetch_sub(promised_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   if (memory_ == nullptr) return;
   if (plan_.device.type == TENON_CUDA_HOST) {
     device::free_pinned(memory_, nbytes_);
@@ -151,10 +142,7 @@ void Slots::pin() {
   if (plan_.is_sparse)
     throw_error(Code::kValue, "sparse slots cannot be pinned: that would take memory for all of them");
   const size_t nbytes = static_cast<size_t>(made()) * plan_.slot_nbytes;
-  // The driver takes the memory of private slots. That of a file is taken here, where a lack is an error.
-  if (plan_.is_shared) {
-    os::commit(file_, plan_.control_nbytes, nbytes, slots_text(made(), plan_.slot_nbytes));
-  }
+  for (int32_t slot = 0; slot < made(); ++slot) take_memory(slot);  // else the driver would, without a check
   pins_.reserve(static_cast<size_t>(most() - made()) + 1);
   pins_.push_back(std::make_unique<device::Registration>(data(0), nbytes, false));
 }
@@ -165,22 +153,35 @@ void Slots::unpin() noexcept {
 }
 
 void Slots::take_memory(int32_t slot) {
+  if (!takes_memory()) return;
   Link& link = links_[static_cast<size_t>(slot)];
-  if (link.has_memory || plan_.is_sparse || !is_on_host()) return;
+  const std::scoped_lock lock(link.taking);
+  if (link.has_memory) return;
+  populate_slot(slot);
+  link.has_memory = true;
+  promised.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
+  promised_.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
+}
+
+void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
     os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
   } else {
-    check_available(1, nbytes);
+    os::check_room(nbytes, slots_text(1, nbytes));
   }
   if (!populate(data(slot), nbytes)) fail(1, nbytes, std::strerror(errno));
-  link.has_memory = true;
 }
 
 // Requires growing_.
 int32_t Slots::make_slot() {
   const int32_t slot = made();
-  take_memory(slot);
+  if (takes_memory()) {
+    populate_slot(slot);
+    Link& link = links_[static_cast<size_t>(slot)];
+    const std::scoped_lock lock(link.taking);
+    link.has_memory = true;
+  }
   if (!pins_.empty()) {
     try {
       pins_.push_back(std::make_unique<device::Registration>(data(slot), plan_.slot_nbytes, false));

@@ -88,9 +88,9 @@ class Slots {
   int32_t take_for(int64_t timeout_ns) noexcept;
   void give(int32_t slot) noexcept;
 
-  // Takes the memory of a slot, which the caller has taken, before its first use; later calls do nothing. So
-  // the threads that fill take the memory side by side, and a feed begins before all slots have theirs. Fails
-  // with kNoMemory (the message has the numbers).
+  // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take
+  // the memory side by side, and a feed begins before all slots have theirs. Until then it counts as
+  // promised, in the check of create(). Fails with kNoMemory (the message has the numbers).
   void take_memory(int32_t slot);
 
   // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.
@@ -129,7 +129,8 @@ class Slots {
     Slots* pool;
     std::atomic<uint32_t> next;
     trace::Span span = trace::kNoSpan;  // of its holder
-    bool has_memory = false;            // guarded by the holder of the slot
+    std::mutex taking;
+    bool has_memory = false;  // guarded by taking
   };
 
   explicit Slots(const SlotsPlan& plan);
@@ -139,6 +140,8 @@ class Slots {
 
   int32_t pop() noexcept;
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
+  bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
+  void populate_slot(int32_t slot);
   void make_memory();
   void drop_memory() noexcept;
   int32_t make_slot();
@@ -149,6 +152,7 @@ class Slots {
   const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
   os::File file_;
   std::byte* memory_ = nullptr;
+  std::atomic<size_t> promised_{0};      // of the slots that have not taken it yet
   device::Device* on_device_ = nullptr;  // of device memory
   Ref<device::Event> born_;              // of device memory: see Memory::born
 

@@ -45,12 +45,15 @@ def check_width(dtype: _core.dtype, what: str) -> None:
 
 def device_name(device: Any) -> str:
     """Tenon's name of a device of JAX, or of what has such a name already. Raises if JAX does not have it."""
-    if device == "cpu":
+    if isinstance(device, str) and device.partition(":")[0] == "cpu":
         return "cpu"
+    platform = device.partition(":")[0] if isinstance(device, str) else device.platform
+    if platform not in ("cpu", "gpu", "cuda"):
+        raise ValueError(f"device is {device!r}: a feed delivers to 'cpu' and 'cuda:N'")
     import jax
 
     if isinstance(device, str):
-        platform, _, place = device.partition(":")
+        place = device.partition(":")[2]
         try:
             known = {f"cuda:{one.local_hardware_id}" for one in jax.devices(platform)}
         except RuntimeError as error:
