@@ -85,6 +85,23 @@ TEST(Slots, MoreMemoryThanThereIsIsAnError) {
   }
 }
 
+TEST(Slots, MemoryThatOtherSlotsHaveNotTakenYetIsNotPromisedAgain) {
+  const auto make = [](size_t slot_nbytes) {
+    try {
+      return Slots::create({1, slot_nbytes});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kNoMemory);
+      return Ref<Slots>();
+    }
+  };
+  size_t nbytes = kPage;
+  while (make(2 * nbytes)) nbytes *= 2;
+  for (const size_t more : {nbytes / 2, nbytes / 4}) nbytes += make(nbytes + more) ? more : 0;
+  const Ref<Slots> first = make(nbytes);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(make(nbytes)) << "together much more than there is";
+}
+
 TEST(Slots, ASlotTakesItsMemoryWhenItIsFirstUsed) {
   for (const bool is_shared : {false, true}) {
     constexpr size_t kPages = 3;

@@ -173,6 +173,19 @@ def test_bfloat16_adds_through_ml_dtypes():
     assert (a + a).tolist() == [4, 4, 4]
 
 
+def test_only_tensors_of_pytorch_are_left_to_pytorch():
+    class Spec:
+        requires_grad = False
+
+        def __rmul__(self, other):
+            return "its own"
+
+    a = tn.ones(2)
+    assert (a == Spec()).tolist() == [False, False]
+    assert isinstance(a == Spec(), np.ndarray)
+    assert (a * Spec()).tolist() == ["its own", "its own"]
+
+
 def test_dtypes_that_numpy_lacks_say_so():
     a = tn.zeros(4, "float8_e4m3fn").view("uint8").view("float4_e2m1fn_x2")
     with pytest.raises(TypeError, match="float4_e2m1fn_x2"):
