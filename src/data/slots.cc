@@ -116,9 +116,6 @@ void Slots::make_memory() {
     file_ = os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
     if (has_control) os::commit(file_, 0, plan_.control_nbytes, "the control part of a feed");
     memory_ = os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
-    if (plan_.is_sparse) return;
-    os::check_room(static_cast<size_t>(plan_.count) * plan_.slot_nbytes,
-                   slots_text(plan_.count, plan_.slot_nbytes));
   } else {
     memory_ = reserve(plan_, nbytes_);
   }

@@ -229,16 +229,14 @@ bool Workers::prepare(FillLoop& loop, Job& job) {
   return true;
 }
 
-// Sets the failure of a batch for whose slot there is no memory, and returns false.
-bool Workers::take_memory(int32_t slot, TicketFailure& failure) noexcept {
+// False: there is none, for this reason.
+bool Workers::take_memory(int32_t slot, std::string& reason) noexcept {
   try {
     slots_->take_memory(slot);
     return true;
   } catch (const std::exception& e) {
-    failure.set_message(e.what());
+    reason = e.what();
   }
-  failure.code = TENON_ERR_NO_MEMORY;
-  failure.was_begun = false;
   return false;
 }
 
@@ -255,8 +253,8 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
     job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
     if (job.slot == Slots::kOver) return JobTake::kOver;
     if (job.slot == Slots::kNone) return JobTake::kNone;
-    TicketFailure no_memory;
-    const bool has_memory = take_memory(job.slot, no_memory);
+    std::string reason;
+    const bool has_memory = take_memory(job.slot, reason);
     std::unique_lock preparing(preparing_, std::defer_lock);
     if (generator_.prepare != nullptr) {
       if (may_wait) preparing.lock();
@@ -280,8 +278,12 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
       if (job.restored && *job.restored == known_[static_cast<size_t>(worker)].last) job.restored.reset();
     }
     slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
-    if (!has_memory && !take_memory(job.slot, no_memory)) {  // there may be some by now
-      queue_.fail(job.ticket, job.slot, no_memory);
+    if (!has_memory && !take_memory(job.slot, reason)) {  // there may be some by now
+      TicketFailure failure;
+      failure.code = TENON_ERR_NO_MEMORY;
+      failure.was_begun = false;
+      failure.set_message(reason.c_str());
+      queue_.fail(job.ticket, job.slot, failure);
       continue;
     }
     reset_slot(layout_, *schema_, slots_->data(job.slot));

@@ -145,7 +145,7 @@ class Workers {
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
   JobTake take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job);
-  bool take_memory(int32_t slot, TicketFailure& failure) noexcept;
+  bool take_memory(int32_t slot, std::string& reason) noexcept;
   bool prepare(FillLoop& loop, Job& job);
   RingRequest request_of(const Job& job) const noexcept;
   tenon_fill_request fill_request(const Job& job, FillLoop& loop);
