@@ -28,7 +28,7 @@ LINTS = ("check_includes.py", "check_imports.py", "check_labels.py", "check_sour
 SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
 SLEEPERS = str(2 * (os.cpu_count() or 1))  # at once, of the C and C++ tests: many of them sleep
-# Tests in C++ that take 10 s or more, a third of the time of all. `make check` runs them, under sanitizers.
+# The longest tests in C++. `make check` runs them, under sanitizers.
 LONG = "DescribeAndCollect|ForkWithWork|Casts.*/float(32|64)$|Crashes.AtEveryStore|RandomPrograms.OfOne"
 ASAN = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",

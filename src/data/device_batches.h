@@ -44,7 +44,7 @@ class DeviceBatches {
   // Memory for a batch. It is free again when the storages end.
   struct Room {
     Ref<Storage> target;
-    Ref<Storage> pinned;  // with kStaged; null: the batch is copied from its slot all the same
+    Ref<Storage> pinned;  // with kStaged; null: the batch is copied directly from its slot
     bool is_beyond_ring = false;
     explicit operator bool() const noexcept { return static_cast<bool>(target); }
   };

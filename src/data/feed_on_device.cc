@@ -65,7 +65,7 @@ void Feed::end_at_consumer() {
 }
 
 FeedPosition Feed::position_of_consumer() {
-  if (process_.is_child()) {  // which has no copy of staging_ that it may lock
+  if (process_.is_child()) {  // in which staging_ may be locked for ever
     if (is_on_device_.load(std::memory_order_relaxed)) check_process();
     return workers_->queue().position();
   }
@@ -96,7 +96,7 @@ void Feed::copy_to_device(DeviceBatches& device, DeviceBatches::Room room, int32
 
 // Requires taking_ and staging_. Waits for nothing. The end of the epoch and failures stay in the queue.
 void Feed::copy_ahead(DeviceBatches& device) {
-  if (device_.get() != &device) return;  // batches lie elsewhere since a moment
+  if (device_.get() != &device) return;  // use_device() has replaced it meanwhile
   TicketQueue& queue = workers_->queue();
   while (queue.peek() == NextBatch::kBatch) {
     DeviceBatches::Room room = device.take(0);

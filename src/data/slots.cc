@@ -234,7 +234,6 @@ int32_t Slots::try_take() noexcept {
 }
 
 int32_t Slots::take_for(int64_t timeout_ns) noexcept {
-  constexpr int64_t kSecond = 1'000'000'000;
   const Deadline deadline(timeout_ns);
   int32_t slot = try_take();
   while (slot == kNone && !deadline.has_passed()) {
