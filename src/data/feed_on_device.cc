@@ -105,9 +105,16 @@ void Feed::copy_ahead(DeviceBatches& device) {
     Copied& copied = ahead_.emplace_back();
     copied.before = std::move(before);
     TicketQueue::Delivery item;
-    if (queue.next(0, item) != NextBatch::kBatch) return ahead_.pop_back();  // the feed was closed meanwhile
+    const NextBatch outcome = queue.next(0, item);
     copied.ticket = item.ticket;
-    copy_to_device(device, std::move(room), item.slot, copied);
+    if (outcome == NextBatch::kBatch) {
+      copy_to_device(device, std::move(room), item.slot, copied);
+    } else if (outcome == NextBatch::kFailure) {  // another consumer has taken the batch before it
+      copied.error = std::make_exception_ptr(Error(Code::kOp, failure_text(item), item.failure.code));
+      return;
+    } else {
+      return ahead_.pop_back();  // the feed was closed meanwhile
+    }
   }
 }
 
