@@ -29,7 +29,9 @@ SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
 SLEEPERS = str(2 * (os.cpu_count() or 1))  # at once, of the C and C++ tests: many of them sleep
 # The longest tests in C++. `make check` runs them, under sanitizers.
-LONG = "DescribeAndCollect|ForkWithWork|Casts.*/float(32|64)$|Crashes.AtEveryStore|RandomPrograms.OfOne"
+LONG = (
+    "DescribeAndCollect|ForkWithWork|Casts.*/float(32|64)$|Crashes.AtEveryStore|RandomPrograms|lone_headers"
+)
 ASAN = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",

@@ -453,6 +453,9 @@ SLOW = {
     "an iterator of an array",
     "an array that a loop counts",
     "a row of a loop",
+    "an object of a loop",
+    "a view that the search does not see",
+    "an exception",
 }
 assert SLOW.issubset(SCENES)
 

@@ -174,6 +174,7 @@ def test_held_out_digits_are_not_trained_on(source):
     assert not any(image.tobytes() in trained for image in digits.held_out_images)
 
 
+@pytest.mark.slow
 def test_the_digits_are_those_of_scikit_learn_in_its_split(source):
     datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.model_selection import train_test_split

@@ -30,6 +30,7 @@ def raise_with(v):
     raise ValueError("text")
 
 
+@pytest.mark.slow
 def test_a_caught_exception_is_found_named_and_let_go_of():
     a = tn.zeros(4)
     kept = None
@@ -52,6 +53,7 @@ def test_a_caught_exception_is_found_named_and_let_go_of():
     assert kept.__traceback__ is not None
 
 
+@pytest.mark.slow
 def test_an_exception_that_is_being_handled_is_found():
     a = tn.zeros(4)
     try:
@@ -258,6 +260,7 @@ def test_containers_that_no_variable_leads_to_are_found_by_the_thorough_search()
     fill(a)
 
 
+@pytest.mark.slow
 def test_of_several_views_each_names_all_places():
     a = tn.zeros(4)
     x, y = np.asarray(a), memoryview(a)

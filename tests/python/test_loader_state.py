@@ -119,10 +119,15 @@ SLOW = pytest.mark.slow
     "kind",
     [
         "noise",
-        "iterated with noise",
         *(
             pytest.param(kind, marks=SLOW)
-            for kind in ("shuffled", "arrays of NumPy", "sampler with a state", "own iterator")
+            for kind in (
+                "iterated with noise",
+                "shuffled",
+                "arrays of NumPy",
+                "sampler with a state",
+                "own iterator",
+            )
         ),
     ],
 )
@@ -158,12 +163,10 @@ def test_a_loader_goes_on_from_each_batch(monkeypatch, kind, are_told, options):
     assert_goes_on(kind, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        "noise",
-        *(pytest.param(f"iterated {kind}", marks=SLOW) for kind in ("with noise", "dataset with a state")),
-    ],
+    ["noise", "iterated with noise", "iterated dataset with a state"],
 )
 def test_workers_without_a_batch_have_a_state(kind):
     seed(1)
@@ -705,7 +708,7 @@ def test_a_loader_with_a_state_is_pickled():
     assert len(list(pickle.loads(pickle.dumps(loader)))) == 8
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize(
     "kind", ["in order", "sampler of torchdata", "counted", "iterated", "by place", "own iterator"]
 )

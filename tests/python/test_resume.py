@@ -529,7 +529,7 @@ def plugin_of(case, **config):
 
 
 @pytest.mark.parametrize("processes", [False, pytest.param("fork", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("case", [0, 2, (), ("-DINDEXED",)])
 def test_a_plug_in_continues_from_its_states_or_its_index(case, workers, processes):
     plugin = plugin_of(case)

@@ -300,7 +300,7 @@ def test_the_views_of_an_op_that_runs_are_its_own():
     assert found == []
 
 
-@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_search_leaves_nothing_behind(thorough):
     a = tn.zeros(4)
 
@@ -390,6 +390,7 @@ def test_a_tracer_s_variables_survive_the_search():
     fill(a)
 
 
+@pytest.mark.slow
 def test_no_code_of_the_user_s_objects_runs():
     calls = []
 
