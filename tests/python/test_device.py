@@ -259,6 +259,39 @@ def test_a_tensor_that_lives_is_a_view():
     )
 
 
+def test_a_trace_shows_the_work_of_each_stream_in_its_order():
+    run(
+        """
+        import json, pathlib, tempfile
+        folder = tempfile.TemporaryDirectory()
+        path = pathlib.Path(folder.name, "run.json")
+        n = 1 << 14
+        host, there, back = tn.ones(n, "i4", "cuda_host"), tn.empty(n, "i4", "cuda"), tn.empty(n, "i4")
+        with tn.trace(path):
+            for _ in range(4):
+                tn.push(tn.copy, host, tn.out(there), name="up")
+                tn.push(tn.copy, there, tn.out(back), name="down")
+            tn.waitall()
+        events = json.loads(path.read_text())["traceEvents"]
+        names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        lanes = {}
+        for e in events:
+            if e.get("cat") == "device":
+                assert e["args"]["op"] > 0, e
+                lane = lanes.setdefault(names[e["pid"], e["tid"]], [])
+                lane.append((e["ts"], e["ts"] + e["dur"], e["name"]))
+        assert sorted(lanes) == ["cuda:0, device to host", "cuda:0, host to device"], lanes
+        for lane, slices in lanes.items():
+            slices.sort()
+            assert {name for _, _, name in slices} == {"up" if lane.endswith("device") else "down"}, slices
+            assert len(slices) == 4 and all(a[1] <= b[0] + 0.002 for a, b in zip(slices, slices[1:])), slices
+            assert all(begin < end for begin, end, _ in slices), slices
+        [bodies] = [{e["name"] for e in events if e.get("cat") == "op"}]
+        assert bodies == {"up", "down"} and not any(e.get("cat") == "op completes" for e in events)
+        """
+    )
+
+
 @pytest.mark.parametrize("stream", ["0", "-2", "1.5"])
 def test_streams_that_the_protocol_does_not_know_are_refused(stream):
     run(
